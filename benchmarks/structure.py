@@ -1,29 +1,51 @@
-"""The structure of the package in numbers: rooms, arrows, cycles, depth, sizes, shared lines.
+"""How large the code is and how much hangs together, in numbers; `tests/test_budget.py` holds some of them.
 
     python benchmarks/structure.py                 # of this checkout
     python benchmarks/structure.py --tree DIR      # of another, to compare
 
-A room is what lies at the top of the package. An arrow is a pair of rooms of which one imports the other.
-Depth is the longest chain of imports from module to module. A line of code is neither blank, nor a comment,
-nor part of a docstring; a function's length is that of its text. What averaging methods share are lines of
-code that stand in another of them too, to the letter.
+The engine is `custom/suture`, the papers are `custom/suture_papers`. What a line counts:
+
+- A room is a folder at the top of the engine. An arrow is a pair of rooms of which one imports the other;
+  n rooms in an order can have n (n - 1) / 2. Depth is the longest chain of imports of modules.
+- A line of code is neither blank, nor a comment, nor part of a docstring.
+- A public name stands at the top of a module, without leading underscore.
+- A setting is a key that a user can write into a job, a suture.toml, an experiment or a pretraining: a field
+  of their classes, at any depth, counted in the class that first declares it: a value, or a table of others.
+  Nothing uses a value if no file of jobs/, experiments/, examples/ and benchmarks/ writes or reads it.
+- Commands and options are those of docs/reference/commands.md. Words are those of the README, of the papers'
+  pages and of docs/, but for docs/reference, results and what is generated.
+- Three walks. A task: what `Site.answer` runs of the package to train a round in the smallest federation: how
+  many functions, in how many files. A field of an answer: the modules that name it, of three examples. A data
+  set: the files of the checkout that name it, beside its reader, of the data set that the fewest name.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
+import importlib
 import io
 import json
+import re
+import sys
+import tempfile
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, get_args
 
 ROOT = Path(__file__).resolve().parents[1]
-LONGEST = 40
+ENGINE, PAPERS = "suture", "suture_papers"
 AVERAGING = ("surgical", "partial", "vanilla")
 NO_CODE = ("COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER")
+WRITTEN = ("Job", "SiteConfig", "ServerConfig", "Experiment", "Pretraining")
+"""The classes of what a user writes."""
+USES = ("jobs", "experiments", "examples", "benchmarks")
+ANSWERED = ("train_loss", "spent", "computed_on")
+TINY = "run demo --env local --workers 1 --rounds 1 --set simulation.images=30 --set simulation.held_out=30"
 
 
 def modules(package: Path) -> dict[str, Path]:
@@ -68,15 +90,6 @@ def code_lines(text: str, tree: ast.AST) -> set[int]:
     return lines - docstrings(tree)
 
 
-def long_functions(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Functions of more than `LONGEST` lines."""
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
-            if length > LONGEST:
-                yield node.name, length
-
-
 def depth(graph: Mapping[str, set[str]]) -> int:
     """Modules in the longest chain of imports; a cycle is entered once."""
 
@@ -112,7 +125,7 @@ def cycles(arrows: Mapping[str, set[str]]) -> list[tuple[str, ...]]:
     return sorted(groups)
 
 
-def shared_share(package: Path) -> dict[str, float]:
+def share_of_averaging(package: Path) -> dict[str, float]:
     """Of each averaging method, the share of its lines of code that stand in another one, to the letter."""
     lines = {}
     for name in AVERAGING:
@@ -126,38 +139,218 @@ def shared_share(package: Path) -> dict[str, float]:
     return share
 
 
-def measure(package: Path) -> dict[str, object]:
-    """All figures of a package."""
-    known = modules(package)
+def public_names(trees: Iterable[ast.Module]) -> dict[str, int]:
+    """How many functions, classes and constants modules define for others."""
+    found = dict.fromkeys(("functions", "classes", "constants"), 0)
+    for node in (node for tree in trees for node in tree.body):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found["functions"] += not node.name.startswith("_")
+        elif isinstance(node, ast.ClassDef):
+            found["classes"] += not node.name.startswith("_")
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [n.id for one in targets for n in ast.walk(one) if isinstance(n, ast.Name)]
+            found["constants"] += sum(not name.startswith("_") for name in names)
+    return found
+
+
+def rooms(engine: Path, graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """The rooms of the engine, each with those that it imports."""
+    arrows: dict[str, set[str]] = {path.parent.name: set() for path in engine.glob("*/__init__.py")}
+    for name, others in graph.items():
+        start, *ends = (f"{module}.".split(".")[1] for module in (name, *others))
+        if start in arrows:
+            arrows[start] |= {end for end in ends if end in arrows} - {start}
+    return arrows
+
+
+def measure(tree: Path) -> dict[str, object]:
+    """What can be measured without running anything."""
+    known = {**modules(tree / "custom" / ENGINE), **modules(tree / "custom" / PAPERS)}
     texts = {name: path.read_text() for name, path in known.items()}
     trees = {name: ast.parse(text) for name, text in texts.items()}
-    graph = {name: imports(tree, known) - {name} for name, tree in trees.items()}
-    rooms = {name.split(".")[1] for name in known if "." in name} - {"__main__"}
-    root = sorted(p.stem for p in package.glob("*.py") if p.stem not in ("__init__", "__main__"))
-
-    def room(module: str) -> str:
-        return module.split(".")[1] if "." in module else ""
-
-    arrows: dict[str, set[str]] = {name: set() for name in rooms}
-    for name, others in graph.items():
-        if room(name) in rooms:
-            arrows[room(name)] |= {room(other) for other in others} & rooms - {room(name)}
-    code = {name: code_lines(texts[name], trees[name]) for name in known}
-    long = [f"{name}.{f} ({n})" for name in known for f, n in long_functions(trees[name])]
-    names = [path.stem for path in known.values() if path.stem not in ("__init__", "__main__")]
+    graph = {name: imports(trees[name], known) - {name} for name in known}
+    code = {name: len(code_lines(texts[name], trees[name])) for name in known}
+    houses = {
+        "engine": [name for name in known if name.split(".")[0] == ENGINE],
+        "papers": [name for name in known if name.split(".")[0] == PAPERS],
+    }
+    engine = tree / "custom" / ENGINE
+    arrows = rooms(engine, {name: graph[name] & {*houses["engine"]} for name in houses["engine"]})
     return {
-        "rooms": len(rooms),
-        "root modules": root,
+        "rooms": len(arrows),
+        "root modules": sorted(p.stem for p in engine.glob("*.py") if not p.stem.startswith("__")),
         "package cycles": [" ".join(group) for group in cycles(arrows)],
         "arrows between rooms": sum(map(len, arrows.values())),
+        "possible arrows": len(arrows) * (len(arrows) - 1) // 2,
         "import depth": depth(graph),
-        "modules": len(known),
-        "lines of code": sum(map(len, code.values())),
-        f"functions over {LONGEST} lines": long,
-        "base names used twice": sorted({name for name in names if names.count(name) > 1}),
+        "modules": {house: len(names) for house, names in houses.items()},
+        "lines of code": {house: sum(code[name] for name in names) for house, names in houses.items()},
+        "public names": {house: public_names(trees[n] for n in names) for house, names in houses.items()},
+        "imports a module": round(sum(map(len, graph.values())) / len(graph), 2),
         "largest files": sorted(((len(t.splitlines()), n) for n, t in texts.items()), reverse=True)[:5],
-        "share of averaging methods": shared_share(package),
+        "share of averaging methods": share_of_averaging(engine),
+        **commands(tree),
+        "words of docs": words_of_docs(tree),
+        "modules that name a field of an answer": {
+            field: sum(field in words_of(one) for one in trees.values()) for field in ANSWERED
+        },
+        "files that name a data set": min(files_of_data_sets(tree, trees, known).values()),
     }
+
+
+def commands(tree: Path) -> dict[str, int]:
+    """Commands and their options, from their generated page."""
+    page = (tree / "docs" / "reference" / "commands.md").read_text()
+    return {
+        "commands": len(re.findall(r"^## `", page, re.M)),
+        "options": len(re.findall(r"^\| `-", page, re.M)),
+    }
+
+
+def words_of_docs(tree: Path) -> int:
+    """Words of the pages that somebody writes."""
+    docs = tree / "docs"
+    pages = [tree / "README.md", *docs.rglob("*.md"), *(tree / "custom" / PAPERS).rglob("*.md")]
+    own = [
+        p
+        for p in pages
+        if p.parent != docs / "reference" and (p.parent.name != "results" or p.stem == "README")
+    ]
+    texts = [page.read_text() for page in own]
+    return sum(
+        len(t.split()) for t in texts if "Generated by" not in t[:300] and "prints this page" not in t[:300]
+    )
+
+
+def words_of(tree: ast.AST) -> set[str]:
+    """What a module names: variables, attributes, keywords, and texts of one word."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, (ast.keyword, ast.arg)):
+            found.add(node.arg or "")
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+    return found
+
+
+def files_of_data_sets(
+    tree: Path, trees: Mapping[str, ast.Module], known: Mapping[str, Path]
+) -> dict[str, int]:
+    """Of each data set, the files of the checkout that write its word, but for its reader's."""
+    readers: dict[str, Path] = {}
+    for name, module in trees.items():
+        for node in ast.walk(module):
+            if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "dataset":
+                for word in re.findall(r"Literal\['(\w+)'\]", ast.unparse(node.annotation)):
+                    readers[word] = known[name]
+    texts = {
+        path: path.read_text(errors="replace")
+        for folder in ("custom", "tests", "docs", "jobs", "experiments")
+        for path in (tree / folder).rglob("*")
+        if path.suffix in (".py", ".md", ".toml", ".json")
+    }
+    texts[tree / "pyproject.toml"] = (tree / "pyproject.toml").read_text()
+    return {
+        word: sum(bool(re.search(rf"\b{word}\b", text)) for path, text in texts.items() if path != own)
+        for word, own in readers.items()
+    }
+
+
+def settings(tree: Path) -> dict[str, object]:
+    """How many settings there are, and those that nothing uses; imports the code of the checkout."""
+    found: dict[tuple[str, str], bool] = {}
+    for kind in written_classes(tree):
+        for name, field in typed_fields(kind).items():
+            first = next(base for base in reversed(kind.__mro__) if name in own_annotations(base))
+            if not field.exclude:
+                found[first.__name__, name] = any(map(typed_fields, classes_in(field.annotation)))
+    texts = [
+        path.read_text(errors="replace")
+        for folder in USES
+        for path in (tree / folder).rglob("*")
+        if path.suffix in (".py", ".toml", ".json", ".md", ".sh", ".ipynb")
+    ]
+    pairs = re.findall(r"(\w+)[\"']?\s*[=:]|\.(\w+)", "\n".join(texts))
+    used = {word for pair in pairs for word in pair}
+    unused = sorted(
+        f"{kind}.{name}" for (kind, name), table in found.items() if not table and name not in used
+    )
+    tables = sum(found.values())
+    return {
+        "settings": {"values": len(found) - tables, "tables": tables},
+        "settings that nothing uses": unused,
+    }
+
+
+def written_classes(tree: Path) -> set[Any]:
+    """The classes of what a user writes, with all that are within them or extend them."""
+    names = {**modules(tree / "custom" / ENGINE), **modules(tree / "custom" / PAPERS)}
+    runnable = [n for n in names if not n.endswith("__main__") and "bundle_files" not in n]
+    loaded = [importlib.import_module(name) for name in runnable]
+    left = [kind for module in loaded for name, kind in vars(module).items() if name in WRITTEN]
+    reached: set[Any] = set()
+    while left:
+        kind = left.pop()
+        if kind not in reached:
+            reached.add(kind)
+            left += kind.__subclasses__()
+            left += [one for field in typed_fields(kind).values() for one in classes_in(field.annotation)]
+    return reached
+
+
+def typed_fields(kind: Any) -> Mapping[str, Any]:
+    """The fields of a pydantic model or a validated dataclass; none of what is neither."""
+    found: Mapping[str, Any] = getattr(kind, "model_fields", None) or getattr(kind, "__pydantic_fields__", {})
+    return found
+
+
+def own_annotations(kind: type) -> Mapping[str, object]:
+    """The annotations that a class itself writes."""
+    found: Mapping[str, object] = vars(kind).get("__annotations__", {})
+    return found
+
+
+def classes_in(annotation: Any) -> list[Any]:
+    """The classes that an annotation names, but for those of Python."""
+    if isinstance(annotation, type) and annotation.__module__.split(".")[0] in (ENGINE, PAPERS):
+        return [annotation]
+    return [kind for part in get_args(annotation) for kind in classes_in(part)]
+
+
+def walk_of_a_task() -> dict[str, object]:
+    """The functions of the code that `Site.answer` runs to train a round, in the smallest federation."""
+    walk: list[CodeType] = []
+    depth_ = 0
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        nonlocal depth_
+        code = frame.f_code
+        task = getattr(frame.f_locals.get("task"), "task", "") if code.co_qualname == "Site.answer" else ""
+        if event == "call" and (depth_ or (task == "train" and not walk)):
+            depth_ += 1
+            if f"custom/{ENGINE}" in code.co_filename and not code.co_name.startswith("<"):
+                walk.append(code)
+        elif event == "return" and depth_:
+            depth_ -= 1
+
+    main = importlib.import_module(f"{ENGINE}.cli").main
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        arguments, sys.argv = sys.argv, [ENGINE, *TINY.split(), "--out", f"{folder}/run"]
+        sys.setprofile(note)
+        try:
+            main()
+        except SystemExit as ended:
+            if ended.code:
+                raise
+        finally:
+            sys.setprofile(None)
+            sys.argv = arguments
+    return {"a task runs": {"functions": len(set(walk)), "files": len({c.co_filename for c in walk})}}
 
 
 def main() -> None:
@@ -165,8 +358,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tree", type=Path, default=ROOT, help="a checkout")
-    package = parser.parse_args().tree / "custom" / "suture"
-    for name, value in measure(package).items():
+    parser.add_argument("--no-run", action="store_true", help="without the walk of a task, which runs one")
+    given = parser.parse_args()
+    tree = given.tree.resolve()
+    sys.path.insert(0, str(tree / "custom"))
+    figures = {**measure(tree), **settings(tree), **({} if given.no_run else walk_of_a_task())}
+    for name, value in figures.items():
         print(f"{name}: {json.dumps(value)}")
 
 

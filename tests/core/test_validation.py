@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import asdict
+from typing import Any
 
 import pytest
 
 from suture.core.errors import ConfigError
-from suture.core.validation import parse
+from suture.core.validation import REMOVED, flat, lasting, parse
+from suture.learning.pretraining import Pretraining
+from suture.methods import METHODS
+from suture.simulation.job import load_job, with_settings
 from suture_papers.tables.spec import Experiment
 
 TEXT = """
@@ -51,3 +56,40 @@ def test_a_wrong_key_has_its_place_and_the_nearest(old: str, new: str, message: 
 def test_a_key_in_one_of_several_types_has_no_nearest() -> None:
     with pytest.raises(ConfigError, match=r"^file: "):
         parse(Experiment, {**tomllib.loads(TEXT), "set": {"a": object()}}, "file")
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        (
+            Pretraining,
+            {"views": {"blur_chance": 0}},
+            "unknown key 'views.blur_chance'; it was removed, and 0.5",
+        ),
+        (METHODS["ldam"], {"margin": {"deferred": False}}, "remove it; write start=1 in place of false"),
+    ],
+)
+def test_a_removed_key_says_what_holds_and_what_to_do(
+    kind: type, values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(kind, values, "file")
+
+
+@pytest.mark.parametrize("key", ["simulation.dominance", "dominance", "method.retrain.momentum"])
+def test_a_removed_setting_of_a_job_says_what_holds(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^unknown setting '{key}'; it was removed, and 0.9 always holds"):
+        with_settings(load_job("demo"), [f"{key}=0.5"])
+
+
+def test_what_ran_with_the_value_that_holds_is_unchanged() -> None:
+    kept = {"method.margin.start": 0.8, "method.local.momentum": 0.5, "momentum": 0.9}
+    fixed = {f"method.{end}": value for end, value in REMOVED.items()}
+    assert lasting(kept | fixed) == kept
+    assert lasting({"method.margin.deferred": False}) == {"method.margin.deferred": False}
+
+
+def test_what_was_removed_is_no_setting() -> None:
+    known = {name for kind in METHODS.values() for name in flat("method", asdict(kind()))}
+    assert known
+    assert not any(f".{name}".endswith(f".{end}") for name in known for end in REMOVED)

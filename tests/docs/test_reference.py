@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from typer.testing import CliRunner
 
 from suture.cli import app, catalogue
-from suture.cli.reference import _alternatives, _rows, _sections, pages
+from suture.cli.reference import FIRST, _family, _rows, _sections, pages
 from suture.data.config import SiteConfig
 from suture.methods import METHODS
 
@@ -47,7 +47,7 @@ def test_every_method_and_every_command_is_there() -> None:
     found = pages(ROOT)
     for name in METHODS:
         assert f"| `{name}` [" in found["reference/methods.md"]
-        assert f"### `{name}`: " in found["reference/configuration.md"]
+        assert f"#### Method `{name}`\n" in found["reference/configuration.md"]
     commands = found["reference/commands.md"]
     for name, command in ROOT.commands.items():
         inner = getattr(command, "commands", {"": command})
@@ -101,13 +101,60 @@ def test_a_row_has_type_bounds_default_and_meaning() -> None:
     assert _rows(River)[2] == ("`names`", "list of text", "`[Isar, Inn]`", "what people call it.")
 
 
-def test_alternatives_of_a_section_name_what_they_share_once() -> None:
-    shared, pond, river = _sections(Water)
-    assert [shared, pond, river] == list(_alternatives("water", [Pond, River]))
+def test_kinds_of_a_section_name_what_they_share_once() -> None:
+    heading, shared, pond, river = _sections(Water)
+    assert heading == "### `[water]`\n"
+    assert [shared, pond, river] == list(_family({"`pond`": Pond, "`river`": River}, "`kind` =", ["kind"]))
     assert "`depth`" not in pond + river
-    assert '`[water]`, `kind = "pond"`' in pond
-    assert "| `depth` | number (> 0, ≤ 3) | `1.5` | in metres. |" in shared
-    assert "Still water." in pond
+    assert "| `depth` | all | number (> 0, ≤ 3) | `1.5` | in metres. |" in shared
+    assert "#### `kind` = `pond`\n\nStill water.\n" in pond
     assert "| `width` | integer |  | in metres. |" in pond
     assert "Running water." in river
     assert "`names`" in river
+
+
+class Lake(Pond):
+    """Still water, of another depth.
+
+    Attributes:
+        fish: those that live there.
+    """
+
+    depth: float = Field(default=9.5, gt=0, le=3)
+    fish: int = 0
+
+
+def test_a_kind_with_another_default_says_it() -> None:
+    shared, pond, lake, puddle = _family({"pond": Pond, "lake": Lake, "puddle": Pond}, "Water", ["kind"])
+    assert "| `depth` | all | number (> 0, ≤ 3) | `1.5` | in metres. |" in shared
+    assert lake.count("\n| `") == 2
+    assert "| `depth` | number (> 0, ≤ 3) | `9.5` | as above. |" in lake
+    assert "| `fish` | integer | `0` | those that live there. |" in lake
+    assert "|" not in pond + puddle
+
+
+def test_the_kinds_of_a_shared_key_are_named() -> None:
+    kinds = {"a": Pond, "b": River, "c": Pond}
+    shared = next(_family(kinds, "Water", ["kind", "depth"]))
+    assert "| `width` | all but b | integer |" in shared
+    shared = next(_family({**kinds, "d": River, "e": River, "f": Lake}, "Water", ["kind", "depth"]))
+    assert "| `width` | a, c, f | integer |" in shared
+    assert "| `names` | b, d, e |" in shared
+
+
+def test_a_beginner_sees_about_thirty_settings() -> None:
+    page = pages(ROOT)["reference/configuration.md"]
+    beginning, advanced = page.split("## Advanced: a site's suture.toml")
+    assert beginning.count("\n| `") == sum(map(len, FIRST.values())) <= 35
+    for shown in ("| `[data] root` |", "| `rounds` |", "| `model.name` |", "| `method.local.lr` |"):
+        assert shown in beginning
+    for elsewhere in ("| `table` |", "| `rounds` | integer (≥ 1, ≤ 1e+06) | required |", "| `batch_norm` |"):
+        assert elsewhere not in advanced
+
+
+def test_a_nested_table_stands_once() -> None:
+    lines = pages(ROOT)["reference/configuration.md"].splitlines()
+    for key in ("local", "iterations", "warmup_lr", "final_lr", "thresholds", "learning_rates"):
+        rows = [line for line in lines if line.startswith(f"| `{key}` |") and "as above." not in line]
+        assert len({row.split("|")[-2] for row in rows}) == len(rows), key
+    assert sum(line.startswith("### `Augmentation`") for line in lines) == 0

@@ -33,7 +33,7 @@ SHORT = Pretraining(
     lr=1.0,
     momentum=0.99,
     queue=64,
-    views=Views(crop=0.6, flip=0.0, tone=0.1, blur_chance=0.0),  # sixteen steps are few
+    views=Views(crop=0.6, flip=0.0, tone=0.1),  # sixteen steps are few
 )
 
 

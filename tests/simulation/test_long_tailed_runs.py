@@ -48,9 +48,7 @@ def test_long_tailed_sites_run(tmp_path: Path) -> None:
         rounds=2,
         selection="server_balanced_accuracy",
     )
-    tones = AttributeSites(
-        tones=str(write_tones(tmp_path)), root=str(flamby), clients=2, split="images", dominance=0.8
-    )
+    tones = AttributeSites(tones=str(write_tones(tmp_path)), root=str(flamby), clients=2, split="images")
     for name, simulation in {"centres": FlambySites(root=str(flamby)), "tones": tones}.items():
         job = dataclasses.replace(made, simulation=simulation)
         run_job(job, "local", tmp_path / name, resume=False, overwrite=False, workers=None)

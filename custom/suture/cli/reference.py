@@ -6,7 +6,8 @@ import dataclasses
 import inspect
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
@@ -123,56 +124,131 @@ def _linked(paper: str) -> str:
 # Configuration
 
 
+FIRST: dict[str, tuple[str, ...]] = {
+    "[data]": ("dataset", "root", "table", "labels", "synonyms", "color"),
+    "[training]": ("batch_size", "device", "amp", "threads"),
+    "[privacy]": ("label_view", "min_count", "clip", "noise", "max_epsilon"),
+    "[storage]": ("state", "cache"),
+    "": ("method", "rounds", "seed", "selection", "min_sites", "label_map", "simulation"),
+    "model": ("name", "size", "color", "weights"),
+    "method": ("batch_norm",),
+    "method.local": ("lr", "epochs", "batch_size"),
+}
+"""What a beginner sets, by the table that it stands in; all else is advanced."""
+
+
 def configuration_page() -> str:
     """Return every key of a suture.toml, and every setting of a job."""
     from suture.data.config import SiteConfig
+    from suture.data.dataset import DatasetConfig
+    from suture.federation.plan import Plan, Schedule
+    from suture.learning.training import LocalTraining
+    from suture.methods.averaging import LocalAveraging
+    from suture.models import ModelSpec
     from suture.simulation.job import Job
 
-    site = (
-        "## A site's suture.toml\n\nRelative paths start at the folder of the file. "
-        "[The guide](../data.md) explains how to write one.\n"
-    )
-    job = (
-        "## A job\n\n`jobs/NAME/job.toml` states these settings (`name` below `[method]` names the method, "
-        "`kind` below `[simulation]` the simulated sites), or `job.py` defines `JOB = Job(...)`. "
-        "`--set KEY=VALUE` changes a setting: the key is a dotted path such as "
-        "`method.local.lr`, or its last word where that is unique; the value is JSON, otherwise text.\n"
-    )
-    parts = [HEAD, "# Configuration\n", site, *_sections(SiteConfig), job, *_job_sections(Job)]
-    parts += ["## Hyperparameters of the methods\n\nIn `--set`, their keys begin with `method.`.\n"]
-    nested: dict[str, Any] = {}
-    for name, kind in _methods().items():
-        parts.append(_section(f"`{name}`: {kind.about.title}", kind, intro=False))
-        nested |= _nested(kind)
-    parts += ["## Values within hyperparameters\n"]
-    parts += [_section(f"`{name}`", kind) for name, kind in sorted(nested.items())]
+    sections = {f"[{name}]": _classes(field.annotation)[0] for name, field in _fields(SiteConfig).items()}
+    tables = {"": Job, "model": ModelSpec, "method": LocalAveraging, "method.local": LocalTraining}
+    parts = [
+        HEAD,
+        "# Configuration\n",
+        "Most users need the first two tables only. Further down, `of` names the kinds that have a key: "
+        '"as `weights`" are those that have that one.\n',
+        "## A site's suture.toml\n",
+        "Relative paths start at the folder of the file. [The guide](../data.md) shows how to write one.\n",
+        _first({**sections, "[data]": DatasetConfig}),
+        "## A job\n",
+        "`jobs/NAME/job.toml` states these settings (`name` below `[method]` names the method, `kind` below "
+        "`[simulation]` the simulated sites), or `job.py` defines `JOB = Job(...)`. `--set KEY=VALUE` "
+        "changes a setting: the key is a dotted path such as `method.local.lr`, or its last word where that is "
+        "unique; the value is JSON, otherwise text.\n",
+        _first(tables, Plan, Schedule),
+        "## Advanced: a site's suture.toml\n",
+        *_sections(SiteConfig),
+        "## Advanced: a job\n",
+        _section("`Job`", Job, Plan, Schedule, but=FIRST[""]),
+        *_job_sections(Job),
+        "## Advanced: hyperparameters of the methods\n",
+        "In `--set`, their keys begin with `method.`.\n",
+        *_family({f"`{name}`": kind for name, kind in _methods().items()}, "Method", FIRST["method"]),
+        "## Advanced: values within hyperparameters\n",
+        _section("`local`: `LocalTraining`", LocalTraining, but=FIRST["method.local"]),
+    ]
+    above = ("Augmentation", "LocalTraining")
+    nested = {name: kind for method in _methods().values() for name, kind in _nested(method).items()}
+    values = {f"`{name}`": kind for name, kind in sorted(nested.items()) if name not in above}
+    parts += ["### Others\n", *_family(values, "Value")]
     return "\n".join(part for part in parts if part)
 
 
+def _first(tables: Mapping[str, Any], *documented: Any) -> str:
+    """Return a table of what a beginner sets in these tables."""
+    rows = []
+    for name, kind in tables.items():
+        own = {row[0].strip("`"): row for row in _rows(kind, *documented)}
+        joint = "" if not name else " " if name.startswith("[") else "."
+        rows += [(f"`{name}{joint}{key}`", *own[key][1:]) for key in FIRST[name]]
+    return _table(_COLUMNS, rows)
+
+
 def _sections(config: Any) -> Iterator[str]:
-    """Yield each section of a configuration; of alternatives, the keys of all and then those of each."""
+    """Yield the advanced keys of each section of a configuration."""
     from suture.data.dataset import DatasetConfig
     from suture.data.readers import DATASETS
 
     for name, field in _fields(config).items():
-        kinds = _classes(field.annotation)
+        kinds, first = _classes(field.annotation), FIRST.get(f"[{name}]", ())
         if kinds == [DatasetConfig]:
             kinds = [entry.config for entry in DATASETS.values()]
         if len(kinds) == 1:
-            yield _section(f"`[{name}]`", kinds[0])
+            yield _section(f"`[{name}]`", kinds[0], but=first)
         else:
-            yield from _alternatives(name, kinds)
+            key = _discriminator(kinds[0])[0]
+            yield f"### `[{name}]`\n"
+            words = {f"`{_discriminator(kind)[1]}`": kind for kind in kinds}
+            yield from _family(words, f"`{key}` =", (key, *first))
 
 
-def _alternatives(name: str, kinds: list[Any]) -> Iterator[str]:
-    rows = [{row[0]: row for row in _rows(kind)} for kind in kinds]
-    shared = [row for key, row in rows[0].items() if all(other.get(key) == row for other in rows)]
-    yield f"### `[{name}]`, every kind\n\n" + _table(_COLUMNS, shared)
-    for kind, own in zip(kinds, rows, strict=True):
-        word, fixed = _discriminator(kind)
-        left = [row for key, row in own.items() if row not in shared and key != f"`{word}`"]
-        table = f"\n{_table(_COLUMNS, left)}" if left else ""
-        yield f'#### `[{name}]`, `{word} = "{fixed}"`\n\n{_summary(kind)}\n{table}'
+def _family(kinds: Mapping[str, Any], heading: str, but: Collection[str] = ()) -> Iterator[str]:
+    """Yield the keys that several kinds have alike, and then what each kind has beside them.
+
+    Args:
+        kinds: by their names, as they are shown.
+        heading: what stands before a name in the heading of its own keys.
+        but: the keys that are documented elsewhere.
+    """
+    rows = {
+        name: [row for row in _rows(kind) if row[0].strip("`") not in but] for name, kind in kinds.items()
+    }
+    alike: dict[tuple[str, ...], dict[str, str]] = {}
+    for name, own in rows.items():
+        for key, words, default, text in own:
+            alike.setdefault((key, words, text), {})[name] = default
+    usual = {row: Counter(by.values()).most_common(1)[0][0] for row, by in alike.items() if len(by) > 1}
+    shared: list[tuple[str, ...]] = []
+    named: dict[frozenset[str], str] = {}
+    for row, default in usual.items():
+        some = frozenset(alike[row])
+        shared.append((row[0], named.get(some) or _several(some, kinds), row[1], default, row[2]))
+        named.setdefault(some, f"as {row[0]}" if 1 < len(some) < len(kinds) else "")
+    yield _table((_COLUMNS[0], "of", *_COLUMNS[1:]), shared)
+    for name, kind in kinds.items():
+        left = [
+            (key, words, default, "as above." if (key, words, text) in usual else text)
+            for key, words, default, text in rows[name]
+            if usual.get((key, words, text)) != default
+        ]
+        table = _table(_COLUMNS, left) if left else ""
+        yield f"#### {heading} {name}\n\n{_summary(kind)}\n\n{table}".rstrip() + "\n"
+
+
+def _several(some: Collection[str], every: Iterable[str]) -> str:
+    """Return some names of all, or all but the others where these are fewer."""
+    chosen = [name for name in every if name in some]
+    others = [name for name in every if name not in some]
+    if not others:
+        return "all"
+    return f"all but {', '.join(others)}" if len(others) < len(chosen) else ", ".join(chosen)
 
 
 def _discriminator(kind: Any) -> tuple[str, str]:
@@ -184,27 +260,23 @@ def _discriminator(kind: Any) -> tuple[str, str]:
 
 
 def _job_sections(job: Any) -> Iterator[str]:
-    """Yield the settings of a job, of its model, and of each kind of simulation."""
-    from suture.federation.plan import Schedule
+    """Yield the settings of a job's model and the like, and of each kind of simulation."""
     from suture.simulation.kinds import SIMULATIONS
 
-    yield _section("`Job`", job, Schedule)
-    for name in ("model", "augmentation", "finetuning"):
+    for name in ("model", "augmentation", "decision", "finetuning"):
         (kind,) = _classes(_fields(job)[name].annotation)
-        yield _section(f"`{name}`: `{kind.__name__}`", kind)
-    for kind in SIMULATIONS.values():
-        yield _section(f"`simulation`: `{kind.__name__}`", kind)
+        yield _section(f"`{name}`: `{kind.__name__}`", kind, but=FIRST.get(name, ()))
+    yield "### `simulation`\n"
+    yield from _family({f"`{name}`": kind for name, kind in SIMULATIONS.items()}, "Simulation")
 
 
 _COLUMNS = ("key", "type", "default", "meaning")
 
 
-def _section(title: str, kind: Any, *documented: Any, intro: bool = True) -> str:
-    rows = _rows(kind, *documented)
-    text = [f"### {title}\n"]
-    text += [f"{_summary(kind)}\n"] if intro else []
-    text += [_table(_COLUMNS, rows)] if rows else ["No settings.\n"]
-    return "\n".join(text)
+def _section(title: str, kind: Any, *documented: Any, but: Collection[str] = ()) -> str:
+    rows = [row for row in _rows(kind, *documented) if row[0].strip("`") not in but]
+    table = _table(_COLUMNS, rows) if rows else "No settings.\n"
+    return f"### {title}\n\n{_summary(kind)}\n\n{table}"
 
 
 def _rows(kind: Any, *documented: Any) -> list[tuple[str, ...]]:

@@ -93,10 +93,46 @@ def parse(kind: type[T], values: Mapping[str, Any], where: str) -> T:
         place = ".".join(map(as_word, path))
         if problem["type"] in _UNKNOWN:
             known = _fields(kind, path[:-1])
-            raise ConfigError(f"{where}: unknown key '{place}'; {nearest(path[-1], known)}") from None
+            raise ConfigError(
+                f"{where}: unknown key '{place}'; {why_removed(place) or nearest(path[-1], known)}"
+            ) from None
         raise ConfigError(
             f"{where}: {place or 'value'}: {problem['msg']} (got {shown(problem['input'])})"
         ) from None
+
+
+REMOVED: dict[str, Any] = {
+    "dominance": 0.9,
+    "labels_from": "apache",
+    "margin.deferred": True,
+    "federated_features.head_batch": 32,
+    "retrain.momentum": 0.9,
+    "retrain.weight_decay": 5e-4,
+    "views.tone_chance": 0.8,
+    "views.gray_chance": 0.2,
+    "views.blur": [0.1, 2.0],
+    "views.blur_chance": 0.5,
+}
+"""Settings of earlier versions by the end of their dotted names, with the value that always holds now."""
+
+
+def _removed(key: str) -> str | None:
+    """Return the entry of `REMOVED` that a setting's dotted name ends with."""
+    return next((end for end in REMOVED if f".{key}".endswith(f".{end}")), None)
+
+
+def lasting(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run of an earlier version, but for removed ones with the value that holds."""
+    ends = {key: _removed(key) for key in settings}
+    return {k: v for k, v in settings.items() if (end := ends[k]) is None or REMOVED[end] != v}
+
+
+def why_removed(key: str) -> str:
+    """Return what to do about a setting that was removed; empty for any other."""
+    if not (end := _removed(key)):
+        return ""
+    more = "; write start=1 in place of false" if end == "margin.deferred" else ""
+    return f"it was removed, and {shown(REMOVED[end])} always holds: remove it{more}"
 
 
 def _fields(kind: Any, path: list[str]) -> list[str]:

@@ -47,6 +47,10 @@ class Plan:
     """What every party needs to know. It says nothing of which site annotates which label.
 
     Attributes:
+        method: the method, by its name, and its hyperparameters.
+        model: the network and its input.
+        augmentation: random changes of training images.
+        seed: of initialisation, of the order of the images and of their augmentation.
         experiment: identifier under which server and sites store their states; a new job of the same
             experiment continues it.
         code: hash of the package that created the job.

@@ -43,8 +43,17 @@ Report = Callable[[int, float], None]
 YIQ = ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))
 """Maps red, green and blue to brightness and two axes of colour, where a change of hue is a rotation."""
 
+TONE_CHANCE, GRAY_CHANCE, BLUR_CHANCE = 0.8, 0.2, 0.5
+"""Probability that tone and hue of an image change at all, that it becomes gray, and that it is blurred."""
+
+BLUR = (0.1, 2.0)
+"""Range of the Gaussian filter's standard deviation, in pixels of an image of `WIDEST`."""
+
 WIDEST = 224
-"""Side of the images to which `Views.blur` refers, in pixels."""
+"""Pixels."""
+
+KEYS, WEIGHT_DECAY = 128, 1e-4
+"""Width of the keys; L2 penalty."""
 
 
 @validated(frozen=True, config=STRICT)
@@ -56,20 +65,12 @@ class Views:
         flip: probability of a left-right mirror image.
         tone: largest relative change of brightness and of contrast, and of saturation in colour.
         hue: largest change, as a share of the whole circle.
-        tone_chance: probability that tone and hue change at all.
-        gray_chance: probability that a colour image becomes gray.
-        blur: range of the Gaussian filter's standard deviation, in pixels of a 224 px image.
-        blur_chance: probability that an image is blurred at all.
     """
 
     crop: Annotated[float, Field(gt=0, le=1)] = 0.2
     flip: Share = 0.5
     tone: Share = 0.4
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0.1
-    tone_chance: Share = 0.8
-    gray_chance: Share = 0.2
-    blur: tuple[Annotated[float, Field(gt=0)], Annotated[float, Field(gt=0)]] = (0.1, 2.0)
-    blur_chance: Share = 0.5
 
 
 @validated(frozen=True, config=STRICT)
@@ -84,11 +85,9 @@ class Pretraining:
         batch_size: images a step.
         lr: learning rate of SGD (momentum 0.9) for 256 images a step, scaled in proportion to `batch_size`;
             it falls to 0 along half a cosine.
-        weight_decay: L2 penalty.
         momentum: m of MoCo, Eq. 2; a run of few steps needs a smaller one.
         queue: number of negative keys; at most the number of images.
         temperature: divisor of the similarities.
-        projection: width of the keys.
         views: the augmentation.
     """
 
@@ -98,11 +97,9 @@ class Pretraining:
     epochs: Annotated[int, Field(ge=1, le=LIMIT)] = 20
     batch_size: Annotated[int, Field(ge=2, le=LIMIT)] = 128
     lr: Annotated[float, Field(gt=0)] = 0.03
-    weight_decay: Annotated[float, Field(ge=0)] = 1e-4
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.999
     queue: Annotated[int, Field(ge=2, le=LIMIT)] = 4096
     temperature: Annotated[float, Field(gt=0)] = 0.2
-    projection: Annotated[int, Field(ge=2, le=LIMIT)] = 128
     views: Views = Views()
 
     def __post_init__(self) -> None:
@@ -203,11 +200,11 @@ class Trainer:
             backbone, self.width = MODELS[spec.backbone].build(
                 ModelSpec(spec.backbone, spec.size, spec.color), None
             )
-            query = Encoder(backbone, self.width, spec.projection)
+            query = Encoder(backbone, self.width, KEYS)
         self.query = query.to(self.device)
         self.key = copy.deepcopy(self.query).requires_grad_(False)
         self.lr = spec.lr * spec.batch_size / 256
-        self.optimiser = SGD(self.query.parameters(), self.lr, momentum=0.9, weight_decay=spec.weight_decay)
+        self.optimiser = SGD(self.query.parameters(), self.lr, momentum=0.9, weight_decay=WEIGHT_DECAY)
         self.queue = self._filled()
 
     def batches(self) -> list[Tensor]:
@@ -312,8 +309,8 @@ def view(images: Tensor, generator: torch.Generator, spec: Views) -> Tensor:
     images = toned(resample(images, crops(n, generator, spec)), generator, spec)
     if images.shape[1] == 3:
         images = mixed(images, colours(n, generator, spec).to(images, non_blocking=True))
-    low, high = (sigma * images.shape[-1] / WIDEST for sigma in spec.blur)
-    rows = chosen(n, generator, spec.blur_chance).nonzero().flatten()
+    low, high = (sigma * images.shape[-1] / WIDEST for sigma in BLUR)
+    rows = chosen(n, generator, BLUR_CHANCE).nonzero().flatten()
     sigma = low + (high - low) * torch.rand(len(rows), generator=generator)
     if not len(rows):
         return images
@@ -343,7 +340,7 @@ def crops(n: int, generator: torch.Generator, spec: Views) -> Tensor:
 def toned(images: Tensor, generator: torch.Generator, spec: Views) -> Tensor:
     """Change the brightness of some images, then their contrast around the mean of their gray image."""
     n = len(images)
-    some = chosen(n, generator, spec.tone_chance)
+    some = chosen(n, generator, TONE_CHANCE)
     drawn = [(1 + spread(n, generator, spec.tone) * some).view(-1, 1, 1, 1) for _ in range(2)]
     factors = [factor.to(images, non_blocking=True) for factor in drawn]
     images = (images * factors[0]).clamp_(0, 255)
@@ -354,9 +351,9 @@ def toned(images: Tensor, generator: torch.Generator, spec: Views) -> Tensor:
 
 def colours(n: int, generator: torch.Generator, spec: Views) -> Tensor:
     """Return each image's colour map ``[n, 3, 3]``: hue, then saturation, which is 0 for some."""
-    some = chosen(n, generator, spec.tone_chance)
+    some = chosen(n, generator, TONE_CHANCE)
     saturation = 1 + spread(n, generator, spec.tone) * some
-    saturation = torch.where(chosen(n, generator, spec.gray_chance), 0.0, saturation).view(-1, 1, 1)
+    saturation = torch.where(chosen(n, generator, GRAY_CHANCE), 0.0, saturation).view(-1, 1, 1)
     angle = spread(n, generator, 2 * math.pi * spec.hue) * some
     turn = torch.eye(3).repeat(n, 1, 1)
     turn[:, 1, 1] = turn[:, 2, 2] = angle.cos()

@@ -69,9 +69,11 @@ class Composed(LocalAveraging):
         label_view: a site sees the names of ``all`` classes, or its ``own``; then it sends only their rows.
         unknown: a class that the site does not annotate is taught as absent (``negative``), or left out
             (``masked``); where a site sees its own classes, there is none.
-        class_weights: of positives in the binary cross-entropy; see `class_weights.py`.
+        class_weights: of positives in the binary cross-entropy, from counts of ``known`` labels, or as the
+            ``program`` of FedLSM counts, for which a class that a site does not know is absent; or ``none``.
         softmax: of a multiclass task: ``plain``, or ``balanced`` by the site's own counts (Ren et al. 2020).
-        keep_local: see `FedMAS`.
+        keep_local: sites keep the models that they trained in the selected round, and measure them beside the
+            global one.
         retrain: the re-training of the head that ends a run, with the plain cross-entropy in place of the
             method's loss and terms; None for none.
     """

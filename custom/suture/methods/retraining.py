@@ -18,6 +18,9 @@ from pydantic.dataclasses import dataclass as validated
 from suture.core.validation import LIMIT, STRICT
 from suture.learning.training import LocalTraining
 
+MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4
+"""Of SGD."""
+
 RETRAINING = "retraining"
 """Name of the phase."""
 
@@ -31,15 +34,12 @@ class Retraining:
         epochs: of class-aware batches in each.
         lr: of SGD, at every site; it falls along half a cosine, which would reach 0 after the last round.
         batch_size: images a step; a site may set its own.
-        momentum, weight_decay: of SGD.
     """
 
     rounds: Annotated[int, Field(ge=1, le=LIMIT)] = 10
     epochs: Annotated[int, Field(ge=1, le=LIMIT)] = 1
     lr: Annotated[float, Field(gt=0)] = 0.2
     batch_size: Annotated[int, Field(ge=1, le=LIMIT)] = 512
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    weight_decay: Annotated[float, Field(ge=0)] = 5e-4
 
     @property
     def local(self) -> LocalTraining:
@@ -49,7 +49,7 @@ class Retraining:
             epochs=self.epochs,
             batch_size=self.batch_size,
             optimiser="sgd",
-            weight_decay=self.weight_decay,
-            momentum=self.momentum,
+            weight_decay=WEIGHT_DECAY,
+            momentum=MOMENTUM,
             sampling="class_aware",
         )

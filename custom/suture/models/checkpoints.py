@@ -41,7 +41,7 @@ def read_checkpoint(path: Path, what: str = "") -> Mapping[object, object]:
                 return dict(read_tensors(path).items())
             _check_packing(file)
             file.seek(0)
-            loaded: object = torch.load(file, map_location="cpu", weights_only=True)
+            loaded: object = torch.load(file, map_location="cpu", weights_only=True)  # noqa: TID251
     except ConfigError as error:
         raise ConfigError(f"{path} {error}") from None
     except OSError as error:

@@ -19,10 +19,10 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from suture.core.entry_points import moved
-from suture.core.errors import ConfigError, SutureError, unknown
+from suture.core.errors import ConfigError, SutureError, shown, unknown
 from suture.core.names import as_job, check_job
 from suture.core.plain import read_regular, read_toml
-from suture.core.validation import LARGEST_SEED, LIMIT, LabelName, bare, parse
+from suture.core.validation import LARGEST_SEED, LIMIT, LabelName, bare, parse, why_removed
 from suture.data.augmentation import Augmentation
 from suture.federation.plan import Plan, Quorum, Schedule, Selection, code_hash
 from suture.learning.finetuning import FineTuning
@@ -147,7 +147,7 @@ def load_job(job: str | Path, *, trust: bool = False) -> Job:
     sys.modules[module.__name__] = module
     try:
         # Not by an import, which may take bytecode that lies beside the file and says something else.
-        exec(compile(read_regular(path), path, "exec"), vars(module))
+        exec(compile(read_regular(path), path, "exec"), vars(module))  # noqa: S102
     except SutureError:
         raise
     except Exception as error:  # whatever a file of a user does
@@ -339,6 +339,8 @@ def _path(job: Job, key: str) -> tuple[str, ...]:
     if inside := [name for name in leaves if name.startswith(f"{key}.")]:
         raise ConfigError(f"{key!r} is several settings; set one of them: {', '.join(sorted(inside))}")
     if not ends:
+        if why := why_removed(key):
+            raise ConfigError(f"unknown setting {shown(key)}; {why}")
         if others := _methods_with(key):
             raise ConfigError(
                 f"{job.method.about.title} has no setting {key!r}; {', '.join(others)} "

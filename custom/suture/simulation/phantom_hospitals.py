@@ -29,7 +29,7 @@ from suture.methods.base import Method, label_use
 from suture.simulation.partition import SERVER
 from suture.simulation.phantom import FINDINGS
 from suture.simulation.phantom_scans import HOSPITALS, Hospital, Order, Part, PhantomSpec, drawing
-from suture.simulation.sites import Destination, write_site, write_sites
+from suture.simulation.sites import Destination, SimulatedSites, write_site, write_sites
 
 
 def write_hospitals(folder: Path, spec: PhantomSpec, seed: int) -> dict[str, Path]:
@@ -119,7 +119,7 @@ def _write(
 
 
 @validated(frozen=True, config=STRICT)
-class PhantomSites:
+class PhantomSites(SimulatedSites):
     """Three simulated hospitals (`HOSPITALS`), each with phantoms of its own.
 
     Attributes:
@@ -129,7 +129,6 @@ class PhantomSites:
         shift: how different the sites' scanners are; with 0 they are all the same.
         every_label: each site annotates every finding: the reference for partial labels.
         seed: seed of the images; None takes the job's.
-        learning_rates: by name of the site, for sites with one of their own.
     """
 
     images: Annotated[int, Field(ge=20, le=LIMIT)] = 1500
@@ -138,7 +137,6 @@ class PhantomSites:
     shift: Annotated[float, Field(ge=0)] = 1.0
     every_label: bool = False
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] | None = None
-    learning_rates: dict[str, float] = Field(default_factory=dict)
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
         """Write a folder for each site: its images, its labels.csv and its suture.toml.

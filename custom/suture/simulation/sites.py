@@ -12,17 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
+from pydantic.dataclasses import dataclass as validated
 
 from suture.core.devices import unusable
 from suture.core.errors import ConfigError, unknown
 from suture.core.files import atomic_write, make_folder
 from suture.core.labels import LabelSet
 from suture.core.spreadsheets import no_formula
-from suture.core.validation import parse
+from suture.core.validation import LARGEST_SEED, LIMIT, STRICT, parse
 from suture.data.config import (
     ServerConfig,
     SiteConfig,
@@ -36,11 +38,55 @@ from suture.data.split import long_tail_groups, training_counts
 from suture.data.table import Split, Table
 from suture.methods.base import Method, label_use
 from suture.protocol.privacy import PrivacyConfig
-from suture.simulation.partition import SERVER, partition_table
+from suture.simulation.partition import SERVER, Classes, partition_table
 
 Validation = Literal["sites", "server"]
 """Who holds the validation images: each site its own, or the server all of them. A model that stays at its
 site is selected there, so that the sites of a personal method hold their own either way."""
+
+
+@validated(frozen=True, config=STRICT)
+class SimulatedSites:
+    """What every kind of simulated sites has.
+
+    Attributes:
+        learning_rates: by name of the site, for sites with one of their own.
+    """
+
+    learning_rates: dict[str, float] = Field(default_factory=dict)
+
+
+@validated(frozen=True, config=STRICT)
+class ReleasedSites(SimulatedSites):
+    """Sites with the images of one public data set.
+
+    Attributes:
+        root: folder of the images; by default that of the data set in SUTURE_DATA.
+        validation: the ``sites`` hold validation images, labelled for their own classes, or the ``server``
+            does, labelled for all classes.
+        seed: of every random split and of the partition.
+    """
+
+    root: str | None = None
+    validation: Validation = "sites"
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
+
+
+@validated(frozen=True, config=STRICT)
+class PartitionedSites(ReleasedSites):
+    """Sites of one data set, of whose classes each knows some.
+
+    Attributes:
+        clients: K.
+        classes: which classes each site knows: ``published``, ``disjoint``, ``single`` (as many sites as
+            classes), ``dealt`` (as FedLSM does) or ``all``; see `suture.simulation.partition.class_lists`.
+        per_client: number of classes of each site, for ``dealt``.
+    """
+
+    clients: Annotated[int, Field(ge=1, le=LIMIT)] = 2
+    classes: Classes = "published"
+    per_client: Annotated[int, Field(ge=1, le=LIMIT)] = 3
+
 
 TEXT = "text"
 """The column of documents of a simulated site."""

@@ -12,8 +12,14 @@ from suture.core.errors import ConfigError
 from suture.core.validation import LARGEST_SEED, LIMIT, STRICT
 from suture.data.readers import DataConfig, load_table
 from suture.methods.base import Method, label_use
-from suture.simulation.partition import Classes, class_lists, subset
-from suture.simulation.sites import Destination, Validation, write_partitioned, write_sites
+from suture.simulation.partition import class_lists, subset
+from suture.simulation.sites import (
+    Destination,
+    PartitionedSites,
+    SimulatedSites,
+    write_partitioned,
+    write_sites,
+)
 from suture_papers.chest_xrays.chexpert import LABELS as CHEXPERT
 from suture_papers.chest_xrays.chexpert import ChexpertConfig
 from suture_papers.chest_xrays.nih import LABELS as NIH
@@ -24,35 +30,21 @@ NihSplit = Literal["patients", "official"]
 
 
 @dataclass(frozen=True, config=STRICT)
-class NihSites:
+class NihSites(PartitionedSites):
     """NIH ChestX-ray14 partitioned by patients among K sites, as in the simulations of Surgical Aggregation.
 
     Attributes:
         clients: K; for the published class lists 2, 3, 4, 5, 6, 8 or 10.
-        classes: which classes each site knows: ``published``, ``disjoint``, ``single`` (14 sites of one
-            class), ``dealt`` (as FedLSM does) or ``all``; see `suture.simulation.partition.class_lists`.
         shared: choose the published lists for 4 clients with this many classes known to all.
-        per_client: number of classes of each site, for ``dealt``.
-        validation: the ``sites`` hold validation images, labelled for their own classes, or the ``server``
-            does, labelled for all classes.
         split: 70/10/20 by ``patients``, or the ``official`` lists of training and test images, as in FedLSM,
             with 12.5 % of the patients of the former for validation.
         training_images: take at most this many, over all sites.
         root: folder of Data_Entry_2017*.csv and the images; by default nih_cxr14_64px in SUTURE_DATA.
-        seed: of the split by patient and of the patient blocks.
-        learning_rates: by name of the site, for sites with one of their own.
     """
 
-    clients: Annotated[int, Field(ge=1, le=LIMIT)] = 2
-    classes: Classes = "published"
     shared: Annotated[int, Field(ge=0, le=LIMIT)] | None = None
-    per_client: Annotated[int, Field(ge=1, le=LIMIT)] = 3
-    validation: Validation = "sites"
     split: NihSplit = "patients"
     training_images: Annotated[int, Field(ge=1, le=LIMIT)] | None = None
-    root: str | None = None
-    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
-    learning_rates: dict[str, float] = Field(default_factory=dict)
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
         """Write each site, and the held-out rows of the server; see `PhantomSites.prepare`."""
@@ -99,7 +91,7 @@ SHARED = tuple(name for name in NIH if name in CHEXPERT)
 
 
 @dataclass(frozen=True, config=STRICT)
-class ChestSites:
+class ChestSites(SimulatedSites):
     """NIH ChestX-ray14 at one site and CheXpert at the other, each divided 70/10/20 by patient.
 
     Attributes:
@@ -108,7 +100,6 @@ class ChestSites:
         classes: ``all``, 14 and 13 findings; ``shared``, the seven that both annotate.
         views: which images of CheXpert: ``frontal`` (2024), or ``all`` (MIDL 2023).
         seed: of the random splits.
-        learning_rates: by name of the site, for sites with one of their own.
     """
 
     nih: str | None = None
@@ -116,7 +107,6 @@ class ChestSites:
     classes: Literal["all", "shared"] = "all"
     views: Literal["frontal", "all"] = "frontal"
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
-    learning_rates: dict[str, float] = Field(default_factory=dict)
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
         """Write the suture.toml of both sites; the data stay where they are. See `PhantomSites.prepare`."""

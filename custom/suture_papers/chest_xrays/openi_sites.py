@@ -9,22 +9,21 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from suture.core.errors import ConfigError
-from suture.core.validation import LARGEST_SEED, LIMIT, STRICT
+from suture.core.validation import LIMIT, STRICT
 from suture.data.readers import load_table
 from suture.methods.base import Method
 from suture.simulation.partition import Classes, class_lists
-from suture.simulation.sites import Destination, Validation, write_partitioned
+from suture.simulation.sites import Destination, PartitionedSites, write_partitioned
 from suture_papers.chest_xrays.openi import FINDINGS, THIRTEEN, OpeniConfig
 from suture_papers.public_data import data_folder
 
 
 @dataclass(frozen=True, config=STRICT)
-class OpeniSites:
+class OpeniSites(PartitionedSites):
     """Open-i's reports at K sites; the most frequent findings, of which each site knows some.
 
     Attributes:
         findings: how many: eight, or thirteen with devices.
-        clients, classes, per_client, validation, seed: see `NihSites`.
         root: folder of NLMCXR_reports.tgz; by default openi_reports in SUTURE_DATA.
     """
 
@@ -32,9 +31,6 @@ class OpeniSites:
     clients: Annotated[int, Field(ge=1, le=LIMIT)] = 4
     classes: Classes = "dealt"
     per_client: Annotated[int, Field(ge=1, le=LIMIT)] = 4
-    validation: Validation = "sites"
-    root: str | None = None
-    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
         """Write each site, and the held-out rows of the server; see `PhantomSites.prepare`.
@@ -51,5 +47,5 @@ class OpeniSites:
         lists = class_lists(
             self.classes, pooled.labels, self.clients, seed=self.seed, per_client=self.per_client
         )
-        to = Destination(folder, runs, method, validation=self.validation)
+        to = Destination(folder, runs, method, self.learning_rates, self.validation)
         return write_partitioned(to, pooled, lists, self.seed)

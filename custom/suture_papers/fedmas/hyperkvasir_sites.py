@@ -8,17 +8,17 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from suture.core.validation import LARGEST_SEED, LIMIT, STRICT
+from suture.core.validation import LIMIT, STRICT
 from suture.data.readers import load_table
 from suture.methods.base import Method
 from suture.simulation.partition import Partition, assigned_sites
-from suture.simulation.sites import Destination, Validation, write_parts
+from suture.simulation.sites import Destination, ReleasedSites, Validation, write_parts
 from suture_papers.fedmas.hyperkvasir import FOLDS, HyperKvasirConfig
 from suture_papers.public_data import data_folder, images_in, lists_folder, official
 
 
 @dataclass(frozen=True, config=STRICT)
-class HyperKvasirSites:
+class HyperKvasirSites(ReleasedSites):
     """The 23 classes of HyperKvasir at K sites that know them all; one of five official folds is for testing.
 
     Attributes:
@@ -32,8 +32,6 @@ class HyperKvasirSites:
         root: folder of the images; by default hyperkvasir in SUTURE_DATA.
         lists: folder of 5_fold_split.csv; by default that of the images, or hyperkvasir_splits in
             SUTURE_DATA.
-        seed: of the validation split and of the partition.
-        learning_rates: by name of the site, for sites with one of their own.
     """
 
     clients: Annotated[int, Field(ge=1, le=LIMIT)] = 8
@@ -41,10 +39,7 @@ class HyperKvasirSites:
     alpha: Annotated[float, Field(gt=0)] = 0.5
     fold: Annotated[int, Field(ge=0, le=LIMIT)] = 0
     validation: Validation = "server"
-    root: str | None = None
     lists: str | None = None
-    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
-    learning_rates: dict[str, float] = Field(default_factory=dict)
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
         """Write each site, and the held-out rows of the server; see `PhantomSites.prepare`."""

@@ -36,7 +36,7 @@ _FOLDERS: dict[Corpus, tuple[str, str]] = {
     "eicu": ("eicu_demo", "eICU"),
     "mimic_reports": ("mimic_cxr", "MIMIC-CXR's reports"),
 }
-_EICU = ("labels_from", "texts", "leaking_text", "admission_paths")
+_EICU = ("texts", "leaking_text", "admission_paths")
 
 _TABLES: dict[Corpus, str] = {
     "openi": "NLMCXR_reports.tgz",
@@ -66,7 +66,7 @@ class SingleTargetSites:
         first: see `build_disease_tables`.
         test: share of a training site's documents that it tests on, a tenth in the paper; in its published
             program sites train on all of them (0). Documents of a patient stay together.
-        labels_from, texts, leaking_text, admission_paths: for eICU, see `EicuConfig`.
+        texts, leaking_text, admission_paths: for eICU, see `EicuConfig`.
         root: folder of the data; by default that of the corpus in SUTURE_DATA.
         seed: of the disease tables.
     """
@@ -78,7 +78,6 @@ class SingleTargetSites:
     cap: Annotated[int, Field(ge=1, le=LIMIT)] | None = None
     first: First = "positives"
     test: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    labels_from: Literal["apache", "diagnosis"] = "apache"
     texts: Annotated[tuple[EicuText, ...], Field(min_length=1)] = TEXTS
     leaking_text: bool = False
     admission_paths: Literal["all", "last"] = "all"

@@ -24,6 +24,9 @@ from torch import Tensor
 
 from suture.core.validation import LIMIT, STRICT
 
+BATCH = 32
+"""Features a step of SGD on the new head."""
+
 TINY = 1e-6
 """In the divisor of a cosine."""
 
@@ -38,14 +41,13 @@ class FederatedFeatures:
     Attributes:
         per_class: number of features of each class.
         steps, lr: of SGD on the features, in each round.
-        head_epochs, head_batch, head_lr: of SGD on the new head, in each round.
+        head_epochs, head_lr: of SGD on the new head, in each round.
     """
 
     per_class: Count = 100
     steps: Count = 100
     lr: Rate = 0.1
     head_epochs: Count = 300
-    head_batch: Count = 32
     head_lr: Rate = 0.01
 
     def matched(self, features: Tensor, classes: Tensor, rows: Tensor, target: Tensor) -> Tensor:
@@ -75,7 +77,7 @@ class FederatedFeatures:
         s, n, d = features.shape
         x, y = features.reshape(s * n, d), torch.eye(s).to(features).repeat_interleave(n, dim=0)
         for _ in range(self.head_epochs):
-            for batch in torch.split(torch.randperm(s * n, generator=order), self.head_batch):
+            for batch in torch.split(torch.randperm(s * n, generator=order), BATCH):
                 rows = rows - self.head_lr * head_gradient(x[batch], y[batch], rows)
         return rows
 

@@ -42,14 +42,13 @@ class LabelDistributionMargin(Supervised):
 
     Attributes:
         largest: m, the margin of the site's rarest class, in cosines; 0 for none.
-        deferred: whether classes are re-weighted late in the run (DRW); otherwise all weigh 1 throughout.
-        beta: of those weights, by effective numbers of images (Cui et al., CVPR 2019).
-        start: the share of the main phase's rounds after which it begins, rounded down to whole rounds.
+        beta: of the weights late in the run, by effective numbers of images (Cui et al., CVPR 2019).
+        start: the share of the main phase's rounds after which classes are re-weighted (DRW), rounded down to
+            whole rounds; with 1 they never are.
     """
 
     needs: ClassVar[Needs] = Needs(label_types=("multiclass",))
     largest: Annotated[float, Field(ge=0)] = 0.5
-    deferred: bool = True
     beta: Annotated[float, Field(ge=0, lt=1)] = 0.9999
     start: Annotated[float, Field(ge=0, le=1)] = 0.8
 
@@ -65,8 +64,7 @@ class LabelDistributionMargin(Supervised):
     def of(self, site: SiteContext, received: Payload, round_: LocalRound) -> Loss:
         counts = class_counts(site).double()
         shift = SCALE * margins(counts, self.largest)
-        late = self.deferred and self.begins(round_)
-        weights = effective_weights(counts, self.beta) if late else torch.ones_like(counts)
+        weights = effective_weights(counts, self.beta) if self.begins(round_) else torch.ones_like(counts)
         shift, weights = shift.to(site.device), weights.to(site.device)
         return lambda logits, y, known: weighted_ce(
             logits - shift.to(logits) * (y == 1), y, known, weights.to(logits)

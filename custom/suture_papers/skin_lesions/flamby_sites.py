@@ -13,13 +13,13 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from suture.core.errors import ConfigError
-from suture.core.validation import LARGEST_SEED, LIMIT, STRICT
+from suture.core.validation import LIMIT, STRICT
 from suture.data.readers import load_table
 from suture.data.split import Codes, classes, crossed, divided, in_turn
 from suture.data.table import Table
 from suture.methods.base import Method
 from suture.simulation.partition import by_attribute
-from suture.simulation.sites import Destination, Validation, write_parts
+from suture.simulation.sites import Destination, ReleasedSites, Validation, write_parts
 from suture_papers.public_data import data_folder, images_in, lists_folder, official
 from suture_papers.skin_lesions.flamby import TRUTH, FlambyConfig, centres, listed, tones, with_validation
 
@@ -28,11 +28,14 @@ LOG = logging.getLogger(__name__)
 Centre = Annotated[int, Field(ge=0, le=5)]
 Split = Literal["official", "folds", "lesions", "images"]
 
+DOMINANCE = 0.9
+"""Share of the images with the rarer tone that the last client holds, and of that tone among its images."""
+
 FOLDS = 5
 
 
 @dataclass(frozen=True, config=STRICT)
-class FlambySites:
+class FlambySites(ReleasedSites):
     """Fed-ISIC2019: one site for each centre. All know eight classes; some centres have no image of some.
 
     A centre without any image is left out.
@@ -51,18 +54,13 @@ class FlambySites:
             default ham10000_112px in SUTURE_DATA.
         lists: folder of flamby_train_test_split.csv and the training lists; by default that of the images, or
             flamby_isic in SUTURE_DATA.
-        seed: of the random splits.
-        learning_rates: by name of the site, for sites with one of their own.
     """
 
     centres: Annotated[tuple[Centre, ...], Field(min_length=1)] = (0, 1, 2, 3, 4, 5)
     split: Split = "official"
     fold: Annotated[int, Field(ge=1, le=FOLDS)] = 1
     validation: Validation = "server"
-    root: str | None = None
     lists: str | None = None
-    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
-    learning_rates: dict[str, float] = Field(default_factory=dict)
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
         """Write each centre, and the held-out rows of the server; see `PhantomSites.prepare`."""
@@ -113,7 +111,7 @@ class FlambySites:
 
 
 @dataclass(frozen=True, config=STRICT)
-class AttributeSites:
+class AttributeSites(ReleasedSites):
     """ISIC 2019 at four clients of different skin tones, each divided 70/15/15, as in Fed-MAS.
 
     One client, the last, is dominated by the rarer tone, the others by the other. The paper prints neither
@@ -122,25 +120,15 @@ class AttributeSites:
     Attributes:
         tones: CSV with the columns image and skin_tone, light or dark; only its images are used.
         clients: number of clients, at least 2.
-        dominance: share of the images with the rarer tone that the last client holds, and the share of that
-            tone among this client's images.
         split: divide ``lesions``, whose images stay together, or ``images``.
-        validation: the ``server`` holds the validation images, or the ``sites`` hold their own.
-        root: as in `FlambySites`.
-        lists: as in `FlambySites`.
-        seed: of the random splits.
-        learning_rates: by name of the site, for sites with one of their own.
+        root, lists: as in `FlambySites`.
     """
 
     tones: str | None = None
     clients: Annotated[int, Field(ge=2, le=LIMIT)] = 4
-    dominance: Annotated[float, Field(gt=0.5, le=1)] = 0.9
     split: Literal["lesions", "images"] = "lesions"
     validation: Validation = "server"
-    root: str | None = None
     lists: str | None = None
-    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
-    learning_rates: dict[str, float] = Field(default_factory=dict)
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
         """Write each client, and the held-out rows of the server; see `PhantomSites.prepare`."""
@@ -153,7 +141,7 @@ class AttributeSites:
         if len(pooled) < len(whole):
             LOG.warning("%s: %d images have no skin tone; left out", whole.root, len(whole) - len(pooled))
         attribute = [tone[image] for image in pooled.images]
-        site = by_attribute(pooled, attribute, self.clients, self.dominance, self.seed)
+        site = by_attribute(pooled, attribute, self.clients, DOMINANCE, self.seed)
         strata = crossed(site, attribute, classes(pooled.y))
         split = divided(pooled, (0.7, 0.15, 0.15), self.seed, strata)
         to = Destination(folder, runs, method, self.learning_rates, self.validation)

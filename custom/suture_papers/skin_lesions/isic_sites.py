@@ -9,50 +9,40 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from suture.core.errors import ConfigError
-from suture.core.validation import LARGEST_SEED, LIMIT, STRICT
+from suture.core.validation import LIMIT, STRICT
 from suture.data.readers import load_table
 from suture.methods.base import Method
 from suture.simulation.partition import assigned_sites, class_lists
-from suture.simulation.sites import Destination, Validation, write_partitioned, write_parts
+from suture.simulation.sites import Destination, PartitionedSites, Validation, write_partitioned, write_parts
 from suture_papers.public_data import data_folder, images_in
 from suture_papers.skin_lesions.isic import METADATA, TRUTH, IsicConfig
 
 
 @dataclass(frozen=True, config=STRICT)
-class IsicSites:
+class IsicSites(PartitionedSites):
     """ISIC 2018 Task 3 partitioned among K sites that know some of its seven diagnoses, as in FedLSM.
 
     An image of a diagnosis that a site does not know is unlabelled there. Where every site knows all
     (``classes=all``), the sites may instead be the long-tailed parts of Fed-MAS.
 
     Attributes:
-        clients: K.
         classes: which classes each site knows: ``dealt`` (the paper's lists, by default), ``disjoint``,
             ``single`` (7 sites of one class) or ``all``; see `suture.simulation.partition.class_lists`.
-        per_client: number of classes of each site, for ``dealt``.
         partition: equal blocks of ``patients`` (lesions or images, see `split`); ``iid``, parts alike in
             every class; or ``dirichlet``, shares of each class drawn from Dir(alpha).
         alpha: parameter of that distribution; the smaller, the more the sites differ.
         split: 70/10/20 by ``lesions``, or by ``images`` as in the published program, where images of one
             lesion may be in training and in testing.
-        validation: the ``sites`` hold validation images, labelled for their own classes, or the ``server``
-            does, labelled for all classes.
         root: folder of the ground truth or metadata CSV and the images; by default ham10000_112px in
             SUTURE_DATA.
-        seed: of the split and of the partition.
-        learning_rates: by name of the site, for sites with one of their own.
     """
 
     clients: Annotated[int, Field(ge=1, le=LIMIT)] = 5
     classes: Literal["dealt", "disjoint", "single", "all"] = "dealt"
-    per_client: Annotated[int, Field(ge=1, le=LIMIT)] = 3
     partition: Literal["patients", "iid", "dirichlet"] = "patients"
     alpha: Annotated[float, Field(gt=0)] = 0.5
     split: Literal["lesions", "images"] = "lesions"
     validation: Validation = "server"
-    root: str | None = None
-    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
-    learning_rates: dict[str, float] = Field(default_factory=dict)
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
         """Write each site, and the held-out rows of the server; see `PhantomSites.prepare`."""

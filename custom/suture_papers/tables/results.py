@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import atomic_write, hold, read_json, read_records
 from suture.core.plain import read_regular
-from suture.core.validation import STRICT, flat, parse
+from suture.core.validation import STRICT, flat, lasting, parse
 from suture.learning.metrics import mean_defined
 from suture.simulation.job import load_job, with_settings
 from suture_papers.tables.runs import Run
@@ -380,8 +380,8 @@ def settings_now(name: str, options: list[str]) -> dict[str, Any]:
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Return the first setting that differs, None without one; a setting that is new does not count."""
-    return next((key for key in sorted(before) if key not in now or now[key] != before[key]), None)
+    """Return the first setting that differs, None without one; new and removed ones do not count."""
+    return next((key for key in sorted(lasting(before)) if key not in now or now[key] != before[key]), None)
 
 
 def _settings(

@@ -62,6 +62,16 @@ def test_a_plan_is_the_same_after_it_was_written_down(tiny: Any) -> None:
     check_unchanged({}, fixed_settings(plan), plan.experiment)
 
 
+def test_an_experiment_of_a_version_with_more_settings_continues_with_the_values_that_hold(tiny: Any) -> None:
+    plan = fixed_settings(tiny(METHOD).plan)
+    now = {**plan, "hyperparameters": {**plan["hyperparameters"], "retrain": {"lr": 0.2}}}
+    was = {**plan, "hyperparameters": {**plan["hyperparameters"], "retrain": {"lr": 0.2, "momentum": 0.9}}}
+    check_unchanged(was, now, "run")
+    was["hyperparameters"]["retrain"]["momentum"] = 0.5
+    with pytest.raises(ConfigError, match=r"retrain\.momentum=0\.5.*set it back, or begin a new"):
+        check_unchanged(was, now, "run")
+
+
 def test_a_corrupt_best_model_is_named_and_the_newest_takes_its_place(tiny: Any) -> None:
     federation = tiny(METHOD, rounds=6, selection="last")
     states = federation.run().states

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from suture.methods.retraining import Retraining
 from suture.models import ModelSpec
 from suture.protocol.messages import Update, ones
 from suture.simulation.trial import SITES, Trial
-from suture_papers.rare_classes import creff
+from suture_papers.rare_classes import creff, federated_features
 from suture_papers.rare_classes.creff import (
     GRADIENTS,
     RETRAINED,
@@ -91,7 +92,7 @@ def test_the_servers_half_is_the_papers(seed: int, classes: int, width: int, n: 
     head = torch.randn(classes, width + 1, generator=g).double()
     target = torch.randn(classes, classes, width + 1, generator=g).double()
     start = torch.randn(classes, n, width, generator=g).double()
-    how = FederatedFeatures(per_class=n, steps=3, head_epochs=2, head_batch=3, head_lr=0.3)
+    how = FederatedFeatures(per_class=n, steps=3, head_epochs=2, head_lr=0.3)
     found = how.matched(start, torch.arange(classes), head, target)
     for c in range(classes):
         features = start[c].clone().requires_grad_()
@@ -118,7 +119,8 @@ def test_the_servers_half_is_the_papers(seed: int, classes: int, width: int, n: 
             sgd.zero_grad()
             F.cross_entropy(layer(x[shuffled[i : i + 3]]), y[shuffled[i : i + 3]]).backward()
             sgd.step()
-    rows = how.retrained(found, fresh, torch.Generator().manual_seed(1))
+    with mock.patch.object(federated_features, "BATCH", 3):
+        rows = how.retrained(found, fresh, torch.Generator().manual_seed(1))
     assert torch.allclose(
         rows, torch.cat([layer.weight, layer.bias[:, None]], 1).detach(), rtol=1e-10, atol=1e-10
     )

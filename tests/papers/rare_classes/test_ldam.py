@@ -92,7 +92,7 @@ def test_rounds_are_of_whole_numbers_where_a_share_is_none_of_the_computers() ->
 
 def test_without_deferral_all_classes_weigh_alike_to_the_end() -> None:
     z, y, known = torch.randn(6, 3), torch.eye(3).repeat(2, 1), torch.ones(6, 3, dtype=torch.bool)
-    part = LabelDistributionMargin(deferred=False)
+    part = LabelDistributionMargin(start=1)
     first, last = (loss_of(part, [9, 3, 1], r, 10)(z, y, known) for r in (1, 10))
     assert torch.equal(first, last)
     assert not torch.equal(first, loss_of(LabelDistributionMargin(), [9, 3, 1], 10, 10)(z, y, known))
@@ -152,7 +152,7 @@ def test_rows_without_a_label_teach_nothing() -> None:
 
 def test_without_margins_and_weights_it_is_fedavg_with_a_cosine_head() -> None:
     cosine = replace(SMALL, head="cosine")
-    plain = LDAM(local=LOCAL, margin=LabelDistributionMargin(largest=0, deferred=False))
+    plain = LDAM(local=LOCAL, margin=LabelDistributionMargin(largest=0, start=1))
     one = federated(plain, "multiclass")
     assert "head.bias" not in one.head
     assert same(one, federated(FedAvg(local=LOCAL), "multiclass", model=cosine))

@@ -30,3 +30,5 @@ def test_what_was_there_counts_and_what_is_new_does_not() -> None:
     assert changed({"a": 1}, {"a": 1, "new": 2}) is None
     assert changed({"a": 1, "b": {}}, {"a": 1, "b.nih": 2}) == "b"
     assert changed({"a": None}, {"a.x": 1}) == "a"
+    assert changed({"simulation.labels_from": "apache"}, {}) is None
+    assert changed({"simulation.labels_from": "diagnosis"}, {}) == "simulation.labels_from"

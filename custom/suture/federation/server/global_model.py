@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from suture.core.errors import ConfigError, as_word
 from suture.core.labels import LabelSet, LabelType
-from suture.core.validation import OPEN, flat, parse
+from suture.core.validation import OPEN, flat, lasting, parse
 from suture.federation.plan import Plan
 from suture.federation.server.norm_bound import NormBound
 from suture.federation.store import Rounds
@@ -257,7 +257,7 @@ def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], experimen
     """
     for part in (key for key in _FIXED_SETTINGS if key in before and key in now):
         was, has = (flat(_FIXED_SETTINGS[part], json.loads(json.dumps(plan[part]))) for plan in (before, now))
-        for key in sorted(was.keys() | has.keys()):
+        for key in sorted(lasting(was).keys() | has.keys()):
             if was.get(key) != has.get(key):
                 raise ConfigError(
                     f"the experiment {experiment!r} was begun with {as_word(key)}={as_word(was.get(key))}, "
