@@ -219,13 +219,13 @@ def test_what_a_file_holds_in_place_of_a_key_is_told_with_the_command_that_makes
 
 
 def test_without_a_key_the_weights_are_compared(model: Path) -> None:
-    done = CliRunner().invoke(app, ["verify", str(model)])
+    done = CliRunner().invoke(app, ["model", "verify", str(model)])
     assert done.exit_code == 0, done.output
     assert check_digest(model) in done.output.replace("\n", "")
     change(model / "model.safetensors")
     with pytest.raises(DataError, match="not the file whose digest"):
         check_digest(model)
-    done = CliRunner().invoke(app, ["verify", str(model)])
+    done = CliRunner().invoke(app, ["model", "verify", str(model)])
     assert done.exit_code != 0
     (model / "model.safetensors").unlink()
     with pytest.raises(DataError, match=r"no model\.safetensors"):
@@ -235,6 +235,9 @@ def test_without_a_key_the_weights_are_compared(model: Path) -> None:
 def test_the_command_signs_and_verifies(model: Path, tmp_path: Path) -> None:
     pytest.importorskip("model_signing")
     private, public = keys(tmp_path, "ours")
-    for words in (["sign", str(model), "--key", str(private)], ["verify", str(model), "--key", str(public)]):
+    for words in (
+        ["model", "sign", str(model), "--key", str(private)],
+        ["model", "verify", str(model), "--key", str(public)],
+    ):
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output

@@ -128,22 +128,6 @@ def literal(app: typer.Typer) -> Any:
     return commands[0]
 
 
-def renamed(app: typer.Typer, old: str, new: str) -> None:
-    """Add a hidden command that refuses the former name of a command and names the present one.
-
-    Args:
-        app: that has the command.
-        old: the former name in this app.
-        new: the present command with its groups, e.g. ``poc data``.
-    """
-
-    def refuse(context: typer.Context) -> None:
-        raise ConfigError(f"{context.command_path} is now called suture {new}")
-
-    anything = {"allow_extra_args": True, "ignore_unknown_options": True}
-    app.command(old, hidden=True, context_settings=anything, add_help_option=False)(refuse)
-
-
 def _print_error(error: SutureError) -> None:
     Console(stderr=True, emoji=False).print(
         printable_lines(f"error: {error}"), style="red", markup=False, highlight=False, soft_wrap=True

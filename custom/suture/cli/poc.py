@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from suture.cli.common import Sets, Trust, job_with, known_names, print_line, renamed
+from suture.cli.common import Sets, Trust, job_with, known_names, print_line
 from suture.core.errors import ConfigError, FederationError
 
 if TYPE_CHECKING:
     from suture.flare.admin.kit import Kit
 
-poc_app = typer.Typer(help="A federation of processes with TLS on this machine.", no_args_is_help=True)
+poc_app = typer.Typer(
+    name="poc", help="A federation of processes with TLS on this machine.", no_args_is_help=True
+)
 
 SimulatedJob = Annotated[
     str,
@@ -107,9 +109,6 @@ def data(job: SimulatedJob, settings: Sets = None, folder: Dir = None, trust: Tr
     place_configs(chosen, names, written, kits)
     for name in names:
         print_line(f"{kits[name].folder / 'local' / 'suture.toml'}")
-
-
-renamed(poc_app, "deal", "poc data")
 
 
 @poc_app.command()

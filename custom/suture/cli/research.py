@@ -1,4 +1,4 @@
-"""Commands on saved models and tables of papers: predict, evaluate, compare, relate, latent, experiment."""
+"""Commands on saved models and tables of papers: predict, evaluate, compare and experiment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from suture.cli.common import (
     SiteThreads,
     console,
     device_of,
-    load_sources,
     print_line,
     stated,
 )
@@ -101,60 +100,6 @@ def compare(
         "p is of a t-test on the spread of the draws, the interval holds 95 % of them: where "
         "they are skewed, as near an AUROC of 1, one may be significant and the other not"
     )
-
-
-def relate(
-    model: Model,
-    data: Annotated[
-        list[Path], typer.Argument(help="The suture.toml of the images; more for thresholds it cannot give.")
-    ],
-    out: Annotated[Path, typer.Option("-o", "--out", help="SVG to write.")],
-    pair: Annotated[
-        list[str] | None, typer.Option(help="Two classes, 'Mass:Lung Lesion'; by default those of the paper.")
-    ] = None,
-    split: Annotated[Part, typer.Option(help="Which images.")] = Part.test,
-    device: ModelDevice = None,
-) -> None:
-    """Plot how the predictions of a model for related classes occur together."""
-    from suture.core.errors import ConfigError
-    from suture.core.files import atomic_write
-    from suture.data.config import load_site_config
-    from suture.reports.cooccurrence import RELATED
-    from suture.reports.cooccurrence import relate as relate_classes
-    from suture.reports.plots import plot_contingencies
-
-    for text in pair or ():
-        if text.count(":") != 1:
-            raise ConfigError(f"--pair {text!r} is no pair; write 'First Class:Second Class'")
-    pairs = [(a.strip(), b.strip()) for a, b in (text.split(":") for text in pair or ())] or RELATED
-    found = relate_classes(model, [load_site_config(p) for p in data], split.value, pairs, device_of(device))
-    for one in found:
-        print_line(f"P({one.second} | {one.first}) = {one.second_given_first:.2f}")
-        print_line(f"P({one.first} | {one.second}) = {one.first_given_second:.2f}")
-        if one.why:
-            print_line(one.why, style="yellow")
-    atomic_write(out, plot_contingencies(found))
-    print_line(f"written: {out}")
-
-
-def latent(
-    model: Model,
-    data: Annotated[
-        list[Path],
-        typer.Argument(help="The suture.toml of each source, or a file of its own name: nih.toml."),
-    ],
-    out: Annotated[Path, typer.Option("-o", "--out", help="SVG to write.")],
-    images: Annotated[int, typer.Option(min=3, help="At most so many of each source.")] = 500,
-    split: Annotated[Part, typer.Option(help="Which images.")] = Part.test,
-    seed: int = 1,
-    device: ModelDevice = None,
-) -> None:
-    """Plot a model's features of images from several sources in two dimensions (t-SNE)."""
-    from suture.core.files import atomic_write
-    from suture.reports.plots import latent as plot_latent
-
-    atomic_write(out, plot_latent(model, load_sources(data), split.value, images, seed, device_of(device)))
-    print_line(f"written: {out}")
 
 
 def _bounds(low: float | None, high: float | None) -> str:

@@ -268,7 +268,7 @@ class Trainer:
 
 
 def _divergence(epoch: int, step: int, _: float) -> str:
-    return f"the loss of epoch {epoch}, step {step} is no number; lower --lr"
+    return f"the loss of epoch {epoch}, step {step} is not finite; lower lr: --set lr=VALUE"
 
 
 def pretrain(
