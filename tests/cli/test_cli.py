@@ -75,7 +75,7 @@ def test_second_run_report_and_predict(run: Path, tmp_path: Path) -> None:
     again = suture("run", "demo", *SMALL, "--out", str(run))
     assert again.returncode == 2
     assert "--overwrite" in again.stderr
-    assert "Mean of" in suture("report", str(run)).stdout
+    assert "Mean (" in suture("report", str(run)).stdout
     images = run / "sites" / "harbor" / "images"
     (tmp_path / "broken.png").write_bytes(b"x")
     (tmp_path / "good.png").write_bytes((images / "00000.png").read_bytes())

@@ -37,7 +37,7 @@ def nested(depth: int) -> object:
     [
         ("[" * 100_000 + "]" * 100_000, "deep"),
         ("[" * (DEEPEST + 2) + "]" * (DEEPEST + 2), "deep"),
-        ("NaN", "NaN is no number of JSON"),
+        ("NaN", "NaN"),
         (str(2**64), "more than 64 bits"),
         ("9" * 5_000, "integer"),
         ('"\\ud800"', "surrogates"),
@@ -76,7 +76,7 @@ def test_a_file_of_no_object_is_named(content: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
 def test_a_toml_file_of_another_encoding_is_told_which_to_use(encoding: str, tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('name = "Köln"', encoding=encoding)
-    with pytest.raises(ConfigError, match=r"a\.toml is not UTF-8; save it as such"):
+    with pytest.raises(ConfigError, match=r"a\.toml.*UTF-8"):
         read_toml(tmp_path / "a.toml")
 
 

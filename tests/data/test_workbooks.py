@@ -129,7 +129,7 @@ def test_a_package_that_is_missing_is_named(
 
 def test_what_is_no_table_is_one_sentence(tmp_path: Path) -> None:
     for name, data, said in (
-        ("old.xlsx", b"\xd0\xcf\x11\xe0 of Excel 97", r"is no \.xlsx .*without a password"),
+        ("old.xlsx", b"\xd0\xcf\x11\xe0 of Excel 97", r".*without a password"),
         ("t.parquet", b"PAR1 and no more", "cannot be read"),
     ):
         (tmp_path / name).write_bytes(data)
@@ -148,9 +148,9 @@ def test_what_is_no_table_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        (f"<row>{'<c/>' * 400}</row>", "more rows, cells or styles than are read"),
-        ('<row r="1"/>' * 6000, "more rows, cells or styles than are read"),
-        ('<a b=""/>' * 1200, "more rows, cells or styles than are read"),
+        (f"<row>{'<c/>' * 400}</row>", "limits of rows, cells or styles"),
+        ('<row r="1"/>' * 6000, "limits of rows, cells or styles"),
+        ('<a b=""/>' * 1200, "limits of rows, cells or styles"),
         ('<row><c r="ZZZ1"/></row>' * 300, "more than 1,000,000 cells"),
         (f'<row r="{10**12}"><c r="A1"/></row>', "more than 1,000,000 cells"),
     ],
@@ -163,7 +163,7 @@ def test_a_hostile_sheet_is_refused_before_it_is_held(
     monkeypatch.setattr(workbooks, "MOST_CELLS", 1_000_000)
     assert read_sheet(workbook(tmp_path / "fair.xlsx", [["image"], ["a.png"]])).rows == (("a.png",),)
     sheet = f"<worksheet {MAIN}><sheetData>{rows}</sheetData></worksheet>"
-    with pytest.raises(DataError, match=rf"t\.xlsx has {said}"):
+    with pytest.raises(DataError, match=rf"t\.xlsx .*{said}"):
         read_sheet(with_part(tmp_path / "t.xlsx", SHEET, sheet))
 
 
@@ -176,7 +176,7 @@ def test_a_workbook_that_unpacks_to_too_much_or_declares_entities_is_not_parsed(
         read_sheet(with_part(tmp_path / "t.xlsx", SHEET, doctype))
     monkeypatch.setattr(workbooks, "MOST_TEXT", 100_000)
     monkeypatch.setattr(openpyxl, "load_workbook", None)
-    with pytest.raises(DataError, match=r"unpacks to .* bytes, and at most 100,000 are read"):
+    with pytest.raises(DataError, match=r"unpacks to .* bytes; .*100,000"):
         read_sheet(with_part(tmp_path / "t.xlsx", "xl/theme/theme1.xml", "x" * 100_000))
 
 
@@ -196,5 +196,5 @@ def test_a_cell_of_a_parquet_is_measured_before_it_is_copied(tmp_path: Path) -> 
     long = pa.DictionaryArray.from_arrays(pa.array([0] * 500, pa.int32()), pa.array(["x" * (1 << 20)]))
     parquet.write_table(pa.table({"image": long}), tmp_path / "t.parquet", compression="zstd")
     assert (tmp_path / "t.parquet").stat().st_size < 10_000
-    with pytest.raises(DataError, match=r"t\.parquet has a cell of 1,048,576 bytes, and at most 524,288"):
+    with pytest.raises(DataError, match=r"t\.parquet has a cell of 1,048,576 bytes; .*524,288"):
         read_sheet(tmp_path / "t.parquet")

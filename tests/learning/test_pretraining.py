@@ -104,7 +104,7 @@ def test_what_cannot_be_trained() -> None:
         Pretraining(backbone="resnet18", size=32)
     with pytest.raises(DataError, match="two or more"):
         pretrain(scenes(1), SHORT, 1)
-    with pytest.raises(NonFiniteLoss, match="epoch 1, step 2 .*--set lr="):
+    with pytest.raises(NonFiniteLoss, match=r"epoch 1, step 2 .*--set lr="):
         pretrain(scenes(), Pretraining(size=16, epochs=1, batch_size=16, lr=1e38), 1)
 
 
@@ -163,13 +163,13 @@ def broken_files_say_so(folder: Path) -> None:
     weights = folder / "prior.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(ConfigError, match=r"prior\.safetensors is not the file that prior\.json describes"):
+    with pytest.raises(ConfigError, match=r"prior\.safetensors does not match prior\.json"):
         read_prior(folder)
     weights.write_bytes(b"cut off")
     with pytest.raises(ConfigError, match=r"cannot be read as a prior.*copy prior\.json"):
         read_prior(folder)
     (folder / "prior.json").unlink()
-    with pytest.raises(ConfigError, match=r"holds no prior\.json.*suture pretrain"):
+    with pytest.raises(ConfigError, match=r"does not contain prior\.json.*suture pretrain"):
         read_prior(folder)
 
 

@@ -98,7 +98,7 @@ def test_a_mistake_is_told_and_leaves_nothing_behind(model: Path, tmp_path: Path
         suture_finetune(model, data, out)
     with pytest.raises(ConfigError, match=r"unknown target of data 'Edemma'; did you mean 'Edema'\?"):
         suture_finetune(model, data, out, "--target", "edemma")
-    with pytest.raises(ConfigError, match=r"holds no model\.json; name the model/ folder"):
+    with pytest.raises(ConfigError, match=r"does not contain model\.json; name the model/ folder"):
         suture_finetune(tmp_path, data, out, "--target", "Mass")
     assert not out.exists()
 

@@ -60,7 +60,7 @@ def test_two_models_are_compared_on_the_classes_that_both_know(
     with pytest.raises(DataError):
         compare(models["all"], models["mass"], load_site_config(data["south"]), "test")
     shown = command("compare", models["all"], models["raw"], data["north"])
-    assert "near an AUROC of 1" in shown.output
+    assert "near AUROC 1" in shown.output
     assert shown.exit_code == 0
     assert "Nodule" in shown.output
 
@@ -111,7 +111,7 @@ def test_data_sets_in_one_folder_are_distinguished_by_their_files(
 
 def test_two_data_sets_of_one_name_are_refused(data: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "north.toml").write_bytes(data["south"].read_bytes())
-    with pytest.raises(ConfigError, match=r"north/suture\.toml and .*north\.toml are both called 'north'"):
+    with pytest.raises(ConfigError, match=r"north/suture\.toml and .*north\.toml .*'north'"):
         load_sources([data["north"], tmp_path / "north.toml"])
 
 

@@ -70,8 +70,10 @@ def test_the_head_names_the_run_and_its_result(run_folder: Path) -> None:
     text = page(run_folder).text
     assert "Chest findings of three hospitals" in text
     assert "9 October 2026, 13:02 UTC" in text
-    assert "3 sites trained one model of 9 classes, 5 of them known to one site alone, in 8 rounds." in text
-    assert "0.816 classes known to several sites" in text  # (.781 + .874 + .716 + .893) / 4
+    assert (
+        "3 sites trained one model of 9 classes, 5 of them annotated at one site only, in 8 rounds." in text
+    )
+    assert "0.816 classes annotated at several sites" in text  # (.781 + .874 + .716 + .893) / 4
     assert "6 selected round of 8" in text
 
 
@@ -86,7 +88,7 @@ def test_every_class_has_its_row(run_folder: Path) -> None:
 
 def test_classes_stand_in_their_group_best_first(run_folder: Path) -> None:
     firsts = [r[0] for r in page(run_folder).rows]
-    shared, unique = firsts.index("Known to several sites"), firsts.index("Known to one site")
+    shared, unique = firsts.index("Annotated at several sites"), firsts.index("Annotated at one site")
     assert firsts[shared + 1 : shared + 5] == [
         "Pleural Effusion",
         "Cardiomegaly",
@@ -199,7 +201,14 @@ def test_a_single_label_task_has_its_figures_in_the_head(tmp_path: Path) -> None
 
 def test_another_run_has_no_such_parts(run_folder: Path) -> None:
     text = page(run_folder).text
-    for words in ("accuracy", "macro", "Pseudo-label", "Who made each row", "notes", "diagnostics.jsonl"):
+    for words in (
+        "accuracy",
+        "macro",
+        "Pseudo-label",
+        "Share of each site in the class rows",
+        "notes",
+        "diagnostics.jsonl",
+    ):
         assert words not in text
 
 
@@ -263,7 +272,7 @@ def test_names_in_these_parts_become_no_markup(tmp_path: Path) -> None:
     made = [{"site": evil, "round": 1, "classes": {evil: {"made": 2, "right": 1}}}]
     html = write_report(write_run(tmp_path, run, history, None, made)).read_text(encoding="utf-8")
     assert evil not in html
-    assert "Who made each row" in html
+    assert "Share of each site in the class rows" in html
     assert "truth files" in html
 
 

@@ -15,8 +15,8 @@ HEADINGS = (
     "Common and rare classes",
     "By attribute",
     "The global model and the sites' own",
-    "Who counts how much",
-    "How far each class is from the prior",
+    "Weight of each site",
+    "Distance of each class from the prior",
 )
 RECALL = {label: 0.1 * i for i, label in enumerate(LABELS) if label != "Hernia"}
 LIGHT = {"n": 1200, "auroc": 0.81} | OVERALL
@@ -31,12 +31,12 @@ def shown(folder: Path, **parts: Any) -> Page:
 def test_a_plain_run_has_none_of_them(run_folder: Path) -> None:
     found = page(run_folder)
     assert not [heading for heading in HEADINGS if heading in found.text]
-    assert "Recall" not in found.row("Class", "Known to")
+    assert "Recall" not in found.row("Class", "Annotated at")
 
 
 def test_recall_stands_beside_the_auroc(tmp_path: Path) -> None:
     found = shown(tmp_path, recall=RECALL)
-    assert found.row("Class", "Known to")[3:] == ["AUROC", "95 % CI", "Recall", "Positive", "Negative"]
+    assert found.row("Class", "Annotated at")[3:] == ["AUROC", "95 % CI", "Recall", "Positive", "Negative"]
     assert found.row("Edema", "harbour")[3:] == ["0.862", "0.827–0.894", "0.300", "98", "2 803"]
     assert found.row("Hernia", "harbour")[3:] == ["—", "—", "—", "0", "2 901"]
 

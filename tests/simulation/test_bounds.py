@@ -78,9 +78,7 @@ def test_every_whole_number_of_a_job_has_an_upper_bound(kind: type) -> None:
     ],
 )
 def test_a_number_beyond_reason_is_refused_with_the_bound(setting: str) -> None:
-    with pytest.raises(
-        ConfigError, match=r"less than or equal to|from 1, or|exceeded maximum|up to a million"
-    ):
+    with pytest.raises(ConfigError, match=r"less than or equal to|from 1 |exceeded maximum|up to a million"):
         with_settings(JOB, setting.split())
 
 
@@ -129,5 +127,5 @@ def test_server_and_site_refuse_it_too(
 
 def test_a_job_whose_name_is_a_path_is_none() -> None:
     for name in ("../../../x", "[/bold]", "a\x1b[2J", ""):
-        with pytest.raises(ConfigError, match="no name of a job"):
+        with pytest.raises(ConfigError, match="name of a job"):
             dataclasses.replace(JOB, name=name, simulation=PhantomSites())

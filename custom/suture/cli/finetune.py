@@ -19,11 +19,13 @@ def finetune(
     model: Model,
     data: Annotated[Path, typer.Argument(help="The suture.toml of the data.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder for tuned.json and the model.")],
-    target: Annotated[str | None, typer.Option(help="The class; by default [data] target.")] = None,
+    target: Annotated[str | None, typer.Option(help="Class to train; by default [data] target.")] = None,
     epochs: Annotated[int, typer.Option(min=1)] = 10,
     runs: Annotated[int, typer.Option(min=1, help="Random splits of the data; each trains a model.")] = 5,
     examples: Annotated[int | None, typer.Option(min=4, help="Maximum number of training examples.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start at random, for comparison.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start from random weights, for comparison.")
+    ] = False,
     seed: int = 1,
 ) -> None:
     """Fine-tune a trained model on a task of your own, and test it.

@@ -32,7 +32,7 @@ Allow = Annotated[
     typer.Option(
         "--allow",
         metavar="PACKAGE.",
-        help="Allow the methods of an installed package, or one class by its dotted path; repeatable.",
+        help="Allow the methods of an installed package, or one class by its dotted path. Repeatable.",
     ),
 ]
 _MARKS = {"ok": "[green]ok     [/]", "warning": "[yellow]warning[/]", "error": "[red]error  [/]"}
@@ -42,7 +42,7 @@ def doctor(
     workspace: Workspace = Path("."),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Examine this site or server: versions, certificates, connection, policy, data, disk, GPU."""
+    """Check this site or server: versions, certificates, connection, policy, data, disk, GPU."""
     from suture.core.printable import printable
     from suture.flare.admin.doctor import examine
 

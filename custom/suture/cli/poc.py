@@ -40,10 +40,12 @@ def up(
         bool, typer.Option("--loose", help="Jobs may bring code; sites have no filter and send logs.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the federation in --dir.")] = False,
-    project: Annotated[Path | None, typer.Option(help="Another project.yml than poc_workspace's.")] = None,
+    project: Annotated[
+        Path | None, typer.Option(help="A project.yml to use instead of poc_workspace's.")
+    ] = None,
     trust: Trust = False,
 ) -> None:
-    """Provision a server and a job's sites, give them data and a policy, and start what does not run."""
+    """Provision a server and a job's sites, give them data and a policy, and start those that do not run."""
     from suture.flare.admin.kit import lead
     from suture.flare.admin.poc import chosen_folder, prepare, project_template
     from suture.flare.admin.processes import running

@@ -36,13 +36,13 @@ def pretrain(
             "projection, or of its augmentation, views.crop=0.4. Repeatable.",
         ),
     ] = None,
-    licence: Annotated[str | None, typer.Option(help="Licence of the prior for others.")] = None,
+    licence: Annotated[str | None, typer.Option(help="Licence of the prior.")] = None,
     seed: int = 1,
     device: ModelDevice = None,
     threads: Annotated[int, typer.Option(min=1, help="Torch threads; they affect rounding.")] = 1,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the prior in --out.")] = False,
 ) -> None:
-    """Train a prior by MoCo v2 on the training images of some data sets; no label is used."""
+    """Train a prior by MoCo v2 on the training images of some data sets, without labels."""
     import torch
 
     from suture.core.validation import parse
@@ -79,7 +79,7 @@ def _check_out(out: Path, overwrite: bool) -> None:
         ConfigError: the folder already holds a prior, or cannot be made.
     """
     if (out / "prior.json").exists() and not overwrite:
-        raise ConfigError(f"{out} already holds prior.json; name another folder, or --overwrite")
+        raise ConfigError(f"{out} already contains prior.json; choose another folder, or add --overwrite")
     try:
         make_folder(out)
     except OSError as error:

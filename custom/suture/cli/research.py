@@ -74,7 +74,7 @@ def evaluate(
 
 def compare(
     first: Model,
-    second: Annotated[Path, typer.Argument(help="That of another.")],
+    second: Annotated[Path, typer.Argument(help="The model/ folder of another run.")],
     data: Annotated[Path, typer.Argument(help="A suture.toml that describes the labelled data.")],
     split: Annotated[Part, typer.Option(help="Which images.")] = Part.test,
     device: ModelDevice = None,
@@ -97,8 +97,8 @@ def compare(
         table.add_row(name, *scores, change, "—" if d.p != d.p else "<.001" if d.p < 0.001 else f"{d.p:.3f}")
     console.print(table)
     print_line(
-        "p is of a t-test on the spread of the draws, the interval holds 95 % of them: where "
-        "they are skewed, as near an AUROC of 1, one may be significant and the other not"
+        "p uses a normal approximation, the interval the bootstrap's quantiles; near AUROC 1 they may "
+        "disagree"
     )
 
 
@@ -118,9 +118,9 @@ def experiment(
     device: Device = None,
     site_threads: SiteThreads = None,
     amp: Amp = False,
-    render: Annotated[bool, typer.Option("--render", help="Only render what is there.")] = False,
+    render: Annotated[bool, typer.Option("--render", help="Only render the stored results.")] = False,
 ) -> None:
-    """Do the missing runs of a paper's table or figure, and render it."""
+    """Perform the missing runs of a paper's table or figure, and render it."""
     from suture.core.errors import ConfigError
     from suture.experiments.conduct import Session, compare_classes, conduct
     from suture.experiments.figures import write_plots
@@ -130,7 +130,7 @@ def experiment(
     from suture.simulation.sites import compute_on
 
     if name is None and not (render and preset is None):
-        raise ConfigError("which experiment? give its name; without a name, --render alone renders all")
+        raise ConfigError("name the experiment; without a name, use --render alone to render all")
     if name is None or render:
         return _render_all(results) if name is None else _render(name, preset, results)
     chosen, stem = load_experiment(name), Path(name).stem
@@ -184,29 +184,40 @@ Sources = Annotated[
     ),
 ]
 Column = Annotated[
-    str | None, typer.Option(help="Column of a table with the images, or texts; by default it is found.")
+    str | None, typer.Option(help="Column of a table with the images or texts; by default it is detected.")
 ]
 ImageRoot = Annotated[
-    Path | None, typer.Option(help="Folder or archive of a table's images; by default that of the table.")
+    Path | None,
+    typer.Option(help="Folder or archive of a table's images; by default the folder of the table."),
 ]
 Bits = Annotated[
     int | None,
-    typer.Option(min=8, max=16, help="True depth of images of 16 bits; a suture.toml has its own."),
+    typer.Option(
+        min=8,
+        max=16,
+        help="True bit depth of images stored with 16 bits; for a suture.toml, set [data] bits there.",
+    ),
 ]
 
 BatchSize = Annotated[
     int | None,
-    typer.Option(min=1, help="Images or documents at a time; by default 64, fewer large ones on a CPU."),
+    typer.Option(
+        min=1, help="Images or documents per batch; by default 64, or fewer if they are large and on a CPU."
+    ),
 ]
 
 Decide = Annotated[
     str | None,
-    typer.Option(help="Add decisions by the thresholds of this site, or of 'all', and calibrated values."),
+    typer.Option(
+        help="Add calibrated values, and decisions by the thresholds of this site, or of 'all' sites."
+    ),
 ]
 
 Prevalence = Annotated[
     list[str] | None,
-    typer.Option(help="'CLASS=0.02': its prevalence among these images; corrects calibrated values."),
+    typer.Option(
+        help="'CLASS=0.02': prevalence of the class in these images; corrects calibrated values. Repeatable."
+    ),
 ]
 
 DicomSr = Annotated[
@@ -233,7 +244,7 @@ def predict(
 ) -> None:
     """Write one probability per class for each image or document.
 
-    What cannot be used, or is no image, is listed with the reason in OUT.left_out.csv beside OUT.csv.
+    Unusable files, and files that are not images, are listed with the reason in OUT.left_out.csv.
     """
     from suture.data.inputs import find_inputs
     from suture.learning.prediction import left_out, predict_to_csv
@@ -295,7 +306,7 @@ def _write_reports(
     for name, reason in written.refused.items():
         print_line(f"no report of {name}: {reason}", style="yellow")
     if written.others:
-        print_line(f"without a report, as no DICOM file: {number_of(written.others, 'input')}")
+        print_line(f"without a report, because not DICOM: {number_of(written.others, 'input')}")
     print_line(f"{number_of(len(written.reports), 'report')}: {folder}")
     return len(written.refused)
 
@@ -309,7 +320,7 @@ def _print_left_out(frame: DataFrame, listed: Path) -> None:
         print_line(f"left out: {reason}", style="yellow")
     if others:
         first = ", ".join(list(others)[:_SHOWN])
-        print_line(f"{len(others)} other files are no {frame.index.name}s, such as {first}; see {listed}")
+        print_line(f"{len(others)} other files are not {frame.index.name}s, such as {first}; see {listed}")
 
 
 def _limit_failed(frame: DataFrame, listed: Path, most: int, unreported: int = 0) -> None:
@@ -326,13 +337,13 @@ def _limit_failed(frame: DataFrame, listed: Path, most: int, unreported: int = 0
     failed = len(frame.attrs["failed"])
     if failed > most:
         raise DataError(
-            f"{failed} of {failed + len(frame)} {frame.index.name}s cannot be used; {listed} says why. The "
-            f"others are predicted; --max-failed {failed + unreported} accepts this"
+            f"{failed} of {failed + len(frame)} {frame.index.name}s cannot be used; {listed} lists the "
+            f"reasons. The others are predicted; --max-failed {failed + unreported} accepts this"
         )
     if failed + unreported > most:
         raise DataError(
-            f"{unreported} of {len(frame)} predicted {frame.index.name}s have no report; the lines above say "
-            f"why. --max-failed {failed + unreported} accepts this"
+            f"{unreported} of {len(frame)} predicted {frame.index.name}s have no report; the reasons "
+            f"are above. --max-failed {failed + unreported} accepts this"
         )
 
 

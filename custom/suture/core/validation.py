@@ -78,7 +78,7 @@ def parse(kind: type[T], values: Mapping[str, Any], where: str) -> T:
         ConfigError: names the place of the first problem and, for an unknown key, the nearest valid one.
     """
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{where}: is no table of keys and values (got {shown(values)})")
+        raise ConfigError(f"{where}: write a table of keys and values (got {shown(values)})")
     try:
         check_plain(values)
     except ValueError as error:

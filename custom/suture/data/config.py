@@ -147,7 +147,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         raw = read_toml(path)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; a site needs a suture.toml there") from error
+        raise ConfigError(f"{path}: {error.strerror}; write the site's suture.toml there") from error
     # An absent section is an empty one: its default folders, too, start at the folder of the file.
     return {"storage": {}} | raw
 
@@ -238,7 +238,7 @@ def _explain(source: Path | str, fault: Any) -> str:
         word = str(fault["input"])
         if dataset and word in _words_elsewhere(rest[-1]):
             known = " or ".join(map(repr, words))
-            return f"{source}: {key}{value} is not for dataset {dataset!r}; use {known}"
+            return f"{source}: {key}{value} does not apply to dataset {dataset!r}; use {known}"
         return f"{source}: unknown {key}{value}; {nearest(word, words)}"
     return f"{source}: {key}{value}: {fault['msg']}"
 
@@ -252,7 +252,7 @@ def _unknown_key(section: str, rest: list[str], dataset: str | None) -> str:
         return f"unknown key [{section}] {name}; {nearest(name, _SECTIONS[section].model_fields)}"
     if (dataset, name) == ("hospital", "uncertain"):
         meanings = 'values = { "-1" = "unknown" }, or 0, or 1'
-        return f'[data] uncertain does nothing for dataset = "hospital"; write {meanings}'
+        return f'[data] uncertain has no effect for dataset = "hospital"; write {meanings}'
     own = DATASETS[dataset].config.model_fields
     current = _RENAMED.get(name, name)
     others = [word for word, other in DATASETS.items() if current in other.config.model_fields]

@@ -20,7 +20,7 @@ def _resolve(path: Path, info: ValidationInfo) -> Path:
     except RuntimeError as error:  # of the home folder of a user that does not exist
         raise ValueError(str(error)) from None
     if "\0" in str(path):
-        raise ValueError("a path has no NUL character")
+        raise ValueError("a path must not contain a NUL character")
     return info.context["folder"] / path if info.context else path
 
 
@@ -101,7 +101,7 @@ class DatasetConfig(Section):
         """The keys that have no effect beside the others, each with the reason and the remedy."""
         idle: dict[str, str] = {}
         if not (self.labels or self.groups or self.target):
-            idle["synonyms"] = "without labels, as the release's own names are known; remove it"
+            idle["synonyms"] = "without labels, because the release's own names are known; remove it"
         if self.holds_text:
             idle |= dict.fromkeys(("color", "bits", "partial", "follow_links"), "for texts; remove it")
         if self.text_in_table(self.__dict__) and self.root != self.table:
@@ -112,7 +112,7 @@ class DatasetConfig(Section):
     def _every_key_has_an_effect(self) -> Self:
         for key, why in self.idle().items():
             if getattr(self, key) != type(self).model_fields[key].get_default(call_default_factory=True):
-                raise ValueError(f"{key} does nothing {why}")
+                raise ValueError(f"{key} has no effect {why}")
         return self
 
     @model_validator(mode="before")

@@ -101,8 +101,8 @@ def workbook_rows(path: Path, only: Collection[str] | None = None) -> Iterator[t
     if line:
         raise DataError(f"{path} has a row of more than {_MOST_OF_ROW:,} bytes; leave out columns")
     raise DataError(
-        f"{path} takes more than {MOST_MEMORY >> 20} MiB of memory, or {MOST_SECONDS} s for a row; "
-        "save it as CSV"
+        f"{path} needs more than {MOST_MEMORY >> 20} MiB of memory, or {MOST_SECONDS} s for a row; save "
+        "it as CSV"
     )
 
 
@@ -144,10 +144,10 @@ def decoded(path: Path, only: Collection[str] | None, source: str | Path) -> Ite
     except DataError:
         raise
     except MemoryError:
-        raise DataError(f"{path} takes more than {MOST_MEMORY >> 20} MiB of memory; save it as CSV") from None
+        raise DataError(f"{path} needs more than {MOST_MEMORY >> 20} MiB of memory; save it as CSV") from None
     except ImportError:
         raise DataError(
-            f'{path}: such a table needs another package: pip install "suture[tables]"; or save it as CSV'
+            f'{path}: to read it, install another package: pip install "suture[tables]"; or save it as CSV'
         ) from None
     except Exception as error:  # readers of damaged files raise nearly anything
         raise DataError(f"{path} cannot be read: {str(error) or type(error).__name__}") from error
@@ -201,11 +201,11 @@ def _check_parts(path: Path, workbook: IO[bytes]) -> None:
     try:
         packed = zipfile.ZipFile(workbook)
     except zipfile.BadZipFile as error:
-        raise DataError(f"{path} is no .xlsx ({error}); save it as one, without a password") from error
+        raise DataError(f"{path} is not an .xlsx ({error}); save it as .xlsx, without a password") from error
     with packed:
         total = sum(part.file_size for part in packed.infolist())
         if total > MOST_TEXT:
-            raise DataError(f"{path} unpacks to {total:,} bytes, and at most {MOST_TEXT:,} are read")
+            raise DataError(f"{path} unpacks to {total:,} bytes; the limit is {MOST_TEXT:,}")
         for part in packed.infolist():
             with packed.open(part) as file:
                 large = part.filename.lstrip("/").lower().startswith(_LARGE_PARTS)
@@ -245,7 +245,7 @@ class _Elements:
         if self._depth < 2:
             self._held += 1 if self._depth else 1 + 4 * len(attributes)
         if self._held > self._most or self._inside > _MOST_IN_ROW:
-            raise DataError(f"{self._path} has more rows, cells or styles than are read; save it as CSV")
+            raise DataError(f"{self._path} exceeds the limits of rows, cells or styles; save it as CSV")
         if name == _CELL:  # a formula may well have an empty text for a result
             self._formula, self._result = False, attributes.get("t") == "str"
         self._formula = self._formula or name == _FORMULA
@@ -261,7 +261,7 @@ class _Elements:
             raise DataError(f"{self._path} has formulas without results; open it in Excel, and save it")
 
     def doctype(self, *_: object) -> None:
-        raise DataError(f"{self._path} declares entities, which no spreadsheet program writes; save it anew")
+        raise DataError(f"{self._path} declares entities, which no spreadsheet program writes; save it again")
 
 
 def _parquet(path: Path, source: str | Path, only: Collection[str] | None) -> Iterator[list[str]]:
@@ -271,7 +271,7 @@ def _parquet(path: Path, source: str | Path, only: Collection[str] | None) -> It
     with parquet.ParquetFile(source) as plain:
         meta, schema = plain.metadata, plain.schema_arrow
         if meta.num_columns > MOST_COLUMNS:
-            raise DataError(f"{path} has {meta.num_columns:,} columns, and at most {MOST_COLUMNS:,} are read")
+            raise DataError(f"{path} has {meta.num_columns:,} columns; the limit is {MOST_COLUMNS:,}")
         read = [field for field in schema if only is None or field.name in only]
         for field in read:
             kind = field.type
@@ -318,7 +318,7 @@ def _values(path: Path, column: Any) -> list[Any]:
     if _is_text(column.type.value_type):
         longest = pc.max(pc.binary_length(column.dictionary)).as_py() or 0
         if longest > LONGEST_LINE:
-            raise DataError(f"{path} has a cell of {longest:,} bytes, and at most {LONGEST_LINE:,} are read")
+            raise DataError(f"{path} has a cell of {longest:,} bytes; the limit is {LONGEST_LINE:,}")
     return list(column.dictionary_decode().to_pylist())
 
 

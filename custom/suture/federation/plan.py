@@ -28,7 +28,9 @@ Selection = Literal["site_loss", "server_metric", "server_balanced_accuracy", "l
 def _whole_or_share(value: float) -> float:
     if (isinstance(value, int) and 1 <= value <= LIMIT) or 0 < value < 1:
         return value
-    raise ValueError(f"is a number of sites from 1, or a share of them between 0 and 1 (at most {LIMIT})")
+    raise ValueError(
+        f"must be a number of sites from 1 (at most {LIMIT}), or a share of them between 0 and 1"
+    )
 
 
 Quorum = Annotated[int | float, AfterValidator(_whole_or_share)]
@@ -78,12 +80,11 @@ class Plan:
             )
         if self.method.local.warmup_init == "independent" and not self.method.local.warmup_epochs:
             raise ConfigError(
-                "warmup_init='independent' needs a warm-up, and there is none; set warmup_epochs, or "
-                "remove warmup_init"
+                "warmup_init='independent' needs a warm-up; set warmup_epochs, or remove warmup_init"
             )
         if self.model.second_head and self.method.prior is None:
             raise ConfigError(
-                f"{self.method.about.title} would never train a second head; set model.second_head=false"
+                f"{self.method.about.title} does not train a second head; set model.second_head=false"
             )
         if self.method.limits.images_only and (reads := MODELS[self.model.name].reads) != "image":
             others = ", ".join(name for name, kind in METHODS.items() if not kind.limits.images_only)
@@ -93,8 +94,8 @@ class Plan:
             )
         if self.model.name_vectors and self.method.part_at_site:
             raise ConfigError(
-                f"model.name_vectors: only the server reads the file, and {self.method.about.title} begins "
-                "rows at the sites; remove it, as named rows need no file"
+                f"model.name_vectors: only the server reads the file, and {self.method.about.title} "
+                "begins rows at the sites; remove it: named rows need no file"
             )
         self.method.check_model(self.model)
 
@@ -121,8 +122,8 @@ class Plan:
         """
         if isinstance(values, Mapping) and (wrong := values.keys() ^ _PLAN_KEYS):
             raise ConfigError(
-                f"the job's plan has a missing or unknown key {shown(min(map(str, wrong)))}; export the job "
-                "again with the version of suture that runs it"
+                f"the job's plan has a missing or unknown key {shown(min(map(str, wrong)))}; export the "
+                "job again with the version of suture that runs it"
             )
         given = parse(_Values, values, "the job's plan")
         kind: type[Method] | None = None
@@ -234,8 +235,8 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.patience is not None and self.selection == "last":
             raise ConfigError(
-                f"patience={self.patience} would never stop a run of selection='last', in which every round "
-                "is the best so far; select by 'site_loss' or 'server_metric', or remove patience"
+                f"patience={self.patience} has no effect with selection='last', because there every "
+                "round counts as the best; select by 'site_loss' or 'server_metric', or remove patience"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -266,4 +267,4 @@ def round_context(plan: Plan, rounds: int, round_: int) -> RoundContext:
         if round_ <= last + phase.rounds:
             return RoundContext(round_, phase, plan.seed, round_ - last)
         last += phase.rounds
-    raise ConfigError(f"round {round_} lies beyond the {rounds} rounds of the plan")
+    raise ConfigError(f"round {round_} is beyond the {rounds} rounds of the plan")

@@ -201,7 +201,7 @@ def initial_tensors(tensors: Mapping[str, Tensor], labels: Labels, name: str) ->
     """
     row = next((word for word in (TARGET, canonical(name)) if word in labels), None)
     if row is None:
-        log.info("%s is new to the model: its row begins at random", name)
+        log.info("%s is new to the model; its row starts from random weights", name)
         return {key: t for key, t in tensors.items() if not key.startswith(HEADS)}
     at = labels.index(row)
     return {key: t[at : at + 1] if key.startswith(HEADS) else t for key, t in tensors.items()}

@@ -288,7 +288,7 @@ def pretrain(
         NonFiniteLoss: the loss is not finite.
     """
     if len(images) < 2:
-        raise DataError(f"{len(images)} training images; give two or more, which are to be distinguished")
+        raise DataError(f"{len(images)} training images; give two or more")
     losses = []
     with repeatable(device):
         trainer = Trainer(images, spec, seed, device)

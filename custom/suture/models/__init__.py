@@ -140,7 +140,7 @@ Width = Annotated[int, Field(ge=0, le=4096)]
 
 def _code_string(value: str) -> str:
     if not re.fullmatch(r"[A-Z0-9_ ]{1,16}", value) or value != value.strip():
-        raise ValueError("is no code of DICOM's Modality, which are in capitals: CR, DX, MG, CT, MR, US")
+        raise ValueError("is not a code of DICOM's Modality; write for example CR, DX, MG, CT, MR or US")
     return value
 
 
@@ -238,8 +238,9 @@ def vocabulary_of(spec: ModelSpec) -> Vocabulary:
         return clinical_vocabulary()
     if spec.vocabulary == CORPUS:
         raise ConfigError(
-            "model.vocabulary=corpus is for simulations, which hold all documents; sites that keep theirs "
-            "need a file: make one of public text with `suture vocab`, and name it as model.vocabulary"
+            "model.vocabulary=corpus needs all documents in one place, as in a simulation; for a "
+            "federation, make a file from public text with `suture vocab` and name it as "
+            "model.vocabulary"
         )
     if isinstance(spec.vocabulary, str):
         return read_vocabulary(Path(spec.vocabulary))
@@ -259,8 +260,8 @@ def check_portable(spec: ModelSpec, holder: str) -> None:
     """
     if isinstance(spec.vocabulary, str) and spec.vocabulary != "clinical":
         raise ConfigError(
-            f"model.vocabulary={spec.vocabulary[:80]!r}: {holder} holds the words themselves, or 'clinical', "
-            "and no name of a file; export it again with `suture export`"
+            f"model.vocabulary={spec.vocabulary[:80]!r}: {holder} needs the words themselves or "
+            "'clinical', not the name of a file; export it again with `suture export`"
         )
 
 
@@ -311,7 +312,9 @@ def _check(spec: ModelSpec) -> None:
     if spec.size < entry.smallest:  # its last pooling would leave no pixel, or batch norm a single one
         raise ConfigError(f"model.size {spec.size} is too small for {spec.name}; {entry.smallest} or more")
     if spec.weights and not entry.weights:
-        raise ConfigError(f"model.weights: there are none for {spec.name}; remove it, or set model.name")
+        raise ConfigError(
+            f"model.weights: {spec.name} has no pretrained weights; remove it, or set model.name"
+        )
     words = {word for other in MODELS.values() for word in other.weights}
     if spec.weights in words - set(entry.weights):
         raise ConfigError(
@@ -319,23 +322,25 @@ def _check(spec: ModelSpec) -> None:
             + " or ".join(entry.weights)
         )
     if spec.dropout and not spec.hidden:
-        raise ConfigError("model.dropout is that of the hidden block; set model.hidden, or remove it")
+        raise ConfigError("model.dropout applies to the hidden block; set model.hidden, or remove it")
     if spec.second_head and not spec.projection:
-        raise ConfigError("model.second_head is that of the projection; set model.projection, or remove it")
+        raise ConfigError("model.second_head belongs to the projection; set model.projection, or remove it")
     if spec.name_vectors and spec.rows != "named":
         raise ConfigError("model.name_vectors is for named rows; set model.rows=named, or remove it")
     if spec.neck and spec.projection:
         raise ConfigError("model.neck and model.projection do not go together; set one of them to 0")
     if spec.modalities and entry.reads != "image":
-        raise ConfigError(f"model.modalities is of images, and {spec.name} reads {entry.reads}; remove it")
+        raise ConfigError(f"model.modalities is for images, but {spec.name} reads {entry.reads}; remove it")
     if entry.vectors and spec.longest is not None:
-        raise ConfigError("model.longest cuts words, and this model reads whole documents; remove it")
+        raise ConfigError(
+            "model.longest limits the number of words, but this model reads whole documents; remove it"
+        )
     if not entry.vectors and spec.embedding != TFIDF:
         raise ConfigError(f"model.embedding is not for {spec.name}; set model.name=vectors, or remove it")
     if spec.padding and spec.longest is None:
         raise ConfigError(
-            "model.padding fills every document up to model.longest; set that, to the longest document of "
-            "all sites, say (`suture data check` shows that of each site)"
+            "model.padding fills every document up to model.longest; set it, for example to the "
+            "longest document of all sites (`suture data check` shows it for each site)"
         )
     for name in ("mean", "std"):
         given, channels = getattr(spec.preprocessing, name), spec.preprocessing.channels

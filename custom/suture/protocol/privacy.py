@@ -9,9 +9,9 @@ from pydantic import Field, model_validator
 from suture.core.validation import Section
 
 NO_ENCRYPTION = (
-    "encrypted updates cannot be validated: neither the site's filter nor the server could see what they "
-    "hold, so homomorphic encryption is not supported; TLS encrypts them in transit, and clip and noise "
-    "under [privacy] in suture.toml protect their content"
+    "homomorphic encryption is not supported: neither the site's filter nor the server could check "
+    "encrypted updates; TLS encrypts them in transit, and clip and noise under [privacy] in "
+    "suture.toml protect their content"
 )
 
 RANGES: dict[Literal["clip", "noise", "delta"], tuple[float, float]] = {
@@ -34,12 +34,12 @@ def check_protection(
         ValueError: names the value.
     """
     if values and values.keys() != RANGES.keys():
-        raise ValueError("clip, noise and delta belong together")
+        raise ValueError("clip, noise and delta must be set together")
     for name, value in values.items():
         low, high = RANGES[name]
         if not low <= value <= high or (name == "noise" and 0 < value < LEAST_NOISE):
             least = f"0, or between {LEAST_NOISE:g}" if name == "noise" else f"between {low:g}"
-            raise ValueError(f"{name} = {value:g} is not {least} and {high:g}")
+            raise ValueError(f"{name} = {value:g} must be {least} and {high:g}")
     return values
 
 
@@ -123,8 +123,6 @@ class PrivacyConfig(Section):
         if self.noise and self.clip is None:
             raise ValueError("noise is in units of clip; set clip, the largest norm of an update")
         if self.max_epsilon is not None and not self.noise:
-            raise ValueError(
-                "max_epsilon permits no update without noise, whose ε is infinite; set clip and noise"
-            )
+            raise ValueError("max_epsilon needs noise, because without it ε is infinite; set clip and noise")
         check_protection(self.protection)
         return self

@@ -259,7 +259,7 @@ class PseudoLabels:
 
     def __post_init__(self) -> None:
         if self.right > self.made:
-            raise ValueError(f"{self.right} of {self.made} pseudo-labels cannot be right")
+            raise ValueError(f"{self.right} of {self.made} pseudo-labels cannot be correct")
 
 
 @dataclass(frozen=True)
@@ -300,9 +300,7 @@ def read_run(folder: Path) -> Run:
     """
     path = folder / "run.json"
     if not path.is_file():
-        raise DataError(
-            f"{folder} is no run folder: it has no run.json; give the folder that a run has written"
-        )
+        raise DataError(f"{folder} is not a run folder: run.json is missing; give the folder of a run")
     return _read(Run, path)
 
 
@@ -347,7 +345,7 @@ def _read_lines(kind: type[T], path: Path) -> list[T]:
         except DataError:
             if line.endswith(b"\n"):
                 raise
-            log.warning("%s, line %d, was never ended and is left out", path, number)
+            log.warning("%s: line %d is incomplete and is skipped", path, number)
     return found
 
 
@@ -380,6 +378,6 @@ def _unreadable(where: str, error: ValueError) -> DataError:
         at = ".".join(map(str, first["loc"]))
         why = f"{f'{at}: ' if at else ''}{first['msg']}"
     return DataError(
-        f"{where}: {why}; the file is damaged or of another version of "
-        "suture: restore it or run the job again"
+        f"{where}: {why}; the file is damaged or from another version of suture: restore it or run the "
+        "job again"
     )

@@ -82,7 +82,7 @@ class Job:
         check_job(self.name)
         if not (self.method.local.epochs or self.method.local.iterations):
             raise ConfigError(
-                f"{self.name}: method.local.epochs=0 trains nothing; set 1 or more, or local.iterations"
+                f"{self.name}: method.local.epochs=0 would not train; set 1 or more, or local.iterations"
             )
 
     def plan(self, experiment: str) -> Plan:
@@ -220,7 +220,7 @@ def check_finetuning(job: Job) -> None:
         return
     if job.method.personal != "nothing":
         raise ConfigError(
-            f"{job.method.about.title} leaves no global model to fine-tune; choose another method"
+            f"{job.method.about.title} does not produce a global model to fine-tune; choose another method"
         )
     if not getattr(job.simulation, "targets", ()):
         raise ConfigError(f"{job.name} has no task to fine-tune on; name some in simulation.targets")
@@ -271,8 +271,9 @@ def _with_method(job: Job, name: str) -> Job:
         method = parse(kind, shared, "method")
     except ConfigError as refusal:
         raise ConfigError(
-            f"--set method={name} keeps the settings of {job.name}'s method, and {kind.about.title} refuses "
-            f"them: {refusal}. Change them with --set before it, or take a job that is made for the method"
+            f"--set method={name} keeps the settings of {job.name}'s method, and {kind.about.title} "
+            f"refuses them: {refusal}. Change them with --set before it, or use a job that is made for "
+            "the method"
         ) from refusal
     return dataclasses.replace(job, method=method, title=title)
 
@@ -327,7 +328,9 @@ def _path(job: Job, key: str) -> tuple[str, ...]:
     if len(ends) > 1:
         raise ConfigError(f"{key!r} is ambiguous: {', '.join('.'.join(p) for p in ends)}; write one of them")
     if inside := [name for name in leaves if name.startswith(f"{key}.")]:
-        raise ConfigError(f"{key!r} is several settings; set one of them: {', '.join(sorted(inside))}")
+        raise ConfigError(
+            f"{key!r} stands for several settings; set one of them: {', '.join(sorted(inside))}"
+        )
     if not ends:
         if others := _methods_with(key):
             raise ConfigError(

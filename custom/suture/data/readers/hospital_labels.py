@@ -152,8 +152,8 @@ def blank_findings(sheet: Sheet, cells: list[str], column: str) -> tuple[str, ..
     """A note of the blank cells of a column of findings, where there are any."""
     blank = cells.count("")
     text = (
-        f"{sheet.path}, column {column!r}: {number_of(blank, 'blank cell')}, read as unknown; "
-        f"where nothing was found write {NO_FINDING}"
+        f"{sheet.path}, column {column!r}: {number_of(blank, 'blank cell')}, read as unknown; where "
+        f"nothing was found, write {NO_FINDING}"
     )
     return (text,) if blank else ()
 
@@ -209,7 +209,7 @@ def _remedy(different: int, words: set[str]) -> str:
     """What to do about a column with so many different cells that have no meaning."""
     others = "name the label columns as [data] labels"
     if different > FEW:
-        return f"if the column is no label, {others}"
+        return f"if the column is not a label, {others}"
     return f"add this line to [data], with 1 or 0 for what is known, or {others}:\n{values_line(words)}"
 
 

@@ -82,7 +82,7 @@ def find_split(
     splits, faults = _splits(kept, "split", "[data] split_file")
     part = dict(zip(map(same, kept.column("patient", "[data] split_file")), splits, strict=True))
     new = [number for patient, number in zip(patients, sheet.numbers, strict=True) if patient not in part]
-    what = f"a patient that {config.split_file} does not have; add a line with its split"
+    what = f"a patient who is missing from {config.split_file}; add a line with the split"
     return tuple(part.get(patient, "") for patient in patients), faults + fault(sheet, new, what)
 
 
