@@ -500,7 +500,7 @@ def test_patients_are_named_by_an_identifier_and_all_of_them(tmp_path: Path) -> 
     assert any("is 'ICU' a finding?" in warning for warning in found.warnings)
     rows[3][4] = ""
     table(tmp_path / "t.csv", rows)
-    with pytest.raises(DataError, match="row 4: .*'PatientID'"):
+    with pytest.raises(DataError, match=r"row 4: .*'PatientID'"):
         discover(tmp_path)
 
 

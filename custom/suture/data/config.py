@@ -32,17 +32,19 @@ class TrainingConfig(Section):
     """How this site trains.
 
     Attributes:
-        batch_size: replaces the job's; at least 2, because batch norm has no variance of one image. Methods
-            whose job decides the batches (MetaFL, PMFL) refuse it, and refuse `amp` and `compile`.
-        learning_rate: replaces the job's.
+        batch_size: images or documents in each step, instead of the job's; at least 2, because batch norm
+            needs more than one. Methods that take it from the job (MetaFL, PMFL) refuse it, and refuse `amp`
+            and `compile`.
+        learning_rate: learning rate, instead of the job's.
         device: ``cpu``, ``cuda`` or one of several GPUs, such as ``cuda:1``.
         amp: train in mixed precision; a recurrent network (LSTM, GRU) stays in single precision.
-        half: the short type of `amp`: ``bf16``, or ``fp16`` for GPUs without it, which scales the loss.
-        compile: the backbone, to ``kernels``, or to ``cuda_graphs`` on a GPU; refused where the loss or the
-            gradient of a batch changes.
-        prefetch: training batches that a thread reads ahead; 0 for none. It changes no result.
-        threads: torch threads; another number changes the order of floating-point sums.
-        prior: file or folder of the frozen prior at this site; replaces the job's name of one.
+        half: the 16-bit type of `amp`: ``bf16``, or ``fp16`` for GPUs without it, with scaling of the loss.
+        compile: compile the backbone: to ``kernels``, or to ``cuda_graphs`` on a GPU. Refused if this changes
+            the loss or gradient of a batch.
+        prefetch: number of training batches that a thread prepares in advance; 0 for none. Does not change
+            results.
+        threads: number of torch threads. Another number changes results in the last digits.
+        prior: file or folder of the frozen prior at this site, instead of the path in the job.
     """
 
     batch_size: int | None = Field(default=None, ge=2)
@@ -73,10 +75,9 @@ class StorageConfig(Section):
     Attributes:
         state: the site's state between rounds and jobs.
         cache: decoded images.
-        files: holds the files that a job may name: a prior, pretrained weights at the server. A job gives a
-            bare name, and no other file can be named.
-        diagnostics: write a method's findings about each class beside the state, as a simulation does for its
-            report. They are in no message.
+        files: folder of the files that a job may name: a prior, or pretrained weights at the server. A job
+            gives the bare name, and cannot name other files.
+        diagnostics: also write a method's diagnostics of each class beside the state. They are never sent.
     """
 
     state: SitePath = Path("state")

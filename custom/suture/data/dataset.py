@@ -32,30 +32,29 @@ class DatasetConfig(Section):
     """The keys of ``[data]`` that every data set has.
 
     Attributes:
-        dataset: the format of the data; it decides which other keys there are.
-        root: the folder of the images, a tar archive, or a folder of tar archives. It may be left out where
-            the documents are in `table` itself.
-        table: the file of labels.
-        labels: the classes that this site annotates. By default, all that `table` has.
-        synonyms: maps a spelling of the table to the name of the label that it stands for.
-        codes: what identifies a class in a terminology, by its name: ``"SCT:36118008"`` of SNOMED CT,
-            ``"I10:J93.9"`` of WHO's ICD-10, ``"I10C:J93.9"`` of ICD-10-CM, ``"RADLEX:RID5352"``, or a list of
-            several systems. Classes of different sites with the same code are one class, whatever the sites
-            call them.
-        seed: seed of every random split.
-        color: read images as RGB; the default is gray.
-        bits: the true depth of images that are stored with 16 bits, such as 12 of a detector: values from 0
-            to 2^bits - 1 become the gray levels. By default all 16. A TIFF whose tags say fewer bits has
-            those, and DICOM spans the range of each image.
-        partial: `table` may list images (or reports) that `root` does not hold; their rows are left out and
-            counted. Without it, a missing image counts as an unreadable one.
-        follow_links: read images (or reports) that links within `root` place outside of it. By default such
-            an image counts as missing. `root` itself may be a link.
-        target: the one class that this site trains, for methods in which each site trains a class of its own.
-        truth: a table with the labels of all images, in a simulation. Training never reads it; the site
-            compares pseudo-labels with it, and the result stays at the site.
-        groups: classes grouped by how often they occur in training (head, medium, tail), in the server's
-            file: the server also reports its figures for each group.
+        dataset: the format of the data, on which the other keys depend.
+        root: the folder of the images, a tar archive, or a folder of tar archives. Not needed if the
+            documents are in `table` itself.
+        table: the file with the labels.
+        labels: the classes that this site annotates; by default all classes of `table`.
+        synonyms: maps spellings in the table to names of labels.
+        codes: codes of classes, by class name: ``"SCT:36118008"`` (SNOMED CT), ``"I10:J93.9"`` (WHO ICD-10),
+            ``"I10C:J93.9"`` (ICD-10-CM), ``"RADLEX:RID5352"``, or a list of several. Classes with the same
+            code are the same class, whatever sites call them. Codes are not verified.
+        seed: random seed of splits.
+        color: read images as RGB; by default as gray.
+        bits: true bit depth of images stored with 16 bits, such as 12 of a detector: values from 0 to 2^bits
+            - 1 become the gray levels. By default 16. A TIFF with tags for fewer bits uses those, and DICOM
+            the range of each image.
+        partial: allow `table` to list images (or reports) that are missing from `root`; their rows are left
+            out and counted. Otherwise a missing image counts as unreadable.
+        follow_links: read images (or reports) through links that lead out of `root`. By default they count as
+            missing. `root` itself may be a link.
+        target: the class that this site trains, for methods in which each site trains one class.
+        truth: in a simulation, a table with the true labels of all images, to check pseudo-labels. Training
+            never reads it, and the result stays at the site.
+        groups: in the server's file: classes grouped by how often they occur in training (head, medium,
+            tail). The server also reports figures for each group.
     """
 
     dataset: str

@@ -192,27 +192,26 @@ class Schedule:
     Attributes:
         job, title: name and title of the job, for people.
         rounds: number of communication rounds.
-        min_sites: number of usable updates that a round needs, or a share (below 1) of the sites that take
-            part, rounded up; None means all of them. At the start, the run needs that number of sites, or
-            that share of the sites that were requested.
-        round_timeout: seconds that a site has for a task.
-        grace: seconds that a round waits for more updates once it has `min_sites`; None waits until the
-            timeout for all sites that fetch their tasks. Later updates are dropped.
-        selection: how the round is selected whose model is the result: by the lowest mean validation loss of
-            the sites (`site_loss`; of equal ones, by the highest AUROC there), by the highest mean AUROC on
-            the server's validation data (`server_metric`) or, for multiclass labels, the highest balanced
-            accuracy on them (`server_balanced_accuracy`); or the `last` round. Where the head is re-trained,
-            it is one of those rounds.
-        patience: number of rounds without improvement after which training stops; None trains all `rounds`.
-        max_failed_rounds: number of consecutive rounds without enough updates after which the job stops.
-        max_update: an update is rejected whose norm is more than this many times that of the model, or
-            of the largest update that the site sent before in this phase of training (or the median of all
-            sites' largest ones, if that is larger); None accepts any.
-        label_map: a site's spelling of a class to the federation's name, for names that differ in more than
-            spelling.
-        accept_labels: look-alike names that are different classes on purpose, and names such as "label" that
-            are one class at several sites; True accepts all.
-        decision: how scores become decisions; None decides nothing.
+        min_sites: number of usable updates that a round needs, or (below 1) their share of the participating
+            sites, rounded up; None needs all. At the start, the run needs this number or share of the
+            requested sites.
+        round_timeout: seconds in which a site must answer a task.
+        grace: seconds for which a round waits for further updates after `min_sites` have arrived; None waits
+            until the timeout for all sites that fetched their task. Later updates are ignored.
+        selection: which round's model is the result: the one with the lowest mean validation loss of the
+            sites (`site_loss`; ties by the highest AUROC), the highest mean AUROC on the server's validation
+            data (`server_metric`), the highest balanced accuracy there (`server_balanced_accuracy`,
+            multiclass only), or the `last`. If the head is re-trained, one of those rounds.
+        patience: training stops after this number of rounds without improvement; None trains all `rounds`.
+        max_failed_rounds: the job stops after this number of consecutive rounds without enough updates.
+        max_update: an update is rejected if its norm is more than this many times that of the model, or of
+            the site's largest earlier update in this phase of training (or of the median over sites of their
+            largest ones, if that is larger); None accepts any.
+        label_map: maps a site's spelling of a class to the federation's name, for spellings that Suture does
+            not recognise.
+        accept_labels: similar names that are different classes, and general names such as "label" that are
+            the same class at several sites; True accepts all.
+        decision: how scores become decisions; None fits no thresholds.
 
     Raises:
         ConfigError: patience cannot work with the selection.

@@ -153,43 +153,44 @@ class ModelSpec:
     """Which model, and its input.
 
     Attributes:
-        name: a name of the registry.
-        size: side of the images.
-        color: whether the images are in colour.
+        name: name of a model; `suture list models` shows them.
+        size: side of the images in pixels.
+        color: read images in colour.
         hidden: width of a Dense block between backbone and head, 0 for none (256 in the program of
             Surgical Aggregation).
-        dropout: of that block.
-        norm_momentum: of the running statistics of batch norm; None for the network's own: 0.1, and 0.01 of
-            EfficientNet-Lite0, whose statistics need some hundred steps to adapt.
+        dropout: dropout rate of that block.
+        norm_momentum: momentum of the running statistics of batch norm; None for the network's own: 0.1, or
+            0.01 for EfficientNet-Lite0, whose statistics need some hundred steps to adapt.
         projection: width of the projector of methods that compare features with a frozen prior's (the prior's
             width), 0 for none.
         second_head: whether the projection has a head of its own, as in the published program of Fed-MAS.
         neck: width of a neck between backbone and head (Linear, ReLU, Linear; 256 in MOON), 0 for none.
-        head: ``linear``; ``dot``, without a bias; ``cosine``, scaled cosines of features and rows; or
-            ``anchors``, as ``dot``, with rows scaled to the length 1 where an image has one label (FedAlign).
-        rows: where the rows of the head begin: ``drawn`` at random, or ``named``, at a vector of the class
-            name; a class that joins later begins likewise.
-        name_vectors: of named rows: a safetensors file with a vector for each class name, found as `weights`
-            are; None for hashed runs of the name's letters.
-        weights: path of pretrained weights in a simulation; at a real server, which alone reads them, the
-            bare name of a file in ``[storage] files``. ``download`` fetches torchvision's, ``package`` reads
-            those in the backbone's package.
-        mean, std: normalisation per channel; None for that of the backbone's pretraining, or 0.5 and 0.25 if
-            it has none.
-        vocabulary: of a model that reads text: ``clinical``, which comes with the package; the path of a
-            vocabulary file; the words themselves; or ``corpus``, that of all documents of a simulation, as
-            in the published program of PMFL.
-        longest: number of tokens of a document that are read at most; None reads all.
-        embedding: of a model that reads vectors of documents: ``tfidf``, made of public frequencies of words;
-            or the folder of a sentence-transformers model, at a real site its bare name in ``[storage]
-            files``. Nothing is downloaded.
-        embedding_digest: SHA-256 of that folder, which the job carries and every party compares with its own.
+        head: ``linear``; ``dot``, without bias; ``cosine``, scaled cosine similarities of features and rows;
+            or ``anchors``, as ``dot``, with rows of length 1 for multiclass labels (FedAlign).
+        rows: initial rows of the head: ``drawn`` at random, or ``named``, vectors of the class names; also
+            for classes that join later.
+        name_vectors: for named rows: a safetensors file with a vector for each class name, located like
+            `weights`; None computes vectors from the letters of the name.
+        weights: file of pretrained weights; at a real server, which alone reads it, the bare name of a file
+            in ``[storage] files``. ``download`` fetches torchvision's, ``package`` uses those of the
+            backbone's package.
+        mean, std: normalisation for each channel; None for that of the pretrained backbone, otherwise 0.5 and
+            0.25.
+        vocabulary: for models of text: ``clinical``, part of the package; the path of a vocabulary file; the
+            words themselves; or, in a simulation, ``corpus``: the words of all documents, as in the published
+            program of PMFL.
+        longest: maximum number of tokens read of a document; None reads all.
+        embedding: for models of document vectors: ``tfidf``, from public word frequencies; or the folder of a
+            sentence-transformers model, at a real site its bare name in ``[storage] files``. Nothing is
+            downloaded.
+        embedding_digest: SHA-256 of that folder, part of the job; every party compares it with its own
+            folder.
         vector: width of those vectors.
-        padding: pad every document to `longest` and read the padding as words, as in the published program
+        padding: pad every document to `longest`, and read the padding as words, as in the published program
             of PMFL.
-        modalities: of what Modality (0008,0060) DICOM images are that the model is for, ``["CR", "DX"]`` say:
-            one of another counts as unreadable at the sites, and the trained model gives it no probability.
-            Files of other formats state none, and are read. By default it is for any.
+        modalities: DICOM modalities (0008,0060) that the model is for, such as ``["CR", "DX"]``: images of
+            another one count as unreadable at the sites, and get no probability from the trained model. Other
+            formats do not state a modality and are read. By default any.
     """
 
     name: str = "cnn"

@@ -44,12 +44,12 @@ class Job:
     """One federated training job.
 
     Attributes:
-        name: of the job, for the command line and the names of its runs.
-        title: one line for reports.
-        simulation: the simulated sites; None for a job that only real sites run.
-        shared_with: names of the FLARE users who may continue the experiment beside its submitter. A job
-            of another submitter is refused.
-        finetuning: how the global model is fine-tuned on tasks that no site has; None where it is not.
+        name: name of the job on the command line, and in the names of its runs.
+        title: title in reports.
+        simulation: the simulated sites; None for a job of real sites only.
+        shared_with: names of FLARE users who, besides the submitter, may continue the experiment. Others are
+            refused.
+        finetuning: how the global model is fine-tuned on tasks that no site has; None for no fine-tuning.
         The other attributes are those of `Plan` and `Schedule`.
 
     Raises:

@@ -126,10 +126,10 @@ class PhantomSites:
         images: number of images at each site.
         held_out: number of fully labelled images at the server.
         contrast: how strongly findings are drawn; lower is harder.
-        shift: how different the sites' scanners are; with 0 they are all the same.
+        shift: how much the sites' scanners differ; 0 makes them equal.
         every_label: each site annotates every finding: the reference for partial labels.
         seed: seed of the images; None takes the job's.
-        learning_rates: by name of the site, for sites with one of their own.
+        learning_rates: own learning rates of sites, by name of the site.
     """
 
     images: Annotated[int, Field(ge=20, le=LIMIT)] = 1500

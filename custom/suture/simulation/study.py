@@ -40,9 +40,8 @@ class StudySites:
         folder: of the study; each of its folders with a suture.toml is a site. A relative one starts at the
             folder of the job's file, and in Python at the working directory.
         sites: the sites that take part; all of them by default.
-        limits: whether figures keep to the sites' limits of disclosure (min_count, min_loss and round_counts
-            of [privacy]), as in a federation. Otherwise they are exact, because they leave this machine
-            nowhere.
+        limits: apply the sites' limits of disclosure (min_count, min_loss and round_counts of [privacy]), as
+            in a federation. Otherwise figures are exact, because they stay on this machine.
     """
 
     folder: str = "."

@@ -85,7 +85,7 @@ def test_labels_may_be_groups_of_diagnoses(path: Path) -> None:
     names = ("Pulmonary: Respiratory Failure", "renal: disorder of kidney")
     table = load_table(config(path, labels_from="diagnosis", labels=names))
     np.testing.assert_array_equal(table.y, [[1, 0], [0, 1], [np.nan] * 2, [np.nan] * 2])
-    with pytest.raises(DataError, match="no label .*100 rows"):
+    with pytest.raises(DataError, match=r"no label .*100 rows"):
         load_table(config(path, labels_from="diagnosis"))
 
 

@@ -37,16 +37,16 @@ class HospitalConfig(LabelConfig, ImageListConfig):
     """A hospital's own table; `table` (CSV, .xlsx or .parquet) has a row for each image or document.
 
     Attributes:
-        text_column: the column of documents, where the data are text rather than images; the column of images
-            then has what names a document.
-        attribute_column: the column by which figures are broken down, such as skin tone. It is no label, and
-            training does not see it.
-        delimiter: what separates the cells of a row of a text file.
-        encoding: of a text file, as Python calls it.
-        image_match: ``path`` finds an image by its path or file name, ``stem`` by its file name without the
+        text_column: column of the documents, for data that are text; `image_column` then identifies the
+            documents.
+        attribute_column: column by which figures are reported separately, such as skin tone. It is not a
+            label and not used in training.
+        delimiter: separator between the cells of a text file.
+        encoding: encoding of a text file, by its Python name.
+        image_match: ``path`` matches an image by its path or file name, ``stem`` by its file name without the
             suffix.
-        repeated: several rows of one image: ``refuse`` calls it a fault, ``merge`` unites their labels, where
-            present counts before absent, and absent before unknown.
+        repeated: several rows with the same image: ``refuse`` reports an error, ``merge`` combines their
+            labels (present before absent, absent before unknown).
     """
 
     dataset: Literal["hospital"] = "hospital"
