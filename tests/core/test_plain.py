@@ -80,6 +80,12 @@ def test_a_toml_file_of_another_encoding_is_told_which_to_use(encoding: str, tmp
         read_toml(tmp_path / "a.toml")
 
 
+def test_a_table_in_the_place_of_a_toml_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("image,Mass\na.png,1\n")
+    with pytest.raises(ConfigError, match=r"a\.csv .*\.toml"):
+        read_toml(tmp_path / "a.csv")
+
+
 def test_a_file_without_an_end_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "large.toml"
     with path.open("wb") as file:

@@ -80,7 +80,7 @@ def test_the_defaults_are_the_careful_ones(toml: Path) -> None:
         ("[training]\nthreads = 1\n", ["[data] is missing"]),
         (
             MINIMAL + "[training]\nbatch_size = 1\n",
-            ["[training] batch_size = 1", "greater than or equal to 2"],
+            ["[training] batch_size = 1", "at least 2"],
         ),
         (MINIMAL + "[privacy]\nmax_faults = 1.5\n", ["[privacy] max_faults = 1.5"]),
         (

@@ -88,7 +88,7 @@ def test_every_class_has_its_row(run_folder: Path) -> None:
 
 def test_classes_stand_in_their_group_best_first(run_folder: Path) -> None:
     firsts = [r[0] for r in page(run_folder).rows]
-    shared, unique = firsts.index("Annotated at several sites"), firsts.index("Annotated at one site")
+    shared, unique = firsts.index("At several sites"), firsts.index("At one site")
     assert firsts[shared + 1 : shared + 5] == [
         "Pleural Effusion",
         "Cardiomegaly",
@@ -133,7 +133,7 @@ def test_a_failed_run_says_what_is_absent(tmp_path: Path) -> None:
     run = run_record() | {"status": "failed", "error": "site 'st-anne' has gone", "finished": None}
     run |= {"selected_round": None}
     text = page(write_run(tmp_path, run, history_records(3))).text
-    assert "This run failed after 3 rounds. The page shows what it had written by then." in text
+    assert "This run failed after 3 rounds." in text
     assert "site 'st-anne' has gone" in text
     assert "in 3 of 8 rounds" in text
     assert "There is no metrics.json" in text
@@ -144,7 +144,8 @@ def test_a_failed_run_says_what_is_absent(tmp_path: Path) -> None:
 )
 def test_an_unfinished_run_says_so(tmp_path: Path, status: str, words: str) -> None:
     text = page(write_run(tmp_path, run_record() | {"status": status}, history_records(2))).text
-    assert f"This run {words} . The page shows the 2 rounds of 8" in text.replace(words + ".", words + " .")
+    assert f"This run {words}" in text
+    assert "2 of 8 rounds" in text
 
 
 def test_a_run_that_failed_at_once_has_a_page(tmp_path: Path) -> None:
@@ -158,7 +159,7 @@ def test_a_run_that_failed_at_once_has_a_page(tmp_path: Path) -> None:
     assert "failed before its first round ended" in text
     assert "before the sites had agreed on their labels" in text
     assert "There is no history.jsonl" in text
-    assert "The method had declared nothing" in text
+    assert "before the method declared" in text
 
 
 def test_phases_are_named(tmp_path: Path) -> None:
@@ -223,13 +224,13 @@ def test_pseudo_labels_have_their_section(tmp_path: Path) -> None:
     found = page(write_run(tmp_path, run_record(), history, metrics_record()))
     assert "Positive pseudo-labels, per site harbour hillside st-anne" in found.text
     assert "Negative pseudo-labels, per site" in found.text
-    assert "truth files" not in found.text
+    assert "true labels of the" not in found.text
 
 
 def test_a_simulation_tells_how_good_they_were(tmp_path: Path) -> None:
     history = with_pseudo_labels(history_records())
     found = page(write_run(tmp_path, run_record(), history, None, diagnostic_records(history)))
-    assert "simulation's own truth files, which training cannot read" in found.text
+    assert "true labels of the simulation" in found.text
     assert found.row("Cardiomegaly", "700") == ["Cardiomegaly", "700", "427", "61 %"]
     assert found.row("hillside", "Made") == ["hillside", "Made", "Right", "Share right"]
     # hillside missed a round and made none of Hernia: 7 rounds of Cardiomegaly, Edema and Fracture
@@ -242,7 +243,7 @@ def test_who_made_each_row(tmp_path: Path) -> None:
     text = found.text
     assert "share of that weight in round 8" in text
     assert found.row("st-anne", "13 %")[2] == "47 %"  # 300 of 2300 of Atelectasis, then Cardiomegaly
-    assert "A row that no site gave weight to stayed as it was." in text
+    assert "A row without any weight" in text
     assert found.row("Unchanged")[1:] == ["", "", "", "", "", "kept", "", "", ""]  # below Hernia
     assert "Atelectasis, % harbour hillside st-anne" in text
     assert "Hernia, %" not in text  # its row is unchanged in every round
@@ -273,7 +274,7 @@ def test_names_in_these_parts_become_no_markup(tmp_path: Path) -> None:
     html = write_report(write_run(tmp_path, run, history, None, made)).read_text(encoding="utf-8")
     assert evil not in html
     assert "Share of each site in the class rows" in html
-    assert "truth files" in html
+    assert "true labels of the" in html
 
 
 def test_a_query_loss_is_drawn_where_a_site_tells_it(tmp_path: Path) -> None:

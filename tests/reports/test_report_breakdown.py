@@ -47,7 +47,7 @@ def test_common_and_rare_classes(tmp_path: Path) -> None:
     assert found.row("Head") == ["Head", "Atelectasis, Edema", "0.150"]
     assert found.row("Tail") == ["Tail", "Hernia, Fracture", "0.400"]
     assert found.row("All") == ["All", "", "0.275"]
-    assert "more than 700 for the head and fewer than 70 for the tail" in found.text
+    assert "the head has more than 700 and the tail fewer than 70" in found.text
 
 
 def test_attributes(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_simulation_shows_how_far_classes_are_from_the_prior(tmp_path: Path) -
     figures = {"images": {"Edema": 90, "Hernia": 0}, "divergence": {"Edema": 0.5, "Hernia": 0.0}}
     lines = [{"site": "harbour", "round": 6, "classes": {}, "figures": figures}]
     found = page(write_run(tmp_path, run_record(), history_records(), None, lines))
-    assert "under the model with which round 6 began" in found.text
+    assert "under the model at the start of round 6" in found.text
     assert "Divergence, over images at all sites" in found.text
     assert "diagnostics.jsonl of this folder" in found.text
 

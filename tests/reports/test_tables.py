@@ -24,14 +24,14 @@ def test_the_table_by_hand() -> None:
     assert means == [
         ("Mean of 4", "0.816"),
         ("Mean of 4", "0.764"),
-        ("Mean (classes with an AUROC)", "0.790"),
+        ("Mean (with an AUROC)", "0.790"),
     ]
 
 
 def test_a_single_label_task_has_its_figures_below_the_mean() -> None:
     rows = shown(run_record(), metrics_record(OVERALL))
     assert [(r[0], r[2]) for r in rows if len(r) > 2][-5:] == [
-        ("Mean (classes with an AUROC)", "0.790"),
+        ("Mean (with an AUROC)", "0.790"),
         ("Accuracy", "0.712"),
         ("Balanced accuracy", "0.561"),
         ("Macro F1", "0.569"),
@@ -78,6 +78,6 @@ def test_a_missing_field_is_named() -> None:
 def test_the_mean_has_its_interval_and_the_loss_a_line_where_there_are_any() -> None:
     rows = shown(run_record(), metrics_record() | {"mean_interval": [0.77, 0.81], "loss": 0.1534})
     assert [r[:4] for r in rows if len(r) > 2][-2:] == [
-        ["Mean (classes with an AUROC)", "", "0.790", "0.770–0.810"],
+        ["Mean (with an AUROC)", "", "0.790", "0.770–0.810"],
         ["Loss (cross-entropy)", "", "0.153", ""],
     ]

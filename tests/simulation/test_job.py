@@ -39,7 +39,7 @@ def test_settings_by_path_by_last_word_and_by_method() -> None:
         ("zzz=3", r"known: (?!.*, lr, ).*method\.local\.lr, "),
         ("contrast=3", "ambiguous: augmentation.contrast, simulation.contrast"),
         ("rounds=zero", "rounds"),
-        ("rounds=0", "greater than or equal to 1"),
+        ("rounds=0", "at least 1"),
         ("rounds", "no '='"),
         ("lr=-1", "greater than 0"),
         ("method=surgcal", "did you mean 'surgical'"),
@@ -108,9 +108,9 @@ def test_a_job_that_trains_nothing_is_refused_in_one_line() -> None:
     demo = load_job("demo")
     for setting, says in (
         ("epochs=0", "set 1 or more"),
-        ("rounds=0", "rounds: .*greater than or equal to 1"),
+        ("rounds=0", "rounds: .*at least 1"),
         ("lr=0", "lr: .*greater than 0"),
-        ("batch_size=0", "batch_size: .*greater than or equal to 1"),
+        ("batch_size=0", "batch_size: .*at least 1"),
     ):
         with pytest.raises(ConfigError, match=says) as caught:
             with_settings(demo, [setting])

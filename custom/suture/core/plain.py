@@ -118,6 +118,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not UTF-8; save it as UTF-8") from None
     except ValueError as error:
+        if path.suffix.lower() != ".toml":
+            raise ConfigError(f"{path} is not a TOML file; give a .toml file") from error
         raise ConfigError(f"{path} is not valid TOML: {_why(error)}") from error
     return raw
 

@@ -22,7 +22,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from suture.core.errors import ConfigError, as_word, nearest, shown
 from suture.core.files import atomic_write
 from suture.core.plain import read_toml
-from suture.core.validation import Section
+from suture.core.validation import Section, in_words
 from suture.data.dataset import DatasetConfig, SitePath
 from suture.data.readers import DATASETS, DataConfig
 from suture.protocol.privacy import PrivacyConfig
@@ -212,6 +212,8 @@ def parse_data(values: Mapping[str, Any], where: str) -> DataConfig:
 
 def _explained(source: Path | str, faults: Sequence[Any]) -> str:
     """The first faults of pydantic, one a line, and how many more there are."""
+    # A list whose entries are at fault counts as too short as well: the entries are what to report.
+    faults = [f for f in faults if not any(f["loc"] == g["loc"][: len(f["loc"])] != g["loc"] for g in faults)]
     lines = [_explain(source, fault) for fault in faults[:_MOST_FAULTS]]
     more = len(faults) - len(lines)
     return "\n".join([*lines, *([f"and {more} more"] if more else [])])
@@ -241,7 +243,7 @@ def _explain(source: Path | str, fault: Any) -> str:
             known = " or ".join(map(repr, words))
             return f"{source}: {key}{value} does not apply to dataset {dataset!r}; use {known}"
         return f"{source}: unknown {key}{value}; {nearest(word, words)}"
-    return f"{source}: {key}{value}: {fault['msg']}"
+    return f"{source}: {key}{value}: {in_words(fault)}"
 
 
 def _unknown_key(section: str, rest: list[str], dataset: str | None) -> str:

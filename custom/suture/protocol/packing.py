@@ -29,6 +29,7 @@ from torch import Tensor
 from suture.core.errors import RejectedUpdate, SutureError, as_word, shown
 from suture.core.files import replacing
 from suture.core.plain import LARGEST_FILE, open_regular, parse_json
+from suture.core.validation import in_words
 from suture.protocol.messages import MOST, Abstain, Evaluation, Message, Payload, Scores, SiteInfo, Update
 
 _TYPES: dict[str, type[Message]] = {
@@ -180,7 +181,7 @@ def _first(error: ValidationError) -> str:
     """Describe the first problem of a validation, without the value: it may not be fit for a log."""
     problem = error.errors(include_input=False, include_url=False)[0]
     where = ".".join(map(as_word, problem["loc"]))
-    return f"{where}: {problem['msg']}"
+    return f"{where}: {in_words(problem)}"
 
 
 def save(path: Path, packed: Packed, durable: bool = True) -> None:

@@ -17,7 +17,7 @@ from pydantic import AliasChoices, Field, FiniteFloat, NonNegativeInt, Validatio
 
 from suture.core.errors import DataError
 from suture.core.plain import check_count, read_bounded, read_lines
-from suture.core.validation import adapter_of
+from suture.core.validation import adapter_of, in_words
 from suture.protocol.decisions import DecidedClass, DecisionSettings, Diagrams, Operating
 from suture.protocol.messages import Spent
 
@@ -376,7 +376,7 @@ def _unreadable(where: str, error: ValueError) -> DataError:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         at = ".".join(map(str, first["loc"]))
-        why = f"{f'{at}: ' if at else ''}{first['msg']}"
+        why = f"{f'{at}: ' if at else ''}{in_words(first)}"
     return DataError(
         f"{where}: {why}; the file is damaged or from another version of suture: restore it or run the "
         "job again"

@@ -13,7 +13,7 @@ from suture.core.targets import rich
 from suture.protocol.records import Metrics, Run, parse
 from suture.reports.formatting import DASH, area, count, interval
 
-SHARED, UNIQUE, NOBODY = "Annotated at several sites", "Annotated at one site", "Annotated at no site"
+SHARED, UNIQUE, NOBODY = "At several sites", "At one site", "At no site"
 OVERALL = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
@@ -137,7 +137,7 @@ def class_table(checked: Run, scores: Metrics) -> Table:
         _add(table, group)
     bounds = interval(scores.mean_interval) if scores.mean_interval else ""
     mean = f"[bold]{area(scores.mean_auroc)}"
-    table.add_row("[bold]Mean (classes with an AUROC)", "", mean, bounds, "", end_section=True)
+    table.add_row("[bold]Mean (with an AUROC)", "", mean, bounds, "", end_section=True)
     if scores.loss is not None:
         table.add_row("[bold]Loss (cross-entropy)", "", f"[bold]{area(scores.loss)}", "", "")
     for name, value in overall(scores).items():

@@ -189,7 +189,7 @@ def test_a_parquet_may_have_more_rows_than_are_held(
     [
         ({"classes": {}}, ConfigError, r"\[data\] classes = \{\}"),
         ({"classes": {"Mass": "eleven"}}, ConfigError, r"\[data\] classes\.Mass = 'eleven'"),
-        ({"classes": {"Mass": 0}}, ConfigError, r"\[data\] classes\.Mass = 0: .*greater than or equal to 1"),
+        ({"classes": {"Mass": 0}}, ConfigError, r"\[data\] classes\.Mass = 0: .*at least 1"),
         ({"classes": {"Mass": 11, "Edema": 11}}, ConfigError, "two classes"),
         ({"classes": {"Effusion": 11, "Pleural Effusion": 22}}, LabelError, "both mean 'Pleural Effusion'"),
         ({"values": {"yes": 1}}, ConfigError, r"\[data\] values\.yes"),

@@ -295,8 +295,8 @@ def _reason(score: ClassScore | None) -> str:
         return f"no negative among {_cases(score.positives)}"
     if score.negatives:
         return f"no positive among {_cases(score.negatives)}"
-    return "no labelled image"
+    return "no labelled case"
 
 
 def _cases(n: int) -> str:
-    return f"{n} labelled image{'s' if n > 1 else ''}"
+    return f"{n} labelled case{'s' if n > 1 else ''}"
