@@ -22,8 +22,8 @@ def test_the_table_by_hand() -> None:
     assert ["Hernia", "harbour", "—", "no positive among 2901 labelled cases", "0"] in rows
     means = [(r[0], r[2]) for r in rows if r[0].startswith("Mean")]
     assert means == [
-        ("Mean of 4", "0.816"),
-        ("Mean of 4", "0.764"),
+        ("Mean (4)", "0.816"),
+        ("Mean (4)", "0.764"),
         ("Mean (with an AUROC)", "0.790"),
     ]
 
