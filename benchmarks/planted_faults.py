@@ -187,7 +187,7 @@ FAULTS = (
     Fault(
         "a new patient without a split",
         _edit("beta/Befunde.csv", r"Müller-3;".encode().decode("latin-1") + "|M.ller-3;", "Neu;"),
-        r"a patient that .*splits\.csv does not have",
+        r"a patient .*splits\.csv",
     ),
     Fault(
         "an image twice, with other labels",

@@ -111,7 +111,7 @@ def test_paths_are_text_or_paths_and_start_where_the_call_is(
     assert len(frame)
     assert loaded.simulation is not None
     assert loaded.simulation.folder == str(runs / "mine")
-    with pytest.raises(suture.SutureError, match="holds no site"):
+    with pytest.raises(suture.SutureError, match="contains no site"):
         suture.run(loaded, out=kind("r"))
 
 
@@ -184,11 +184,11 @@ def test_mistakes_are_one_sentence(results: suture.Results, tmp_path: Path) -> N
         suture.run("demo", settings={"imges": 3})
     with pytest.raises(suture.SutureError, match="holds a run of demo"):
         suture.run("demo", rounds=2, out=results.folder, settings=SMALL)
-    with pytest.raises(suture.SutureError, match="is no run folder"):
+    with pytest.raises(suture.SutureError, match="is not a run folder"):
         suture.open_results(tmp_path)
     with pytest.raises(suture.SutureError, match="setting 'seed' is a PosixPath"):
         suture.run("demo", seed=tmp_path)  # type: ignore[arg-type]
-    with pytest.raises(suture.SutureError, match="an empty list holds nothing to predict"):
+    with pytest.raises(suture.SutureError, match="list of images is empty"):
         results.model().predict([])
     with pytest.raises(suture.SutureError, match="device 'gpu' cannot be used"):
         suture.load_model(results.folder / "model", device="gpu")
@@ -197,7 +197,7 @@ def test_mistakes_are_one_sentence(results: suture.Results, tmp_path: Path) -> N
 @pytest.mark.parametrize("what", [int, "near", suture.LocalTraining, suture.Method], ids=str)
 def test_only_a_complete_method_is_registered(what: Any) -> None:
     with pytest.raises(
-        suture.SutureError, match=r"is no subclass of suture\.Method|has no about and no labels"
+        suture.SutureError, match=r"is not a subclass of suture\.Method|lacks about and labels"
     ):
         suture.register(what)
 

@@ -77,7 +77,7 @@ class Combined(Composed):
     def __post_init__(self) -> None:
         named = [type(part).__name__ for part in self._losses]
         if len(named) > 1:
-            raise ConfigError(f"{' and '.join(named)} are both the loss of known labels; leave one out")
+            raise ConfigError(f"{' and '.join(named)} both replace the loss of known labels; leave one out")
         if named and self.restricted:
             raise ConfigError(
                 f"Restricted restricts the plain or the balanced softmax, not {named[0]}; leave one out"

@@ -22,8 +22,8 @@ def data_folder(root: str | None, name: str, title: str) -> Path:
     if shared := os.environ.get("SUTURE_DATA"):
         return (Path(shared) / name).resolve()
     raise ConfigError(
-        f"where is {title}? Set SUTURE_DATA to the folder that holds {name}, or name the folder of its table "
-        "with --set simulation.root=DIR"
+        f"{title} was not found: set SUTURE_DATA to the folder that contains {name}, or name the folder "
+        "of its table with --set simulation.root=DIR"
     )
 
 

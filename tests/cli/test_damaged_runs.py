@@ -114,7 +114,7 @@ def test_a_torn_last_line_of_the_history_is_left_out_with_a_note(
         file.write('{"round": 9, "ph')
     assert read_history(run) == whole
     write_report(run)
-    assert "history.jsonl, line 9, was never ended and is left out" in caplog.text
+    assert "history.jsonl: line 9" in caplog.text
     Record(run).rewind(5)
     assert [line.round for line in read_history(run)] == [1, 2, 3, 4]
 

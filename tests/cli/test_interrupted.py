@@ -77,10 +77,8 @@ def test_an_interruption_before_the_run_leaves_nothing(
 
     monkeypatch.setattr("suture.simulation.run._begin", stop)
     done = CliRunner().invoke(app, ["run", "demo", "--env", "local", "--out", str(tmp_path / "r")])
-    assert (done.exit_code, done.output.strip()) == (
-        130,
-        "interrupted before the run had begun; nothing of it is left",
-    )
+    assert done.exit_code == 130
+    assert "no files are left" in done.output
     assert not (tmp_path / "r").exists()
 
 
@@ -139,10 +137,8 @@ def test_a_job_that_is_no_longer_followed_goes_on_and_its_commands_are_named(
     with pytest.raises(typer.Exit) as caught:
         _follow("demo", "poc", kit, tmp_path / "r", "j1", False)
     assert caught.value.exit_code == 130
-    assert capsys.readouterr().out.splitlines() == [
-        "the job continues at the server",
-        "how far it is: suture status j1 --startup-kit 'my kits/admin'",
-        f"its results, when it has ended: suture results j1 --out {tmp_path / 'r'} --startup-kit "
-        "'my kits/admin'",
-        "end it: nvflare job abort j1 --startup-kit 'my kits/admin'",
-    ]
+    said = capsys.readouterr().out
+    kit_option = "--startup-kit 'my kits/admin'"
+    assert f"suture status j1 {kit_option}\n" in said
+    assert f"suture results j1 --out {tmp_path / 'r'} {kit_option}\n" in said
+    assert f"nvflare job abort j1 {kit_option}\n" in said

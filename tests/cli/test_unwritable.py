@@ -34,7 +34,7 @@ COMMANDS = [
     ("init {} --site=alpha=data --yes", "/x"),
     ("init {} --site=alpha=data --yes", ""),
     ("vocab --texts words.txt --minimum 1 --out {}", "/x"),
-    ("data plot data/suture.toml --out {}", "/x"),
+    ("plot labels data/suture.toml --out {}", "/x"),
     ("poc up demo --dir {}", ""),
     ("poc down --dir {}", ""),
     ("report {}", ""),
@@ -84,7 +84,7 @@ def test_a_folder_whose_name_is_no_utf_8_cannot_be_written_into_a_configuration(
     hospital(tmp_path / folder, ("Mass", "Nodule"), 20, 1)
     line = said(capsys, "init", "study", "--yes", f"--site=alpha={folder}")
     assert "ntgen" in line
-    assert "holds bytes that are no utf-8; rename that folder or file" in line
+    assert "not utf-8; rename that folder or file" in line
 
 
 def test_a_full_disk_for_a_file_of_a_command(

@@ -36,7 +36,7 @@ def test_a_site_whose_classes_are_all_withheld_sends_no_loss(tmp_path: Path) -> 
     assert "alpha has 0 validation images of classes with [privacy] min_count = 5" in said
     suture("run", str(study), "--env", "local", "--rounds", "1", "--out", str(tmp_path / "exact"))
     as_federated = ("run", str(study), "--env", "local", "--limits", "--rounds", "1")
-    with pytest.raises(SutureError, match="alpha: 40 validation images, too few of each kind"):
+    with pytest.raises(SutureError, match="alpha: 40 validation images"):
         suture(*as_federated, "--out", str(tmp_path / "r"))
     last = ("--set", "selection=last", "--out", str(tmp_path / "r"), "--resume")
     assert "model of round 1" in suture(*as_federated, *last), "as the error has said"

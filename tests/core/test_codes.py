@@ -64,7 +64,7 @@ def test_every_built_in_code_has_a_form_a_meaning_a_source_and_a_licence() -> No
 
 @pytest.mark.parametrize("code", sorted(GENERAL))
 def test_a_shape_in_any_organ_is_no_code_of_a_class(code: str) -> None:
-    with pytest.raises(LabelError, match="identifies no class"):
+    with pytest.raises(LabelError, match="a shape in any organ"):
         check_code(code)
 
 
@@ -108,12 +108,12 @@ def test_a_slip_in_a_digit_is_found(place: int) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("36118008", "write SYSTEM:CODE"),
+        ("36118008", "SYSTEM:CODE"),
         ("SNOMED:36118008", "I10 .WHO's ICD-10."),
         ("SCT:3611", "6 to 18 digits"),
         ("SCT:036118008", "does not begin with 0"),
         ("SCT:٣٦١١٨٠٠٨", "6 to 18 digits"),
-        ("SCT:361100017", "identifies no concept"),  # of a description: its partition is 01
+        ("SCT:361100017", "00 or 10"),  # of a description: its partition is 01
         ("I10:j93.9", "capital letter"),
         ("I10C:S27.0XXAB", "capital letters"),
         ("I10C:j93.9", "capital letters"),
@@ -144,10 +144,10 @@ def test_a_party_states_one_code_of_a_system_for_a_class_and_no_code_twice() -> 
         "Pleural Effusion": ("I10:J90",),
     }
     faulty: list[tuple[dict[str, Any], str]] = [
-        ({"A": ("I10:J93.9", "I10:J90")}, "'A' has two codes of one system, I10:J93.9 and I10:J90"),
+        ({"A": ("I10:J93.9", "I10:J90")}, "'A' .*I10:J93.9 and I10:J90"),
         ({"A": "I10:J90", "B": "I10:J90"}, "'A' and 'B' both have the code I10:J90"),
         ({"PTX": "I10:J90", "Pneu": "I10:J93.9"}, "'Pneu' is 'Ptx', which has codes already"),
-        ({"PTX": "I10:Pneu"}, "'PTX': 'I10:Pneu' is no code of WHO's ICD-10"),
+        ({"PTX": "I10:Pneu"}, "'PTX': 'I10:Pneu' .*WHO's ICD-10"),
     ]
     for codes, why in faulty:
         with pytest.raises(LabelError, match=why):

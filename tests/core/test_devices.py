@@ -33,7 +33,7 @@ def test_what_cannot_compute_says_why_in_one_line(device: str) -> None:
 
 @pytest.mark.parametrize("device", ["mps", "mps:0", "xpu", "meta", "hpu"])
 def test_only_devices_with_correct_results_are_used(device: str) -> None:
-    assert unusable(device) == "results are correct on cpu and cuda only"
+    assert "cpu and cuda only" in unusable(device)
 
 
 FULL: list[Exception] = [
@@ -91,9 +91,7 @@ def test_groups_at_a_site_are_refused_as_they_do_nothing_there(tiny: Any) -> Non
     site = tiny(SurgicalAggregation()).sites()["alpha"]
     data = site.config.data.model_copy(update={"groups": {"head": ("Mass",)}})
     config = site.config.model_copy(update={"data": data})
-    with pytest.raises(
-        ConfigError, match=r"^alpha: \[data\.groups\] does nothing at a site; it is for the serv"
-    ):
+    with pytest.raises(ConfigError, match=r"^alpha: \[data\.groups\] .*the serv"):
         check_consent("alpha", site.plan, config)
 
 

@@ -76,7 +76,7 @@ def test_a_name_that_is_none(name: str) -> None:
 
 
 def test_two_names_that_are_one_are_an_error_naming_both() -> None:
-    with pytest.raises(LabelError, match="'Effusion' and 'pleural_effusion' are both 'Pleural Effusion'"):
+    with pytest.raises(LabelError, match="'Effusion' and 'pleural_effusion' both mean 'Pleural Effusion'"):
         LabelSet.of(["Effusion", "Mass", "pleural_effusion"])
     with pytest.raises(LabelError, match="empty"):
         LabelSet(())
@@ -91,7 +91,7 @@ def test_union_align_and_index() -> None:
     assert two.index("Hernia") == 1
     with pytest.raises(LabelError, match="'Mass' is not among"):
         two.index("Mass")
-    with pytest.raises(LabelError, match="one label type"):
+    with pytest.raises(LabelError, match="label type"):
         union([one, LabelSet(("Mass",), "multiclass")])
 
 

@@ -50,14 +50,14 @@ def only(name: str) -> None:
 def test_a_name_that_could_be_a_path_or_a_second_line_is_refused(
     check: Callable[[str], object], name: str
 ) -> None:
-    with pytest.raises(ConfigError, match=r"is no (site name|name of an experiment)") as caught:
+    with pytest.raises(ConfigError, match=r"site name|name of an experiment") as caught:
         check(name)
     assert len(str(caught.value)) < 300
     assert str(caught.value).isprintable()
 
 
 def test_no_site_is_called_like_all_sites_together() -> None:
-    with pytest.raises(ConfigError, match="'all' is no site name, as it stands for all sites together"):
+    with pytest.raises(ConfigError, match="'all' is reserved"):
         check_sites(["a", "all"])
 
 
@@ -99,9 +99,9 @@ def test_labels_of_a_sites_file(line: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", BAD)
 def test_an_experiment_of_a_plan_names_no_path(name: str) -> None:
     plan = Plan(SurgicalAggregation(), ModelSpec("cnn", size=32), Augmentation(), 1, "fine", "code")
-    with pytest.raises(ConfigError, match="no name of an experiment"):
+    with pytest.raises(ConfigError, match="name of an experiment"):
         replace(plan, experiment=name)
-    with pytest.raises(ConfigError, match="no name of an experiment"):
+    with pytest.raises(ConfigError, match="name of an experiment"):
         Plan.from_dict({**plan.to_dict(), "experiment": name})
 
 
@@ -111,13 +111,13 @@ def test_names_on_the_command_line(tmp_path: Path) -> None:
         run_job(job, "local", tmp_path / "a b", resume=False, overwrite=False, workers=None)
     with pytest.raises(ConfigError, match="--experiment"):
         export_job(job, tmp_path, "../elsewhere", ("a",))
-    with pytest.raises(ConfigError, match="no site name"):
+    with pytest.raises(ConfigError, match="site name"):
         export_job(job, tmp_path, "fine", ("a", "b\n"))
     assert not list(tmp_path.iterdir())
 
 
 def test_a_server_asks_no_site_of_such_a_name(tiny: Callable[..., object]) -> None:
     server = tiny(SurgicalAggregation()).server()  # type: ignore[attr-defined]
-    with pytest.raises(SutureError, match="no site name"):
+    with pytest.raises(SutureError, match="site name"):
         server.handshake(["alpha", "../beta"])
     assert json.dumps(server.collector.lines) == "{}"

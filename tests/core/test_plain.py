@@ -37,7 +37,7 @@ def nested(depth: int) -> object:
     [
         ("[" * 100_000 + "]" * 100_000, "deep"),
         ("[" * (DEEPEST + 2) + "]" * (DEEPEST + 2), "deep"),
-        ("NaN", "NaN is no number of JSON"),
+        ("NaN", "NaN"),
         (str(2**64), "more than 64 bits"),
         ("9" * 5_000, "integer"),
         ('"\\ud800"', "surrogates"),
@@ -76,8 +76,14 @@ def test_a_file_of_no_object_is_named(content: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize("encoding", ["utf-16", "latin-1"])
 def test_a_toml_file_of_another_encoding_is_told_which_to_use(encoding: str, tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('name = "Köln"', encoding=encoding)
-    with pytest.raises(ConfigError, match=r"a\.toml is not UTF-8; save it as such"):
+    with pytest.raises(ConfigError, match=r"a\.toml.*UTF-8"):
         read_toml(tmp_path / "a.toml")
+
+
+def test_a_table_in_the_place_of_a_toml_file_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("image,Mass\na.png,1\n")
+    with pytest.raises(ConfigError, match=r"a\.csv .*\.toml"):
+        read_toml(tmp_path / "a.csv")
 
 
 def test_a_file_without_an_end_is_not_read(tmp_path: Path) -> None:

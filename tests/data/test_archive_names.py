@@ -182,7 +182,7 @@ def test_the_members_of_an_archive_are_bounded(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(archives, "MOST_MEMBERS", 100)
     assert len(list(archives.reports(packed, lambda _: True))) == 100
     monkeypatch.setattr(archives, "MOST_LISTED", 9_000)
-    with pytest.raises(OSError, match="10,000 bytes in one piece"):
+    with pytest.raises(OSError, match="10,000 bytes in one member"):
         list(archives.reports(packed, lambda _: True))
 
 

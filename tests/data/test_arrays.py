@@ -73,18 +73,18 @@ def test_a_negative_slope_of_a_nifti_inverts_it() -> None:
 @pytest.mark.parametrize(
     ("data", "name", "said"),
     [
-        (npy(np.zeros((5, 6, 7))), "a.npy", "it is an array of 5 x 6 x 7, and an image is one slice"),
+        (npy(np.zeros((5, 6, 7))), "a.npy", "an array of 5 x 6 x 7, but an image must be one slice"),
         (nifti(np.zeros((5, 6, 7), np.int16)), "a.nii", "it is an array of 5 x 6 x 7"),
         (npy(np.array([[1.0, np.nan]])), "a.npy", "not finite"),
-        (npy(np.zeros(7)), "a.npy", "it is an array of 7, and an image is one slice"),
-        (npy(np.array([["a"]])), "a.npy", "its values are <U1"),
-        (npy(np.array([[{}]], object)), "a.npy", "its values are object"),
+        (npy(np.zeros(7)), "a.npy", "an array of 7, but an image must be one slice"),
+        (npy(np.array([["a"]])), "a.npy", "<U1"),
+        (npy(np.array([[{}]], object)), "a.npy", "object"),
         (npy(np.zeros((2, 2, 3))), "a.npy", "colour image of float64; save it as uint8"),
         (npy(np.zeros((0, 4))), "a.npy", "its header says 0 x 4 pixels"),
         (npy(GRAY)[:-1], "a.npy", "cannot be read"),
         (nifti(GRAY)[:-1], "a.nii", "it ends after 11 of 12 bytes"),
         (npy(GRAY)[:9], "a.npy", "cannot be read"),
-        (gzip.compress(b"nothing", mtime=0), "a.nii.gz", "no NIfTI-1"),
+        (gzip.compress(b"nothing", mtime=0), "a.nii.gz", "NIfTI-1"),
     ],
 )
 def test_what_is_no_slice_is_refused(data: bytes, name: str, said: str) -> None:

@@ -66,7 +66,7 @@ def test_no_warning_gives_commands_to_a_terminal(folder: Path) -> None:
     assert all(line.isprintable() for line in lines), done.stderr
     told = [line.partition(":")[0] for line in lines]
     assert sorted(told) == ["image a\\x1b]0;x\\n.dcm", "image b.png"], done.stderr
-    assert "and any orientation in it lost" in done.stderr
+    assert "orientation" in done.stderr
 
 
 def test_the_warnings_of_an_image_are_one_line(caplog: pytest.LogCaptureFixture) -> None:

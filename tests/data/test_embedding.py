@@ -64,7 +64,7 @@ def test_the_frequencies_of_the_package_are_made_again(data_root: Path) -> None:
 
 def test_without_the_package_the_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with pytest.raises(ConfigError, match=r"sentence-transformers, which is not installed.*=tfidf"):
+    with pytest.raises(ConfigError, match=r"sentence-transformers.*=tfidf"):
         model_vectors(tmp_path, ["a"])
 
 
@@ -85,5 +85,5 @@ def test_a_digest_tells_models_apart(tmp_path: Path) -> None:
     assert folder_digest(one) != folder_digest(two)
     (one / "sub" / "weights").rename(one / "weights")
     assert len({folder_digest(one), folder_digest(two)}) == 2
-    with pytest.raises(ConfigError, match="no folder of a sentence-transformers model"):
+    with pytest.raises(ConfigError, match="folder of a sentence-transformers model"):
         folder_digest(tmp_path / "none")

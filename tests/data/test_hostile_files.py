@@ -344,13 +344,13 @@ def test_no_decoder_is_called_for_an_image_that_is_too_large(monkeypatch: pytest
         with pytest.raises(DataError, match=r"its header says|its compressed frame is of"):
             decode_image(data, "a.dcm", color=False)
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", decoder)
-    with pytest.raises(DataError, match="its header says 13000 x 13000 pixels, and at most 40,000,000"):
+    with pytest.raises(DataError, match=r"its header says 13000 x 13000 pixels; .*40,000,000"):
         decode_image(png(13000, 13000, 1), "a.png", color=False)
 
 
 def test_a_deflated_dicom_is_not_inflated() -> None:
     data = dicom(bytes(64), DeflatedExplicitVRLittleEndian)
-    with pytest.raises(DataError, match=r"'a\.dcm' cannot be read: it is deflated as a whole"):
+    with pytest.raises(DataError, match=r"'a\.dcm' cannot be read: .*deflated"):
         decode_image(data, "a.dcm", color=False)
 
 
@@ -557,7 +557,7 @@ def test_the_columns_that_are_kept_of_a_large_table_are_bounded(
     path = tmp_path / "t.csv"
     path.write_text("a,b\n" + "1,x\n" * 10)
     monkeypatch.setattr("suture.data.reading.MOST_CELLS", 9)
-    with pytest.raises(DataError, match=r"t\.csv: its b are more than is read"):
+    with pytest.raises(DataError, match=r"t\.csv: its b exceed"):
         list(read_columns(path, ["b"], "key"))
     with pytest.raises(DataError, match=r"t\.csv has more than 10 rows"):
         read_sheet(path)
@@ -615,5 +615,5 @@ def test_a_member_of_a_negative_size_ends_an_archive(
     data = backward(size, pax)
     path = tmp_path / "a.tar"
     path.write_bytes(gzip.compress(data) if zipped else data)
-    with pytest.raises(DataError, match=r"'b\.png' has no size; pack it again"):
+    with pytest.raises(DataError, match=r"'b\.png' .*size; pack it again"):
         list(islice(tar_members(path), 100))

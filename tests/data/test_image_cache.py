@@ -133,7 +133,7 @@ def test_nothing_readable_is_an_error_at_any_tolerance(table: Table, folder: Pat
 
 
 def test_a_table_without_rows_is_an_error(table: Table, folder: Path) -> None:
-    with pytest.raises(DataError, match="no row"):
+    with pytest.raises(DataError, match="no images to decode"):
         decode(table.rows(np.array([], dtype=np.intp)), 4, False, folder)
 
 

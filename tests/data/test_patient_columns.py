@@ -54,7 +54,7 @@ def test_the_runner_up_is_named_and_a_mere_lesion_asked_about(tmp_path: Path) ->
     assert found.warnings == ()
     alone = discover(lesions(tmp_path / "b", ["image", "lesion_id", "Mass"]))
     assert alone.data["patient_column"] == "lesion_id"
-    assert any("'lesion_id' is taken for the patient" in warning for warning in alone.warnings)
+    assert any("'lesion_id' is used as the patient" in warning for warning in alone.warnings)
 
 
 def test_a_finding_is_no_patient(tmp_path: Path) -> None:

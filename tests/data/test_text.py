@@ -90,7 +90,7 @@ def test_a_vocabulary_file(tmp_path: Path) -> None:
     ("content", "says"),
     [
         (b"a\n\nb\n", "line 2 is blank"),
-        (b"a\nb\na\n", "line 3: 'a' is in line 1 already"),
+        (b"a\nb\na\n", "line 3: 'a' is already in line 1"),
         (b"", "is empty"),
         (b"\xff\xfe", "not UTF-8"),
     ],

@@ -158,7 +158,7 @@ def test_a_hostile_sheet_is_refused_before_it_is_held(
     monkeypatch.setattr(workbooks, "MOST_CELLS", 1_000_000)
     assert read_sheet(workbook(tmp_path / "fair.xlsx", [["image"], ["a.png"]])).rows == (("a.png",),)
     sheet = f"<worksheet {MAIN}><sheetData>{rows}</sheetData></worksheet>"
-    with pytest.raises(DataError, match=rf"t\.xlsx has {said}"):
+    with pytest.raises(DataError, match=rf"t\.xlsx .*{said}"):
         read_sheet(with_part(tmp_path / "t.xlsx", SHEET, sheet))
 
 
@@ -168,7 +168,7 @@ def test_a_workbook_that_unpacks_to_too_much_is_not_parsed(
 ) -> None:
     monkeypatch.setattr(workbooks, "MOST_TEXT", 100_000)
     monkeypatch.setattr(openpyxl, "load_workbook", None)
-    with pytest.raises(DataError, match=r"unpacks to .* bytes, and at most 100,000 are read"):
+    with pytest.raises(DataError, match=r"unpacks to .* bytes; .*100,000"):
         read_sheet(with_part(tmp_path / "t.xlsx", "xl/theme/theme1.xml", "x" * 100_000))
 
 
@@ -188,5 +188,5 @@ def test_a_cell_of_a_parquet_is_measured_before_it_is_copied(tmp_path: Path) -> 
     long = pa.DictionaryArray.from_arrays(pa.array([0] * 500, pa.int32()), pa.array(["x" * (1 << 20)]))
     parquet.write_table(pa.table({"image": long}), tmp_path / "t.parquet", compression="zstd")
     assert (tmp_path / "t.parquet").stat().st_size < 10_000
-    with pytest.raises(DataError, match=r"t\.parquet has a cell of 1,048,576 bytes, and at most 524,288"):
+    with pytest.raises(DataError, match=r"t\.parquet has a cell of 1,048,576 bytes; .*524,288"):
         read_sheet(tmp_path / "t.parquet")

@@ -53,7 +53,7 @@ def test_every_method_and_every_command_is_there() -> None:
         inner = getattr(command, "commands", {"": command})
         for word, one in inner.items():
             full = f"{name} {word}".strip()
-            assert (f"## `suture {full}`\n" in commands) is not one.hidden, full
+            assert (f"### `suture {full}`\n" in commands) is not one.hidden, full
     assert "One of `local`, `sim`, `poc`, `prod`." in commands
     assert "| `--bundle`, `--no-bundle` |  |" in commands
 

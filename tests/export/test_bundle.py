@@ -157,7 +157,7 @@ def test_without_operating_points_it_decides_nothing_and_says_so(tmp_path: Path)
     assert list(pd.read_csv(out)) == ["image", *LABELS]
     assert "decides nothing" in (bundle / "docs" / "README.md").read_text()
     np.save(images / "array.npy", np.zeros((4, 4)))
-    assert "array.npy: this bundle reads no arrays" in run_bundle(bundle, images, out).stderr
+    assert "array.npy: this bundle does not read arrays" in run_bundle(bundle, images, out).stderr
     (images / "array.npy").unlink()
     (images / "damaged.png").write_bytes(b"no image")
     assert "damaged.png' cannot be read" in run_bundle(bundle, images, out).stderr
@@ -258,5 +258,5 @@ def test_images_of_another_shape_are_one_line(tmp_path: Path) -> None:
     network = script["Network"](str(bundle / "models" / "model.pt2"))
     assert network(torch.zeros(2, 1, 32, 32)).shape == (2, 3)
     for shape in ((2, 1, 16, 16), (2, 3, 32, 32), (1, 32, 32), (1, 32)):
-        with pytest.raises(ValueError, match=rf"reads images \[n, 1, 32, 32\], and got \{list(shape)}$"):
+        with pytest.raises(ValueError, match=rf"reads images \[n, 1, 32, 32\], but got \{list(shape)}$"):
             network(torch.zeros(shape))

@@ -58,7 +58,7 @@ def test_the_front_matter_is_read_and_no_licence_is_invented(run_dir: Path) -> N
     assert facts["pipeline_tag"] == "image-classification"
     value = facts["model-index"][0]["results"][0]["metrics"][0]["value"]
     assert value == round(json.loads((run_dir / "metrics.json").read_text())["mean_auroc"], 3)
-    done = CliRunner().invoke(app, ["card", str(run_dir), "--license", "apache-2.0"])
+    done = CliRunner().invoke(app, ["model", "card", str(run_dir), "--license", "apache-2.0"])
     assert done.exit_code == 0, done.output
     text = (run_dir / "model" / "README.md").read_text()
     assert yaml.safe_load(text.split("---\n")[1])["license"] == "apache-2.0"

@@ -67,8 +67,8 @@ def in_folder(folder: Path, name: str = "x") -> None:
         (lambda folder: (folder / "l").symlink_to("model.json"), "links or special files: l; replace"),
         (lambda folder: (folder / ".git").symlink_to("/"), r"links or special files: \.git; replace"),
         (lambda folder: os.mkfifo(folder / "pipe"), "links or special files: pipe; replace"),
-        (lambda folder: (folder / "model.sig").unlink(), "nobody has signed"),
-        (lambda folder: (folder / "model.sig").write_text("{}"), "is not what the owner"),
+        (lambda folder: (folder / "model.sig").unlink(), "it is not signed"),
+        (lambda folder: (folder / "model.sig").write_text("{}"), "differs from what was signed"),
     ],
 )
 def test_what_was_done_to_a_signed_folder_is_named(
@@ -116,7 +116,7 @@ def test_a_signature_of_another_tool_that_leaves_files_out_is_no_signature_of_al
     verify(model, public)
     for path in (model / "extra", model / ".git"):
         in_folder(path)
-        with pytest.raises(DataError, match=rf"leaves out: {re.escape(path.name)}/x; remove it"):
+        with pytest.raises(DataError, match=rf"does not cover: {re.escape(path.name)}/x; remove it"):
             verify(model, public)
         shutil.rmtree(path)
 
@@ -169,7 +169,7 @@ def test_another_key_and_a_changed_signature_are_told_apart(model: Path, tmp_pat
     pytest.importorskip("model_signing")
     private, public = keys(tmp_path, "ours")
     sign(model, private)
-    with pytest.raises(DataError, match=r"model\.sig is a signature by another key; ask them"):
+    with pytest.raises(DataError, match=r"model\.sig was made with another key; ask"):
         verify(model, keys(tmp_path, "theirs")[1])
     content = json.loads((model / "model.sig").read_text())
     signed = content["dsseEnvelope"]["signatures"][0]
@@ -219,13 +219,13 @@ def test_what_a_file_holds_in_place_of_a_key_is_told_with_the_command_that_makes
 
 
 def test_without_a_key_the_weights_are_compared(model: Path) -> None:
-    done = CliRunner().invoke(app, ["verify", str(model)])
+    done = CliRunner().invoke(app, ["model", "verify", str(model)])
     assert done.exit_code == 0, done.output
     assert check_digest(model) in done.output.replace("\n", "")
     change(model / "model.safetensors")
-    with pytest.raises(DataError, match="not the file whose digest"):
+    with pytest.raises(DataError, match="does not match the digest"):
         check_digest(model)
-    done = CliRunner().invoke(app, ["verify", str(model)])
+    done = CliRunner().invoke(app, ["model", "verify", str(model)])
     assert done.exit_code != 0
     (model / "model.safetensors").unlink()
     with pytest.raises(DataError, match=r"no model\.safetensors"):
@@ -235,6 +235,9 @@ def test_without_a_key_the_weights_are_compared(model: Path) -> None:
 def test_the_command_signs_and_verifies(model: Path, tmp_path: Path) -> None:
     pytest.importorskip("model_signing")
     private, public = keys(tmp_path, "ours")
-    for words in (["sign", str(model), "--key", str(private)], ["verify", str(model), "--key", str(public)]):
+    for words in (
+        ["model", "sign", str(model), "--key", str(private)],
+        ["model", "verify", str(model), "--key", str(public)],
+    ):
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output

@@ -60,7 +60,7 @@ def test_a_class_of_two_names_and_one_code_is_trained_as_one_byte_by_byte(
         {"system": "RADLEX", "code": "RID3874", "meaning": "Fibrosis"},
     ]
     assert {**stated, "codes": {**stated["codes"], "Fibrosis": codes[:1]}} == facts
-    assert "alpha's 'Raumforderung' is the class 'Fibrosis', by its codes." in run.record.run["notes"]
+    assert "'Raumforderung' of alpha is the class 'Fibrosis'" in run.record.run["notes"]
     figures = [read_json(run.record.folder.parent / out / "metrics.json") for out in ("plain", "coded")]
     assert figures[0] == figures[1]
 
@@ -102,9 +102,11 @@ def test_a_site_that_states_the_code_of_another_class_is_left_out_with_the_reaso
         if e["event"] == "begin"
     ]
     assert line["refused"] == {
-        "alpha": "'Fibrosis' (alpha) and 'Pneumothorax' (Suture's table, alpha) are one class by "
-        "SCT:36118008, and two classes of the vocabulary; correct the [data] codes of one of them, or remove "
-        "them, or map one to the other in label_map of the job"
+        "alpha": (
+            "'Fibrosis' (alpha) and 'Pneumothorax' (Suture's table, alpha) are the same class by "
+            "SCT:36118008, but different classes of the vocabulary; correct the [data] codes of one of "
+            "them, or remove them, or map one to the other in label_map of the job"
+        )
     }
 
 
@@ -113,17 +115,17 @@ def test_a_site_that_states_the_code_of_another_class_is_left_out_with_the_reaso
     [
         (
             'Fibrosis = "SCT:19242007"',
-            "codes: 'Fibrosis': 'SCT:19242007' is no code of SNOMED CT: its last digit",
+            "codes: 'Fibrosis': 'SCT:19242007' .*SNOMED CT",
         ),
         (
             'Fibrosis = ["I10:J90", "I10:J93"]',
-            "codes: 'Fibrosis' has two codes of one system, I10:J90 and I10:J93",
+            "codes: 'Fibrosis' .*I10:J90 and I10:J93",
         ),
         (
             'Fibrosis = "I10:J90"\nHernia = "I10:J90"',
             "codes: 'Fibrosis' and 'Hernia' both have the code I10:J90",
         ),
-        ('Fibrosis = "19242006"', "codes: 'Fibrosis': '19242006' is no code; write SYSTEM:CODE"),
+        ('Fibrosis = "19242006"', "codes: 'Fibrosis': '19242006'.*SYSTEM:CODE"),
         ("Fibrosis = 19242006", r"\[data\] codes.Fibrosis"),
     ],
 )

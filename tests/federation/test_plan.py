@@ -29,13 +29,13 @@ def test_a_second_head_that_nobody_trains_is_refused() -> None:
     spec = ModelSpec("cnn", projection=8, second_head=True)
     for kind in METHODS.values():
         if kind().prior is None:
-            with pytest.raises(ConfigError, match=r"never train a second head; set model.second_head=false"):
+            with pytest.raises(ConfigError, match=r"a second head; set model.second_head=false"):
                 Plan(kind(), spec, Augmentation(), 1, "run", "code")
     assert {name for name, kind in METHODS.items() if kind().prior is not None} == {"fedmas"}
 
 
 def test_patience_without_a_best_round_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"patience=3 would never stop .* or remove patience"):
+    with pytest.raises(ConfigError, match=r"patience=3 .* or remove patience"):
         Schedule(5, selection="last", patience=3)
     assert Schedule(5, selection="server_metric", patience=3).patience == 3
     assert Schedule(5, selection="last").patience is None
@@ -53,7 +53,7 @@ def test_enough_sites_are_a_number_or_a_share_rounded_up() -> None:
 @pytest.mark.parametrize("wrong", [0, 0.0, -1, 1.5, float("nan")])
 def test_another_number_of_sites_is_refused(wrong: float) -> None:
     with pytest.raises(
-        ConfigError, match=r"a number of sites from 1, or a share of them between 0 and 1|finite number"
+        ConfigError, match=r"a number of sites from 1 .*or a share of them between 0 and 1|finite number"
     ):
         Schedule.from_dict({"rounds": 1, "min_sites": wrong})
 

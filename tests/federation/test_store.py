@@ -97,7 +97,7 @@ def test_a_corrupt_file_is_passed_over_for_the_one_before(
     found = rounds.newest()
     assert found is not None
     assert (found[0], found[1].header) == (1, {"v": 1})
-    assert "falling back to the round before" in caplog.text
+    assert "the previous round" in caplog.text
 
 
 def test_a_round_of_seven_digits_is_deleted_too(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_an_encrypted_answer_is_refused_with_the_reason() -> None:
     dxo = from_shareable(to_shareable(pack(UPDATE)))
     dxo.set_meta_prop(MetaKey.PROCESSED_KEYS, {"shared/w": True})
     dxo.set_meta_prop(MetaKey.PROCESSED_ALGORITHM, "CKKS")
-    with pytest.raises(RejectedUpdate, match="encrypted updates cannot be validated"):
+    with pytest.raises(RejectedUpdate, match="homomorphic encryption is not supported"):
         from_shareable_(dxo.to_shareable())
 
 

@@ -39,7 +39,7 @@ def job(model: ModelSpec = IMAGES, **prior: Any) -> Job:
 def test_a_plan_names_no_file_of_words(words: str) -> None:
     plan = job().plan("trial").to_dict()
     plan["model"]["vocabulary"] = words
-    with pytest.raises(ConfigError, match=r"model\.vocabulary=.* a job holds the words themselves"):
+    with pytest.raises(ConfigError, match=r"model\.vocabulary=.* a job needs the words themselves"):
         Plan.from_dict(plan)
 
 
@@ -52,7 +52,7 @@ def test_a_saved_model_names_no_file_of_words(words: str, tmp_path: Path) -> Non
     description["model"]["vocabulary"] = words
     path.write_text(json.dumps(description))
     for read in (load_model, load_spec, open_model):
-        with pytest.raises(ConfigError, match=r"model\.json holds the words themselves"):
+        with pytest.raises(ConfigError, match=r"model\.json needs the words themselves"):
             read(tmp_path)
 
 

@@ -109,7 +109,7 @@ def test_a_recipe_is_not_encrypted(add: str) -> None:
     """FLARE's filters for it need TenSEAL even to be imported, so this one only stands where they do."""
     kind = type("HEModelEncryptor", (EgressFilter,), {"__module__": "nvflare.app_opt.he.model_encryptor"})
     recipe = recipe_of(load_job("demo"), "trial", ("a",))
-    with pytest.raises(ConfigError, match="HEModelEncryptor: encrypted updates cannot be validated"):
+    with pytest.raises(ConfigError, match="HEModelEncryptor: homomorphic encryption is not supported"):
         getattr(recipe, f"add_{add}_filter")(kind(), TASKS)
     getattr(recipe, f"add_{add}_filter")(EgressFilter(), TASKS)
 

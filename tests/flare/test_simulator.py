@@ -231,8 +231,8 @@ def test_a_site_that_hangs_at_its_start_is_noticed_and_the_simulator_started_aga
     threading.Thread(target=stop_once, args=["lakeside"], daemon=True).start()
     out = run("sim", tmp_path / "r", settings=["rounds=1"])
     [said] = [line for name, _, line in caplog.record_tuples if name == "suture.simulation.simulator"]
-    lost = "lakeside: its process in FLARE's simulator fetched no task before the first round"
-    assert said == f"{lost}; it is started again"
+    lost = "lakeside: its process in FLARE's simulator did not fetch a task before the first round"
+    assert said == f"{lost}; it starts again"
     assert json.loads((out / "run.json").read_text())["status"] == "finished"
 
 

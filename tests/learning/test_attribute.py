@@ -48,6 +48,6 @@ def test_an_attribute_stays_with_its_image(tmp_path: Path) -> None:
 
 def test_a_column_of_many_values_is_no_attribute(tmp_path: Path) -> None:
     rows = [f"{i}.png,p{i},train,1,patient {i}" for i in range(MOST_ATTRIBUTES + 1)]
-    with pytest.raises(DataError, match=r"column 'tone' has 21 values, and figures are given by at most 20"):
+    with pytest.raises(DataError, match=r"column 'tone' has 21 values; .*20"):
         load_table(config(tmp_path, "\n".join(rows)))
     assert (load_table(config(tmp_path, "\n".join(rows[:-1]))).attributes or ())[1] == "patient 1"

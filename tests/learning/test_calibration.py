@@ -134,5 +134,5 @@ def test_a_map_that_is_none_is_refused() -> None:
     for wrong in ({"slope": 0.0}, {"knots": (0.0,)}, {"knots": (1.0, 0.0), "values": (0.0, 1.0)}):
         with pytest.raises(ValueError, match=r"slope|knots"):
             Calibration(**wrong)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="does not fall"):
+    with pytest.raises(ValueError, match="must not decrease"):
         Calibration(knots=(0.0, 1.0), values=(0.5, 0.4))

@@ -98,7 +98,7 @@ def test_what_is_undefined_has_a_reason(y: list[float], patients: list[str] | No
 
 
 def test_too_few_draws_have_no_spread() -> None:
-    assert compare_auroc(Y, A, B, n=0).why.startswith("fewer than two draws")
+    assert compare_auroc(Y, A, B, n=0).why.startswith("fewer than two resamples")
 
 
 def test_draws_that_all_differ_alike_prove_nothing() -> None:

@@ -69,10 +69,10 @@ def test_another_prevalence_corrects_what_is_calibrated_and_moves_no_rate() -> N
 @pytest.mark.parametrize(
     ("site", "stated", "message"),
     [
-        (None, {"Edema": 0.1}, "say whose, with --decide"),
+        (None, {"Edema": 0.1}, "with --decide"),
         ("all", {"Oedema": 0.1}, "unknown class 'Oedema'; did you mean 'Edema'"),
-        ("all", {"Edema": 1.0}, "the prevalence 1 of Edema is no share between 0 and 1"),
-        ("all", {"Edema": float("nan")}, "is no share"),
+        ("all", {"Edema": 1.0}, "the prevalence 1 of Edema is not between 0 and 1"),
+        ("all", {"Edema": float("nan")}, "is not between 0 and 1"),
         ("all", {"Mass": 0.1}, "Mass is not calibrated"),
     ],
 )

@@ -28,7 +28,7 @@ def test_pairs_that_agree_do_not_differ() -> None:
 
 def test_a_constant_difference_is_beyond_doubt_and_beyond_the_normality_test() -> None:
     found = paired([0.8, 0.9], [0.7, 0.8])
-    assert (found.p, found.why) == (0, "all pairs differ alike")
+    assert (found.p, found.why) == (0, "the same for all pairs")
     assert math.isnan(found.normal_p)
     assert found.mark == "***†"
 
@@ -62,7 +62,7 @@ def test_undefined_values_are_left_out_with_their_partners() -> None:
 
 
 def test_values_must_be_pairs() -> None:
-    with pytest.raises(DataError, match="3 and 2 values are no pairs"):
+    with pytest.raises(DataError, match="3 and 2 values"):
         paired([1, 2, 3], [1, 2])
 
 

@@ -90,5 +90,5 @@ def test_the_command(hospital: Any, model: Path, tmp_path: Path, capsys: pytest.
     assert result.exit_code == 0, result.output
     assert "5 images" in result.output
     assert json.loads(out.read_text())["unlearned"] == []
-    with pytest.raises(ConfigError, match=r"holds no model\.json"):
+    with pytest.raises(ConfigError, match=r"does not contain model\.json"):
         evaluate(tmp_path, load_site_config(path), "test")

@@ -55,7 +55,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def suture_finetune(model: Path, data: Path, out: Path, *words: str) -> Result:
-    small = ["--runs", "2", "--epochs", "1", "--batch-size", "16"]
+    small = ["--runs", "2", "--epochs", "1"]
     return CliRunner().invoke(
         app, ["finetune", str(model), str(data), "-o", str(out), *small, *words], catch_exceptions=False
     )
@@ -98,10 +98,8 @@ def test_a_mistake_is_told_and_leaves_nothing_behind(model: Path, tmp_path: Path
         suture_finetune(model, data, out)
     with pytest.raises(ConfigError, match=r"unknown target of data 'Edemma'; did you mean 'Edema'\?"):
         suture_finetune(model, data, out, "--target", "edemma")
-    with pytest.raises(ConfigError, match=r"holds no model\.json; name the model/ folder"):
+    with pytest.raises(ConfigError, match=r"does not contain model\.json; name the model/ folder"):
         suture_finetune(tmp_path, data, out, "--target", "Mass")
-    with pytest.raises(ConfigError, match="suture finetune: lr"):
-        suture_finetune(model, data, out, "--target", "Mass", "--lr=-1")
     assert not out.exists()
 
 
@@ -151,8 +149,7 @@ def test_what_the_site_says_of_its_machine_is_heeded(
 
     monkeypatch.setattr("suture.learning.finetuning.fit", noted)
     command = ["finetune", str(model), str(data), "--target", "Mass", "--runs", "1", "--epochs", "1"]
-    for out, more in (("own", []), ("given", ["--batch-size", "6", "--lr", "0.1"])):
-        CliRunner().invoke(app, [*command, "-o", str(tmp_path / out), *more], catch_exceptions=False)
-    assert seen == [(2, "cpu:0", None, 0.02, 4), (2, "cpu:0", None, 0.1, 6)]
+    CliRunner().invoke(app, [*command, "-o", str(tmp_path / "own")], catch_exceptions=False)
+    assert seen == [(2, "cpu:0", None, 0.02, 4)]
     how = json.loads((tmp_path / "own" / "tuned.json").read_text())["how"]
     assert (how["lr"], how["batch_size"]) == (0.02, 4)

@@ -79,7 +79,7 @@ def test_fedavg_averages_batch_norm_and_keeps_the_head_alone(tiny: Any) -> None:
 
 
 def test_the_server_cannot_select_models_that_lie_at_the_sites(tiny: Any) -> None:
-    with pytest.raises(FederationError, match=r"leaves its models at the sites.*select by 'site_loss'"):
+    with pytest.raises(FederationError, match=r"keeps its models at the sites.*select by 'site_loss'"):
         tiny(PersonalisedFL(local=FAST), selection="server_metric").server()
 
 

@@ -105,7 +105,7 @@ def test_a_second_package_beside_it_is_refused(install: Install) -> None:
             "near 1.0 (near_method:Near) cannot be",
         ),
         ("near = near_method:Near", "raise SystemExit", "cannot be imported: SystemExit"),
-        ("surgical = near_method:Near", MODULE, "registers a method 'surgical', and so does suture"),
+        ("surgical = near_method:Near", MODULE, ".*method 'surgical'"),
     ],
 )
 def test_one_broken_package_does_not_hide_the_others(
@@ -144,10 +144,10 @@ def test_one_broken_package_does_not_hide_the_others(
             "near 1.0 .* cannot be imported: Runtime",
         ),
         ("near = near_method:Gone", MODULE, "near 1.0 .* cannot be imported: AttributeError"),
-        ("near = near_method:hyperparameters", MODULE, "is no subclass of suture.Method"),
-        ("near = near_method:Near", MODULE.replace("@hyperparameters", ""), "write @hyperparameters above"),
+        ("near = near_method:hyperparameters", MODULE, "is not a subclass of suture.Method"),
+        ("near = near_method:Near", MODULE.replace("@hyperparameters", ""), "@hyperparameters above"),
         ("near = near_method:Near", MODULE.replace("    labels", "    other"), "has no labels"),
-        ("far = near_method:Near", MODULE, "calls itself 'near'; give the entry point that name"),
+        ("far = near_method:Near", MODULE, "'near'; give the entry point"),
     ],
 )
 def test_a_broken_registration_names_its_package(install: Install, entry: str, text: str, says: str) -> None:
@@ -158,14 +158,14 @@ def test_a_broken_registration_names_its_package(install: Install, entry: str, t
 
 def test_two_methods_of_one_name_are_refused(install: Install) -> None:
     install("surgical = near_method:Near")
-    with pytest.raises(ConfigError, match=r"near 1\.0 registers a method 'surgical', and so does suture"):
+    with pytest.raises(ConfigError, match=r"near 1\.0.* method 'surgical'"):
         outside()
 
 
 def test_two_packages_of_one_method_are_refused(install: Install) -> None:
     install()
     install("near = other_method:Near", dist="other")
-    with pytest.raises(ConfigError, match="registers a method 'near', and so does"):
+    with pytest.raises(ConfigError, match=r".*method 'near'"):
         outside()
 
 

@@ -58,10 +58,10 @@ def test_weights_that_do_not_fit_name_file_and_tensor(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"junk\.pth cannot be read"):
         load(tmp_path / "junk.pth")
     torch.save({"fc.weight": torch.ones(1)}, tmp_path / "other.pth")
-    with pytest.raises(ConfigError, match=r"other\.pth is no DenseNet121.*conv0\.weight"):
+    with pytest.raises(ConfigError, match=r"other\.pth .*DenseNet121.*conv0\.weight"):
         load(tmp_path / "other.pth")
     torch.save([torch.ones(1)], tmp_path / "list.pth")
-    with pytest.raises(ConfigError, match=r"list\.pth holds no tensors by name, but a list"):
+    with pytest.raises(ConfigError, match=r"list\.pth contains a list"):
         load(tmp_path / "list.pth")
 
 

@@ -57,7 +57,7 @@ def test_another_model_or_width_is_refused(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(ConfigError, match=r"have 2 numbers, and model.vector is 3; set model\.vector=2"):
         document_inputs(replace(spec, vector=3), ["ab"])
     (tmp_path / "model" / "config.json").write_text("[]")
-    with pytest.raises(ConfigError, match=r"another model than the job's \(SHA-256"):
+    with pytest.raises(ConfigError, match=r"the job's model \(SHA-256"):
         document_inputs(spec, ["ab"])
 
 

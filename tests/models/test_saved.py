@@ -58,7 +58,7 @@ def test_a_model_from_before_there_were_other_heads(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_holds_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no model\.json"):
+    with pytest.raises(ConfigError, match=r"not contain model\.json"):
         load_model(tmp_path)
     spec = ModelSpec("cnn", size=32)
     save_model(build(spec, LabelSet(("Edema",)), 1, pretrained=False), spec, tmp_path, {})
@@ -107,13 +107,13 @@ def test_weights_of_another_digest_are_refused(tmp_path: Path) -> None:
         ("preprocessing", {"mean": [1e30]}, r"preprocessing\.mean\.0"),
         ("preprocessing", {"std": []}, r"preprocessing\.std has 0 values for 1 channels"),
         ("preprocessing", {"size": 30_000}, r"preprocessing\.size"),
-        ("preprocessing", {"size": 16}, r"preprocessing\.size is 16, and the model takes 32"),
+        ("preprocessing", {"size": 16}, r"preprocessing\.size is 16, .* 32"),
         ("preprocessing", {"channels": 10**30}, "64 bits"),
         ("model", {"size": 30_000}, r"model\.size"),
         ("model", {"hidden": 10**9}, r"model\.hidden"),
         ("model", {"projection": 10**9}, r"model\.projection"),
         ("model", {"hidden": 8}, "is missing"),
-        ("model", {"name": "lstm", "vocabulary": "/dev/zero"}, "holds the words themselves"),
+        ("model", {"name": "lstm", "vocabulary": "/dev/zero"}, "needs the words themselves"),
         ("", {"labels": "abc"}, "labels"),
         ("", {"labels": [{}]}, "labels"),
         ("", {"labels": []}, "labels"),
@@ -180,5 +180,5 @@ def test_weights_of_any_size_are_not_hashed(tmp_path: Path) -> None:
     save_model(build(spec, LabelSet(("Edema",)), 1, pretrained=False), spec, tmp_path, {})
     os.truncate(tmp_path / "model.safetensors", 1 << 42)
     for read in (load_model, weights_digest, check_digest):
-        with pytest.raises(SutureError, match=r"model\.safetensors has 4,398,046,511,104 bytes, and at most"):
+        with pytest.raises(SutureError, match=r"model\.safetensors has 4,398,046,511,104 bytes"):
             read(tmp_path)

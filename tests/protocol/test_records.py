@@ -34,7 +34,7 @@ def test_what_a_failed_run_never_wrote_is_absent(run_folder: Path) -> None:
 
 
 def test_another_folder_is_no_run_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has no run\.json; give the folder"):
+    with pytest.raises(DataError, match=r"run\.json is missing; give the folder"):
         read_run(tmp_path)
 
 

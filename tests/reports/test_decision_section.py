@@ -14,7 +14,7 @@ from suture.reports.decision_section import target_of
         ("sensitivity", "a sensitivity of 95\N{NARROW NO-BREAK SPACE}%"),
         ("specificity", "a specificity of 90\N{NARROW NO-BREAK SPACE}%"),
         ("youden", "the largest sum of sensitivity and specificity"),
-        ("cost", "the least cost, where a missed finding costs 5 false alarms"),
+        ("cost", "the lowest cost, if a missed finding costs as much as 5 false alarms"),
     ],
 )
 def test_a_target_is_written_as_the_figures_beside_it(rule: Rule, words: str) -> None:

@@ -15,8 +15,8 @@ HEADINGS = (
     "Common and rare classes",
     "By attribute",
     "The global model and the sites' own",
-    "Who counts how much",
-    "How far each class is from the prior",
+    "Weight of each site",
+    "Distance of each class from the prior",
 )
 RECALL = {label: 0.1 * i for i, label in enumerate(LABELS) if label != "Hernia"}
 LIGHT = {"n": 1200, "auroc": 0.81} | OVERALL
@@ -31,12 +31,12 @@ def shown(folder: Path, **parts: Any) -> Page:
 def test_a_plain_run_has_none_of_them(run_folder: Path) -> None:
     found = page(run_folder)
     assert not [heading for heading in HEADINGS if heading in found.text]
-    assert "Recall" not in found.row("Class", "Known to")
+    assert "Recall" not in found.row("Class", "Annotated at")
 
 
 def test_recall_stands_beside_the_auroc(tmp_path: Path) -> None:
     found = shown(tmp_path, recall=RECALL)
-    assert found.row("Class", "Known to")[3:] == ["AUROC", "95 % CI", "Recall", "Positive", "Negative"]
+    assert found.row("Class", "Annotated at")[3:] == ["AUROC", "95 % CI", "Recall", "Positive", "Negative"]
     assert found.row("Edema", "harbour")[3:] == ["0.862", "0.827–0.894", "0.300", "98", "2 803"]
     assert found.row("Hernia", "harbour")[3:] == ["—", "—", "—", "0", "2 901"]
 
@@ -47,7 +47,7 @@ def test_common_and_rare_classes(tmp_path: Path) -> None:
     assert found.row("Head") == ["Head", "Atelectasis, Edema", "0.150"]
     assert found.row("Tail") == ["Tail", "Hernia, Fracture", "0.400"]
     assert found.row("All") == ["All", "", "0.275"]
-    assert "more than 700 for the head and fewer than 70 for the tail" in found.text
+    assert "the head has more than 700 and the tail fewer than 70" in found.text
 
 
 def test_attributes(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_simulation_shows_how_far_classes_are_from_the_prior(tmp_path: Path) -
     figures = {"images": {"Edema": 90, "Hernia": 0}, "divergence": {"Edema": 0.5, "Hernia": 0.0}}
     lines = [{"site": "harbour", "round": 6, "classes": {}, "figures": figures}]
     found = page(write_run(tmp_path, run_record(), history_records(), None, lines))
-    assert "under the model with which round 6 began" in found.text
+    assert "under the model at the start of round 6" in found.text
     assert "Divergence, over images at all sites" in found.text
     assert "diagnostics.jsonl of this folder" in found.text
 

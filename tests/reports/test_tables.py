@@ -21,13 +21,17 @@ def test_the_table_by_hand() -> None:
     assert ["Pleural Effusion", "3 of 3 sites", "0.893", "0.880–0.905", "744"] in rows
     assert ["Hernia", "harbour", "—", "no positive among 2901 labelled cases", "0"] in rows
     means = [(r[0], r[2]) for r in rows if r[0].startswith("Mean")]
-    assert means == [("Mean of 4", "0.816"), ("Mean of 4", "0.764"), ("Mean of all defined", "0.790")]
+    assert means == [
+        ("Mean (4)", "0.816"),
+        ("Mean (4)", "0.764"),
+        ("Mean (with an AUROC)", "0.790"),
+    ]
 
 
 def test_a_single_label_task_has_its_figures_below_the_mean() -> None:
     rows = shown(run_record(), metrics_record(OVERALL))
     assert [(r[0], r[2]) for r in rows if len(r) > 2][-5:] == [
-        ("Mean of all defined", "0.790"),
+        ("Mean (with an AUROC)", "0.790"),
         ("Accuracy", "0.712"),
         ("Balanced accuracy", "0.561"),
         ("Macro F1", "0.569"),
@@ -74,6 +78,6 @@ def test_a_missing_field_is_named() -> None:
 def test_the_mean_has_its_interval_and_the_loss_a_line_where_there_are_any() -> None:
     rows = shown(run_record(), metrics_record() | {"mean_interval": [0.77, 0.81], "loss": 0.1534})
     assert [r[:4] for r in rows if len(r) > 2][-2:] == [
-        ["Mean of all defined", "", "0.790", "0.770–0.810"],
+        ["Mean (with an AUROC)", "", "0.790", "0.770–0.810"],
         ["Loss (cross-entropy)", "", "0.153", ""],
     ]

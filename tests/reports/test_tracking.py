@@ -256,7 +256,9 @@ def test_nothing_is_tracked_through_a_link(name: str, tmp_path: Path, mlflow: di
     (elsewhere / "events.out.tfevents.1.mine").write_text("mine")
     (folder / name).symlink_to(elsewhere)
     tracker: Any = "tensorboard" if name == "tensorboard" else "mlflow"
-    with pytest.raises(ConfigError, match=f"{name} is a link, which is not followed; remove it"):
+    with pytest.raises(
+        ConfigError, match=f"{name} is a link, and Suture does not follow links here; remove it"
+    ):
         Tracking(folder, tracker).finish()
     assert [path.name for path in elsewhere.iterdir()] == ["events.out.tfevents.1.mine"]
 
@@ -272,7 +274,7 @@ def test_only_own_event_files_are_deleted(tmp_path: Path, caplog: pytest.LogCapt
         Tracking(folder, "tensorboard").finish()
         assert len(list(mine.parent.glob("events*"))) == 2
         assert mine.read_text() == "mine"
-        assert f"keeps what this command has not written: {mine.name}" in caplog.text
+        assert f"files that this command did not write, and keeps them: {mine.name}" in caplog.text
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     before = {path.name for path in (copy / "tensorboard").iterdir()}
     Tracking(copy, "tensorboard").finish()

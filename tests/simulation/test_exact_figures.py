@@ -76,7 +76,7 @@ def test_one_line_says_what_the_limits_would_do(job: Job, runs: tuple[Path, Path
     }
     assert "alpha withholds its loss, Mass, Nodule" in without_limits(strict, job)
     none = {s: c.model_copy(update={"privacy": c.privacy.exact()}) for s, c in configs.items()}
-    assert "would change none" in without_limits(none, job)
+    assert "would not change any" in without_limits(none, job)
 
 
 def replace_limits(privacy: object, least: int) -> object:

@@ -95,7 +95,7 @@ def test_without_held_out_data_the_sites_take_turns(run: Path) -> None:
 def test_a_run_of_real_sites_has_no_images_here(env: str, run: Path) -> None:
     record = json.loads((run / "run.json").read_text())
     write_json(run / "run.json", record | {"env": env})
-    with pytest.raises(ConfigError, match="its images are at the sites"):
+    with pytest.raises(ConfigError, match="images are at the sites"):
         example_images(run)
 
 

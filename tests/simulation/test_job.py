@@ -32,7 +32,7 @@ def test_settings_by_path_by_last_word_and_by_method() -> None:
     [
         ("rouns=3", "unknown setting 'rouns'; did you mean 'rounds'"),
         ("methd=vanilla", "unknown setting 'methd'; did you mean 'method'"),
-        ("model=cnn", "'model' is several settings; set one of them: .*model.name"),
+        ("model=cnn", "'model' stands for several settings; set one of them: .*model.name"),
         ("method.local.learning=3", "unknown setting"),
         (
             "method.proximal.mu=1",
@@ -41,7 +41,7 @@ def test_settings_by_path_by_last_word_and_by_method() -> None:
         ("zzz=3", r"known: (?!.*, lr, ).*method\.local\.lr, "),
         ("contrast=3", "ambiguous: augmentation.contrast, simulation.contrast"),
         ("rounds=zero", "rounds"),
-        ("rounds=0", "greater than or equal to 1"),
+        ("rounds=0", "at least 1"),
         ("rounds", "no '='"),
         ("lr=-1", "greater than 0"),
         ("method=surgcal", "did you mean 'surgical'"),
@@ -79,7 +79,9 @@ def test_a_job_is_a_name_or_the_path_of_a_file_or_folder(
     monkeypatch.chdir(tmp_path)
     for job in (folder, Path("mine"), "mine", "./mine/job.py", "other.py", Path("mine/../other.py")):
         assert load_job(job, trust=True) == demo
-    with pytest.raises(ConfigError, match=r"holds no job\.toml and no job\.py; `suture init` writes one"):
+    with pytest.raises(
+        ConfigError, match=r"contains neither job\.toml nor job\.py; `suture init` writes one"
+    ):
         load_job(tmp_path)
     with pytest.raises(ConfigError, match=r"unknown job 'absent/job\.py'"):
         load_job(Path("absent/job.py"))
@@ -137,10 +139,10 @@ def test_an_unknown_key_of_a_plan_or_schedule_is_named() -> None:
 def test_a_job_that_trains_nothing_is_refused_in_one_line() -> None:
     demo = load_job("demo")
     for setting, says in (
-        ("epochs=0", "trains nothing; set 1 or more"),
-        ("rounds=0", "rounds: .*greater than or equal to 1"),
+        ("epochs=0", "set 1 or more"),
+        ("rounds=0", "rounds: .*at least 1"),
         ("lr=0", "lr: .*greater than 0"),
-        ("batch_size=0", "batch_size: .*greater than or equal to 1"),
+        ("batch_size=0", "batch_size: .*at least 1"),
     ):
         with pytest.raises(ConfigError, match=says) as caught:
             with_settings(demo, [setting])

@@ -54,10 +54,12 @@ def test_images_sites_and_classes_that_no_figure_covers_are_named(
         "names them",
         "The round was selected by the validation losses of alpha and gamma alone: beta has no validation "
         "images",
-        "The final figures are those of alpha and gamma alone: beta has no test images",
-        "Never validated: Hernia. No AUROC of it could be measured on validation data, which lack a positive "
-        "or a negative, or are fewer than min_count",
-        "Never tested: Hernia (not evaluated)",
+        "The final figures come from alpha and gamma only: beta has no test images",
+        (
+            "No validation AUROC: Hernia. The validation data have no positive or no negative, or fewer "
+            "than min_count"
+        ),
+        "No test AUROC: Hernia (not evaluated)",
     }
     said = json.loads((out / "run.json").read_text())["left_out"]
     assert set(said) == whole
@@ -87,4 +89,4 @@ def test_a_run_again_says_it_once_and_a_whole_one_nothing(study: Job, tmp_path: 
     )
     alone = run_job(only, out=tmp_path / "alone")
     assert json.loads((alone / "run.json").read_text())["left_out"] == []
-    assert "What was left out" not in (alone / "report.html").read_text()
+    assert "<h2>Left out" not in (alone / "report.html").read_text()

@@ -132,7 +132,7 @@ def test_hyperkvasir_in_other_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ConfigError, match=r"lack 5_fold_split\.csv; name its folder with --set simulation\.list"
     ):
         prepared(HyperKvasirSites(root=str(tmp_path)), tmp_path / "v")
-    with pytest.raises(ConfigError, match=r"fold = 5: .* has 5 folds; take 0 to 4"):
+    with pytest.raises(ConfigError, match=r"fold = 5: .* has 5 folds; .*0 to 4"):
         prepared(HyperKvasirSites(root=str(root), fold=5), tmp_path / "v")
 
 
@@ -159,9 +159,7 @@ def test_isic_as_long_tailed_parts(tmp_path: Path) -> None:
     assert sum(map(len, lesions)) == len(set().union(*lesions)) == 70
     alike = IsicSites(root=str(root), classes="all", clients=7, partition="iid")
     assert {len(t) for name, t in tables(prepared(alike, tmp_path / "t")).items() if name != "server"} == {14}
-    with pytest.raises(
-        ConfigError, match=r"partition=iid divides images of every class; set simulation\.cla"
-    ):
+    with pytest.raises(ConfigError, match=r"partition=iid .*set simulation\.cla"):
         prepared(IsicSites(root=str(root), partition="iid"), tmp_path / "u")
 
 
@@ -177,7 +175,7 @@ def test_the_centres_of_flamby(flamby: Path, tmp_path: Path, caplog: pytest.LogC
     with caplog.at_level(logging.WARNING):
         found = tables(prepared(FlambySites(root=str(flamby)), tmp_path / "s"))
     assert [m for m in caplog.messages if "left out" in m] == [
-        f"{flamby / 'images'}: no image of centre {k}; it is left out" for k in (3, 4, 5)
+        f"{flamby / 'images'}: no image of centre {k}; the centre is left out" for k in (3, 4, 5)
     ]
     server = found.pop("server")
     assert list(found) == ["centre-0", "centre-1", "centre-2"]
@@ -287,7 +285,7 @@ def test_clients_of_different_skin_tones(flamby: Path, tmp_path: Path) -> None:
     with tones.open(newline="") as file:
         tone_of = {f"{row['image']}.jpg": row["skin_tone"] for row in csv.DictReader(file)}
     assert attributes(configs["server"]) == [tone_of[image] for image in server.images]
-    with pytest.raises(ConfigError, match=r"where are the skin tones\? Name their CSV with --set simulation"):
+    with pytest.raises(ConfigError, match=r"skin tones with --set simulation"):
         prepared(AttributeSites(root=str(flamby)), tmp_path / "t")
 
 

@@ -156,7 +156,7 @@ MUTANTS: list[tuple[type[FedProx], Callable[..., None], str]] = [
     (IgnoresPhase, checks.a_warm_up_trains_the_head_alone, "the warm-up of the head trains backbone"),
     (IgnoresOptimiserState, checks.optimiser_state_carries_over, "the round before changes nothing"),
     (IgnoresHyperparameter, checks.every_hyperparameter_matters, "mu changes nothing"),
-    (DrawsGlobally, checks.federations_run_and_repeat, "a second run gives other bytes"),
+    (DrawsGlobally, checks.federations_run_and_repeat, "a second run gives different bytes"),
     (IgnoresTheMask, checks.unknown_labels_are_not_trained, "an unknown label changes the update"),
     (IgnoresTheMaskOfItsOwn, checks.unknown_labels_are_not_trained, "an unknown label changes the update"),
     (CountsColumns, checks.classes_are_known_by_name, "depends on the order of the classes"),
@@ -293,7 +293,7 @@ def test_a_check_can_be_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
             return replace(after, shared={k: (t + previous.shared[k]) / 2 for k, t in after.shared.items()})
 
     monkeypatch.setattr(checks, "CHECKS", (checks.one_site_alone_decides,))
-    with pytest.raises(AssertionError, match="of the only site is not taken over"):
+    with pytest.raises(AssertionError, match="of the only site is not adopted"):
         check_method(HalfStep())
     check_method(HalfStep(), skip={"one_site_alone_decides"})
 

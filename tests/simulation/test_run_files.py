@@ -37,7 +37,7 @@ def test_files_beside_planted_ones_stay(planted: str, mark: str | None, tmp_path
         (out / MADE).write_text(mark)
     before = content(out)
     for overwrite in (True, False):
-        with pytest.raises(ConfigError, match=r"no run was begun in it|choose another --out"):
+        with pytest.raises(ConfigError, match=r"no run was started in it|choose another --out"):
             run_job(JOB, out=out, overwrite=overwrite)
         assert content(out) == before
 
@@ -65,7 +65,7 @@ def test_what_a_user_has_added_to_a_run_stays_and_is_named(
         (out / name).write_text("mine")
     run_job(JOB, out=out, overwrite=True)
     assert all((out / name).read_text() == "mine" for name in added)
-    assert f"keeps what no run has written: {', '.join(sorted(added))}" in caplog.text
+    assert f"files that no run wrote, and keeps them: {', '.join(sorted(added))}" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["model", "sites", "state", "sites/extra", "photos"])
@@ -77,7 +77,7 @@ def test_a_link_is_not_followed(name: str, tmp_path: Path) -> None:
     shutil.rmtree(out / name, ignore_errors=True)
     (out / name).symlink_to(elsewhere)
     before = content(out)
-    with pytest.raises(ConfigError, match=f"holds the link {name}"):
+    with pytest.raises(ConfigError, match=f"contains the link {name}"):
         run_job(JOB, out=out, overwrite=True)
     assert content(out) == before
     assert (elsewhere / "model.safetensors").read_text() == "mine"
@@ -114,7 +114,7 @@ def test_simulated_sites_replace_no_folder_of_a_user(tmp_path: Path) -> None:
     words = ["data", "simulate", "demo", "--out", str(out), "--set", "images=20", "--set", "held_out=30"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code
-    assert "is not empty, and no simulation was written there" in str(done.exception)
+    assert "is not a simulation" in str(done.exception)
     assert content(out) == {"harbor/suture.toml": b"mine"}
     shutil.rmtree(out)
     for _ in range(2):
@@ -148,7 +148,7 @@ def test_a_run_is_not_continued_through_a_link(
     path.symlink_to(elsewhere / target)
     before = content(out) | content(elsewhere)
     for words in ({"resume": True}, {"overwrite": True}):
-        with pytest.raises(ConfigError, match=f"holds the link {name}, which a run could follow; remove it"):
+        with pytest.raises(ConfigError, match=f"contains the link {name}; remove it"):
             run_job(with_settings(SMALL, ["rounds=2"]), out=out, **words)
         assert content(out) | content(elsewhere) == before
 
@@ -164,7 +164,7 @@ def test_a_folder_with_a_mark_that_is_a_link_is_not_begun_in(
     for target in ("diary.txt", "new.txt"):
         (out / mark).symlink_to(elsewhere / target)
         before = content(elsewhere)
-        with pytest.raises(ConfigError, match="holds the link"):
+        with pytest.raises(ConfigError, match="contains the link"):
             run_job(JOB, out=out)
         assert content(elsewhere) == before
         (out / mark).unlink()
@@ -187,5 +187,5 @@ def test_simulated_sites_are_not_written_through_a_link(elsewhere: Path, tmp_pat
     site.symlink_to(elsewhere / "a")
     before = content(elsewhere)
     done = CliRunner().invoke(app, words)
-    assert f"holds the link {site.name}" in str(done.exception)
+    assert f"contains the link {site.name}" in str(done.exception)
     assert content(elsewhere) == before

@@ -149,7 +149,7 @@ def test_two_data_sets_are_two_sites(nih: Path) -> None:
     assert set(SHARED) == set(NIH) & set(CHEXPERT)
     seven = figures(job(ChestSites(nih=str(nih), chexpert=str(root), classes="shared")), nih.parent / "seven")
     assert set(seven["auroc"]) == set(SHARED)
-    with pytest.raises(ConfigError, match="which NIH and CheXpert do not have"):
+    with pytest.raises(ConfigError, match="NIH and CheXpert"):
         simulation.prepare(nih.parent / "x", nih.parent, 1, METHODS["central_full"])
     with pytest.raises(ConfigError, match=r"simulation\.chexpert=DIR"):
         ChestSites(nih=str(nih)).prepare(nih.parent / "x", nih.parent, 1, METHODS["surgical"])

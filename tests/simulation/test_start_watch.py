@@ -63,15 +63,15 @@ def test_which_site_has_ended(looks: list[tuple[float, str]], lost: str | None) 
         (seen("ab", "", still=""), None),  # all import
         (seen("ab", "", still="ab"), None),  # the server reads its images
         (seen("ab", "", still="-"), None),
-        (seen("ab", "", still="-ab"), Lost("a", "fetched no task")),
-        (seen("ab", "", still="-b"), Lost("b", "fetched no task")),
+        (seen("ab", "", still="-ab"), Lost("a", "did not fetch a task")),
+        (seen("ab", "", still="-b"), Lost("b", "did not fetch a task")),
         (seen("ab", "a", still="-"), None),
-        (seen("ab", "a", still="-b"), Lost("b", "fetched no task")),
+        (seen("ab", "a", still="-b"), Lost("b", "did not fetch a task")),
         (seen("ab", "ab", "a", still="-"), None),  # b reads its images
         (seen("ab", "ab", "a", still="-a"), None),
         (seen("ab", "ab", "ab", still="-ab"), None),  # the server alone has something to do
         (seen("ab", "ab", "a", still="-b"), Lost("b", "did not answer its first task")),
-        (seen("", "", still="-"), Lost(None, "never began")),
+        (seen("", "", still="-"), Lost(None, "did not start")),
     ],
 )
 def test_which_site_hangs(shown: Seen, lost: Lost | None) -> None:
@@ -100,11 +100,11 @@ def test_what_works_without_end_is_lost_after_all() -> None:
     works = Seen(dict.fromkeys([SIMULATOR, *sites], 0), sites[:19])
     assert calls.lost(works, 0) is None
     assert calls.lost(works, last - 1) is None
-    assert calls.lost(works, last) == Lost("s19", "fetched no task")
+    assert calls.lost(works, last) == Lost("s19", "did not fetch a task")
     assert RollCall([]).lost(Seen({SIMULATOR: 0}), 0) is None
     calls = RollCall([])  # they share processes
     assert calls.lost(Seen({SIMULATOR: 0}), 0) is None
-    assert calls.lost(Seen({SIMULATOR: 0}), LONGEST) == Lost(None, "never began")
+    assert calls.lost(Seen({SIMULATOR: 0}), LONGEST) == Lost(None, "did not start")
 
 
 @given(
@@ -227,9 +227,7 @@ def test_the_end_of_an_earlier_job_ends_no_watch(started: Any) -> None:
 
 def test_a_simulator_that_starts_no_process_is_named(started: Any) -> None:
     out = started("", "", "ab", heard=("", "", "ab"), logged=False)
-    with pytest.raises(
-        FederationError, match=r"^FLARE's simulator has started no process of a site, twice; "
-    ):
+    with pytest.raises(FederationError, match=r"^FLARE's simulator did not start a client process, twice; "):
         simulate(out, 2)
     assert len(list(out.glob("turn-*"))) == 2
 
@@ -267,7 +265,7 @@ def test_a_site_that_is_silent_twice_is_named(started: Any) -> None:
     with pytest.raises(
         FederationError,
         match=r"^b: its process in FLARE's simulator fetched no task before the first round, twice; "
-        r"\S+flare.log and the logs in \S+flare say more$",
+        r"\S+flare.log and the logs in \S+flare have details$",
     ):
         simulate(out, 2)
     assert len(list(out.glob("turn-*"))) == 2

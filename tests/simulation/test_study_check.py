@@ -40,7 +40,7 @@ def test_a_site_that_cannot_measure_a_class_is_named(split: Split) -> None:
 def test_a_class_that_no_site_can_measure_is_told_once() -> None:
     findings = {"alpha": site("test"), "beta": site("test")}
     together = compare(dict.fromkeys(findings, CONFIG), findings)
-    assert together.warnings == ("'Mass': no site has a positive test image, so it is not measured",)
+    assert together.warnings == ("'Mass': no site has a positive test image",)
 
 
 def test_a_faulty_job_is_a_problem() -> None:
@@ -84,7 +84,7 @@ def test_labels_that_the_method_is_not_defined_for_are_a_problem_before_anything
     single = replace(SMALL, method=FocalFedAvg())
     several = dict.fromkeys(configs, replace(site(), label_type="multilabel"))
     [problem] = compare(configs, several, single).problems
-    assert problem.startswith("FedAvg with focal loss is not defined for several labels an image")
+    assert problem.startswith("FedAvg with focal loss does not support several labels an image")
     assert compare(configs, several, SMALL).problems == ()
     one = dict.fromkeys(configs, replace(site(), label_type="multiclass"))
     assert compare(configs, one, single).problems == ()
@@ -101,7 +101,8 @@ def test_codes_that_merge_classes_are_told_and_contradictions_stop_the_run() -> 
     assert merged.problems == ()
     [problem] = compare({"alpha": coded(Mass="SCT:36118008"), "beta": CONFIG}, findings).problems
     assert (
-        "'Mass' (alpha) and 'Pneumothorax' (Suture's table, alpha) are one class by SCT:36118008" in problem
+        "'Mass' (alpha) and 'Pneumothorax' (Suture's table, alpha) are the same class by SCT:36118008"
+        in problem
     )
 
 

@@ -17,20 +17,20 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from suture.cli.card import card
 from suture.cli.common import command_of, console, guarded, literal, print_line
 from suture.cli.data import data_app, vocab
 from suture.cli.explain import explain
-from suture.cli.export_model import export_model
 from suture.cli.finetune import finetune
+from suture.cli.former import CurrentWords
 from suture.cli.jobs import report, results, resume, status
 from suture.cli.live import track, watch
+from suture.cli.model import model_app
 from suture.cli.party import doctor, egress, ledger, policy
+from suture.cli.plot import plot_app
 from suture.cli.poc import poc_app
 from suture.cli.pretrain import pretrain
-from suture.cli.research import compare, evaluate, latent, predict, relate
+from suture.cli.research import compare, evaluate, predict
 from suture.cli.run import demo, export, run
-from suture.cli.sign import sign, verify
 from suture.cli.study import check, init
 from suture.core import VERSION
 from suture.core.allocator import keep_memory
@@ -38,6 +38,7 @@ from suture.core.entry_points import found
 from suture.core.printable import clean_warnings
 
 app = typer.Typer(
+    cls=CurrentWords,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -54,14 +55,14 @@ def _print_version(wanted: bool) -> None:
 def options(
     versions: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the versions and end."),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the versions and exit."),
     ] = False,
 ) -> None:
     """Train one model over sites that annotate different labels."""
 
 
 class Kind(StrEnum):
-    """What can be listed by itself."""
+    """A kind of thing that can be listed alone."""
 
     methods = "methods"
     models = "models"
@@ -73,7 +74,8 @@ class Kind(StrEnum):
 
 def list_(
     kind: Annotated[
-        Kind | None, typer.Argument(help="List these alone; methods by what they answer.")
+        Kind | None,
+        typer.Argument(help="List only these; methods by the question that they answer."),
     ] = None,
 ) -> None:
     """List methods, models, priors, data sets, jobs and experiments."""
@@ -125,25 +127,29 @@ def _table(*columns: str) -> Table:
 def reference(
     out: Annotated[Path, typer.Option("-o", "--out", help="The folder of the documentation.")] = Path("docs"),
 ) -> None:
-    """Write the reference pages: methods, configuration, command line and what leaves a site."""
+    """Write the generated pages of the documentation: methods, configuration, commands, egress."""
     from suture.cli.reference import write_pages
 
-    write_pages(typer.main.get_command(app), out)  # anew: of the one in use, help texts are escaped
+    write_pages(typer.main.get_command(app), out)  # a new one: the help texts of the one in use are escaped
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (
-    *(demo, init, check, run, export, status, results, resume, report, watch, track),
-    *(predict, evaluate, compare, relate, latent, pretrain, finetune, vocab),
-    *(explain, export_model, card, sign, verify),
-    *(doctor, policy, ledger, egress, reference),
-)
-for command in COMMANDS:
-    app.command()(command)
-app.command("list")(list_)
+PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
+    "Start": (demo, init, check, list_),
+    "Run": (run, watch, report, track, export, status, results, resume),
+    "Use a model": (predict, evaluate, compare, explain, finetune, model_app),
+    "Research": (plot_app, pretrain, vocab, reference),
+    "Site and server": (doctor, policy, ledger, egress, data_app, poc_app),
+}
+"""The commands as the help and the reference group them; those of papers and other packages follow."""
+
+for panel, commands in PANELS.items():
+    for command in commands:
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, rich_help_panel=panel)
+        else:
+            app.command(command.__name__.strip("_"), rich_help_panel=panel)(command)
 for name, points in sorted(found("suture.commands").items()):
-    app.command(name)(command_of(points[0]))
-app.add_typer(data_app, name="data")
-app.add_typer(poc_app, name="poc")
+    app.command(name, rich_help_panel="Research")(command_of(points[0]))
 
 
 def main() -> None:

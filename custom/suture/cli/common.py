@@ -42,20 +42,27 @@ def known_names(incomplete: str) -> list[str]:
 
 JobName = Annotated[str, typer.Argument(help="A name in jobs/, or a path.", autocompletion=known_names)]
 Trust = Annotated[
-    bool, typer.Option("--trust", help="Run the job.py of a folder: code, of whoever made the folder.")
+    bool, typer.Option("--trust", help="Run the job.py of a folder. It is code: read it first.")
 ]
 Sets = Annotated[list[str] | None, typer.Option("--set", help="Change a setting: key=value. Repeatable.")]
 StartupKit = Annotated[
     Path | None,
-    typer.Option(help="Startup kit of a user, for --env poc and prod; by default that of the POC's lead."),
+    typer.Option(help="Startup kit of a user, for --env poc and prod; by default the kit of the POC's lead."),
 ]
-Detach = Annotated[bool, typer.Option("--detach", help="Do not wait for the end; see suture results.")]
+Detach = Annotated[
+    bool, typer.Option("--detach", help="Return at once; `suture results` fetches the results later.")
+]
 Model = Annotated[Path, typer.Argument(help="The model/ folder of a run.")]
-MaxFailed = Annotated[int, typer.Option(min=0, help="Exit with 1 where more inputs cannot be used.")]
+MaxFailed = Annotated[
+    int, typer.Option(min=0, help="Number of unusable inputs that is tolerated; above it the exit code is 1.")
+]
 Device = Annotated[
     str | None,
     typer.Option(
-        help="Device of simulated sites: cpu, cuda, or cuda:0,cuda:1 in turn; by default SUTURE_DEVICE."
+        help=(
+            "Device of simulated sites: cpu, cuda, or several that sites share in turn, cuda:0,cuda:1; by "
+            "default SUTURE_DEVICE."
+        )
     ),
 ]
 ModelDevice = Annotated[
@@ -94,7 +101,7 @@ def device_of(option: str | None) -> str:
     from suture.simulation.sites import compute_on, this_machine
 
     if option and "," in option:
-        raise ConfigError(f"--device {option}: a model is on one device; several are for simulated sites")
+        raise ConfigError(f"--device {option}: give one device; several are for simulated sites only")
     compute_on(option)
     return this_machine().device
 
@@ -112,8 +119,8 @@ def load_sources(paths: Iterable[Path]) -> dict[str, SiteConfig]:
         name = path.stem if path.stem != "suture" else path.resolve().parent.name
         if name in found:
             raise ConfigError(
-                f"{found[name]} and {path} are both called {name!r} in the figure; rename one of the files "
-                "(or of the folders, where the file is suture.toml)"
+                f"{found[name]} and {path} would both be called {name!r} in the figure; rename one of "
+                "the files (of a suture.toml, its folder)"
             )
         found[name] = path
     return {name: load_site_config(path) for name, path in found.items()}
@@ -143,22 +150,6 @@ def command_of(point: EntryPoint) -> Callable[..., None]:
     return command
 
 
-def renamed(app: typer.Typer, old: str, new: str) -> None:
-    """Add a hidden command that refuses the former name of a command and names the present one.
-
-    Args:
-        app: that has the command.
-        old: the former name in this app.
-        new: the present command with its groups, e.g. ``poc data``.
-    """
-
-    def refuse(context: typer.Context) -> None:
-        raise ConfigError(f"{context.command_path} is now called suture {new}")
-
-    anything = {"allow_extra_args": True, "ignore_unknown_options": True}
-    app.command(old, hidden=True, context_settings=anything, add_help_option=False)(refuse)
-
-
 def _print_error(error: SutureError) -> None:
     Console(stderr=True, emoji=False).print(
         printable_lines(f"error: {error}"), style="red", markup=False, highlight=False, soft_wrap=True
@@ -183,7 +174,7 @@ def guarded(command: Callable[[], Any]) -> None:
         sys.exit(1)
     except UnicodeEncodeError as error:
         around = error.object[max(error.start - _AROUND, 0) : error.end + _AROUND]
-        what = f"{around!r} holds bytes that are no {error.encoding}"
+        what = f"{around!r} contains bytes that are not {error.encoding}"
         _print_error(
             ConfigError(f"{what}; rename that folder or file, or set LC_ALL=C.UTF-8 if its name is right")
         )
@@ -201,5 +192,5 @@ def stated(prevalence: Iterable[str]) -> dict[str, float]:
         try:
             found[label.strip()] = float(share)
         except ValueError:
-            raise ConfigError(f"--prevalence {text!r} is no prevalence; write 'CLASS=0.02'") from None
+            raise ConfigError(f"--prevalence {text!r}: write for example 'CLASS=0.02'") from None
     return found

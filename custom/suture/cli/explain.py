@@ -16,15 +16,15 @@ def explain(
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder of the pictures.")],
     classes: Annotated[
         list[str] | None,
-        typer.Option("--class", help="To explain; by default the three most likely."),
+        typer.Option("--class", help="Class to explain; by default the three most likely. Repeatable."),
     ] = None,
-    images: Annotated[int, typer.Option("-n", min=1, help="At most so many images.")] = 20,
+    images: Annotated[int, typer.Option("-n", min=1, help="Maximum number of images.")] = 20,
     kind: Annotated[
-        str, typer.Option("--map", help="Of the maps: grad-cam, grad-cam++ or occlusion.")
+        str, typer.Option("--map", help="Kind of map: grad-cam, grad-cam++ or occlusion.")
     ] = "grad-cam",
     max_failed: MaxFailed = 0,
 ) -> None:
-    """Draw where a model looks: a picture of each image beside its maps, and a table of them."""
+    """Draw the regions that a prediction depends on: each image beside its maps, and a table of them."""
     from suture.core.errors import DataError
     from suture.core.printable import number_of
     from suture.export.pictures import explain_files
@@ -39,6 +39,6 @@ def explain(
     print_line(f"{number_of(len(done.written), 'picture')}: {out}")
     if (failed := len(done.failed)) > max_failed:
         raise DataError(
-            f"{failed} of {failed + len(done.written)} images cannot be used, as said above. The others are "
-            f"drawn; --max-failed {failed} accepts this"
+            f"{failed} of {failed + len(done.written)} images cannot be used: the reasons are above. "
+            f"The others are drawn; --max-failed {failed} accepts this"
         )

@@ -14,27 +14,24 @@ if TYPE_CHECKING:
     from suture.learning.finetuning import FineTuning
     from suture.models.classifier import Classifier
 
-_DEFAULT = "; by default that of [training], else "
-
 
 def finetune(
     model: Model,
     data: Annotated[Path, typer.Argument(help="The suture.toml of the data.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder for tuned.json and the model.")],
-    target: Annotated[str | None, typer.Option(help="The class; by default [data] target.")] = None,
+    target: Annotated[str | None, typer.Option(help="Class to train; by default [data] target.")] = None,
     epochs: Annotated[int, typer.Option(min=1)] = 10,
     runs: Annotated[int, typer.Option(min=1, help="Random splits of the data; each trains a model.")] = 5,
     examples: Annotated[int | None, typer.Option(min=4, help="Maximum number of training examples.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start at random, for comparison.")] = False,
-    lr: Annotated[float | None, typer.Option(help=f"Learning rate of Adam{_DEFAULT}1e-3.")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=2, help=f"Images or documents per step{_DEFAULT}64.")
-    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start from random weights, for comparison.")
+    ] = False,
     seed: int = 1,
 ) -> None:
     """Fine-tune a trained model on a task of your own, and test it.
 
-    The model of the first run is saved in OUT/model. Device, threads and precision are those of [training].
+    The model of the first run is saved in OUT/model. Learning rate, batch size, device, threads and
+    precision are those of [training] in the suture.toml.
     """
     from suture.core.errors import ConfigError
     from suture.core.validation import parse
@@ -43,8 +40,7 @@ def finetune(
     if (out / FILE).exists():
         raise ConfigError(f"{out} already holds a fine-tuned model; choose another --out")
     config = _config(data, target)
-    rate = config.training.learning_rate if lr is None else lr
-    steps = {"lr": rate, "batch_size": batch_size or config.training.batch_size}
+    steps = {"lr": config.training.learning_rate, "batch_size": config.training.batch_size}
     settings: dict[str, Any] = {"runs": runs, "epochs": epochs, "examples": examples}
     settings |= {"start": "fresh" if fresh else "model"}
     settings |= {key: value for key, value in steps.items() if value is not None}

@@ -83,7 +83,7 @@ def results(
     out: Out = None,
     startup_kit: StartupKit = None,
 ) -> None:
-    """Download the results of a job that has ended into a run folder, and show its table."""
+    """Download the results of a finished job into a run folder, and show its table."""
     from suture.flare.admin.kit import admin_kit
     from suture.flare.admin.remote import fetch
 
@@ -131,17 +131,19 @@ def _tune(job: Job, env: str, kit: Kit, folder: Path) -> None:
         write_report(folder)
     else:
         model = shlex.quote(str(folder / "model"))
-        print_line(f"not fine-tuned; with data of a task: suture finetune {model} suture.toml")
+        print_line(f"not fine-tuned here; on the data of a task, run: suture finetune {model} suture.toml")
 
 
 def resume(
-    experiment: Annotated[str, typer.Argument(help="Name of the experiment: that of its folder in runs/.")],
+    experiment: Annotated[
+        str, typer.Argument(help="Name of the experiment: the name of its folder in runs/.")
+    ],
     env: Annotated[str, typer.Option(help="poc or prod.")] = "poc",
     out: Out = None,
     startup_kit: StartupKit = None,
     detach: Detach = False,
 ) -> None:
-    """Continue an experiment after its last committed round: a server, job or site was lost and is back."""
+    """Continue an experiment after its last committed round, once a lost server, job or site is back."""
     from suture.core.names import check_experiment
     from suture.flare.admin.kit import admin_kit
     from suture.flare.admin.recovery import resume as resume_job
@@ -173,8 +175,8 @@ def _later(kit: Kit, folder: Path, job_id: str) -> str:
     """Return the commands for a job that nobody waits for, a line each."""
     own = ["--startup-kit", str(kit.folder)]
     commands = {
-        "how far it is": ["suture", "status", job_id, *own],
-        "its results, when it has ended": ["suture", "results", job_id, "--out", str(folder), *own],
+        "its progress": ["suture", "status", job_id, *own],
+        "its results, after its end": ["suture", "results", job_id, "--out", str(folder), *own],
         "end it": ["nvflare", "job", "abort", job_id, *own],
     }
     return "\n".join(f"{what}: {shlex.join(words)}" for what, words in commands.items())
@@ -204,12 +206,15 @@ def report(
         bool,
         typer.Option(
             "--examples",
-            help="Also write report_with_examples.html: test images of each class, if they are here.",
+            help=(
+                "Also write report_with_examples.html, with test images of each class if they are on this "
+                "machine."
+            ),
         ),
     ] = False,
     prevalence: Annotated[
         list[str] | None,
-        typer.Option(help="'CLASS=0.02': show its PPV and NPV at this prevalence."),
+        typer.Option(help="'CLASS=0.02': show PPV and NPV of the class at this prevalence. Repeatable."),
     ] = None,
 ) -> None:
     """Render the report of a run again, and show its table."""
@@ -221,4 +226,4 @@ def report(
         from suture.simulation.example_images import example_images
 
         path = write_report_with_examples(directory, example_images(directory))
-        print_line(f"with images of patients: {path}", style="yellow")
+        print_line(f"with images of patients (do not pass it on): {path}", style="yellow")

@@ -28,7 +28,7 @@ def watch(
         int | None, typer.Option(min=0, max=65535, help="Port; by default 6016, or a free one.")
     ] = None,
 ) -> None:
-    """Serve the report of a run while it works, to browsers on this machine alone; Ctrl-C ends it."""
+    """Serve the live report of a run to browsers on this machine only; Ctrl-C ends it."""
     from suture.reports.watch import served, states
 
     try:
@@ -37,11 +37,11 @@ def watch(
             for line in states(run):
                 print_line(line)
     except KeyboardInterrupt:
-        print_line("no longer served; the run, if it works, goes on")
+        print_line("the page is no longer served; the run continues")
 
 
-def track(run: Run, tracker: Annotated[Tracker, typer.Argument(help="Where to.")]) -> None:
-    """Write the history of a run for TensorBoard or to MLflow, in place of what was written there of it."""
+def track(run: Run, tracker: Annotated[Tracker, typer.Argument(help="Where to write the history.")]) -> None:
+    """Write the history of a run to TensorBoard or MLflow; replaces what was written of it before."""
     from suture.reports.tracking import Tracking
 
     tracking = Tracking(run, tracker.value)

@@ -24,7 +24,7 @@ Loose = Annotated[
     bool,
     typer.Option(
         "--loose",
-        help="Only add suture's classes to FLARE's list: jobs may bring code and name FLARE's other classes.",
+        help="Only add Suture's classes to FLARE's list; jobs may bring code and use FLARE's other classes.",
     ),
 ]
 Allow = Annotated[
@@ -32,7 +32,7 @@ Allow = Annotated[
     typer.Option(
         "--allow",
         metavar="PACKAGE.",
-        help="Allow the methods of an installed package, or one class by its dotted path; repeatable.",
+        help="Allow the methods of an installed package, or one class by its dotted path. Repeatable.",
     ),
 ]
 _MARKS = {"ok": "[green]ok     [/]", "warning": "[yellow]warning[/]", "error": "[red]error  [/]"}
@@ -42,7 +42,7 @@ def doctor(
     workspace: Workspace = Path("."),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Examine this site or server: versions, certificates, connection, policy, data, disk, GPU."""
+    """Check this site or server: versions, certificates, connection, policy, data, disk, GPU."""
     from suture.core.printable import printable
     from suture.flare.admin.doctor import examine
 
@@ -64,20 +64,14 @@ def policy(
     workspace: Workspace,
     loose: Loose = False,
     allow: Allow = None,
-    former: Annotated[
-        bool,
-        typer.Option("--strict", "--refuse-code", "--keep-logs", "--survive", hidden=True),
-    ] = False,
 ) -> None:
-    """Let this site or server run suture's jobs alone: no code of jobs, no other class, logs kept.
+    """Allow only Suture's jobs at this site or server: no code from jobs, no other classes, no log upload.
 
-    A site also filters every answer itself. Both restart after the death of a process.
+    A site also filters each of its answers. Both restart when their process ends.
     """
     from suture.flare.admin import policy as own
     from suture.flare.admin.kit import read_kit
 
-    if loose and former:
-        raise typer.BadParameter("--loose leaves open what the other options close")
     kit = read_kit(workspace)
     own.check_entries(allow or ())  # first, as is the strict policy: both may refuse, and then change nothing
     changed = [own.allow_classes(kit), own.plain_json(kit)] if loose else own.make_strict(kit)
@@ -91,20 +85,20 @@ def ledger(
     folder: Annotated[
         Path,
         typer.Argument(
-            metavar="[WORKSPACE]", help="The site's FLARE workspace, or the folder of its [storage] state."
+            metavar="[WORKSPACE]", help="The site's FLARE workspace, or its folder of [storage] state."
         ),
     ] = Path("."),
     accept: Annotated[
         bool,
         typer.Option(
             "--accept",
-            help="Accept, in a new line, that releases are missing from the ledger or were changed: the site "
-            "releases again, and states its ε as a lower bound.",
+            help="Record that lines of the ledger are missing or were changed. The site then releases again, "
+            "and reports its ε as a lower bound.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show what this site has released: answers, ε and figures by experiment, and what its budgets leave."""
+    """Show what this site has released by experiment (answers, ε, figures) and its remaining budgets."""
     from suture.federation.site.statement import find_ledger, read_statement
 
     if accept:
@@ -120,7 +114,7 @@ def ledger(
 
 
 def _ledger_totals(found: Statement) -> Iterator[str]:
-    """Yield what is stated over all experiments, and what the ledger lacks."""
+    """Yield the totals over all experiments, and what the ledger lacks."""
     spent, bound = found.spent, _number(found.max_epsilon, "none")
     lower = "≥" if spent.epsilon is not None and (found.breaks or found.accepted) else "="
     yield (
@@ -129,18 +123,18 @@ def _ledger_totals(found: Statement) -> Iterator[str]:
         f"(max_epsilon: {bound})"
     )
     yield f"experiments: {found.experiments} (max_experiments: {_left(found.max_experiments)})"
-    yield from (f"a lower bound: {why}" for why in found.accepted)
-    yield from (f"not whole: {why}" for why in found.breaks)
+    yield from (f"ε is a lower bound: {why}" for why in found.accepted)
+    yield from (f"incomplete ledger: {why}" for why in found.breaks)
     if found.breaks:
         yield (
-            "The site releases nothing until you restore the newest copy of the ledger, or accept what is "
-            "missing: the same command with --accept"
+            "The site releases nothing until you restore the newest copy of the ledger, or run the same "
+            "command with --accept, which records the gap"
         )
 
 
 def _ledger_tables(found: Statement) -> Iterator[Table]:
     """Yield the table of the experiments, and that of the classes."""
-    heads = ("experiment", "clip", "noise", "answers", "left", "anew left")
+    heads = ("experiment", "clip", "noise", "answers", "left", "repeats left")
     table = _table(*heads, "updates", "ε", "figures", "other numbers", "last")
     for line in found.lines:
         name = line.experiment
@@ -169,7 +163,7 @@ def _table(*heads: str) -> Table:
 
 
 def _left(budget: int) -> str:
-    """A budget in few columns; that of public data has no end for people."""
+    """A budget in few columns; that of public data is practically unlimited."""
     return str(budget) if budget < 10**6 else "≥ 10⁶"
 
 
@@ -180,7 +174,7 @@ def _number(value: float | None, otherwise: str) -> str:
 def egress(
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Markdown file to write.")] = None,
 ) -> None:
-    """Show everything that leaves a site, by method: the allow-list of the site's filter."""
+    """Show what each method may send from a site: the allow-list of the site's filter."""
     from suture.core.files import atomic_write
     from suture.reports.egress_page import page
 

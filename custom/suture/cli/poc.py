@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from suture.cli.common import Sets, Trust, job_with, known_names, print_line, renamed
+from suture.cli.common import Sets, Trust, job_with, known_names, print_line
 from suture.core.errors import ConfigError, FederationError
 
 if TYPE_CHECKING:
     from suture.flare.admin.kit import Kit
 
-poc_app = typer.Typer(help="A federation of processes with TLS on this machine.", no_args_is_help=True)
+poc_app = typer.Typer(
+    name="poc", help="A federation of processes with TLS on this machine.", no_args_is_help=True
+)
 
 SimulatedJob = Annotated[
     str,
@@ -38,10 +40,12 @@ def up(
         bool, typer.Option("--loose", help="Jobs may bring code; sites have no filter and send logs.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the federation in --dir.")] = False,
-    project: Annotated[Path | None, typer.Option(help="Another project.yml than poc_workspace's.")] = None,
+    project: Annotated[
+        Path | None, typer.Option(help="A project.yml to use instead of poc_workspace's.")
+    ] = None,
     trust: Trust = False,
 ) -> None:
-    """Provision a server and a job's sites, give them data and a policy, and start what does not run."""
+    """Provision a server and a job's sites, give them data and a policy, and start those that do not run."""
     from suture.flare.admin.kit import lead
     from suture.flare.admin.poc import chosen_folder, prepare, project_template
     from suture.flare.admin.processes import running
@@ -107,9 +111,6 @@ def data(job: SimulatedJob, settings: Sets = None, folder: Dir = None, trust: Tr
     place_configs(chosen, names, written, kits)
     for name in names:
         print_line(f"{kits[name].folder / 'local' / 'suture.toml'}")
-
-
-renamed(poc_app, "deal", "poc data")
 
 
 @poc_app.command()

@@ -28,47 +28,48 @@ def pretrain(
     size: Annotated[int, typer.Option(help="Side of the images.")] = 64,
     color: Annotated[bool, typer.Option("--color", help="Images in colour.")] = False,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the images.")] = 20,
-    batch_size: Annotated[int, typer.Option(min=2, help="Images per step.")] = 128,
-    lr: Annotated[float, typer.Option(help="Learning rate of SGD for 256 images a step.")] = 0.03,
-    momentum: Annotated[
-        float, typer.Option(help="Momentum of the key encoder; lower for few steps.", min=0, max=0.9999)
-    ] = 0.999,
-    queue: Annotated[int, typer.Option(min=2, help="Keys; at most the number of images.")] = 4096,
-    temperature: Annotated[float, typer.Option(help="Temperature of the contrastive loss.")] = 0.2,
-    views: Annotated[
-        list[str] | None, typer.Option("--view", help="Change the augmentation: crop=0.4. Repeatable.")
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="Another setting of MoCo v2: batch_size, lr, weight_decay, momentum, queue, temperature, "
+            "projection, or of its augmentation, views.crop=0.4. Repeatable.",
+        ),
     ] = None,
-    licence: Annotated[str | None, typer.Option(help="Licence of the prior for others.")] = None,
+    licence: Annotated[str | None, typer.Option(help="Licence of the prior.")] = None,
     seed: int = 1,
     device: ModelDevice = None,
     threads: Annotated[int, typer.Option(min=1, help="Torch threads; they affect rounding.")] = 1,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the prior in --out.")] = False,
 ) -> None:
-    """Train a prior by MoCo v2 on the training images of some data sets; no label is used."""
+    """Train a prior by MoCo v2 on the training images of some data sets, without labels."""
     import torch
 
     from suture.core.validation import parse
     from suture.learning.pretraining import Pretraining
 
-    settings: dict[str, Any] = {"backbone": backbone, "size": size, "color": color, "epochs": epochs}
-    settings |= {"batch_size": batch_size, "lr": lr, "momentum": momentum, "queue": queue}
-    settings |= {"temperature": temperature, "views": _views(views or [])}
-    spec = parse(Pretraining, settings, "suture pretrain")
+    chosen: dict[str, Any] = {"backbone": backbone, "size": size, "color": color, "epochs": epochs}
+    spec = parse(Pretraining, chosen | _settings(settings or []), "suture pretrain")
     _check_out(out, overwrite)
     torch.set_num_threads(threads)
     print_line(f"written: {_pretrain(configs, spec, out, seed, device_of(device), licence)}")
 
 
-def _views(words: list[str]) -> dict[str, Any]:
-    """Return the fields of `Views` that KEY=VALUE words change; values are JSON.
+def _settings(words: list[str]) -> dict[str, Any]:
+    """Return the fields of `Pretraining`, and of its `views`, that KEY=VALUE words change; values are JSON.
 
     Raises:
         ConfigError: a word has another form.
     """
-    try:
-        return {key: json.loads(text) for key, text in (word.split("=", 1) for word in words)}
-    except ValueError as error:
-        raise ConfigError(f"--view {' '.join(words)}: {error}; write for example --view crop=0.4") from error
+    found: dict[str, Any] = {}
+    for word in words:
+        key, _, text = word.partition("=")
+        part, dot, name = key.strip().rpartition(".")
+        try:
+            (found.setdefault(part, {}) if dot else found)[name] = json.loads(text)
+        except (ValueError, TypeError):
+            raise ConfigError(f"--set {word!r}: write for example lr=0.03 or views.crop=0.4") from None
+    return found
 
 
 def _check_out(out: Path, overwrite: bool) -> None:
@@ -78,7 +79,7 @@ def _check_out(out: Path, overwrite: bool) -> None:
         ConfigError: the folder already holds a prior, or cannot be made.
     """
     if (out / "prior.json").exists() and not overwrite:
-        raise ConfigError(f"{out} already holds prior.json; name another folder, or --overwrite")
+        raise ConfigError(f"{out} already contains prior.json; choose another folder, or add --overwrite")
     try:
         make_folder(out)
     except OSError as error:

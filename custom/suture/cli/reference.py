@@ -160,8 +160,8 @@ def configuration_page() -> str:
         "## A job\n",
         "`jobs/NAME/job.toml` states these settings (`name` below `[method]` names the method, `kind` below "
         "`[simulation]` the simulated sites), or `job.py` defines `JOB = Job(...)`. `--set KEY=VALUE` "
-        "changes a setting: the key is a dotted path such as `method.local.lr`, or its last word where that is "
-        "unique; the value is JSON, otherwise text.\n",
+        "changes a setting: the key is a dotted path such as `method.local.lr`, or its last word where that "
+        "is unique; the value is JSON, otherwise text.\n",
         _first(tables, Plan, Schedule),
         "## Advanced: a site's suture.toml\n",
         *_sections(SiteConfig),
@@ -394,18 +394,21 @@ def commands_page(commands: Any) -> str:
         "`suture COMMAND --help` shows the same text. Variables of the environment are named beside the "
         "option that they replace.\n"
     )
-    return "\n".join([HEAD, "# Command line\n", intro, *_commands("suture", commands)])
+    panels: dict[str, list[str]] = {}
+    for word, command in commands.commands.items():
+        panels.setdefault(command.rich_help_panel, []).extend(_commands(f"suture {word}", command))
+    sections = (part for panel, parts in panels.items() for part in (f"## {panel}\n", *parts))
+    return "\n".join([HEAD, "# Command line\n", intro, *sections])
 
 
 def _commands(name: str, command: Any) -> Iterator[str]:
     if hasattr(command, "commands"):
-        shown = {word: inner for word, inner in command.commands.items() if not inner.hidden}
-        for word, inner in sorted(shown.items()):
+        for word, inner in command.commands.items():
             yield from _commands(f"{name} {word}", inner)
         return
-    rows = [_parameter(one) for one in command.params if one.name != "help" and not one.hidden]
+    rows = [_parameter(one) for one in command.params if one.name != "help"]
     table = "\n" + _table(("argument or option", "default", "meaning"), rows) if rows else ""
-    yield f"## `{name}`\n\n{_plain(' '.join((command.help or '').split()))}\n{table}"
+    yield f"### `{name}`\n\n{_plain(' '.join((command.help or '').split()))}\n{table}"
 
 
 def _parameter(one: Any) -> tuple[str, str, str]:

@@ -1,4 +1,4 @@
-"""Commands on saved models: predict, evaluate, compare, relate, latent."""
+"""Commands on saved models: predict, evaluate and compare."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from suture.cli.common import (
     Part,
     console,
     device_of,
-    load_sources,
     print_line,
     stated,
 )
@@ -69,7 +68,7 @@ def evaluate(
 
 def compare(
     first: Model,
-    second: Annotated[Path, typer.Argument(help="That of another.")],
+    second: Annotated[Path, typer.Argument(help="The model/ folder of another run.")],
     data: Annotated[Path, typer.Argument(help="A suture.toml that describes the labelled data.")],
     split: Annotated[Part, typer.Option(help="Which images.")] = Part.test,
     device: ModelDevice = None,
@@ -92,63 +91,9 @@ def compare(
         table.add_row(name, *scores, change, "—" if d.p != d.p else "<.001" if d.p < 0.001 else f"{d.p:.3f}")
     console.print(table)
     print_line(
-        "p is of a t-test on the spread of the draws, the interval holds 95 % of them: where "
-        "they are skewed, as near an AUROC of 1, one may be significant and the other not"
+        "p uses a normal approximation, the interval the bootstrap's quantiles; near AUROC 1 they may "
+        "disagree"
     )
-
-
-def relate(
-    model: Model,
-    data: Annotated[
-        list[Path], typer.Argument(help="The suture.toml of the images; more for thresholds it cannot give.")
-    ],
-    out: Annotated[Path, typer.Option("-o", "--out", help="SVG to write.")],
-    pair: Annotated[
-        list[str] | None, typer.Option(help="Two classes, 'Mass:Lung Lesion'; by default those of the paper.")
-    ] = None,
-    split: Annotated[Part, typer.Option(help="Which images.")] = Part.test,
-    device: ModelDevice = None,
-) -> None:
-    """Plot how the predictions of a model for related classes occur together."""
-    from suture.core.errors import ConfigError
-    from suture.core.files import atomic_write
-    from suture.data.config import load_site_config
-    from suture.reports.cooccurrence import RELATED
-    from suture.reports.cooccurrence import relate as relate_classes
-    from suture.reports.plots import plot_contingencies
-
-    for text in pair or ():
-        if text.count(":") != 1:
-            raise ConfigError(f"--pair {text!r} is no pair; write 'First Class:Second Class'")
-    pairs = [(a.strip(), b.strip()) for a, b in (text.split(":") for text in pair or ())] or RELATED
-    found = relate_classes(model, [load_site_config(p) for p in data], split.value, pairs, device_of(device))
-    for one in found:
-        print_line(f"P({one.second} | {one.first}) = {one.second_given_first:.2f}")
-        print_line(f"P({one.first} | {one.second}) = {one.first_given_second:.2f}")
-        if one.why:
-            print_line(one.why, style="yellow")
-    atomic_write(out, plot_contingencies(found))
-    print_line(f"written: {out}")
-
-
-def latent(
-    model: Model,
-    data: Annotated[
-        list[Path],
-        typer.Argument(help="The suture.toml of each source, or a file of its own name: nih.toml."),
-    ],
-    out: Annotated[Path, typer.Option("-o", "--out", help="SVG to write.")],
-    images: Annotated[int, typer.Option(min=3, help="At most so many of each source.")] = 500,
-    split: Annotated[Part, typer.Option(help="Which images.")] = Part.test,
-    seed: int = 1,
-    device: ModelDevice = None,
-) -> None:
-    """Plot a model's features of images from several sources in two dimensions (t-SNE)."""
-    from suture.core.files import atomic_write
-    from suture.reports.plots import latent as plot_latent
-
-    atomic_write(out, plot_latent(model, load_sources(data), split.value, images, seed, device_of(device)))
-    print_line(f"written: {out}")
 
 
 def _bounds(low: float | None, high: float | None) -> str:
@@ -163,29 +108,40 @@ Sources = Annotated[
     ),
 ]
 Column = Annotated[
-    str | None, typer.Option(help="Column of a table with the images, or texts; by default it is found.")
+    str | None, typer.Option(help="Column of a table with the images or texts; by default it is detected.")
 ]
 ImageRoot = Annotated[
-    Path | None, typer.Option(help="Folder or archive of a table's images; by default that of the table.")
+    Path | None,
+    typer.Option(help="Folder or archive of a table's images; by default the folder of the table."),
 ]
 Bits = Annotated[
     int | None,
-    typer.Option(min=8, max=16, help="True depth of images of 16 bits; a suture.toml has its own."),
+    typer.Option(
+        min=8,
+        max=16,
+        help="True bit depth of images stored with 16 bits; for a suture.toml, set [data] bits there.",
+    ),
 ]
 
 BatchSize = Annotated[
     int | None,
-    typer.Option(min=1, help="Images or documents at a time; by default 64, fewer large ones on a CPU."),
+    typer.Option(
+        min=1, help="Images or documents per batch; by default 64, or fewer if they are large and on a CPU."
+    ),
 ]
 
 Decide = Annotated[
     str | None,
-    typer.Option(help="Add decisions by the thresholds of this site, or of 'all', and calibrated values."),
+    typer.Option(
+        help="Add calibrated values, and decisions by the thresholds of this site, or of 'all' sites."
+    ),
 ]
 
 Prevalence = Annotated[
     list[str] | None,
-    typer.Option(help="'CLASS=0.02': its prevalence among these images; corrects calibrated values."),
+    typer.Option(
+        help="'CLASS=0.02': prevalence of the class in these images; corrects calibrated values. Repeatable."
+    ),
 ]
 
 DicomSr = Annotated[
@@ -212,7 +168,7 @@ def predict(
 ) -> None:
     """Write one probability per class for each image or document.
 
-    What cannot be used, or is no image, is listed with the reason in OUT.left_out.csv beside OUT.csv.
+    Unusable files, and files that are not images, are listed with the reason in OUT.left_out.csv.
     """
     from suture.data.inputs import find_inputs
     from suture.learning.prediction import left_out, predict_to_csv
@@ -274,7 +230,7 @@ def _write_reports(
     for name, reason in written.refused.items():
         print_line(f"no report of {name}: {reason}", style="yellow")
     if written.others:
-        print_line(f"without a report, as no DICOM file: {number_of(written.others, 'input')}")
+        print_line(f"without a report, because not DICOM: {number_of(written.others, 'input')}")
     print_line(f"{number_of(len(written.reports), 'report')}: {folder}")
     return len(written.refused)
 
@@ -288,7 +244,7 @@ def _print_left_out(frame: DataFrame, listed: Path) -> None:
         print_line(f"left out: {reason}", style="yellow")
     if others:
         first = ", ".join(list(others)[:_SHOWN])
-        print_line(f"{len(others)} other files are no {frame.index.name}s, such as {first}; see {listed}")
+        print_line(f"{len(others)} other files are not {frame.index.name}s, such as {first}; see {listed}")
 
 
 def _limit_failed(frame: DataFrame, listed: Path, most: int, unreported: int = 0) -> None:
@@ -305,13 +261,13 @@ def _limit_failed(frame: DataFrame, listed: Path, most: int, unreported: int = 0
     failed = len(frame.attrs["failed"])
     if failed > most:
         raise DataError(
-            f"{failed} of {failed + len(frame)} {frame.index.name}s cannot be used; {listed} says why. The "
-            f"others are predicted; --max-failed {failed + unreported} accepts this"
+            f"{failed} of {failed + len(frame)} {frame.index.name}s cannot be used; {listed} lists the "
+            f"reasons. The others are predicted; --max-failed {failed + unreported} accepts this"
         )
     if failed + unreported > most:
         raise DataError(
-            f"{unreported} of {len(frame)} predicted {frame.index.name}s have no report; the lines above say "
-            f"why. --max-failed {failed + unreported} accepts this"
+            f"{unreported} of {len(frame)} predicted {frame.index.name}s have no report; the reasons "
+            f"are above. --max-failed {failed + unreported} accepts this"
         )
 
 

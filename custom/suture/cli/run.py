@@ -52,7 +52,7 @@ Where = Annotated[
     ),
 ]
 Rounds = Annotated[int | None, typer.Option(help="Communication rounds.")]
-Seed = Annotated[int | None, typer.Option(help="Seed of initialisation, shuffling and augmentation.")]
+Seed = Annotated[int | None, typer.Option(help="Random seed of initialisation, shuffling and augmentation.")]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/JOB-TIME.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the unfinished run in --out.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")]
@@ -60,27 +60,33 @@ Workers = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Processes that simulated sites share; by default 1 in the loop, one each in the simulator.",
+        help="Processes that simulated sites share; by default 1 with local, one for each site with sim.",
     ),
 ]
 Sites = Annotated[str | None, typer.Option(help="Names of the sites, comma-separated: an app for each.")]
 Bundle = Annotated[
     bool,
-    typer.Option(help="Whether the package travels with the job; otherwise it is installed at every party."),
+    typer.Option(help="Send the package with the job; by default every party has it installed."),
 ]
-Watched = Annotated[bool, typer.Option("--watch", help="Serve its page while it works: see suture watch.")]
-Track = Annotated[Tracker | None, typer.Option(help="Write its history there too: see suture track.")]
+Watched = Annotated[bool, typer.Option("--watch", help="Serve a live page of the run: see suture watch.")]
+Track = Annotated[Tracker | None, typer.Option(help="Also write the history there: see suture track.")]
 Limits = Annotated[
     bool,
     typer.Option(
         "--limits",
-        help="Apply the sites' limits of disclosure in local and sim too, where a study's figures are exact.",
+        help=(
+            "Apply the sites' limits of disclosure in local and sim too; without it a study's figures are "
+            "exact there."
+        ),
     ),
 ]
 Accept = Annotated[
     list[str] | None,
     typer.Option(
-        help="A look-alike label that is a class of its own, a 'Label' that is one class, or 'all'."
+        help=(
+            "Accept a label that resembles another, or a general one such as 'Label', as a class; or "
+            "'all'. Repeatable."
+        )
     ),
 ]
 
@@ -115,19 +121,15 @@ class Execution:
 def demo(
     env: Where = Env.local,
     rounds: Rounds = None,
-    seed: Seed = None,
     out: Out = None,
-    device: Device = None,
-    workers: Workers = None,
 ) -> None:
-    """Run the main job on embedded data: three sites with different findings, trained at once."""
-    if env is Env.local and workers is None and usable_cores() > 1:
-        workers = 3
-    run("demo", env=env, rounds=rounds, seed=seed, out=out, device=device, workers=workers)
+    """Train on three simulated hospitals that annotate different findings; takes about a minute."""
+    workers = 3 if env is Env.local and usable_cores() > 1 else None
+    run("demo", env=env, rounds=rounds, out=out, workers=workers)
     # As it was called: `make demo` has it in an environment that is not active.
     suture = "suture" if which("suture") else shlex.quote(sys.argv[0])
     if env is Env.local:
-        print_line("the same in NVIDIA FLARE's simulator, with the same bytes:")
+        print_line("the same in NVIDIA FLARE's simulator, with the same model byte for byte:")
         print_line(f"  {suture} demo --env sim")
     print_line("your own hospitals:")
     print_line(f"  {suture} init study/ --site alpha=DIR_OR_TABLE --site beta=DIR_OR_TABLE")
@@ -158,9 +160,11 @@ def run(
     limits: Limits = False,
     trust: Trust = False,
 ) -> None:
-    """Run a job."""
+    """Run a job: in a local loop, FLARE's simulator, a POC or production."""
     if detach and (watch or track):
-        raise typer.BadParameter("--watch and --track need a command that waits: leave out --detach")
+        raise typer.BadParameter(
+            "--watch and --track need a command that waits for the end: leave out --detach"
+        )
     every = _all_settings(rounds, seed, settings, accept_labels)
     chosen = job_with(job, every, trust)
     if limits:
@@ -245,7 +249,9 @@ def execute(job: Job, env: Env, how: Execution) -> None:
         from suture.flare.admin.remote import Submission
 
         if how.workers is not None:
-            raise ConfigError(f"--workers is for simulated sites; with --env {env.value} each has its own")
+            raise ConfigError(
+                f"--workers is for simulated sites; with --env {env.value} each site has its own process"
+            )
         new = run_folder(job)
         folder = run_folder(job, how.out) if how.out else new
         submission = Submission(how.sites, how.bundle, how.resume, how.overwrite)
@@ -276,7 +282,7 @@ def _how_to_go_on(folder: Path, command: Sequence[str]) -> str:
     from suture.core.files import read_json
 
     if not (folder / "run.json").is_file():
-        return "interrupted before the run had begun; nothing of it is left"
+        return "interrupted before the run began; no files are left"
     if read_json(folder / "run.json").get("status") == "finished":
         shows = shlex.join(["suture", "report", str(folder)])
         return f"interrupted after the end of the run. Its table: {shows}"
@@ -287,7 +293,9 @@ def _how_to_go_on(folder: Path, command: Sequence[str]) -> str:
 def export(
     job: JobName,
     out: Annotated[Path, typer.Option(help="Folder to write the job into.")],
-    experiment: Annotated[str | None, typer.Option(help="Identifier that a later job continues.")] = None,
+    experiment: Annotated[
+        str | None, typer.Option(help="Name of the experiment, by which a later job continues it.")
+    ] = None,
     rounds: Rounds = None,
     seed: Seed = None,
     settings: Sets = None,

@@ -23,19 +23,21 @@ Study = Annotated[Path, typer.Argument(help="Folder of the study.")]
 def init(
     study: Study,
     site: Annotated[
-        list[str], typer.Option("--site", help="name=PATH of a site's folder or table. Repeatable.")
+        list[str], typer.Option("--site", help="NAME=PATH of a site's folder or table. Repeatable.")
     ],
-    yes: Annotated[bool, typer.Option("--yes", help="Ask nothing.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Accept every guess without asking.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")
+    ] = False,
 ) -> None:
-    """Look at the data of some hospitals and write a suture.toml for each, and a job."""
+    """Look at the data of your hospitals, and write a suture.toml for each and a job."""
     from suture.simulation.new_study import as_toml, look, movable, refuse_existing, write_study
 
     sites = _sites(site)
     if not dry_run:
         refuse_existing(study, sites)
         if not yes and not _can_ask():
-            raise ConfigError("nobody can be asked here; write --yes, or --dry-run to look only")
+            raise ConfigError("this is not an interactive terminal; add --yes, or --dry-run to write nothing")
 
     def show(some: dict[str, Discovery]) -> None:
         for name, guess in some.items():
@@ -119,9 +121,9 @@ def _sites(given: list[str]) -> dict[str, Path]:
 
 
 def check(study: Study, trust: Trust = False) -> None:
-    """Check the data of all sites of a study together: counts, names that look alike, faults.
+    """Check the data of all sites of a study: counts, similar class names, problems.
 
-    Also writes check.html, a page with a few images of each site as the model sees them.
+    Also writes check.html, with a few images of each site as the model sees them.
     """
     from suture.data.quality import check as check_data
     from suture.data.quality import render

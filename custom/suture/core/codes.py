@@ -89,13 +89,13 @@ def check_code(text: str) -> str:
     system, _, code = text.partition(":")
     if system not in SYSTEMS:
         known = ", ".join(f"{word} ({name})" for word, name in SYSTEMS.items())
-        raise LabelError(f"{shown(text)} is no code; write SYSTEM:CODE, such as SCT:36118008, of {known}")
-    if why := _FAULT[system](code):
-        raise LabelError(f"{shown(text)} is no code of {SYSTEMS[system]}: {why}")
-    if text in GENERAL:
         raise LabelError(
-            f"{text} is a shape in any organ and identifies no class; state the code of the finding"
+            f"{shown(text)}: codes are written SYSTEM:CODE, such as SCT:36118008; the systems are {known}"
         )
+    if why := _FAULT[system](code):
+        raise LabelError(f"{shown(text)} is not a valid code of {SYSTEMS[system]}: {why}")
+    if text in GENERAL:
+        raise LabelError(f"{text} describes a shape in any organ, not a class; write the code of the finding")
     return text
 
 
@@ -110,7 +110,7 @@ def check_stated(codes: Stated) -> None:
         systems: dict[str, str] = {}
         for text in map(check_code, texts):
             if (other := systems.setdefault(system_of(text), text)) != text:
-                raise LabelError(f"{name!r} has two codes of one system, {other} and {text}; keep one")
+                raise LabelError(f"{name!r} has two codes of the same system, {other} and {text}; keep one")
             if (first := holder.setdefault(text, name)) != name:
                 raise LabelError(f"{first!r} and {name!r} both have the code {text}; correct one of them")
 
@@ -147,9 +147,11 @@ def _snomed_fault(code: str) -> str:
     if not re.fullmatch(r"[1-9][0-9]{5,17}", code):
         return "an identifier has 6 to 18 digits and does not begin with 0"
     if _verhoeff(code):
-        return "its last digit, the check digit, does not fit the others; look for a slip"
+        return "its check digit, the last one, does not match the others; look for a typing error"
     if code[-3:-1] not in ("00", "10"):
-        return "it identifies no concept; the two digits before the last are then 00 or 10"
+        return (
+            "it does not identify a concept: in a concept's code the two digits before the last are 00 or 10"
+        )
     return ""
 
 
@@ -169,17 +171,17 @@ def _verhoeff(digits: str) -> int:
 def _icd_fault(code: str) -> str:
     if re.fullmatch(r"[A-Z][0-9]{2}(\.[0-9]{1,2})?", code):
         return ""
-    return "it is a capital letter and two digits, then none, or a point and one or two digits: J93.9"
+    return "write a capital letter and two digits, optionally a point and one or two digits: J93.9"
 
 
 def _icd_cm_fault(code: str) -> str:
     if re.fullmatch(r"[A-Z][0-9][0-9A-Z](\.[0-9A-Z]{1,4})?", code):
         return ""
-    return "it is three capital letters or digits, then none, or a point and one to four: J93.83"
+    return "write three capital letters or digits, optionally a point and one to four more: J93.83"
 
 
 def _radlex_fault(code: str) -> str:
-    return "" if re.fullmatch(r"RID[1-9][0-9]{0,8}", code) else "it is RID and a number: RID5352"
+    return "" if re.fullmatch(r"RID[1-9][0-9]{0,8}", code) else "write RID and a number: RID5352"
 
 
 _FAULT = {"SCT": _snomed_fault, "I10": _icd_fault, "I10C": _icd_cm_fault, "RADLEX": _radlex_fault}

@@ -32,7 +32,7 @@ def unusable(device: str) -> str:
     """Say in one line why torch cannot compute on a device; empty if it can, even if its memory is full."""
     try:
         if torch.device(device).type not in DEVICES:
-            return f"results are correct on {' and '.join(sorted(DEVICES))} only"
+            return f"Suture supports {' and '.join(sorted(DEVICES))} only"
         torch.zeros(1, device=device).item()
     # torch has an error of its own for an unknown name, and for a build without such devices.
     except (RuntimeError, AssertionError, NotImplementedError) as error:

@@ -144,7 +144,7 @@ class Registry(MutableMapping[str, T]):
         if name in self or others:
             rival, other = (first, "suture") if name in self else (others[0], package_of(first))
             raise ConfigError(
-                f"{package_of(rival)} registers a {self.what} {name!r}, and so does {other}; "
-                "rename one, or uninstall it"
+                f"{package_of(rival)} and {other} both register a {self.what} {name!r}; "
+                "rename or uninstall one"
             )
         return first

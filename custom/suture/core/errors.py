@@ -44,7 +44,7 @@ class DiskError(SutureError, OSError):
     """
 
     def __str__(self) -> str:
-        remedy = _REMEDIES.get(self.errno or 0, "see to that disk, then try again")
+        remedy = _REMEDIES.get(self.errno or 0, "check that disk, then try again")
         return f"{self.filename}: {self.strerror}; {remedy}"
 
 
@@ -59,9 +59,9 @@ MISPLACED = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAM
 
 _REMEDIES = {
     **dict.fromkeys(FULL, "make room there, then try again"),
-    **dict.fromkeys(LOCKED, "make it writable, or choose another place"),
-    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "create its folder, or choose another place"),
-    **dict.fromkeys((errno.EEXIST, errno.EISDIR), "choose another name, or remove what has it"),
+    **dict.fromkeys(LOCKED, "make it writable, or choose another folder"),
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "create its folder, or choose another folder"),
+    **dict.fromkeys((errno.EEXIST, errno.EISDIR), "choose another name, or remove the file of this name"),
     errno.ENAMETOOLONG: "choose a shorter name",
 }
 

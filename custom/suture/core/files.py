@@ -163,12 +163,14 @@ def named_file(name: str, folder: Path, key: str) -> Path:
     Raises:
         ConfigError: it is no bare name, is not in the folder, or is a link out of it.
     """
-    rule = f"{key}={name[:80]!r}: a job names a file of {folder} ([storage] files) by its bare name"
+    rule = f"{key}={name[:80]!r}: a job must name a file of {folder} ([storage] files) by its bare name"
     if name in ("", ".", "..") or not name.isprintable() or "/" in name or "\\" in name:
         raise ConfigError(rule)
     path = folder / name
     if not path.exists() or not contained(folder)(path):
-        raise ConfigError(f"{rule}; copy it there: the folder has none of this name, or a link out of it")
+        raise ConfigError(
+            f"{rule}; copy it there: the folder has no such file, or a link that leads out of it"
+        )
     return path
 
 
@@ -221,7 +223,9 @@ def _own_file(path: Path) -> int:
         descriptor = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "it is a link, which is not followed; remove it", str(path)) from None
+            raise OSError(
+                errno.ELOOP, "it is a link, and Suture does not follow links here; remove it", str(path)
+            ) from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -263,7 +267,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         except DataError:
             if text.endswith("\n"):
                 raise
-            log.warning("%s, line %d, was never ended and is left out", path, number)
+            log.warning("%s: line %d is incomplete and is skipped", path, number)
     return found
 
 
@@ -288,7 +292,7 @@ def read_json(path: Path, *keys: str) -> dict[str, Any]:
     """
     value = _record(_text(lambda: read_bounded(path), path), path)
     if missing := [key for key in keys if key not in value]:
-        raise _damaged(path, f"it has no {missing[0]!r}")
+        raise _damaged(path, f"{missing[0]!r} is missing")
     return value
 
 
@@ -314,7 +318,7 @@ def _text(read: Callable[[], bytes], path: Path, first: int = 1) -> str:
         return read().decode()
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + first
-        raise _damaged(path, f"line {line}: bytes that are no text") from None
+        raise _damaged(path, f"line {line}: it is not text") from None
     except ValueError as error:
         raise _damaged(path, str(error)) from None
     except OSError as error:
@@ -331,7 +335,7 @@ def _record(text: str, path: Path, line: int = 1) -> dict[str, Any]:
     except ValueError as error:
         raise _damaged(path, f"line {line}: {error}") from None
     if not isinstance(value, dict):
-        raise _damaged(path, f"line {line}: a {type(value).__name__} and no table")
+        raise _damaged(path, f"line {line}: a {type(value).__name__} instead of a table")
     return value
 
 

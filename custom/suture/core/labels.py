@@ -140,7 +140,7 @@ class LabelSet:
             name = canonical(spelling, synonyms)
             if name in seen:
                 raise LabelError(
-                    f"labels {seen[name]!r} and {spelling!r} are both {name!r}; remove or rename one of them"
+                    f"labels {seen[name]!r} and {spelling!r} both mean {name!r}; remove or rename one of them"
                 )
             seen[name] = spelling
         return cls(tuple(seen), label_type)
@@ -178,7 +178,10 @@ def union(sets: Iterable[LabelSet]) -> LabelSet:
     members = list(sets)
     types = {s.label_type for s in members}
     if len(types) > 1:
-        raise LabelError("some sites are multilabel and some multiclass; one federation has one label type")
+        raise LabelError(
+            "some sites are multilabel and some multiclass; all sites of a federation need the same label "
+            "type"
+        )
     names = sorted({name for s in members for name in s.names})
     return LabelSet(tuple(names), members[0].label_type if members else "multilabel")
 

@@ -57,9 +57,9 @@ def check_sites(names: Iterable[str]) -> None:
     """
     for name in names:
         if not _SITE.fullmatch(name):
-            raise ConfigError(f"{name[:80]!r} is no site name; use at most 64 {_RULE}")
+            raise ConfigError(f"{name[:80]!r} is not a valid site name; use at most 64 {_RULE}")
         if name == "all":
-            raise ConfigError("'all' is no site name, as it stands for all sites together; choose another")
+            raise ConfigError("'all' is reserved for all sites together; choose another site name")
 
 
 def check_experiment(name: str) -> str:
@@ -71,8 +71,8 @@ def check_experiment(name: str) -> str:
     """
     if not _EXPERIMENT.fullmatch(name):
         raise ConfigError(
-            f"{name[:80]!r} is no name of an experiment (the last part of --out, or "
-            f"`suture export --experiment`); use at most 128 {_RULE}"
+            f"{name[:80]!r} is not a valid name of an experiment (the last part of --out, or `suture "
+            f"export --experiment`); use at most 128 {_RULE}"
         )
     return name
 
@@ -84,7 +84,7 @@ def check_job(name: str) -> str:
         ConfigError: it cannot be used.
     """
     if not _EXPERIMENT.fullmatch(name):
-        raise ConfigError(f"{name[:80]!r} is no name of a job; use at most 128 {_RULE}")
+        raise ConfigError(f"{name[:80]!r} is not a valid name of a job; use at most 128 {_RULE}")
     return name
 
 
@@ -122,14 +122,14 @@ def check_label(name: str, spelled: str | None = None) -> str:
 def _fault(name: str) -> str:
     """Return why a name is not that of a class; an empty text where it is."""
     if len(name) > LONGEST:
-        return f"it has {len(name)} characters, at most {LONGEST} are allowed"
+        return f"it has {len(name)} characters; at most {LONGEST} are allowed"
     if name[:1] in _LEADING:
-        return f"it begins with {name[0]!r}, which other programs take for a command; rename the class"
+        return f"it begins with {name[0]!r}, which a spreadsheet would run as a formula; rename the class"
     if name != name.strip():
         return "it begins or ends with a space; remove it"
     for at, c in enumerate("" if _ASCII.fullmatch(name) else name):
         if c in JOINERS and not _joins(name, at):
-            return f"it has {_described(c)} outside a word of a script that needs it; remove it"
+            return f"it has {_described(c)} where its script does not need it; remove it"
         if not _usable(c):
             return f"it has {_described(c)}; rename the class with letters, digits, spaces and {SIGNS[1:16]}"
     return "" if any(c.isalnum() for c in name) else "give it at least one letter or digit"

@@ -98,7 +98,7 @@ def check_count(text: str | bytes) -> None:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a number in JSON")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -116,8 +116,10 @@ def read_toml(path: Path) -> dict[str, Any]:
     except RecursionError:
         raise ConfigError(f"{path} is nested more than {DEEPEST} levels deep; write it flat") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not UTF-8; save it as such") from None
+        raise ConfigError(f"{path} is not UTF-8; save it as UTF-8") from None
     except ValueError as error:
+        if path.suffix.lower() != ".toml":
+            raise ConfigError(f"{path} is not a TOML file; give a .toml file") from error
         raise ConfigError(f"{path} is not valid TOML: {_why(error)}") from error
     return raw
 

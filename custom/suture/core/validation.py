@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -78,7 +79,7 @@ def parse(kind: type[T], values: Mapping[str, Any], where: str) -> T:
         ConfigError: names the place of the first problem and, for an unknown key, the nearest valid one.
     """
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{where}: is no table of keys and values (got {shown(values)})")
+        raise ConfigError(f"{where}: write a table of keys and values (got {shown(values)})")
     try:
         check_plain(values)
     except ValueError as error:
@@ -97,7 +98,7 @@ def parse(kind: type[T], values: Mapping[str, Any], where: str) -> T:
                 f"{where}: unknown key '{place}'; {why_removed(place) or nearest(path[-1], known)}"
             ) from None
         raise ConfigError(
-            f"{where}: {place or 'value'}: {problem['msg']} (got {shown(problem['input'])})"
+            f"{where}: {place or 'value'}: {in_words(problem)} (got {shown(problem['input'])})"
         ) from None
 
 
@@ -133,6 +134,29 @@ def why_removed(key: str) -> str:
         return ""
     more = "; write start=1 in place of false" if end == "margin.deferred" else ""
     return f"it was removed, and {shown(REMOVED[end])} always holds: remove it{more}"
+
+
+_OURS = {
+    "Value error, ": "",
+    "Input should be": "must be",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid boolean": "true or false",
+    "a valid string": "text",
+    "a valid dictionary": "a table",
+    "a valid list": "a list",
+    "a valid tuple": "a list",
+}
+
+
+def in_words(problem: Mapping[str, Any]) -> str:
+    """Return what pydantic says of a value, in the words of a person: ``must be at least 2``."""
+    text, *_ = re.split(", (?:unable to|got a number)", problem["msg"])
+    for theirs, ours in _OURS.items():
+        text = text.replace(theirs, ours, 1)
+    return text
 
 
 def _fields(kind: Any, path: list[str]) -> list[str]:

@@ -73,7 +73,7 @@ class Unpacked:
             OSError: they are more than the most, or cannot be read.
         """
         if size > self._most:
-            raise OSError(f"{size:,} bytes in one piece, and at most {self._most:,} are read")
+            raise OSError(f"{size:,} bytes in one member; the limit is {self._most:,}")
         return self._file.read(size if size >= 0 else self._most)
 
 
@@ -115,7 +115,7 @@ def tar_members(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]
             if (
                 member.size < 0 or tar.offset <= place
             ):  # of a negative size, tarfile goes back (CVE-2025-8194)
-                raise DataError(f"archive {path}: {member.name!r} has no size; pack it again")
+                raise DataError(f"archive {path}: {member.name!r} does not state its size; pack it again")
             place = tar.offset
             if number > MOST_MEMBERS:
                 raise _many(path)
@@ -145,8 +145,8 @@ def reports(archive: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str,
         total += size
         if size > MOST_DOCUMENT or total > MOST_TEXT:
             raise DataError(
-                f"{archive}: {name!r} has {size:,} bytes, of {total:,} in all; at most {MOST_DOCUMENT:,} are "
-                f"read of a report and {MOST_TEXT:,} in all"
+                f"{archive}: {name!r} has {size:,} bytes, {total:,} with the others; the limits are "
+                f"{MOST_DOCUMENT:,} for a report and {MOST_TEXT:,} in all"
             )
         yield name, read()
 
@@ -173,6 +173,6 @@ def _unzipped(archive: Path, packed: zipfile.ZipFile, info: zipfile.ZipInfo) -> 
     Of other methods than these two, Python unpacks all that it has read, whatever is asked for.
     """
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise DataError(f"{archive}: {info.filename!r} is neither stored nor deflated; zip it again")
+        raise DataError(f"{archive}: {info.filename!r} uses a compression other than deflate; zip it again")
     with packed.open(info) as content:
         return content.read(info.file_size + 1)

@@ -77,7 +77,7 @@ def _nifti(data: bytes) -> NDArray[np.generic]:
     file = gzip.GzipFile(fileobj=io.BytesIO(data)) if data.startswith(_GZIP) else io.BytesIO(data)
     start = file.read(_NIFTI)
     if start[-4:] != b"n+1\0":
-        raise ValueError("it is no NIfTI-1 in one file; save it as one")
+        raise ValueError("it is not a single-file NIfTI-1; save it as one")
     header = Nifti1Header(start, check=False)
     shape, dtype, offset = header.get_data_shape(), header.get_data_dtype(), int(header["vox_offset"])
     _check(shape, dtype)
@@ -110,9 +110,9 @@ def _check(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> None:
         ValueError: it is not.
     """
     if dtype.kind not in "buif" or dtype.itemsize > 8:
-        raise ValueError(f"its values are {dtype}; save it as whole or floating-point numbers")
+        raise ValueError(f"its values are of type {dtype}; save it as integers or floating-point numbers")
     sides = [n for n in shape if n != 1]
     if len(shape) < 2 or len(sides) > 2:
         size = " x ".join(map(str, shape))
-        raise ValueError(f"it is an array of {size}, and an image is one slice; save the slice to use")
+        raise ValueError(f"it is an array of {size}, but an image must be one slice; save the slice to use")
     check_pixels(*([*sides, 1, 1][:2]))

@@ -25,16 +25,16 @@ class Augmentation:
     """Random changes of training images; all off by default.
 
     Attributes:
-        rotation: largest angle in degrees, to either side.
+        rotation: maximum angle in degrees, in either direction.
         flip: chance of a mirror image left to right.
-        zoom: largest relative change of the extent that is seen, drawn for each axis: 0.5 shows 0.5 to 1.5
-            times the image's side, as Keras' RandomZoom does; the less is seen, the larger it is.
-        contrast: largest relative change of contrast around the mean of each channel.
+        zoom: maximum relative change of the visible extent, for each axis: 0.5 shows 0.5 to 1.5 times the
+            image's side, as Keras' RandomZoom.
+        contrast: maximum relative change of contrast around the mean of each channel.
         vertical_flip: chance of a mirror image top to bottom.
-        shift: largest move, as a share of the image's side, drawn for each axis.
+        shift: maximum shift, as a share of the image's side, for each axis.
         affine_chance: chance that an image is rotated, zoomed and shifted at all; flips have their own.
-        brightness: largest change of all pixels by one amount, as a share of their full range (0 to 1 before
-            normalisation); nothing is clipped.
+        brightness: maximum change of all pixels by the same amount, as a share of their full range (0 to 1
+            before normalisation); values are not clipped.
         brightness_chance: chance that an image's brightness changes at all.
         blur_chance: chance of one of three, with equal odds: a median filter of 3 or 5 pixels, a Gaussian
             filter of 3 or 5 pixels, or Gaussian noise of a variance of 5 to 30 where pixels reach 255.

@@ -22,7 +22,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from suture.core.errors import ConfigError, as_word, nearest, shown
 from suture.core.files import atomic_write
 from suture.core.plain import read_toml
-from suture.core.validation import Section
+from suture.core.validation import Section, in_words
 from suture.data.dataset import DatasetConfig, SitePath
 from suture.data.readers import DATASETS, DataConfig
 from suture.protocol.privacy import PrivacyConfig
@@ -32,17 +32,19 @@ class TrainingConfig(Section):
     """How this site trains.
 
     Attributes:
-        batch_size: replaces the job's; at least 2, because batch norm has no variance of one image. Methods
-            whose job decides the batches (MetaFL, PMFL) refuse it, and refuse `amp` and `compile`.
-        learning_rate: replaces the job's.
+        batch_size: images or documents in each step, instead of the job's; at least 2, because batch norm
+            needs more than one. Methods that take it from the job (MetaFL, PMFL) refuse it, and refuse `amp`
+            and `compile`.
+        learning_rate: learning rate, instead of the job's.
         device: ``cpu``, ``cuda`` or one of several GPUs, such as ``cuda:1``.
         amp: train in mixed precision; a recurrent network (LSTM, GRU) stays in single precision.
-        half: the short type of `amp`: ``bf16``, or ``fp16`` for GPUs without it, which scales the loss.
-        compile: the backbone, to ``kernels``, or to ``cuda_graphs`` on a GPU; refused where the loss or the
-            gradient of a batch changes.
-        prefetch: training batches that a thread reads ahead; 0 for none. It changes no result.
-        threads: torch threads; another number changes the order of floating-point sums.
-        prior: file or folder of the frozen prior at this site; replaces the job's name of one.
+        half: the 16-bit type of `amp`: ``bf16``, or ``fp16`` for GPUs without it, with scaling of the loss.
+        compile: compile the backbone: to ``kernels``, or to ``cuda_graphs`` on a GPU. Refused if this changes
+            the loss or gradient of a batch.
+        prefetch: number of training batches that a thread prepares in advance; 0 for none. Does not change
+            results.
+        threads: number of torch threads. Another number changes results in the last digits.
+        prior: file or folder of the frozen prior at this site, instead of the path in the job.
     """
 
     batch_size: int | None = Field(default=None, ge=2)
@@ -73,10 +75,9 @@ class StorageConfig(Section):
     Attributes:
         state: the site's state between rounds and jobs.
         cache: decoded images.
-        files: holds the files that a job may name: a prior, pretrained weights at the server. A job gives a
-            bare name, and no other file can be named.
-        diagnostics: write a method's findings about each class beside the state, as a simulation does for its
-            report. They are in no message.
+        files: folder of the files that a job may name: a prior, or pretrained weights at the server. A job
+            gives the bare name, and cannot name other files.
+        diagnostics: also write a method's diagnostics of each class beside the state. They are never sent.
     """
 
     state: SitePath = Path("state")
@@ -147,7 +148,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         raw = read_toml(path)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; a site needs a suture.toml there") from error
+        raise ConfigError(f"{path}: {error.strerror}; write the site's suture.toml there") from error
     # An absent section is an empty one: its default folders, too, start at the folder of the file.
     return {"storage": {}} | raw
 
@@ -216,6 +217,8 @@ def _explained(source: Path | str, faults: Sequence[Any], data: Any) -> str:
         data: the section ``[data]``, whatever it is.
     """
     dataset = data.get("dataset") if isinstance(data, Mapping) else None
+    # A list whose entries are at fault counts as too short as well: the entries are what to report.
+    faults = [f for f in faults if not any(f["loc"] == g["loc"][: len(f["loc"])] != g["loc"] for g in faults)]
     lines = [_explain(source, fault, dataset) for fault in faults[:_MOST_FAULTS]]
     more = len(faults) - len(lines)
     return "\n".join([*lines, *([f"and {more} more"] if more else [])])
@@ -244,9 +247,9 @@ def _explain(source: Path | str, fault: Any, dataset: str | None) -> str:
         word = str(fault["input"])
         if dataset and word in _words_elsewhere(rest[-1]):
             known = " or ".join(map(repr, words))
-            return f"{source}: {key}{value} is not for dataset {dataset!r}; use {known}"
+            return f"{source}: {key}{value} does not apply to dataset {dataset!r}; use {known}"
         return f"{source}: unknown {key}{value}; {nearest(word, words)}"
-    return f"{source}: {key}{value}: {fault['msg']}"
+    return f"{source}: {key}{value}: {in_words(fault)}"
 
 
 def _unknown_key(section: str, rest: list[str], dataset: str | None) -> str:
@@ -258,7 +261,7 @@ def _unknown_key(section: str, rest: list[str], dataset: str | None) -> str:
         return f"unknown key [{section}] {name}; {nearest(name, _SECTIONS[section].model_fields)}"
     if (dataset, name) == ("hospital", "uncertain"):
         meanings = 'values = { "-1" = "unknown" }, or 0, or 1'
-        return f'[data] uncertain does nothing for dataset = "hospital"; write {meanings}'
+        return f'[data] uncertain has no effect for dataset = "hospital"; write {meanings}'
     own = DATASETS.find(dataset).config.model_fields
     current = _RENAMED.get(name, name)
     others = [word for word, other in DATASETS.items() if current in other.config.model_fields]

@@ -20,7 +20,7 @@ def _resolve(path: Path, info: ValidationInfo) -> Path:
     except RuntimeError as error:  # of the home folder of a user that does not exist
         raise ValueError(str(error)) from None
     if "\0" in str(path):
-        raise ValueError("a path has no NUL character")
+        raise ValueError("a path must not contain a NUL character")
     return info.context["folder"] / path if info.context else path
 
 
@@ -32,30 +32,29 @@ class DatasetConfig(Section):
     """The keys of ``[data]`` that every data set has.
 
     Attributes:
-        dataset: the format of the data; it decides which other keys there are.
-        root: the folder of the images, a tar archive, or a folder of tar archives. It may be left out where
-            the documents are in `table` itself.
-        table: the file of labels.
-        labels: the classes that this site annotates. By default, all that `table` has.
-        synonyms: maps a spelling of the table to the name of the label that it stands for.
-        codes: what identifies a class in a terminology, by its name: ``"SCT:36118008"`` of SNOMED CT,
-            ``"I10:J93.9"`` of WHO's ICD-10, ``"I10C:J93.9"`` of ICD-10-CM, ``"RADLEX:RID5352"``, or a list of
-            several systems. Classes of different sites with the same code are one class, whatever the sites
-            call them.
-        seed: seed of every random split.
-        color: read images as RGB; the default is gray.
-        bits: the true depth of images that are stored with 16 bits, such as 12 of a detector: values from 0
-            to 2^bits - 1 become the gray levels. By default all 16. A TIFF whose tags say fewer bits has
-            those, and DICOM spans the range of each image.
-        partial: `table` may list images (or reports) that `root` does not hold; their rows are left out and
-            counted. Without it, a missing image counts as an unreadable one.
-        follow_links: read images (or reports) that links within `root` place outside of it. By default such
-            an image counts as missing. `root` itself may be a link.
-        target: the one class that this site trains, for methods in which each site trains a class of its own.
-        truth: a table with the labels of all images, in a simulation. Training never reads it; the site
-            compares pseudo-labels with it, and the result stays at the site.
-        groups: classes grouped by how often they occur in training (head, medium, tail), in the server's
-            file: the server also reports its figures for each group.
+        dataset: the format of the data, on which the other keys depend.
+        root: the folder of the images, a tar archive, or a folder of tar archives. Not needed if the
+            documents are in `table` itself.
+        table: the file with the labels.
+        labels: the classes that this site annotates; by default all classes of `table`.
+        synonyms: maps spellings in the table to names of labels.
+        codes: codes of classes, by class name: ``"SCT:36118008"`` (SNOMED CT), ``"I10:J93.9"`` (WHO ICD-10),
+            ``"I10C:J93.9"`` (ICD-10-CM), ``"RADLEX:RID5352"``, or a list of several. Classes with the same
+            code are the same class, whatever sites call them. Codes are not verified.
+        seed: random seed of splits.
+        color: read images as RGB; by default as gray.
+        bits: true bit depth of images stored with 16 bits, such as 12 of a detector: values from 0 to 2^bits
+            - 1 become the gray levels. By default 16. A TIFF with tags for fewer bits uses those, and DICOM
+            the range of each image.
+        partial: allow `table` to list images (or reports) that are missing from `root`; their rows are left
+            out and counted. Otherwise a missing image counts as unreadable.
+        follow_links: read images (or reports) through links that lead out of `root`. By default they count as
+            missing. `root` itself may be a link.
+        target: the class that this site trains, for methods in which each site trains one class.
+        truth: in a simulation, a table with the true labels of all images, to check pseudo-labels. Training
+            never reads it, and the result stays at the site.
+        groups: in the server's file: classes grouped by how often they occur in training (head, medium,
+            tail). The server also reports figures for each group.
     """
 
     dataset: str
@@ -101,7 +100,7 @@ class DatasetConfig(Section):
         """The keys that have no effect beside the others, each with the reason and the remedy."""
         idle: dict[str, str] = {}
         if not (self.labels or self.groups or self.target):
-            idle["synonyms"] = "without labels, as the release's own names are known; remove it"
+            idle["synonyms"] = "without labels, because the release's own names are known; remove it"
         if self.holds_text:
             idle |= dict.fromkeys(("color", "bits", "partial", "follow_links"), "for texts; remove it")
         if self.text_in_table(self.__dict__) and self.root != self.table:
@@ -112,7 +111,7 @@ class DatasetConfig(Section):
     def _every_key_has_an_effect(self) -> Self:
         for key, why in self.idle().items():
             if getattr(self, key) != type(self).model_fields[key].get_default(call_default_factory=True):
-                raise ValueError(f"{key} does nothing {why}")
+                raise ValueError(f"{key} has no effect {why}")
         return self
 
     @model_validator(mode="before")

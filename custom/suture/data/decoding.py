@@ -153,7 +153,7 @@ def _pillow(data: bytes, bits: int | None) -> Opened:
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:  # its text is the address of the object in memory
-        raise ValueError("it is no PNG, JPEG, TIFF, BMP or DICOM; save it as one of them") from None
+        raise ValueError("it is not a PNG, JPEG, TIFF, BMP or DICOM; save it as one of them") from None
     check_pixels(*image.size)
     if image.format == "BMP" and image.info.get("compression"):  # which Pillow unpacks in a loop of Python
         raise ValueError("it is a compressed BMP; save it as PNG")
@@ -176,7 +176,7 @@ def _turn(image: Image.Image) -> None:
     try:
         ImageOps.exif_transpose(image, in_place=True)
     except Exception as error:  # noqa: BLE001 - the pixels are as good as without
-        warnings.warn(f"its EXIF is damaged, and any orientation in it lost ({error})", stacklevel=2)
+        warnings.warn(f"its EXIF is damaged; any orientation in it is ignored ({error})", stacklevel=2)
 
 
 def _scaled(values: NDArray[np.integer[Any]], stored: int, bits: int | None) -> Opened:

@@ -69,7 +69,7 @@ def _shown(values: NDArray[np.generic], dataset: Dataset) -> NDArray[np.uint8]:
     shown = apply_voi_lut(apply_modality_lut(values, dataset), dataset).astype(np.float64, copy=False)
     low, high = float(shown.min()), float(shown.max())
     if not (math.isfinite(low) and math.isfinite(high)):
-        raise ValueError("its rescaling or its pixels give values that are not finite")
+        raise ValueError("its pixels or its rescaling give values that are not finite")
     if dataset.PhotometricInterpretation == "MONOCHROME1":
         shown = low + high - shown
     return scaled(shown, low, max(high, low + 1.0))
@@ -81,13 +81,13 @@ def _check_syntax(file: io.BytesIO) -> None:
     meta = read_dataset(file, False, True, stop_when=lambda tag, *_: tag.group > 2)
     file.seek(0)
     if meta.get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:
-        raise ValueError("it is deflated as a whole, so its size is not known; save it without compression")
+        raise ValueError("the whole file is deflated, so its size is unknown; save it without compression")
 
 
 def _check_frame(dataset: Dataset) -> None:
     """Refuse what is not one gray or RGB frame within the limits, by the headers alone."""
     if missing := next((name for name in _NEEDED if name not in dataset), None):
-        raise ValueError(f"it is no DICOM image: it has no {missing}")
+        raise ValueError(f"it is not a DICOM image: {missing} is missing")
     photometric, samples = str(dataset.PhotometricInterpretation), int(dataset.SamplesPerPixel)
     frames = int(dataset.get("NumberOfFrames") or 1)
     gray = photometric.startswith("MONOCHROME") and samples == 1

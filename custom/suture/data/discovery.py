@@ -81,15 +81,17 @@ def discover(path: Path, answers: Answers = Answers()) -> Discovery:
     """
     path = path.expanduser().resolve()
     if not path.exists():
-        raise DataError(f"{path} does not exist; give a folder with a table and images, or the table")
+        raise DataError(
+            f"{path} does not exist; give a folder with a table and images, or the path of the table"
+        )
     folder = path if path.is_dir() else path.parent
     levels = tables(folder) if path.is_dir() else [[path]]
     if not any(levels):
-        raise DataError(f"{folder} holds no table ({', '.join(TABLES)}); give the table's path")
+        raise DataError(f"{folder} contains no table ({', '.join(TABLES)}); give the table's path")
     root, images = _images(_named_elsewhere(levels) or folder)
     form, column, faults = _fitting(levels, folder, root, images)
     found = _with_depth(_describe(form, column, root, answers), root, images)
-    return replace(found, warnings=(*found.warnings, *(f"not looked at: {fault}" for fault in faults)))
+    return replace(found, warnings=(*found.warnings, *(f"skipped: {fault}" for fault in faults)))
 
 
 def _with_depth(found: Discovery, root: Path, images: set[str]) -> Discovery:
@@ -149,9 +151,7 @@ def _describe(form: Form, images: _ImageColumn, root: Path, answers: Answers) ->
     def note(key: str, value: Any, why: str) -> None:
         data[key], reasons[key] = value, why
 
-    note(
-        "image_column", images.name, f"{images.found:,} of {number_of(n, 'row')} name an image that is there"
-    )
+    note("image_column", images.name, f"{images.found:,} of {number_of(n, 'row')} name an existing image")
     if images.match == "stem":
         note("image_match", "stem", "its cells have no suffix")
     if images.found < n:
@@ -170,7 +170,7 @@ def _describe(form: Form, images: _ImageColumn, root: Path, answers: Answers) ->
     if len(set(sheet.column(images.name, ""))) < n:
         note("repeated", "merge", "some images have several rows")
     if answers.names:
-        note("synonyms", dict(answers.names), "you said so")
+        note("synonyms", dict(answers.names), "as you answered")
     labels = discover_labels(sheet, taken, answers.no_labels, images.name, answers.names)
     return Discovery(
         data | labels.data,
@@ -193,8 +193,8 @@ def _refuse_strange_splits(sheet: Sheet, columns: Sequence[str]) -> None:
             cells = sheet.column(name, "the splits")
             strange = sorted({cell for cell in cells if cell.casefold() not in SPLIT_WORDS})
             raise DataError(
-                f"{sheet.path}, column {name!r}: {', '.join(map(repr, strange[:4]))} is no split; write "
-                "train, validation, test or blank (unused), or rename the column"
+                f"{sheet.path}, column {name!r}: {', '.join(map(repr, strange[:4]))} is not a split; "
+                "write train, validation, test or blank (unused), or rename the column"
             )
 
 
@@ -212,7 +212,7 @@ def _images(folder: Path) -> tuple[Path, set[str]]:
         found = _images_below(folder, unread)
     if not found:
         closed = "".join(f"; {error.filename} cannot be read: {error.strerror}" for error in unread)
-        raise DataError(f"{folder} holds no image ({', '.join(SUFFIXES)}){closed}")
+        raise DataError(f"{folder} contains no image ({', '.join(SUFFIXES)}){closed}")
     top = {name.partition("/")[0] for name in found}
     if len(top) == 1 and all("/" in name for name in found):
         inner = folder / top.pop()
@@ -291,14 +291,16 @@ def _patient(sheet: Sheet, image: str, told: str | None) -> tuple[str | None, st
         DataError: a cell of it is blank.
     """
     if told is not None:
-        return (_whole(sheet, told) if told else None), "you said so", []
+        return (_whole(sheet, told) if told else None), "as you answered", []
     found = patient_columns(sheet, image)
     if not found:
-        remark = "no column names patients; images of one patient may come to lie in two splits"
+        remark = "no column names the patients, so images of one patient may be divided over two splits"
         return None, "no column names patients", [remark]
     (rank, name), others = found[0], [name for _, name in found[1:]]
     why = f"by its name, before {', '.join(map(repr, others))}" if others else "by its name"
-    remark = f"column {name!r} is taken for the patient; if one patient has several, name another column"
+    remark = (
+        f"column {name!r} is used as the patient; if a patient has several values in it, name another column"
+    )
     return _whole(sheet, name), why, [remark] if rank else []
 
 
@@ -310,7 +312,7 @@ def _whole(sheet: Sheet, name: str) -> str:
     """
     cells = sheet.column(name, "the patients")
     if blank := [number for cell, number in zip(cells, sheet.numbers, strict=True) if not cell]:
-        raise DataError(f"{sheet.path} {rows_text(blank)}: no patient in column {name!r}; write one")
+        raise DataError(f"{sheet.path} {rows_text(blank)}: column {name!r} (patient) is blank; fill it in")
     return name
 
 

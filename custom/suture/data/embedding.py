@@ -86,8 +86,8 @@ def model_vectors(folder: Path, texts: Sequence[str]) -> Tensor:
         from sentence_transformers import SentenceTransformer  # a large package that few need
     except ImportError as error:
         raise ConfigError(
-            f"model.embedding={folder} is read by sentence-transformers, which is not installed; install it, "
-            f"or set model.embedding={TFIDF}"
+            f"model.embedding={folder} needs sentence-transformers; install it, or set "
+            f"model.embedding={TFIDF}"
         ) from error
     try:
         network = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
@@ -108,7 +108,8 @@ def folder_digest(folder: Path) -> str:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     if not files:
         raise ConfigError(
-            f"model.embedding: {folder} is no folder of a sentence-transformers model; name one, or {TFIDF}"
+            f"model.embedding: {folder} is not the folder of a sentence-transformers model; name one, "
+            f"or {TFIDF}"
         )
     found = hashlib.sha256()
     for path in files:

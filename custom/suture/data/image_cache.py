@@ -79,7 +79,7 @@ def decode(
             cannot be written (full, read-only); nothing is then left in it.
     """
     if not len(table):
-        raise DataError(f"site {site!r}: the table of {table.root} has no row to decode")
+        raise DataError(f"site {site!r}: the table of {table.root} has no images to decode")
     with ImageSource(table.root, table.follow_links) as source:
         key = [FORMAT, str(table.root), table.images, source.stamp(table.images), size, color, table.bits]
         key += [table.modalities] if table.modalities else []
@@ -109,10 +109,10 @@ def _seal(entry: _Entry, n: int) -> list[str] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        LOG.warning("cache entry %s is unreadable (%s) and is made again", entry.seal, error)
+        LOG.warning("cache entry %s cannot be read (%s); it is made again", entry.seal, error)
         return None
     if not whole or seal["n"] != n:
-        LOG.warning("cache entry %s is damaged and is made again", entry.images)
+        LOG.warning("cache entry %s is damaged; it is made again", entry.images)
         return None
     return unreadable
 
@@ -120,7 +120,7 @@ def _seal(entry: _Entry, n: int) -> list[str] | None:
 def _tolerate(faults: Sequence[_Fault], table: Table, max_faults: float, site: str) -> None:
     if len(faults) > max_faults * len(table) or len(faults) == len(table):
         name, why = faults[0]
-        part = f"; if {table.root} is only a part of the data set, set [data] partial = true"
+        part = f"; if {table.root} contains only part of the data set, set [data] partial = true"
         raise DataError(
             f"site {site!r}: {len(faults)} of {len(table)} images cannot be used, more than the "
             f"{max_faults:.0%} tolerated ([privacy] max_faults); the first is {name!r}"

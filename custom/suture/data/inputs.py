@@ -38,8 +38,8 @@ _WHAT: dict[Kind, str] = {
 }
 
 _OTHER: dict[Kind, str] = {
-    "image": "no image: neither its suffix nor its first bytes are those of one",
-    "text": "no document: its suffix is not .txt",
+    "image": "not an image, by its suffix and its first bytes",
+    "text": "not a document: its suffix is not .txt",
 }
 
 _MAGIC = (b"\x89PNG\r\n", b"\xff\xd8\xff", b"II*\0", b"MM\0*")
@@ -107,7 +107,7 @@ def find_inputs(
     """
     given = [f"--{name}" for name, value in (("column", column), ("root", root)) if value is not None]
     if given and not any(map(_is_table, sources)):
-        raise ConfigError(f"{' and '.join(given)} says how to read a table, and none is given; remove it")
+        raise ConfigError(f"{' and '.join(given)} is for tables, and no table is given; remove it")
     if root is not None and not (root.is_dir() or (root.is_file() and root.name.endswith(ARCHIVES))):
         raise DataError(f"--root {root} is neither a folder nor an archive ({', '.join(ARCHIVES)})")
     with ExitStack() as opened:
@@ -148,8 +148,8 @@ class _Search:
             self._add(str(source), partial(file_bytes, source, _MOST[self.kind]))
         if len(self.inputs.found) == before == 0:
             first = next(iter(self.inputs.others), None)
-            other = f"; {first} is none" if first else ""
-            raise DataError(f"{source} holds no {_NAMES[self.kind]}{other}; {_WHAT[self.kind]}")
+            other = f"; {first} is not one" if first else ""
+            raise DataError(f"{source} contains no {_NAMES[self.kind]}{other}; {_WHAT[self.kind]}")
 
     def _add(self, name: str, read: Callable[[], bytes], at: tuple[str, int] = ("", 0)) -> None:
         if aside := self.texts.pop(name, ""):  # a path is that of the file, whatever a table calls a text
@@ -173,9 +173,11 @@ class _Search:
             if _of_a_system(path.relative_to(folder).parts):
                 continue
             if not inside(path):
-                self._lost(str(path), f"it leads out of {folder}; remove the link, or name its file itself")
+                self._lost(
+                    str(path), f"the link leads out of {folder}; remove it, or give the path of its file"
+                )
             elif path in links:
-                self.inputs.others[str(path)] = "a link to a folder of the same folder"
+                self.inputs.others[str(path)] = "a link to a folder inside the same folder"
             elif path.name.endswith(ARCHIVES):
                 try:
                     self._archive(path)
@@ -248,7 +250,7 @@ class _Search:
         for number, cell in zip(sheet.numbers, self._cells(sheet, source), strict=True):
             there = source.root / cell
             if not cell:
-                self._lost(f"{path} row {number}", "no image name; write it or remove the row")
+                self._lost(f"{path} row {number}", "the image name is blank; fill it in or remove the row")
             elif there.is_file():
                 self._add(str(there), partial(file_bytes, there))
             elif cell in source:

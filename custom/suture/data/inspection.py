@@ -128,16 +128,17 @@ def size_notes(sizes: Collection[tuple[str, int, int]], side: int) -> list[str]:
     if small := [(max(w, h), name, w, h) for name, w, h in sizes if max(w, h) * _ENLARGED < side]:
         _, name, width, height = min(small)
         notes.append(
-            f"{number_of(len(small), 'image')} enlarged more than {_ENLARGED} times to the {side} pixels "
-            f"that the model reads: no finer detail is in them. The smallest: {name}, {width} × {height}"
+            f"{number_of(len(small), 'image')} enlarged more than {_ENLARGED} times to the {side} "
+            f"pixels that the model reads; they contain no finer detail. The smallest: {name}, {width} "
+            f"× {height}"
         )
     if narrow := [
         (min(w, h) / max(w, h), name, w, h) for name, w, h in sizes if min(w, h) * _LONG < max(w, h)
     ]:
         share, name, width, height = min(narrow)
         notes.append(
-            f"{number_of(len(narrow), 'image')} more than {_LONG} times as long as wide, or as wide as long. "
-            f"The narrowest: {name}, {width} × {height}, of which the model reads one side in "
+            f"{number_of(len(narrow), 'image')} more than {_LONG} times as long as wide, or as wide as "
+            f"long. The narrowest: {name}, {width} × {height}, whose shorter side the model reads in "
             f"{number_of(max(1, round(share * side)), 'pixel')}"
         )
     return notes
@@ -166,8 +167,10 @@ def depth_warnings(facts: Iterable[ImageFacts], bits: int | None) -> list[str]:
         return [f"[data] bits = {bits} has no effect: no image stores 16 bits"]
     if highest and bits is None and (needed := needed_bits(max(highest))) < 16:
         return [
-            f"{len(highest)} images store 16 bits and have no value above {max(highest):,}: write [data] "
-            f"bits = {needed}, or a model sees them {2 ** (16 - needed)} times too dark"
+            (
+                f"{len(highest)} images store 16 bits and have no value above {max(highest):,}: write "
+                f"[data] bits = {needed}, or the model sees them {2 ** (16 - needed)} times too dark"
+            )
         ]
     if facts and (brightest := max(one.brightest for one in facts)) < _DARK:
         return [f"no pixel of any image is brighter than {brightest} of 255"]

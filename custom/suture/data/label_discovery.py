@@ -99,7 +99,7 @@ def discover_labels(
     """
     free = [name for name in sheet.header if name and name not in taken]
     columns, left_out, asked = _label_columns(sheet, [name for name in free if name not in refused])
-    left_out |= {name: "you said that it is no finding" for name in free if name in refused}
+    left_out |= {name: "you answered that it is not a finding" for name in free if name in refused}
     listed = _finding_columns(sheet, [name for name in free if name not in (*columns, *refused)])
     if listed and not any(map(_known, columns)):
         found = _listed(sheet, listed, [name for name in free if name not in refused], images)
@@ -142,9 +142,9 @@ def _listed(
     warnings = [*valued.warnings, *blank_findings(sheet, sheet.column(name, ""), name)]
     if more:
         warnings.append(
-            f"column {', '.join(map(repr, more))} is not read, and its findings count as absent: only "
-            f"{name!r} is. Join these columns into one, with a finding_separator between the findings, or "
-            "remove those that list no findings of the image"
+            f"column {', '.join(map(repr, more))} is not read, and its findings count as absent; only "
+            f"{name!r} is read. Join these columns into one, with a finding_separator between the "
+            "findings, or remove those that list no findings of the image"
         )
     one_class = valued.one_class and not more
     return Labels(columns[name] | valued.data, reasons, tuple(warnings), one_class=one_class)
@@ -167,10 +167,13 @@ def _doubt(columns: list[str]) -> list[str]:
 def _no_labels(sheet: Sheet, warnings: Collection[str]) -> DataError:
     asked = "".join(f"\n{warning}" for warning in warnings)
     if warnings:
-        asked += "\nNo suture.toml is written yet: write 1 and 0 into the table, or it by hand (docs/data.md)"
+        asked += (
+            "\nNo suture.toml was written: write 1 and 0 into the table, or write suture.toml by hand "
+            "(docs/data.md)"
+        )
     return DataError(
-        f"{sheet.path} has no column of labels: none has only 1, 0, yes, no or blank cells, and none "
-        f"lists findings; its columns are {', '.join(filter(None, sheet.header))}{asked}"
+        f"{sheet.path} has no label columns: no column has only 1, 0, yes, no or blank cells, or lists "
+        f"findings; its columns are {', '.join(filter(None, sheet.header))}{asked}"
     )
 
 
@@ -196,15 +199,15 @@ def _label_columns(sheet: Sheet, names: list[str]) -> tuple[list[str], dict[str,
         elif not (numbers[1.0] or numbers[0.0]):
             left_out[name] = "it is blank, or unknown, in every row"
         elif _NO_LABEL.match(name):
-            left_out[name] = "its name is that of no finding; if it is one, add it to labels"
+            left_out[name] = "its name does not sound like a finding; if it is one, add it to labels"
         elif canonical_or_none(name) == NO_FINDING:
-            left_out[name] = "it says that nothing was found, which is no class"
+            left_out[name] = "it says that nothing was found; that is not a class"
         else:
             try:
                 canonical(name)
                 labels.append(name)
             except LabelError as error:
-                left_out[name], asked[name] = "its name cannot be that of a class", f"left out: {error}"
+                left_out[name], asked[name] = "its name cannot be a class name", f"left out: {error}"
     return labels, left_out, asked
 
 
@@ -264,8 +267,8 @@ def _ask_value(name: str, findings: str, strange: Collection[str]) -> str:
         lines += f"\n{values_line(strange)}"
         values = ', with 1, 0 or "unknown" for each value,'
     return (
-        f"column {name!r} is not read, and every finding in {findings!r} counts as present. If {name!r} says "
-        f"whether it is, add{values}:\n{lines}"
+        f"column {name!r} is not read, and every finding in {findings!r} counts as present. If {name!r} "
+        f"says whether a finding is present, add{values}:\n{lines}"
     )
 
 
@@ -277,9 +280,10 @@ def _valued(sheet: Sheet, name: str, strange: Collection[str]) -> Labels:
     """
     if len(strange) > FEW:
         raise DataError(
-            f"{sheet.path}, column {name!r}: {number_of(len(strange), 'value')} other than 1, 0, yes, no or "
-            f"blank, such as {min(strange)!r}, so it is not clear which findings are present; write 1 and 0 "
-            "by a threshold of yours into the column, or rename it if it says something else"
+            f"{sheet.path}, column {name!r}: {number_of(len(strange), 'value')} other than 1, 0, yes, "
+            f"no or blank, such as {min(strange)!r}, so it is not clear which findings are present; "
+            "write 1 and 0 into the column, by a threshold that you choose, or rename it if it says "
+            "something else"
         )
     data: dict[str, Any] = {"value_column": name, "repeated": "merge"}
     reasons = {"value_column": "says whether the finding of the row is present; other classes are unknown"}

@@ -57,7 +57,7 @@ def check_pixels(width: int, height: int) -> None:
         ValueError: it has no pixel, or more than `MOST_PIXELS`.
     """
     if not (width > 0 and height > 0 and width * height <= MOST_PIXELS):
-        raise ValueError(f"its header says {width} x {height} pixels, and at most {MOST_PIXELS:,} are read")
+        raise ValueError(f"its header says {width} x {height} pixels; the limit is {MOST_PIXELS:,}")
 
 
 _SCAN = b"\xff\xda"
@@ -79,7 +79,7 @@ def check_scans(data: bytes) -> None:
     while (found := _MARKER.search(data, position)) and found[1] != b"\xd9":
         scans += found[1] == _SCAN[1:]
         if scans > MOST_SCANS:
-            raise ValueError(f"it has more than {MOST_SCANS} scans; save it anew, as a baseline JPEG or PNG")
+            raise ValueError(f"it has more than {MOST_SCANS} scans; save it again, as a baseline JPEG or PNG")
         length = 0 if found[1] in (b"\xd8", b"\x01") else int.from_bytes(data[found.end() : found.end() + 2])
         position = found.end() + length
 
@@ -93,5 +93,5 @@ def file_bytes(path: Path, most: int = MOST_ENCODED) -> bytes:
     """
     with open_regular(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > most:
-            raise DataError(f"{path} has {size:,} bytes, and at most {most:,} are read; remove it")
+            raise DataError(f"{path} has {size:,} bytes; the limit is {most:,}; remove it")
         return file.read()

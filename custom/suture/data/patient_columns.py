@@ -133,9 +133,9 @@ def torn_patients(
             continue
         if nests and chosen is not None:
             faults.append(
-                f"{torn}, so that figures would be of patients seen in training; write [data] "
-                f"patient_column = {json.dumps(name)} and make the splits anew, or rename "
-                "it if it names something else"
+                f"{torn}, so patients seen in training would be in the test; write [data] "
+                f"patient_column = {json.dumps(name)} and divide the splits again, or rename it if it "
+                "names something else"
             )
         elif nests or chosen is not None:
             notes.append(
@@ -151,5 +151,5 @@ def _torn(sheet: Sheet, name: str, cells: Sequence[str], split: Sequence[str]) -
         if value and part:
             lies.setdefault(value, set()).add(part)
     torn = sum(len(parts) > 1 for parts in lies.values())
-    what = f"{sheet.path}, column {name!r}: {torn:,} of its {len(lies):,} values lie in two splits"
+    what = f"{sheet.path}, column {name!r}: {torn:,} of its {len(lies):,} values occur in two splits"
     return what if torn else ""

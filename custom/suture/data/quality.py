@@ -228,8 +228,8 @@ def _look(table: Table, color: bool) -> _Seen:
         )
     if not color and (coloured := sum(one.colour for one in facts.values())):
         warnings.append(
-            f"{coloured} of {len(facts)} images are in colour and read as gray; to read their colours, write "
-            "[data] color = true at all sites, and color = true under [model] of the job"
+            f"{coloured} of {len(facts)} images are in colour, but are read as gray; to use colour, "
+            "write [data] color = true at all sites, and color = true under [model] of the job"
         )
     return _Seen(
         tuple(pictures),
@@ -256,10 +256,10 @@ def _twins(pictures: Sequence[Picture]) -> tuple[list[str], list[str]]:
     if torn:
         a, b = (picture.name for picture in torn[0][:2])
         problems.append(
-            f"{len(torn)} images lie in two splits under two names, such as {a!r} and {b!r}; remove one"
+            f"{len(torn)} images occur in two splits under two names, such as {a!r} and {b!r}; remove one"
         )
     if others := len(groups) - len(torn):
-        warnings.append(f"{others} images are there under two names")
+        warnings.append(f"{others} images occur under two names")
     return problems, warnings
 
 
@@ -272,14 +272,14 @@ def _spellings(used: Table) -> tuple[list[str], list[str]]:
     torn = [written for written in several if len(set().union(*written.values())) > 1]
     together = [written for written in several if written not in torn]
     return (
-        [f"{_some(torn)} they lie in two splits; write each in one way"] if torn else [],
-        [f"{_some(together)} each counts as two; write it in one way"] if together else [],
+        [f"{_some(torn)} they are in two splits; use one spelling for each"] if torn else [],
+        [f"{_some(together)} each counts as two; use one spelling"] if together else [],
     )
 
 
 def _some(several: Sequence[Mapping[str, object]]) -> str:
     a, b = sorted(several[0])[:2]
-    return f"patients written in two ways: {len(several)}, such as {a!r} and {b!r};"
+    return f"patients with two spellings: {len(several)}, such as {a!r} and {b!r};"
 
 
 def _plain(patient: str) -> str:
@@ -295,13 +295,16 @@ def _warnings(reading: Reading, used: Table, empty: tuple[str, ...]) -> list[str
     elif reading.absent:
         warnings.append(f"rows without text, left out: {reading.absent}")
     if len(used) < len(reading.table):
-        warnings.append(f"rows of no split, not used: {len(reading.table) - len(used)}")
+        warnings.append(f"rows without a split, not used: {len(reading.table) - len(used)}")
     if not used.split.count("train"):
-        warnings.append("no row is for training: this site can only evaluate")
+        warnings.append("no training rows: this site can only evaluate")
     warnings += [f"class {name!r} has no positive label among the training rows" for name in empty]
     own = set(used.labels)
     warnings += [
-        f"labels {a!r} and {b!r} look alike; if they are one, name it in [data.synonyms]"
+        (
+            f"labels {a!r} and {b!r} look alike; if they are the same class, map one to the other in "
+            "[data.synonyms]"
+        )
         for a, b in lookalikes([*own, *CANONICAL])
         if a in own or b in own
     ]

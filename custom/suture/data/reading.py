@@ -211,7 +211,7 @@ def read_columns(path: Path, names: Sequence[str], key: str) -> Iterator[tuple[s
     for _, found in stream_columns(path, names, key):
         cells, characters = cells + len(found), characters + sum(map(len, found))
         if cells > MOST_CELLS or characters > MOST_TEXT:
-            raise DataError(f"{path}: its {', '.join(names)} are more than is read; leave out rows")
+            raise DataError(f"{path}: its {', '.join(names)} exceed the limit; leave out rows")
         yield found
 
 
@@ -271,7 +271,9 @@ class _Bounded(io.BufferedIOBase):
         if self._total > self._most:
             raise DataError(f"{self._path} has more than {self._most:,} bytes; leave out columns or rows")
         if self._line > LONGEST_LINE:
-            raise DataError(f"{self._path} has a line of more than {LONGEST_LINE:,} bytes; is it a table?")
+            raise DataError(
+                f"{self._path} has a line of more than {LONGEST_LINE:,} bytes; check that it is a table"
+            )
         return data
 
     def read(self, size: int | None = -1) -> bytes:  # noqa: ARG002 - called by `TextIOWrapper.read` alone
@@ -342,7 +344,7 @@ def frequent(table: Table, config: DatasetConfig, least: int) -> Table:
     names = tuple(name for name, count in zip(table.labels, counts, strict=True) if count >= least)
     if not names:
         raise DataError(
-            f"{config.table}: no label has {least} rows; name those that you want as [data] labels"
+            f"{config.table}: no label occurs in {least} rows; name the ones that you want as [data] labels"
         )
     return table.restrict(LabelSet(names))
 
@@ -394,13 +396,12 @@ def row_faults(
         for patient, part in zip(patients, split, strict=True)
         if patient and part and first.setdefault(patient, part) != part
     }
-    an = "an image" if what == "image" else "a document"
     many = f"{len(torn)} patient{'s' if len(torn) > 1 else ''}"
     checks: list[tuple[Iterable[bool], str]] = [
-        (map(not_, images), f"no {what} name; write it or remove the row"),
-        (map(not_, patients), f"no patient; write one per {what}"),
-        (twice, f"{an} that an earlier row has; remove the repetition"),
-        (map(torn.__contains__, patients), f"{many} in two splits; keep a patient in one split"),
+        (map(not_, images), f"the {what} name is blank; fill it in or remove the row"),
+        (map(not_, patients), f"the patient is blank; write one for each {what}"),
+        (twice, f"a repeated {what}; remove the row"),
+        (map(torn.__contains__, patients), f"{many} in two splits; keep each patient in one split"),
     ]
     return [
         sentence

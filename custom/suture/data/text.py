@@ -61,9 +61,9 @@ class Vocabulary:
             raise ConfigError("the vocabulary is empty; give it at least one word")
         if len(index) < len(self.words):
             twice = next(word for i, word in enumerate(self.words, 1) if index[word] != i)
-            raise ConfigError(f"the vocabulary has {twice!r} twice; remove one")
+            raise ConfigError(f"the vocabulary contains {twice!r} twice; remove one")
         if any(not word.strip() for word in self.words):
-            raise ConfigError("the vocabulary has a blank word; remove it")
+            raise ConfigError("the vocabulary contains a blank word; remove it")
         object.__setattr__(self, "_index", index)
 
     @property
@@ -131,7 +131,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
     """
     try:
         if path.exists() and not path.is_file():  # a device may have no end
-            raise ConfigError(f"{path} is no file; a vocabulary is a file with one word a line")
+            raise ConfigError(f"{path} is not a file; a vocabulary is a file with one word a line")
         lines = [line.strip() for line in read_regular(path).decode("utf-8-sig").splitlines()]
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from error
@@ -143,7 +143,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
             raise ConfigError(f"{path} line {number} is blank; write one word a line")
         if earlier.setdefault(word, number) != number:
             raise ConfigError(
-                f"{path} line {number}: {word!r} is in line {earlier[word]} already; remove one"
+                f"{path} line {number}: {word!r} is already in line {earlier[word]}; remove one"
             )
     if not earlier:
         raise ConfigError(f"{path} is empty; write one word a line")

@@ -84,8 +84,8 @@ def workbook_rows(path: Path, only: Collection[str] | None = None) -> Iterator[t
     if line:
         raise DataError(f"{path} has a row of more than {_MOST_OF_ROW:,} bytes; leave out columns")
     raise DataError(
-        f"{path} takes more than {MOST_MEMORY >> 20} MiB of memory, or {MOST_SECONDS} s for a row; "
-        "save it as CSV"
+        f"{path} needs more than {MOST_MEMORY >> 20} MiB of memory, or {MOST_SECONDS} s for a row; save "
+        "it as CSV"
     )
 
 
@@ -127,10 +127,10 @@ def decoded(path: Path, only: Collection[str] | None, source: str | Path) -> Ite
     except DataError:
         raise
     except MemoryError:
-        raise DataError(f"{path} takes more than {MOST_MEMORY >> 20} MiB of memory; save it as CSV") from None
+        raise DataError(f"{path} needs more than {MOST_MEMORY >> 20} MiB of memory; save it as CSV") from None
     except ImportError:
         raise DataError(
-            f'{path}: such a table needs another package: pip install "suture[tables]"; or save it as CSV'
+            f'{path}: to read it, install another package: pip install "suture[tables]"; or save it as CSV'
         ) from None
     except Exception as error:  # readers of damaged files raise nearly anything
         raise DataError(f"{path} cannot be read: {str(error) or type(error).__name__}") from error
@@ -195,11 +195,11 @@ def _check_size(path: Path, workbook: IO[bytes]) -> None:
     try:
         packed = zipfile.ZipFile(workbook)
     except zipfile.BadZipFile as error:
-        raise DataError(f"{path} is not an .xlsx ({error}); save it as one, without a password") from error
+        raise DataError(f"{path} is not an .xlsx ({error}); save it as .xlsx, without a password") from error
     with packed:
         total = sum(part.file_size for part in packed.infolist())
     if total > MOST_TEXT:
-        raise DataError(f"{path} unpacks to {total:,} bytes, and at most {MOST_TEXT:,} are read")
+        raise DataError(f"{path} unpacks to {total:,} bytes; the limit is {MOST_TEXT:,}")
 
 
 def _parquet(path: Path, source: str | Path, only: Collection[str] | None) -> Iterator[list[str]]:
@@ -209,7 +209,7 @@ def _parquet(path: Path, source: str | Path, only: Collection[str] | None) -> It
     with parquet.ParquetFile(source) as plain:
         meta, schema = plain.metadata, plain.schema_arrow
         if meta.num_columns > MOST_COLUMNS:
-            raise DataError(f"{path} has {meta.num_columns:,} columns, and at most {MOST_COLUMNS:,} are read")
+            raise DataError(f"{path} has {meta.num_columns:,} columns; the limit is {MOST_COLUMNS:,}")
         read = [field for field in schema if only is None or field.name in only]
         for field in read:
             kind = field.type
@@ -256,7 +256,7 @@ def _values(path: Path, column: Any) -> list[Any]:
     if _is_text(column.type.value_type):
         longest = pc.max(pc.binary_length(column.dictionary)).as_py() or 0
         if longest > LONGEST_LINE:
-            raise DataError(f"{path} has a cell of {longest:,} bytes, and at most {LONGEST_LINE:,} are read")
+            raise DataError(f"{path} has a cell of {longest:,} bytes; the limit is {LONGEST_LINE:,}")
     return list(column.dictionary_decode().to_pylist())
 
 

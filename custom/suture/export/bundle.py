@@ -24,9 +24,7 @@ from suture.learning.prediction import Model, open_model
 from suture.models.saved import weights_digest
 from suture.protocol.decisions import Decisions
 
-NO_LICENCE = (
-    "The licence of this model is not stated. Ask those who trained it before you use, change or pass it on."
-)
+NO_LICENCE = "No licence is stated for this model. Ask its makers before you use, change or pass it on."
 NOT_CLINICAL = "Research only: not for clinical use without local validation."
 
 _SCHEMA = (
@@ -48,7 +46,9 @@ def write_bundle(source: Path, folder: Path, licence: str = NO_LICENCE) -> Path:
     """
     model = open_model(source)
     if model.network.reads != ("image",):
-        raise ConfigError(f"{source} reads no images, and a MONAI bundle is for images; use suture predict")
+        raise ConfigError(
+            f"{source} does not read images, and a MONAI bundle is for images; use suture predict"
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is not an empty folder; name a new one")
     facts = read_json(source / "model.json")
@@ -219,23 +219,21 @@ def _readme(model: Model, facts: dict[str, Any], decisions: Decisions | None, di
 
 def _kinds(modalities: tuple[str, ...]) -> str:
     if not modalities:
-        return (
-            "it does not notice\n  that an image is of the wrong part of the body or of the wrong modality."
-        )
+        return "it does not detect\n  images of the wrong part of the body or of the wrong modality."
     return (
-        f"it does not notice\n  that an image is of the wrong part of the body. A DICOM image of another "
-        f"modality than {', '.join(map(markdown, modalities))}\n  ends the run with an error; files of other "
+        "it does not detect\n  images of the wrong part of the body. A DICOM image of another modality "
+        f"than {', '.join(map(markdown, modalities))}\n  ends the run with an error; files of other "
         "formats do not state theirs."
     )
 
 
 def _decides(decisions: Decisions | None) -> str:
     if decisions is None:
-        return "It has no operating points: it gives probabilities, and decides nothing."
+        return "It has no operating points: it outputs probabilities only, no decisions."
     sites = ", ".join(map(markdown, (ALL, *decisions.sites)))
     return (
-        f"It decides by the thresholds of the rule {decisions.settings.rule!r} that are in "
-        f"configs/operating_points.json. Choose whose with `--site`: {sites}."
+        f"It decides by the thresholds of the rule {decisions.settings.rule!r} in "
+        f"configs/operating_points.json. Choose the site with `--site`: {sites}."
     )
 
 

@@ -133,9 +133,7 @@ def check_reports(site: str | None) -> None:
         ConfigError: nothing is decided, or the optional package is not installed.
     """
     if site is None:
-        raise ConfigError(
-            "--dicom-sr reports decisions, and none are made; add --decide SITE, or --decide all"
-        )
+        raise ConfigError("--dicom-sr reports decisions; add --decide SITE, or --decide all")
     if find_spec("highdicom") is None:
         raise ConfigError('--dicom-sr needs another package: pip install "suture[dicom-sr]"')
 
@@ -203,7 +201,9 @@ def write_reports(
             refused[str(name)] = str(error)
             continue
         except Exception as error:  # noqa: BLE001  what the packages raise of values that break the standard
-            refused[str(name)] = printable(f"its values break the standard ({type(error).__name__}: {error})")
+            refused[str(name)] = printable(
+                f"its values do not conform to the standard ({type(error).__name__}: {error})"
+            )
             continue
         atomic_write(path, encoded.getvalue())
         reports.append(path)
@@ -217,9 +217,9 @@ def _unused(path: Path, reports: Collection[Path]) -> Path:
         DataError: a report of this call, or something of before, has the name.
     """
     if path in reports:
-        raise DataError("another input has its SOPInstanceUID")
+        raise DataError("another input has the same SOPInstanceUID")
     if os.path.lexists(path):
-        raise DataError(f"{path} exists, and is not replaced; choose another folder, or remove it")
+        raise DataError(f"{path} exists already; choose another folder, or remove it")
     return path
 
 
@@ -241,7 +241,7 @@ def _read(content: bytes) -> Dataset:
     for term in (terms,) if isinstance(terms, str) else terms:
         if _spelt(str(term)) not in _CHARACTER_SETS:
             raise DataError(
-                f"its character set {as_word(str(term))} is unknown, and so is the patient's name"
+                f"its character set {as_word(str(term))} is unknown, so the patient's name cannot be read"
             )
     image.decode()
     for name in _MAY_BE_EMPTY:

@@ -124,7 +124,7 @@ def _occluded(model: Model, x: Tensor, classes: Sequence[str], _: str) -> list[T
 def check_images(model: Model) -> None:
     """Refuse a model that reads no images."""
     if model.reads_text:
-        raise ConfigError(f"a model that reads text ({model.spec.name}) looks at no image")
+        raise ConfigError(f"a model that reads text ({model.spec.name}) has no image maps")
 
 
 def check_kind(kind: str) -> None:

@@ -155,7 +155,7 @@ def explain_files(
         shutil.rmtree(apart, ignore_errors=True)
     sizes = [(one.image, *one.size) for one in drawn]
     written = tuple(out / f"{one.title}.png" for one in drawn)
-    stays = [f"{out / name} was changed since it was written, and stays" for name in kept]
+    stays = [f"{out / name} was changed since it was written, and is kept" for name in kept]
     return Drawn(written, failed, len(found[most:]), (*size_notes(sizes, model.prepare.size), *stays))
 
 
@@ -232,7 +232,8 @@ def _refuse_others(out: Path, names: Iterable[str], own: Collection[str]) -> Non
     for name in names:
         if os.path.lexists(out / name) and name not in own:
             raise ConfigError(
-                f"{out / name} is not of suture explain, or was changed since; name another folder with -o"
+                f"{out / name} was not written by suture explain, or was changed since; choose another "
+                "folder with -o"
             )
 
 

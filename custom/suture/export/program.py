@@ -75,8 +75,8 @@ def example_inputs(model: Model, n: int, seed: int = 0) -> tuple[Tensor, ...]:
     """
     if "tokens" in input_names(model):
         raise ConfigError(
-            f"a model that reads words ({model.spec.name}) cannot be exported: torch would fix the number of "
-            "documents and their length; use suture predict, or a model of vectors"
+            f"a model that reads words ({model.spec.name}) cannot be exported, because torch would fix "
+            "the number and length of the documents; use suture predict, or a model of vectors"
         )
     generator = torch.Generator().manual_seed(seed)
     if input_names(model) == ("vector",):
@@ -98,6 +98,7 @@ def check(model: Model, run: Run, name: str) -> None:
             difference = float((own(*inputs) - run(inputs)).abs().max())
         if not difference <= TOLERANCE:  # NaN too
             raise SutureError(
-                f"{name} is not written: for {n} random inputs its probabilities differ by {difference:.1e} "
-                f"from the model's, more than {TOLERANCE:.0e}; this torch has exported a wrong graph"
+                f"{name} is not written: for {n} random inputs its probabilities differ by "
+                f"{difference:.1e} from the model's, more than {TOLERANCE:.0e}; this version of torch "
+                "exported a wrong graph"
             )

@@ -33,15 +33,14 @@ def check_digest(folder: Path) -> str:
     stated = stated_digest(folder)
     if stated is None:
         raise ConfigError(
-            f"{folder / 'model.json'} states no digest: an earlier version of suture wrote it; "
-            "run its job again with this version"
+            f"{folder / 'model.json'} has no digest: an earlier version of suture wrote it; run its job "
+            "again with this version"
         )
     if not (folder / "model.safetensors").is_file():
         raise DataError(f"{folder} has no model.safetensors; restore it from a backup")
     if stated != weights_digest(folder):
         raise DataError(
-            f"{folder}: model.safetensors is not the file whose digest model.json states; restore both from "
-            "a backup"
+            f"{folder}: model.safetensors does not match the digest in model.json; restore both from a backup"
         )
     return stated
 
@@ -83,7 +82,7 @@ def verify(folder: Path, key: Path) -> None:
     """
     package, signature = _package(), folder / SIGNATURE
     if not signature.is_file():
-        raise DataError(f"{folder} has no {SIGNATURE}: nobody has signed it")
+        raise DataError(f"{folder} has no {SIGNATURE}: it is not signed")
     with _key_error(key, "public"):
         config = package.verifying.Config().use_elliptic_key_verifier(public_key=key)
     files = _files(folder)
@@ -94,11 +93,13 @@ def verify(folder: Path, key: Path) -> None:
         config.set_hashing_config(hashing.use_file_serialization(hashing_algorithm=algorithm))
         config.verify(folder, signature)
     except Exception as error:  # what a damaged signature raises depends on where it is damaged
-        raise DataError(f"{folder} is not what the owner of {key} signed: {_why(str(error))}") from error
+        raise DataError(
+            f"{folder} differs from what was signed with the key of {key}: {_why(str(error))}"
+        ) from error
     if beyond := sorted(files - signed):
         raise DataError(
-            f"{folder} holds what the signature leaves out: {', '.join(beyond)}; remove it, or get the "
-            "folder again from the signer"
+            f"{folder} contains files that the signature does not cover: {', '.join(beyond)}; remove "
+            "them, or get the folder again from the signer"
         )
 
 
@@ -113,7 +114,9 @@ def _files(folder: Path) -> set[str]:
         path.relative_to(folder).as_posix() for path in inside if path.is_symlink() or not path.is_file()
     )
     if odd:
-        raise DataError(f"{folder} holds links or special files: {', '.join(odd)}; replace them by files")
+        raise DataError(
+            f"{folder} contains links or special files: {', '.join(odd)}; replace them by regular files"
+        )
     return {path.relative_to(folder).as_posix() for path in inside} - {SIGNATURE}
 
 
@@ -136,7 +139,9 @@ def _why(text: str) -> str:
     if differences := _differences(text):
         return f"{differences}; get the folder again from them"
     if "Key mismatch" in text:
-        return f"{SIGNATURE} is a signature by another key; ask them for the folder, or for their public key"
+        return (
+            f"{SIGNATURE} was made with another key; ask the signer for the folder, or for their public key"
+        )
     return f"{SIGNATURE} was changed or damaged; get the folder again from them"
 
 

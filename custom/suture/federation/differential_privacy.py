@@ -91,8 +91,8 @@ def _refuse_uncovered(update: Update) -> None:
     stray = [*update.class_tensors, *(name for name, t in tensors if not t.is_floating_point())]
     if stray:
         raise ConfigError(
-            f"[privacy] clip does not cover {min(stray)}, which this method sends besides weights; remove "
-            "clip and noise, or take part in jobs of another method"
+            f"[privacy] clip does not cover {min(stray)}, which this method sends besides weights; "
+            "remove clip and noise, or use another method"
         )
 
 
@@ -189,9 +189,9 @@ def _describe(site: str, own: Mapping[str, float], spent: Spent | None) -> str:
     text = f"{site} clips its updates to a norm of {own['clip']:g} and adds "
     text += f"noise of {own['noise']:g} times that" if own["noise"] else "no noise"
     if spent is None:
-        return f"{text}; it has not stated what its updates have spent."
+        return f"{text}; it did not report its spent ε."
     if spent.epsilon is None:
-        why = f"{spent.unprotected} of its {spent.updates} updates had no noise"
+        why = f"{spent.unprotected} of its {spent.updates} updates were sent without noise"
         return f"{text}: ε = ∞, because {why}. {_uncovered(spent)}"
     if spent.missing:
         return (

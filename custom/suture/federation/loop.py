@@ -94,5 +94,5 @@ def answered(site: Site, task: TaskName, packed: Packed) -> Packed:
     """
     payload = unpack(packed)
     if not isinstance(payload, Payload) or payload.task != task:
-        raise RejectedUpdate(f"{site.name} received something else than a {task} task")
+        raise RejectedUpdate(f"{site.name} received a task other than {task}")
     return pack(site.answer(payload))

@@ -28,7 +28,9 @@ Selection = Literal["site_loss", "server_metric", "server_balanced_accuracy", "l
 def _whole_or_share(value: float) -> float:
     if (isinstance(value, int) and 1 <= value <= LIMIT) or 0 < value < 1:
         return value
-    raise ValueError(f"is a number of sites from 1, or a share of them between 0 and 1 (at most {LIMIT})")
+    raise ValueError(
+        f"must be a number of sites from 1 (at most {LIMIT}), or a share of them between 0 and 1"
+    )
 
 
 Quorum = Annotated[int | float, AfterValidator(_whole_or_share)]
@@ -82,12 +84,11 @@ class Plan:
             )
         if self.method.local.warmup_init == "independent" and not self.method.local.warmup_epochs:
             raise ConfigError(
-                "warmup_init='independent' needs a warm-up, and there is none; set warmup_epochs, or "
-                "remove warmup_init"
+                "warmup_init='independent' needs a warm-up; set warmup_epochs, or remove warmup_init"
             )
         if self.model.second_head and self.method.prior is None:
             raise ConfigError(
-                f"{self.method.about.title} would never train a second head; set model.second_head=false"
+                f"{self.method.about.title} does not train a second head; set model.second_head=false"
             )
         if self.method.limits.images_only and (reads := MODELS[self.model.name].reads) != "image":
             others = ", ".join(name for name, kind in METHODS.items() if not kind.limits.images_only)
@@ -97,8 +98,8 @@ class Plan:
             )
         if self.model.name_vectors and self.method.part_at_site:
             raise ConfigError(
-                f"model.name_vectors: only the server reads the file, and {self.method.about.title} begins "
-                "rows at the sites; remove it, as named rows need no file"
+                f"model.name_vectors: only the server reads the file, and {self.method.about.title} "
+                "begins rows at the sites; remove it: named rows need no file"
             )
         self.method.check_model(self.model)
 
@@ -125,8 +126,8 @@ class Plan:
         """
         if isinstance(values, Mapping) and (wrong := values.keys() ^ _PLAN_KEYS):
             raise ConfigError(
-                f"the job's plan has a missing or unknown key {shown(min(map(str, wrong)))}; export the job "
-                "again with the version of suture that runs it"
+                f"the job's plan has a missing or unknown key {shown(min(map(str, wrong)))}; export the "
+                "job again with the version of suture that runs it"
             )
         given = parse(_Values, values, "the job's plan")
         kind: type[Method] | None = None
@@ -195,27 +196,26 @@ class Schedule:
     Attributes:
         job, title: name and title of the job, for people.
         rounds: number of communication rounds.
-        min_sites: number of usable updates that a round needs, or a share (below 1) of the sites that take
-            part, rounded up; None means all of them. At the start, the run needs that number of sites, or
-            that share of the sites that were requested.
-        round_timeout: seconds that a site has for a task.
-        grace: seconds that a round waits for more updates once it has `min_sites`; None waits until the
-            timeout for all sites that fetch their tasks. Later updates are dropped.
-        selection: how the round is selected whose model is the result: by the lowest mean validation loss of
-            the sites (`site_loss`; of equal ones, by the highest AUROC there), by the highest mean AUROC on
-            the server's validation data (`server_metric`) or, for multiclass labels, the highest balanced
-            accuracy on them (`server_balanced_accuracy`); or the `last` round. Where the head is re-trained,
-            it is one of those rounds.
-        patience: number of rounds without improvement after which training stops; None trains all `rounds`.
-        max_failed_rounds: number of consecutive rounds without enough updates after which the job stops.
-        max_update: an update is rejected whose norm is more than this many times that of the model, or
-            of the largest update that the site sent before in this phase of training (or the median of all
-            sites' largest ones, if that is larger); None accepts any.
-        label_map: a site's spelling of a class to the federation's name, for names that differ in more than
-            spelling.
-        accept_labels: look-alike names that are different classes on purpose, and names such as "label" that
-            are one class at several sites; True accepts all.
-        decision: how scores become decisions; None decides nothing.
+        min_sites: number of usable updates that a round needs, or (below 1) their share of the participating
+            sites, rounded up; None needs all. At the start, the run needs this number or share of the
+            requested sites.
+        round_timeout: seconds in which a site must answer a task.
+        grace: seconds for which a round waits for further updates after `min_sites` have arrived; None waits
+            until the timeout for all sites that fetched their task. Later updates are ignored.
+        selection: which round's model is the result: the one with the lowest mean validation loss of the
+            sites (`site_loss`; ties by the highest AUROC), the highest mean AUROC on the server's validation
+            data (`server_metric`), the highest balanced accuracy there (`server_balanced_accuracy`,
+            multiclass only), or the `last`. If the head is re-trained, one of those rounds.
+        patience: training stops after this number of rounds without improvement; None trains all `rounds`.
+        max_failed_rounds: the job stops after this number of consecutive rounds without enough updates.
+        max_update: an update is rejected if its norm is more than this many times that of the model, or of
+            the site's largest earlier update in this phase of training (or of the median over sites of their
+            largest ones, if that is larger); None accepts any.
+        label_map: maps a site's spelling of a class to the federation's name, for spellings that Suture does
+            not recognise.
+        accept_labels: similar names that are different classes, and general names such as "label" that are
+            the same class at several sites; True accepts all.
+        decision: how scores become decisions; None fits no thresholds.
 
     Raises:
         ConfigError: patience cannot work with the selection.
@@ -238,8 +238,8 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.patience is not None and self.selection == "last":
             raise ConfigError(
-                f"patience={self.patience} would never stop a run of selection='last', in which every round "
-                "is the best so far; select by 'site_loss' or 'server_metric', or remove patience"
+                f"patience={self.patience} has no effect with selection='last', because there every "
+                "round counts as the best; select by 'site_loss' or 'server_metric', or remove patience"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -270,4 +270,4 @@ def round_context(plan: Plan, rounds: int, round_: int) -> RoundContext:
         if round_ <= last + phase.rounds:
             return RoundContext(round_, phase, plan.seed, round_ - last)
         last += phase.rounds
-    raise ConfigError(f"round {round_} lies beyond the {rounds} rounds of the plan")
+    raise ConfigError(f"round {round_} is beyond the {rounds} rounds of the plan")

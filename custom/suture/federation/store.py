@@ -65,8 +65,8 @@ def open_experiment(state: Path, name: str, seconds: float = 60.0) -> Path:
     if name == EXPERIMENTS:
         here, apart, there = (shlex.quote(str(path)) for path in (former, f"{former}.former", folder))
         raise ConfigError(
-            f"{former} holds the experiment {name!r} of a former version, where all experiments have their "
-            f"folders now; move it: mv {here} {apart} && mkdir {here} && mv {apart} {there}"
+            f"{former} contains the experiment {name!r} of an earlier version, where the folders of all "
+            f"experiments are now; move it: mv {here} {apart} && mkdir {here} && mv {apart} {there}"
         )
     held = [hold(lock, seconds) for lock in sorted(former.glob(".s*.lock"))]
     make_folder(folder.parent)
@@ -133,12 +133,12 @@ class Rounds:
             except ConfigError:
                 raise
             except SutureError as error:
-                log.warning("%s; falling back to the round before", error)
+                log.warning("%s; the previous round is used instead", error)
                 broken = error
         if broken:
             raise SutureError(
-                f"{broken}, and no earlier state is whole; restore {self.folder} from a backup, or begin "
-                "a new experiment"
+                f"{broken}, and no earlier state is intact; restore {self.folder} from a backup, or "
+                "begin a new experiment"
             ) from broken
         return None
 
@@ -156,7 +156,7 @@ class Rounds:
         except SutureError as error:
             raise SutureError(
                 f"{error}, and it is the selected round; delete the files of round {number} in "
-                f"{self.folder} and continue the experiment: the newest round takes its place"
+                f"{self.folder} and continue the experiment; the newest round is then used"
             ) from error
 
     def latest(self, not_later_than: int) -> int | None:
@@ -223,8 +223,8 @@ def read_state(path: Path) -> Packed:
     header = dict(state.header)
     if header.pop("format", None) != FORMAT:
         raise ConfigError(
-            f"{path} was written by another version of suture, whose states this one does not read; continue "
-            "the experiment with that version, or begin a new one (another --out, or `suture export "
-            "--experiment`)"
+            f"{path} was written by another version of suture, whose states this version cannot read; "
+            "continue the experiment with that version, or begin a new one (another --out, or `suture "
+            "export --experiment`)"
         )
     return replace(state, header=header)

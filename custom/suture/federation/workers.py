@@ -142,8 +142,8 @@ class _Worker:
     def _end(self) -> str:
         code = self._server.exit_code(self._index)
         if code == -signal.SIGKILL:
-            return "its process was killed, as the system does when memory is full; try fewer --workers"
-        return f"its process ended with code {code}; what it has printed says why"
+            return "its process was killed, probably because memory was full; try fewer --workers"
+        return f"its process ended with code {code}; see its output above"
 
     def kill(self) -> None:
         self._server.kill(self._index)

@@ -111,7 +111,7 @@ def compare(
     one, two = (evaluate(folder, config, split, device) for folder in (a, b))
     names = [name for name in one.tested if name in two.tested]
     if not names:
-        raise DataError(f"{a} and {b} have learned no class of {config.data.table} in common")
+        raise DataError(f"{a} and {b} have no learned class in common that {config.data.table} labels")
     found = {}
     for name in names:
         i, j = one.labels.index(name), two.labels.index(name)
@@ -151,10 +151,10 @@ def compare_auroc(
         kind = "negative" if np.nansum(np.asarray(y, dtype=np.float64)) else "positive"
         return replace(undefined, why=f"no {kind} image")
     if patient_numbers(y, patients).max() < 1:
-        return replace(undefined, why="a single patient leaves nothing to draw from")
+        return replace(undefined, why="a single patient cannot be resampled")
     draws = _differences(y, a, b, patients, n, seed)
     if len(draws) < 2:
-        return replace(undefined, n=len(draws), why="fewer than two draws have a positive and a negative")
+        return replace(undefined, n=len(draws), why="fewer than two resamples have a positive and a negative")
     low, high = (float(v) for v in np.quantile(draws, [0.025, 0.975]))
     p, why = _test(undefined.difference, draws)
     return replace(undefined, n=len(draws), low=low, high=high, p=p, why=why)
@@ -182,7 +182,11 @@ def _test(difference: float, draws: Floats) -> tuple[float, str]:
     if spread < _ROUNDING:
         # Not p = 0: with two images all draws can have the same difference, which proves nothing.
         same = abs(difference) < _ROUNDING
-        return (1.0, "") if same else (math.nan, "all draws differ alike, so the difference has no spread")
+        return (
+            (1.0, "")
+            if same
+            else (math.nan, "the difference is the same in all resamples, so it has no spread")
+        )
     return float(2 * stats.t.sf(abs(difference) / spread, len(draws) - 1)), ""
 
 
@@ -196,7 +200,7 @@ def paired(a: Sequence[float | None], b: Sequence[float | None]) -> Comparison:
         DataError: they differ in number.
     """
     if len(a) != len(b):
-        raise DataError(f"{len(a)} and {len(b)} values are no pairs")
+        raise DataError(f"{len(a)} and {len(b)} values cannot be paired")
     numbers = ([math.nan if v is None else float(v) for v in values] for values in (a, b))
     d = np.array([x - y for x, y in zip(*numbers, strict=True)], dtype=np.float64)
     d = d[~np.isnan(d)]
@@ -207,7 +211,7 @@ def paired(a: Sequence[float | None], b: Sequence[float | None]) -> Comparison:
         return Comparison(len(d), mean, math.nan, math.nan, "a single pair has no spread")
     if np.ptp(d) < _ROUNDING:
         p = 1.0 if abs(mean) < _ROUNDING else 0.0
-        return Comparison(len(d), mean, p, math.nan, "all pairs differ alike")
+        return Comparison(len(d), mean, p, math.nan, "the difference is the same for all pairs")
     test = stats.ttest_1samp(d, 0.0)
     low, high = (float(bound) for bound in test.confidence_interval(0.95))
     normal = float(stats.shapiro(d).pvalue) if len(d) > 2 else math.nan

@@ -60,8 +60,8 @@ def compile_backbone(site: SiteContext, objective: Objective, how: Compile) -> N
     limit = MIXED if site.model.amp_dtype else TOLERANCE
     if not difference <= limit:
         raise ConfigError(
-            f"{site.name}: compiled, the loss or the gradient of a batch differs by {difference:.2g} of "
-            f'itself, more than {limit:g}; write compile = "no" under [training]'
+            f"{site.name}: when compiled, the loss or gradient of a batch changes by {difference:.2g} "
+            f'of its value, more than {limit:g}; write compile = "no" under [training]'
         )
     site.model.backbone.compile(**OPTIONS[how])
 

@@ -36,7 +36,7 @@ def read_decisions(folder: Path, site: str = ALL) -> Decisions:
     found = read_json(folder / "model.json").get("decisions")
     if found is None:
         raise ConfigError(
-            f"{folder} has no operating points: its job counted no scores. Train it with "
+            f"{folder} has no operating points, because its job did not count scores. Train it with "
             "--set decision.sensitivity=0.9, or predict without --decide"
         )
     decisions = parse(Decisions, found, f"{folder / 'model.json'}: decisions")
@@ -65,7 +65,7 @@ def decider(
     stated = prevalence or {}
     if site is None:
         if stated:
-            raise ConfigError("a prevalence corrects calibrated probabilities: say whose, with --decide")
+            raise ConfigError("--prevalence corrects calibrated probabilities; name their site with --decide")
         return undecided
     decisions = read_decisions(folder, site)
     for label, value in stated.items():
@@ -79,10 +79,10 @@ def _check_prevalence(
     if label not in labels:
         raise unknown("class", label, labels)
     if not 0 < value < 1:
-        raise ConfigError(f"the prevalence {value:g} of {label} is no share between 0 and 1")
+        raise ConfigError(f"the prevalence {value:g} of {label} is not between 0 and 1")
     fitted = decisions.of(site, label).fitted
     if fitted is None or fitted.calibration is None or not 0 < fitted.prevalence < 1:
-        raise ConfigError(f"{label} is not calibrated, so no prevalence corrects it; leave it out")
+        raise ConfigError(f"{label} is not calibrated, so a prevalence cannot correct it; leave it out")
 
 
 def with_decisions(

@@ -59,9 +59,10 @@ class FineTuning:
         runs: random splits of the data; each run trains a model on one of them.
         epochs, batch_size, lr: of Adam, whose state is new in each run.
         test: share of the data in the test part.
-        examples: number of training examples at most; all others test. None trains on all but the test part.
+        examples: maximum number of training examples; the others are the test part. None trains on all
+            outside of the test part.
         few: if set, each target is also trained on at most this many examples, as a task of its own.
-        start: from the trained ``model``, or ``fresh`` from a random one, for comparison.
+        start: ``model`` starts from the trained model, ``fresh`` from random weights, for comparison.
     """
 
     runs: Annotated[int, Field(ge=1, le=LIMIT)] = 5
@@ -201,7 +202,7 @@ def initial_tensors(tensors: Mapping[str, Tensor], labels: Labels, name: str) ->
     """
     row = next((word for word in (TARGET, canonical(name)) if word in labels), None)
     if row is None:
-        log.info("%s is new to the model: its row begins at random", name)
+        log.info("%s is new to the model; its row starts from random weights", name)
         return {key: t for key, t in tensors.items() if not key.startswith(HEADS)}
     at = labels.index(row)
     return {key: t[at : at + 1] if key.startswith(HEADS) else t for key, t in tensors.items()}

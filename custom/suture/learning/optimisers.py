@@ -62,7 +62,11 @@ def load_optimiser_state(
         if not saved or id(parameter) not in trained:
             continue
         if any(v.dim() and v.shape != parameter.shape for v in saved.values()):
-            log.warning("the moments of %s start afresh: its shape is now %s", name, tuple(parameter.shape))
+            log.warning(
+                "the optimiser's moments of %s are reset, because its shape is now %s",
+                name,
+                tuple(parameter.shape),
+            )
             continue
         optimiser.state[parameter] = {
             k: v if k == "step" else v.to(parameter.device) for k, v in saved.items()

@@ -103,7 +103,7 @@ class Model:
             reads = (
                 "text; use predict" if self.reads_text else f"uint8 images [n, {channels}, {size}, {size}]"
             )
-            raise DataError(f"got {images.dtype} {list(images.shape)}, and the model reads {reads}")
+            raise DataError(f"got {images.dtype} {list(images.shape)}, but the model reads {reads}")
         return self._probabilities({"image": self.prepare(images)})
 
     def predict(
@@ -154,11 +154,11 @@ class Model:
     ) -> pd.DataFrame:
         """Return what `predict` returns, also where no input can be read: the frame has no row then."""
         if batch is not None and batch < 1:
-            raise ConfigError(f"batch={batch}: at least one is computed at a time")
+            raise ConfigError(f"batch={batch}: write 1 or more")
         given = [source] if isinstance(source, (str, Path)) else source
         sources = [Path(one).expanduser() for one in given]
         if not sources:
-            raise DataError("an empty list holds nothing to predict")
+            raise DataError("the list of images is empty")
         base = None if root is None else Path(root).expanduser()
         kind: Kind = "text" if self.reads_text else "image"
         with find_inputs(sources, kind, column, base, bits) as inputs:
@@ -221,7 +221,7 @@ class Model:
         except DataError as error:
             return error
         except MemoryError:
-            return DataError(f"{one.name} takes more memory than there is")
+            return DataError(f"{one.name} needs more memory than is available")
 
     def _batch(self) -> int:
         side = self.prepare.size
@@ -374,9 +374,11 @@ def _too_dark(highest: Sequence[int]) -> list[str]:
     if not highest or (needed := needed_bits(max(highest))) == 16:
         return []
     return [
-        f"{number_of(len(highest), 'image')} with 16 bits and no value above {max(highest):,}: the model "
-        f"sees them {2 ** (16 - needed)} times too dark, unless those that it has learned were read so too; "
-        f"--bits {needed} scales them"
+        (
+            f"{number_of(len(highest), 'image')} with 16 bits and no value above {max(highest):,}: the "
+            f"model sees them {2 ** (16 - needed)} times too dark, unless it was trained on images read "
+            f"this way; --bits {needed} scales them"
+        )
     ]
 
 

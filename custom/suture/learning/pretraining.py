@@ -265,7 +265,7 @@ class Trainer:
 
 
 def _divergence(epoch: int, step: int, _: float) -> str:
-    return f"the loss of epoch {epoch}, step {step} is no number; lower --lr"
+    return f"the loss of epoch {epoch}, step {step} is not finite; lower lr: --set lr=VALUE"
 
 
 def pretrain(
@@ -285,7 +285,7 @@ def pretrain(
         NonFiniteLoss: the loss is not finite.
     """
     if len(images) < 2:
-        raise DataError(f"{len(images)} training images; give two or more, which are to be distinguished")
+        raise DataError(f"{len(images)} training images; give two or more")
     losses = []
     with repeatable(device):
         trainer = Trainer(images, spec, seed, device)

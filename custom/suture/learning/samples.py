@@ -96,8 +96,8 @@ def _losses(reading: Reading, config: SiteConfig, spec: ModelSpec, wanted: int, 
     if wanted > read:
         other = " or are of another modality" if spec.modalities else ""
         found.append(
-            f"{wanted - read:,} of {wanted:,} images cannot be read{other} and are left out; `suture data "
-            "check` of its suture.toml names them"
+            f"{wanted - read:,} of {wanted:,} images cannot be read{other} and are left out; `suture "
+            "data check` of its suture.toml lists them"
         )
     return found
 
@@ -106,8 +106,8 @@ def _check_kind(table: Table, config: SiteConfig, spec: ModelSpec, site: str) ->
     held, read = "image" if table.texts is None else "text", MODELS[spec.name].reads
     if held != read:
         raise ConfigError(
-            f"site {site!r}: {config.data.table} holds {held}s and the model {spec.name!r} reads {read}s; "
-            "set model.name to one that fits (`suture list`), or correct [data] dataset"
+            f"site {site!r}: {config.data.table} holds {held}s, but the model {spec.name!r} reads "
+            f"{read}s; set model.name to one that fits (`suture list`), or correct [data] dataset"
         )
 
 
@@ -173,7 +173,7 @@ def single_target(data: SiteSamples, target: str | None, site: str) -> SiteSampl
     labels, samples = data
     if target is None and len(labels) > 1:
         raise ConfigError(
-            f"{site} has {len(labels)} classes and the method trains one; name it under [data] in "
+            f"{site} has {len(labels)} classes, but the method trains one; name it under [data] in "
             f'suture.toml, say target = "{labels.names[0]}"'
         )
     name = labels.names[0] if target is None else canonical(target)

@@ -143,7 +143,7 @@ def _predict(
     if not len(part):
         raise DataError(f"{config.data.table} has no {split} images; choose another --split")
     if not set(names) & set(own.names):
-        raise DataError(f"{config.data.table} has none of the model's classes: {', '.join(names)}")
+        raise DataError(f"{config.data.table} labels none of the model's classes: {', '.join(names)}")
     context = SiteContext(
         "evaluation", model.to(device), samples, prepare, Augmentation(), torch.device(device), batch_size=256
     )

@@ -67,22 +67,21 @@ class LocalTraining:
 
     Attributes:
         lr: learning rate; a site may set its own.
-        epochs: passes over the local data a round (E of the paper); 0 trains nothing, to time
-            the rest; a job needs 1 or more, or `iterations`.
-        batch_size: images a step; a site may set its own.
+        epochs: passes over the local data in each round (E of the paper). A job needs 1 or more, or
+            `iterations`; 0 does not train, to measure the time of everything else.
+        batch_size: images or documents in each step; a site may set its own.
         iterations: steps a round in place of epochs, over batches without end; None for epochs.
-        optimiser: ``adam``; ``adamw``, whose weight decay is apart from the gradient; or ``sgd`` with
-            Nesterov momentum.
+        optimiser: ``adam``; ``adamw``, with decoupled weight decay; or ``sgd`` with Nesterov momentum.
         weight_decay: L2 penalty.
         betas: decay of Adam's two moments.
-        momentum: of SGD.
-        final_lr: the learning rate of the last round, to which it falls along half a cosine; None keeps it
-            constant.
-        warmup_epochs: epochs of a first round that trains the head on the resting backbone; 0 for none.
-        warmup_lr: learning rate of that round, at every site.
-        warmup_init: what that round begins with: the ``common`` head and hidden block, or ``independent``
-            ones, which each site draws for itself, so that unaligned units are averaged after it.
-        clip: the largest norm of a step's gradient, over all that is trained; None leaves it as it is.
+        momentum: momentum of SGD.
+        final_lr: learning rate of the last round, reached along half a cosine; None keeps it constant.
+        warmup_epochs: epochs of a first round that trains only the head, with the backbone frozen; 0 for
+            none.
+        warmup_lr: learning rate of the warm-up, at every site.
+        warmup_init: initial head and hidden block of the warm-up: ``common`` to all sites, or ``independent``
+            random ones, whose units are not aligned when they are averaged.
+        clip: maximum norm of a step's gradient over all trained parameters; None does not clip.
         sampling: ``shuffled`` images, each once in an epoch; or ``class_aware``, every class that the site
             has equally often (Kang et al., ICLR 2020; see `suture.data.batch.class_aware`).
     """

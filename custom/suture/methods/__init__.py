@@ -86,7 +86,7 @@ def _load(point: EntryPoint) -> type[Method]:
     kind: Any = load(point, "method")
     check_kind(kind, where)
     if kind.about.name != point.name:
-        raise ConfigError(f"{where} calls itself {kind.about.name!r}; give the entry point that name")
+        raise ConfigError(f"{where} has the name {kind.about.name!r}; give the entry point the same name")
     return cast(type[Method], kind)
 
 
@@ -97,9 +97,9 @@ def check_kind(kind: Any, where: str) -> None:
         ConfigError: it is not; the message begins with `where`.
     """
     if not (isinstance(kind, type) and issubclass(kind, Method)):
-        raise ConfigError(f"{where} is no subclass of suture.Method; name the class")
+        raise ConfigError(f"{where} is not a subclass of suture.Method; name the class")
     missing = [name for name in ("about", "labels") if not hasattr(kind, name)]
     if missing:
-        raise ConfigError(f"{where} has no {' and no '.join(missing)}; see suture.Method")
+        raise ConfigError(f"{where} lacks {' and '.join(missing)}; see suture.Method")
     if "__pydantic_fields__" not in vars(kind):
-        raise ConfigError(f"{where} is not decorated; write @hyperparameters above the class")
+        raise ConfigError(f"{where} is not decorated; add @hyperparameters above the class")

@@ -132,8 +132,8 @@ def weighted_mean(previous: GlobalModel, updates: Iterable[Update]) -> WeightedM
 WHY = {
     "shared": "backbone weights, averaged over sites",
     "head": "rows of the site's classes, averaged over the sites that send them",
-    "weight": "how much the site counts in the mean",
-    "class_weights": "how much it counts in the mean of each row",
+    "weight": "weight of the site in the mean",
+    "class_weights": "weight of the site in the mean of each row",
     "train_loss": "progress of local training",
     "metrics": "the received global model on the site's validation data; selects the best round",
 }

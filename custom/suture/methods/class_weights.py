@@ -79,7 +79,7 @@ def received_weights(received: Payload, rule: ClassWeights, label_type: LabelTyp
         return None
     if NAME not in received.class_tensors:
         raise ConfigError(
-            f"the server sent no {NAME} with round {received.round}, which class_weights={rule!r} asks for; "
-            "run the same version of suture on both sides, or set class_weights=none"
+            f"the server sent no {NAME} with round {received.round}, but class_weights={rule!r} needs "
+            "it; run the same version of suture on both sides, or set class_weights=none"
         )
     return received.class_tensors[NAME]

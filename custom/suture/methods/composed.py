@@ -91,8 +91,8 @@ class Composed(LocalAveraging):
         check_needs(self._parts, self.label_use)
         if self.softmax == "balanced" and not any(isinstance(part, BalancedSoftmax) for part in self._parts):
             raise ConfigError(
-                f"method.softmax=balanced: {type(self.supervised).__name__} is the loss already; set "
-                "method.softmax=plain"
+                f"method.softmax=balanced: {type(self.supervised).__name__} already replaces the loss; "
+                "set method.softmax=plain"
             )
 
     @property
@@ -125,8 +125,9 @@ class Composed(LocalAveraging):
             for term in self.terms:
                 if term.second_view:
                     raise ConfigError(
-                        f"{type(term).__name__} sees images twice, and the model {spec.name!r} reads "
-                        f"{MODELS[spec.name].reads}s; choose a model of images, or leave it out"
+                        f"{type(term).__name__} needs two views of an image, but the model "
+                        f"{spec.name!r} reads {MODELS[spec.name].reads}s; choose a model of images, or "
+                        "leave it out"
                     )
 
     @property
@@ -171,18 +172,18 @@ class Composed(LocalAveraging):
 
 _WHY = WHY | {
     "head": "rows of the classes that the site sees",
-    "class_weights": "the same, or 0 for a class that the site does not annotate: how much its row counts",
+    "class_weights": "the same, or 0 for a class that the site does not annotate: the weight of its row",
 }
 
 _WHY_WEIGHT = {
-    "images": "n_k, how much the site counts in the mean",
-    "equal": "1, as every site counts in the mean",
+    "images": "n_k, the weight of the site in the mean",
+    "equal": "1: every site has the same weight in the mean",
 }
 
-SECOND = "image, seen again"
+SECOND = "second view of the image"
 """Name of the second views among a batch's inputs, ``[m, channels, h, w]``."""
 
-SECOND_OF = "images seen again"
+SECOND_OF = "second views of images"
 """Name of the numbers of their images, ``[m]``."""
 
 

@@ -29,8 +29,8 @@ def parts(
     exchanged, rows = cut(method.share, shared), dict(head) if with_head else {}
     if method.share is not None and shared and not exchanged:
         raise ConfigError(
-            f"method.share.fraction={method.share.fraction:g} is less than one row of any tensor of the "
-            "model, so that nothing is shared; set it higher (0.5 is half)"
+            f"method.share.fraction={method.share.fraction:g} is less than one row of every tensor of "
+            "the model, so nothing would be shared; set it higher (0.5 is half)"
         )
     return exchanged, rows
 

@@ -209,7 +209,7 @@ def check_needs(parts: tuple[Part, ...], use: LabelUse) -> None:
                 )
     views = [type(part).__name__ for part in parts if isinstance(part, Term) and part.second_view]
     if len(views) > 1:
-        raise ConfigError(f"{views[0]} and {views[1]} both draw a second view of an image; leave one out")
+        raise ConfigError(f"{views[0]} and {views[1]} both need a second view of an image; leave one out")
 
 
 def label_types_of(parts: tuple[Part, ...]) -> tuple[LabelType, ...]:

@@ -71,15 +71,17 @@ def source_of(kind: type[Method]) -> Source | None:
     if point is None or point.dist is None or point.load() is not kind:
         raise ConfigError(
             f"the method {kind.about.name!r} ({kind.__module__}.{kind.__qualname__}) is in no installed "
-            "package under the entry point 'suture.methods', so that no other process or site can have it: "
-            "put it into a package, register it there and install it, or run with --env local"
+            "package under the entry point 'suture.methods', so other processes and sites cannot load "
+            "it: put it into a package, register and install it, or run with --env local"
         )
     if file is None:
-        raise ConfigError(f"{package}/ of {point.dist.name} has no __init__.py; without one it cannot travel")
+        raise ConfigError(
+            f"{package}/ of {point.dist.name} has no __init__.py; add one, so that it can be sent with a job"
+        )
     if others := _top_level(point.dist) - {package}:
         raise ConfigError(
-            f"{point.dist.name} installs {package} and {', '.join(sorted(others))}; only {package} travels "
-            "with a job and is part of the hash, so put all of it into that package"
+            f"{point.dist.name} installs {package} and {', '.join(sorted(others))}; only {package} is "
+            "sent with a job and hashed, so put everything into that package"
         )
     path = Path(file)
     folder = path.parent if path.name == "__init__.py" else path

@@ -140,7 +140,7 @@ Width = Annotated[int, Field(ge=0, le=4096)]
 
 def _code_string(value: str) -> str:
     if not re.fullmatch(r"[A-Z0-9_ ]{1,16}", value) or value != value.strip():
-        raise ValueError("is no code of DICOM's Modality, which are in capitals: CR, DX, MG, CT, MR, US")
+        raise ValueError("is not a code of DICOM's Modality; write for example CR, DX, MG, CT, MR or US")
     return value
 
 
@@ -153,43 +153,44 @@ class ModelSpec:
     """Which model, and its input.
 
     Attributes:
-        name: a name of the registry.
-        size: side of the images.
-        color: whether the images are in colour.
+        name: name of a model; `suture list models` shows them.
+        size: side of the images in pixels.
+        color: read images in colour.
         hidden: width of a Dense block between backbone and head, 0 for none (256 in the program of
             Surgical Aggregation).
-        dropout: of that block.
-        norm_momentum: of the running statistics of batch norm; None for the network's own: 0.1, and 0.01 of
-            EfficientNet-Lite0, whose statistics need some hundred steps to adapt.
+        dropout: dropout rate of that block.
+        norm_momentum: momentum of the running statistics of batch norm; None for the network's own: 0.1, or
+            0.01 for EfficientNet-Lite0, whose statistics need some hundred steps to adapt.
         projection: width of the projector of methods that compare features with a frozen prior's (the prior's
             width), 0 for none.
         second_head: whether the projection has a head of its own, as in the published program of Fed-MAS.
         neck: width of a neck between backbone and head (Linear, ReLU, Linear; 256 in MOON), 0 for none.
-        head: ``linear``; ``dot``, without a bias; ``cosine``, scaled cosines of features and rows; or
-            ``anchors``, as ``dot``, with rows scaled to the length 1 where an image has one label (FedAlign).
-        rows: where the rows of the head begin: ``drawn`` at random, or ``named``, at a vector of the class
-            name; a class that joins later begins likewise.
-        name_vectors: of named rows: a safetensors file with a vector for each class name, found as `weights`
-            are; None for hashed runs of the name's letters.
-        weights: path of pretrained weights in a simulation; at a real server, which alone reads them, the
-            bare name of a file in ``[storage] files``. ``download`` fetches torchvision's, ``package`` reads
-            those in the backbone's package.
-        mean, std: normalisation per channel; None for that of the backbone's pretraining, or 0.5 and 0.25 if
-            it has none.
-        vocabulary: of a model that reads text: ``clinical``, which comes with the package; the path of a
-            vocabulary file; the words themselves; or ``corpus``, that of all documents of a simulation, as
-            in the published program of PMFL.
-        longest: number of tokens of a document that are read at most; None reads all.
-        embedding: of a model that reads vectors of documents: ``tfidf``, made of public frequencies of words;
-            or the folder of a sentence-transformers model, at a real site its bare name in ``[storage]
-            files``. Nothing is downloaded.
-        embedding_digest: SHA-256 of that folder, which the job carries and every party compares with its own.
+        head: ``linear``; ``dot``, without bias; ``cosine``, scaled cosine similarities of features and rows;
+            or ``anchors``, as ``dot``, with rows of length 1 for multiclass labels (FedAlign).
+        rows: initial rows of the head: ``drawn`` at random, or ``named``, vectors of the class names; also
+            for classes that join later.
+        name_vectors: for named rows: a safetensors file with a vector for each class name, located like
+            `weights`; None computes vectors from the letters of the name.
+        weights: file of pretrained weights; at a real server, which alone reads it, the bare name of a file
+            in ``[storage] files``. ``download`` fetches torchvision's, ``package`` uses those of the
+            backbone's package.
+        mean, std: normalisation for each channel; None for that of the pretrained backbone, otherwise 0.5 and
+            0.25.
+        vocabulary: for models of text: ``clinical``, part of the package; the path of a vocabulary file; the
+            words themselves; or, in a simulation, ``corpus``: the words of all documents, as in the published
+            program of PMFL.
+        longest: maximum number of tokens read of a document; None reads all.
+        embedding: for models of document vectors: ``tfidf``, from public word frequencies; or the folder of a
+            sentence-transformers model, at a real site its bare name in ``[storage] files``. Nothing is
+            downloaded.
+        embedding_digest: SHA-256 of that folder, part of the job; every party compares it with its own
+            folder.
         vector: width of those vectors.
-        padding: pad every document to `longest` and read the padding as words, as in the published program
+        padding: pad every document to `longest`, and read the padding as words, as in the published program
             of PMFL.
-        modalities: of what Modality (0008,0060) DICOM images are that the model is for, ``["CR", "DX"]`` say:
-            one of another counts as unreadable at the sites, and the trained model gives it no probability.
-            Files of other formats state none, and are read. By default it is for any.
+        modalities: DICOM modalities (0008,0060) that the model is for, such as ``["CR", "DX"]``: images of
+            another one count as unreadable at the sites, and get no probability from the trained model. Other
+            formats do not state a modality and are read. By default any.
     """
 
     name: str = "cnn"
@@ -238,8 +239,9 @@ def vocabulary_of(spec: ModelSpec) -> Vocabulary:
         return clinical_vocabulary()
     if spec.vocabulary == CORPUS:
         raise ConfigError(
-            "model.vocabulary=corpus is for simulations, which hold all documents; sites that keep theirs "
-            "need a file: make one of public text with `suture vocab`, and name it as model.vocabulary"
+            "model.vocabulary=corpus needs all documents in one place, as in a simulation; for a "
+            "federation, make a file from public text with `suture vocab` and name it as "
+            "model.vocabulary"
         )
     if isinstance(spec.vocabulary, str):
         return read_vocabulary(Path(spec.vocabulary))
@@ -259,8 +261,8 @@ def check_portable(spec: ModelSpec, holder: str) -> None:
     """
     if isinstance(spec.vocabulary, str) and spec.vocabulary != "clinical":
         raise ConfigError(
-            f"model.vocabulary={spec.vocabulary[:80]!r}: {holder} holds the words themselves, or 'clinical', "
-            "and no name of a file; export it again with `suture export`"
+            f"model.vocabulary={spec.vocabulary[:80]!r}: {holder} needs the words themselves or "
+            "'clinical', not the name of a file; export it again with `suture export`"
         )
 
 
@@ -311,7 +313,9 @@ def _check(spec: ModelSpec) -> None:
     if spec.size < entry.smallest:  # its last pooling would leave no pixel, or batch norm a single one
         raise ConfigError(f"model.size {spec.size} is too small for {spec.name}; {entry.smallest} or more")
     if spec.weights and not entry.weights:
-        raise ConfigError(f"model.weights: there are none for {spec.name}; remove it, or set model.name")
+        raise ConfigError(
+            f"model.weights: {spec.name} has no pretrained weights; remove it, or set model.name"
+        )
     words = {word for other in MODELS.values() for word in other.weights}
     if spec.weights in words - set(entry.weights):
         raise ConfigError(
@@ -319,23 +323,25 @@ def _check(spec: ModelSpec) -> None:
             + " or ".join(entry.weights)
         )
     if spec.dropout and not spec.hidden:
-        raise ConfigError("model.dropout is that of the hidden block; set model.hidden, or remove it")
+        raise ConfigError("model.dropout applies to the hidden block; set model.hidden, or remove it")
     if spec.second_head and not spec.projection:
-        raise ConfigError("model.second_head is that of the projection; set model.projection, or remove it")
+        raise ConfigError("model.second_head belongs to the projection; set model.projection, or remove it")
     if spec.name_vectors and spec.rows != "named":
         raise ConfigError("model.name_vectors is for named rows; set model.rows=named, or remove it")
     if spec.neck and spec.projection:
         raise ConfigError("model.neck and model.projection do not go together; set one of them to 0")
     if spec.modalities and entry.reads != "image":
-        raise ConfigError(f"model.modalities is of images, and {spec.name} reads {entry.reads}; remove it")
+        raise ConfigError(f"model.modalities is for images, but {spec.name} reads {entry.reads}; remove it")
     if entry.vectors and spec.longest is not None:
-        raise ConfigError("model.longest cuts words, and this model reads whole documents; remove it")
+        raise ConfigError(
+            "model.longest limits the number of words, but this model reads whole documents; remove it"
+        )
     if not entry.vectors and spec.embedding != TFIDF:
         raise ConfigError(f"model.embedding is not for {spec.name}; set model.name=vectors, or remove it")
     if spec.padding and spec.longest is None:
         raise ConfigError(
-            "model.padding fills every document up to model.longest; set that, to the longest document of "
-            "all sites, say (`suture data check` shows that of each site)"
+            "model.padding fills every document up to model.longest; set it, for example to the "
+            "longest document of all sites (`suture data check` shows it for each site)"
         )
     for name in ("mean", "std"):
         given, channels = getattr(spec.preprocessing, name), spec.preprocessing.channels

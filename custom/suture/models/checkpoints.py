@@ -16,8 +16,7 @@ from suture.core.plain import open_regular
 from suture.protocol.packing import read_tensors
 
 _REMEDY = (
-    "ask whoever made it to write it anew by "
-    'safetensors.torch.save_file(model.state_dict(), "weights.safetensors")'
+    'ask its maker to write it with safetensors.torch.save_file(model.state_dict(), "weights.safetensors")'
 )
 
 _FOREIGN = re.compile(r"(?i)(?:global|class|import)[^.\n]*?\b([\w.]+\.\w+)\b")
@@ -53,7 +52,7 @@ def read_checkpoint(path: Path, what: str = "") -> Mapping[object, object]:
     except Exception as error:  # noqa: BLE001 - torch.load raises whatever the unpickler meets
         raise ConfigError(f"{path} cannot be read as a PyTorch checkpoint{of}: {_why(error)}") from None
     if not isinstance(loaded, Mapping):
-        raise ConfigError(f"{path} holds no tensors by name, but a {type(loaded).__name__}; {_REMEDY}")
+        raise ConfigError(f"{path} contains a {type(loaded).__name__} instead of tensors by name; {_REMEDY}")
     return loaded
 
 
@@ -64,11 +63,11 @@ def _check_packing(file: BinaryIO) -> None:
         return
     with zipfile.ZipFile(file) as packed:
         if any(part.compress_type != zipfile.ZIP_STORED for part in packed.infolist()):
-            raise ConfigError(f"is compressed, as TorchScript is and no file of torch.save; {_REMEDY}")
+            raise ConfigError(f"is compressed, like TorchScript; torch.save does not compress; {_REMEDY}")
 
 
 def _why(error: Exception) -> str:
     """Why torch has refused a file, by what it holds."""
     if found := _FOREIGN.search(str(error)):
-        return f"besides tensors it holds {as_word(found[1])}, which could run any program; {_REMEDY}"
-    return f"it is damaged, or of another kind; {_REMEDY}"
+        return f"besides tensors it contains {as_word(found[1])}, which could run any program; {_REMEDY}"
+    return f"it is damaged, or not a checkpoint; {_REMEDY}"

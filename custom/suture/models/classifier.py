@@ -279,7 +279,7 @@ def check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], w
     """
     if wrong := found.keys() ^ expected.keys():
         name = min(wrong)
-        what = "is not of this model" if name in found else "is missing"
+        what = "does not belong to this model" if name in found else "is missing"
         raise ConfigError(f"{where}: the tensor {as_word(name)} {what}; restore the file from a backup")
     for name, tensor in found.items():
         has, needs = _form(tensor), _form(expected[name])
@@ -318,6 +318,6 @@ def set_momentum(model: nn.Module, momentum: float) -> None:
     """
     norms = _norms(model)
     if not norms:
-        raise ConfigError("model.norm_momentum is that of batch norm, and this model has none; remove it")
+        raise ConfigError("model.norm_momentum is for batch norm, which this model does not have; remove it")
     for module in norms.values():
         module.momentum = momentum

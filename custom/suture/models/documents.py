@@ -51,7 +51,7 @@ def _model_vectors(spec: ModelSpec, texts: Sequence[str], folder: Path | None, s
     digest = folder_digest(model)
     if spec.embedding_digest not in (None, digest):
         raise ConfigError(
-            f"model.embedding: {model} is another model than the job's (SHA-256 {digest[:12]}..., not "
+            f"model.embedding: {model} differs from the job's model (SHA-256 {digest[:12]}..., not "
             f"{str(spec.embedding_digest)[:12]}...); copy the job's"
         )
 

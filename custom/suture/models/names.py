@@ -70,5 +70,5 @@ def _read(path: Path, names: Sequence[str], width: int) -> Tensor:
                 f"{width} numbers; set model.neck to the width of the vectors"
             )
         if not bool(torch.isfinite(vectors[name]).all() and vectors[name].any()):
-            raise ConfigError(f"{key}: the vector of {name!r} in {path} is 0 or not finite; make it again")
+            raise ConfigError(f"{key}: the vector of {name!r} in {path} is 0 or not finite; compute it again")
     return torch.stack([vectors[name].double() for name in names])

@@ -75,7 +75,7 @@ class Description:
         for name in ("size", "color", "channels"):
             has, needs = getattr(self.preprocessing, name), getattr(made, name)
             if has != needs:
-                raise ConfigError(f"preprocessing.{name} is {has}, and the model takes {needs}")
+                raise ConfigError(f"preprocessing.{name} is {has}, but the model needs {needs}")
         for name in ("mean", "std"):
             values = len(getattr(self.preprocessing, name))
             if values != made.channels:
@@ -94,7 +94,7 @@ def load_model(folder: Path) -> tuple[Classifier, Preprocessing]:
     try:
         if found.digest and found.digest != weights_digest(folder):
             raise ConfigError(
-                "model.safetensors is not the file whose digest model.json states; restore both from a backup"
+                "model.safetensors does not match the digest in model.json; restore both from a backup"
             )
         model = build(found.model, LabelSet(found.labels, found.label_type), seed=0, pretrained=False)
         tensors = read_tensors(weights)
@@ -122,9 +122,7 @@ def weights_digest(folder: Path) -> str:
     path = folder / "model.safetensors"
     with open_regular(path) as file:
         if (size := os.fstat(file.fileno()).st_size) > LARGEST_WEIGHTS:
-            raise DataError(
-                f"{path} has {size:,} bytes, and at most {LARGEST_WEIGHTS:,} are read; restore it"
-            )
+            raise DataError(f"{path} has {size:,} bytes; the limit is {LARGEST_WEIGHTS:,}; restore it")
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -149,7 +147,7 @@ def load_spec(folder: Path) -> ModelSpec:
 def _described(folder: Path) -> Description:
     path = folder / "model.json"
     if not path.is_file():
-        raise ConfigError(f"{folder} holds no model.json; name the model/ folder of a finished run")
+        raise ConfigError(f"{folder} does not contain model.json; name the model/ folder of a finished run")
     try:
         content = read_json(path)
         # Versions before 0.1 wrote the type under another name.

@@ -48,7 +48,7 @@ class Calibration:
         if len(self.knots) != len(self.values) or any(b <= a for a, b in pairwise(self.knots)):
             raise ValueError("an isotonic map has one value for each of its increasing knots")
         if any(b < a for a, b in pairwise(self.values)):
-            raise ValueError("an isotonic map does not fall")
+            raise ValueError("an isotonic map must not decrease")
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -44,7 +44,7 @@ class SiteUpdates:
     @property
     def marks(self) -> list[str]:
         """What was so in more than half of the rounds."""
-        said = {"against the others": self.opposed, f"over {LONG:g} times as long": self.long}
+        said = {"relative to the other sites": self.opposed, f"over {LONG:g} times as long": self.long}
         return [f"{text} in {n} of {self.rounds}" for text, n in said.items() if 2 * n > self.rounds]
 
 
@@ -87,8 +87,10 @@ def _of(norms: Sequence[float], cosines: Sequence[float], opposed: int, loss: fl
 def outlier_notes(found: Mapping[str, SiteUpdates]) -> list[str]:
     """Return a note on each site whose updates were marked."""
     return [
-        f"The updates of {site} were unlike those of the others ({'; '.join(one.marks)} rounds): its data "
-        "may differ from theirs, or the site does something else than the method says."
+        (
+            f"The updates of {site} differed from those of the other sites ({'; '.join(one.marks)} rounds): "
+            "its data may differ, or the site may not follow the method."
+        )
         for site, one in found.items()
         if one.marks
     ]
@@ -103,8 +105,10 @@ def rejected_sites(history: Sequence[Round]) -> list[str]:
                 answers.setdefault(site, []).append(answer)
     rejected = {site: [one for one in of if one.status == "rejected"] for site, of in answers.items()}
     return [
-        f"{site} was rejected in {len(refused)} of its {len(answers[site])} rounds, which are without its "
-        f"update; the last time: {refused[-1].reason}"
+        (
+            f"The updates of {site} were rejected in {len(refused)} of its {len(answers[site])} rounds; the "
+            f"last time: {refused[-1].reason}"
+        )
         for site, refused in sorted(rejected.items())
         if 2 * len(refused) > len(answers[site])
     ]

@@ -29,6 +29,7 @@ from torch import Tensor
 from suture.core.errors import RejectedUpdate, SutureError, as_word, shown
 from suture.core.files import replacing
 from suture.core.plain import LARGEST_FILE, open_regular, parse_json
+from suture.core.validation import in_words
 from suture.protocol.messages import MOST, Abstain, Evaluation, Message, Payload, Scores, SiteInfo, Update
 
 _TYPES: dict[str, type[Message]] = {
@@ -143,15 +144,15 @@ def check_size(packed: Packed) -> None:
             a text as a name.
     """
     if len(packed.tensors) > MOST:
-        raise RejectedUpdate(f"{len(packed.tensors)} tensors, at most {MOST} are taken")
+        raise RejectedUpdate(f"{len(packed.tensors)} tensors; the limit is {MOST}")
     if not isinstance(packed.header, Mapping):
         raise RejectedUpdate("the message has no header")
     if any(not isinstance(name, str) for name in packed.tensors):
-        raise RejectedUpdate("a tensor whose name is no text")
+        raise RejectedUpdate("a tensor whose name is not text")
     if any(not isinstance(t, Tensor) or t.layout != torch.strided for t in packed.tensors.values()):
-        raise RejectedUpdate("a tensor that is none, or a sparse one")
+        raise RejectedUpdate("a value that is not a tensor, or a sparse tensor")
     if any(t.is_nested or t.requires_grad for t in packed.tensors.values()):
-        raise RejectedUpdate("a tensor that is nested, or one with a gradient")
+        raise RejectedUpdate("a nested tensor, or one with a gradient")
     if any(t.is_meta for t in packed.tensors.values()):
         raise RejectedUpdate("a tensor without values (of the device meta)")
     text, values = 0, 0
@@ -161,7 +162,7 @@ def check_size(packed: Packed) -> None:
         inner: Iterable[Any] = ()
         if isinstance(value, Mapping):
             if not all(isinstance(key, str) for key in value):
-                raise RejectedUpdate("the header has a key that is no text")
+                raise RejectedUpdate("the header has a key that is not text")
             values, inner = values + len(value), chain.from_iterable(value.items())
         elif isinstance(value, (list, tuple)):
             values, inner = values + len(value), value
@@ -172,7 +173,7 @@ def check_size(packed: Packed) -> None:
         elif isinstance(value, int) and abs(value) >= 2**63:
             raise RejectedUpdate("the header has an integer of more than 64 bits")
         if values > VALUES or text > TEXT or depth > DEPTH:
-            raise RejectedUpdate("the header is larger than that of any message")
+            raise RejectedUpdate("the header exceeds the size limit")
         left += ((one, depth + 1) for one in inner)
 
 
@@ -180,7 +181,7 @@ def _first(error: ValidationError) -> str:
     """Describe the first problem of a validation, without the value: it may not be fit for a log."""
     problem = error.errors(include_input=False, include_url=False)[0]
     where = ".".join(map(as_word, problem["loc"]))
-    return f"{where}: {problem['msg']}"
+    return f"{where}: {in_words(problem)}"
 
 
 def save(path: Path, packed: Packed, durable: bool = True) -> None:
@@ -217,10 +218,10 @@ def load(path: Path) -> Packed:
             checksum, header = text[:8], text[8:]
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             if checksum != _NO_CHECKSUM and checksum != _checksum(tensors, header):
-                raise ValueError("its bytes are not those that were written")
+                raise ValueError("its content was changed after it was written")
             content = parse_json(header)
             if not isinstance(content, dict):
-                raise ValueError("its header is no object of JSON")
+                raise ValueError("its header is not a JSON object")
             return Packed(tensors, content)
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise SutureError(f"{path} is corrupt ({as_word(error)})") from error
@@ -244,7 +245,7 @@ def _opened(path: Path) -> Iterator[Any]:
         check_header(raw.read(min(size, LARGEST_FILE + 1)))
         with safe_open(f"/dev/fd/{raw.fileno()}", framework="pt") as file:
             if len(file.keys()) > MOST_STORED:
-                raise SafetensorError(f"it holds more than {MOST_STORED:,} tensors")
+                raise SafetensorError(f"it contains more than {MOST_STORED:,} tensors")
             yield file
 
 
@@ -256,7 +257,7 @@ def check_header(header: bytes) -> None:
     """
     # Marks in texts count too: those of a state's own header, which has fewer.
     if len(header) > LARGEST_FILE or max(header.count(b"{") / 2, header.count(b",") / 10) > MOST_STORED:
-        raise SafetensorError(f"its header is of more than {MOST_STORED:,} tensors")
+        raise SafetensorError(f"its header lists more than {MOST_STORED:,} tensors")
 
 
 def digest(packed: Packed) -> str:

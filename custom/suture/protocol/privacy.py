@@ -9,9 +9,9 @@ from pydantic import Field, model_validator
 from suture.core.validation import Section
 
 NO_ENCRYPTION = (
-    "encrypted updates cannot be validated: neither the site's filter nor the server could see what they "
-    "hold, so homomorphic encryption is not supported; TLS encrypts them in transit, and clip and noise "
-    "under [privacy] in suture.toml protect their content"
+    "homomorphic encryption is not supported: neither the site's filter nor the server could check "
+    "encrypted updates; TLS encrypts them in transit, and clip and noise under [privacy] in "
+    "suture.toml protect their content"
 )
 
 RANGES: dict[Literal["clip", "noise", "delta"], tuple[float, float]] = {
@@ -34,12 +34,12 @@ def check_protection(
         ValueError: names the value.
     """
     if values and values.keys() != RANGES.keys():
-        raise ValueError("clip, noise and delta belong together")
+        raise ValueError("clip, noise and delta must be set together")
     for name, value in values.items():
         low, high = RANGES[name]
         if not low <= value <= high or (name == "noise" and 0 < value < LEAST_NOISE):
             least = f"0, or between {LEAST_NOISE:g}" if name == "noise" else f"between {low:g}"
-            raise ValueError(f"{name} = {value:g} is not {least} and {high:g}")
+            raise ValueError(f"{name} = {value:g} must be {least} and {high:g}")
     return values
 
 
@@ -47,22 +47,23 @@ class PrivacyConfig(Section):
     """What this site agrees to send.
 
     Attributes:
-        label_view: the class names that the site accepts to see: its own, or all of the federation.
-        min_count: counts below this are withheld, and so are figures of so few images; others are rounded to
-            what one patient can move. 0 withholds nothing and sends six digits.
-        min_loss: a loss over fewer samples is withheld; others are bounded and rounded likewise, but for 0.
-        round_counts: counts of labels are rounded to multiples of this, at most twice `min_count` (2
-            where that is 0), so that none that leaves is rounded to 0; 1 is exact.
-        max_faults: the share of unreadable images that is tolerated.
-        clip: the largest L2 norm of an update that leaves; None does not clip.
-        noise: standard deviation of Gaussian noise on it, in units of `clip`.
+        label_view: the class names that the site may be shown: only its own, or all of the federation.
+        min_count: smaller counts are withheld, and so are figures of fewer images; other figures are rounded
+            to the largest change that one patient could cause. 0 withholds nothing and sends six digits.
+        min_loss: a loss over fewer samples is withheld; other losses are bounded and rounded likewise, except
+            with 0.
+        round_counts: counts of labels are rounded to multiples of this; at most twice `min_count` (2 if that
+            is 0), so that no count is rounded to 0. 1 is exact.
+        max_faults: the tolerated share of unreadable images.
+        clip: the largest L2 norm of an update; larger ones are scaled down. None does not clip.
+        noise: standard deviation of the Gaussian noise added to an update, in units of `clip`.
         delta: δ of the differential privacy that the report states.
-        max_answers: the largest number of answers in one experiment.
-        reanswers: the number of tasks of an experiment that the site answers anew, because they came again
-            with another model, other classes or other settings; the same task has the same answer.
-        max_figures: the largest number of times that figures of one class leave, over all experiments.
-        max_experiments: the largest number of experiments that the site answers in.
-        max_epsilon: the largest ε, at `delta`, of all updates in all experiments together; None has no bound.
+        max_answers: the maximum number of answers in an experiment.
+        reanswers: the maximum number of repeated tasks of an experiment that the site computes again, because
+            model, classes or settings differ. An identical task gets the stored answer and does not count.
+        max_figures: the maximum number of times that figures of a class are sent, over all experiments.
+        max_experiments: the maximum number of experiments that the site takes part in.
+        max_epsilon: the maximum ε, at `delta`, of all updates in all experiments together; None is unlimited.
     """
 
     label_view: Literal["own", "all"] = "own"
@@ -123,8 +124,6 @@ class PrivacyConfig(Section):
         if self.noise and self.clip is None:
             raise ValueError("noise is in units of clip; set clip, the largest norm of an update")
         if self.max_epsilon is not None and not self.noise:
-            raise ValueError(
-                "max_epsilon permits no update without noise, whose ε is infinite; set clip and noise"
-            )
+            raise ValueError("max_epsilon needs noise, because without it ε is infinite; set clip and noise")
         check_protection(self.protection)
         return self

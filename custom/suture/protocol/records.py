@@ -17,7 +17,7 @@ from pydantic import AliasChoices, Field, FiniteFloat, NonNegativeInt, Validatio
 
 from suture.core.errors import DataError
 from suture.core.plain import check_count, read_bounded, read_lines
-from suture.core.validation import adapter_of
+from suture.core.validation import adapter_of, in_words
 from suture.protocol.decisions import DecidedClass, DecisionSettings, Diagrams, Operating
 from suture.protocol.messages import Spent
 
@@ -259,7 +259,7 @@ class PseudoLabels:
 
     def __post_init__(self) -> None:
         if self.right > self.made:
-            raise ValueError(f"{self.right} of {self.made} pseudo-labels cannot be right")
+            raise ValueError(f"{self.right} of {self.made} pseudo-labels cannot be correct")
 
 
 @dataclass(frozen=True)
@@ -300,9 +300,7 @@ def read_run(folder: Path) -> Run:
     """
     path = folder / "run.json"
     if not path.is_file():
-        raise DataError(
-            f"{folder} is no run folder: it has no run.json; give the folder that a run has written"
-        )
+        raise DataError(f"{folder} is not a run folder: run.json is missing; give the folder of a run")
     return _read(Run, path)
 
 
@@ -347,7 +345,7 @@ def _read_lines(kind: type[T], path: Path) -> list[T]:
         except DataError:
             if line.endswith(b"\n"):
                 raise
-            log.warning("%s, line %d, was never ended and is left out", path, number)
+            log.warning("%s: line %d is incomplete and is skipped", path, number)
     return found
 
 
@@ -378,8 +376,8 @@ def _unreadable(where: str, error: ValueError) -> DataError:
     if isinstance(error, ValidationError):
         first = error.errors()[0]
         at = ".".join(map(str, first["loc"]))
-        why = f"{f'{at}: ' if at else ''}{first['msg']}"
+        why = f"{f'{at}: ' if at else ''}{in_words(first)}"
     return DataError(
-        f"{where}: {why}; the file is damaged or of another version of "
-        "suture: restore it or run the job again"
+        f"{where}: {why}; the file is damaged or from another version of suture: restore it or run the "
+        "job again"
     )

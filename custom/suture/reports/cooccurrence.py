@@ -137,7 +137,7 @@ def contingency(
     undefined = [name for name in (first, second) if math.isnan(_threshold(thresholds, name))]
     if undefined:
         blank = (math.nan, math.nan)
-        why = f"no threshold: {' and '.join(dict.fromkeys(undefined))} lacks a positive or a negative"
+        why = f"no threshold: {' and '.join(dict.fromkeys(undefined))} has no positive or no negative"
         return Contingency(first, second, (blank, blank), why)
     a, b = one >= thresholds[first], two >= thresholds[second]
     counts = (
@@ -172,7 +172,7 @@ def youden_thresholds(labels: tuple[str, ...], y: ArrayLike, scores: ArrayLike) 
 
 def _column(labels: tuple[str, ...], score: Floats, name: str) -> Floats:
     if name not in labels:
-        raise LabelError(f"class {name!r} is not among {', '.join(labels)}")
+        raise LabelError(f"class {name!r} is not one of {', '.join(labels)}")
     column = score[:, labels.index(name)]
     if not np.isfinite(column).all():
         row = int(np.flatnonzero(~np.isfinite(column))[0])

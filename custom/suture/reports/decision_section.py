@@ -19,7 +19,7 @@ _RULES = {
     "sensitivity": "a sensitivity of {sensitivity}",
     "specificity": "a specificity of {specificity}",
     "youden": "the largest sum of sensitivity and specificity",
-    "cost": "the least cost, where a missed finding costs {cost:g} false alarms",
+    "cost": "the lowest cost, if a missed finding costs as much as {cost:g} false alarms",
 }
 
 _CALIBRATIONS = {
@@ -179,11 +179,11 @@ def _at_sites(found: DecisionRecord, run: Run) -> dict[str, ClassCurves]:
 def _check(stated: Mapping[str, float], decided: Collection[str]) -> None:
     for name, share in stated.items():
         if not decided:
-            raise ConfigError("the run decides nothing, so there are no PPV and NPV; leave --prevalence out")
+            raise ConfigError("the run has no thresholds, so it has no PPV and NPV; leave --prevalence out")
         if name not in decided:
             raise unknown("decided class", name, decided)
         if not 0 < share < 1:
-            raise ConfigError(f"the prevalence {share:g} of {name} is no share between 0 and 1")
+            raise ConfigError(f"the prevalence {share:g} of {name} is not between 0 and 1")
 
 
 def target_of(settings: DecisionSettings) -> str:

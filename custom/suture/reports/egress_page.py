@@ -27,13 +27,13 @@ from suture.protocol.messages import (
 )
 
 _LEDGER = (
-    "BLAKE3 of the site's ledger, with this answer in it. Each line of the ledger has a salt of 128 random "
-    "bits that no message carries, so the digest says nothing about the lines"
+    "BLAKE3 of the site's ledger, including this answer. Each line of the ledger has a secret salt of "
+    "128 random bits, so the digest reveals nothing about the lines"
 )
 
 _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
     SiteInfo: {
-        "labels": "the site's own class names, by the rule of names, at most 200 characters each",
+        "labels": "the site's own class names, at most 200 characters each",
         "n": "number of images or documents in each split",
         "threads": "number of torch threads",
         "code": "hash of the installed package",
@@ -42,10 +42,10 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
         "experiment; rounded to `round_counts`, withheld below `min_count`",
         "prior": "where the method has one: digest of the frozen network at the site",
         "protection": "`clip`, `noise` and `delta` of the site, if it has set them",
-        "codes": "the codes that it states of its classes, at most one of each terminology",
+        "codes": "the codes of its classes, at most one of each terminology",
         "computed_on": "`cpu` or the model of the GPU, and the precision",
         "ledger": _LEDGER,
-        "measures": "whether it has a validation loss that `min_loss` and `min_count` let leave",
+        "measures": "whether it has a validation loss that `min_loss` and `min_count` allow to leave",
     },
     Update: {
         "round": "number of the round",
@@ -56,38 +56,48 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
         "class_weights": "a number for each row: see the method",
         "weight": "a number: see the method",
         "kind": "`weights` or `gradient`",
-        "class_tensors": "tensors with a row for each class, zeros for one of fewer images than `min_count`: "
-        "see the method; a site with `clip` refuses a method that has any",
+        "class_tensors": (
+            "tensors with a row for each class, zeros for one of fewer images than `min_count`: see the "
+            "method; a site with `clip` refuses methods that have any"
+        ),
         "scalars": "numbers: see the method; six digits",
-        "train_loss": "mean loss of the local steps, at most 5 and on a grid; withheld where they saw fewer "
-        "samples than `min_loss`",
+        "train_loss": (
+            "mean loss of the local steps, at most 5, rounded to a grid; withheld if they used fewer "
+            "samples than `min_loss`"
+        ),
         "metrics": "figures of the received model on the validation data: see below",
         "spent": "of its ledger: see below",
-        "state": "number of the round whose state the site went on from; 0 without one",
+        "state": "number of the round from whose state the site continued; 0 without one",
         "ledger": _LEDGER,
     },
     Spent: {
         "epsilon": "ε of all updates of the site, in all its experiments; three digits, rounded up",
         "updates": "number of its updates",
-        "unprotected": "number of these without noise",
+        "unprotected": "number of updates without noise",
         "experiments": "number of its experiments",
         "figures": "number of figures of classes that it has sent",
         "numbers": "number of losses, counts, weights and other numbers that it has sent",
-        "missing": "number of lines that the site's administrator has accepted as missing from its ledger",
+        "missing": "number of missing lines of its ledger that the site's administrator has accepted",
     },
     Metrics: {
         "round": "number of the round whose model it is",
         "split": "`validation`, or `test` at the end",
         "n": "number of images or documents",
-        "loss": "of labels at most 5 each, without those of withheld classes, on a grid; withheld below "
-        "`min_loss` samples",
+        "loss": (
+            "mean over labels, each at most 5, without withheld classes, rounded to a grid; withheld below "
+            "`min_loss` samples"
+        ),
         "classes": "figures of each class of the site: see below",
-        "overall": f"with multiclass labels: {', '.join(KEYS)}, on grids, over the images of classes that "
-        "are not withheld; precision leaves only where `min_count` is 0",
-        "attributes": "of test data, where the site names an attribute: number of images, mean AUROC and "
-        "`overall` for each of its values, at most 20; a value with fewer than `min_count` images is "
-        "omitted, and so is one from which it would follow",
-        "decided": "of test data, where the job decides by scores: see below",
+        "overall": (
+            f"with multiclass labels: {', '.join(KEYS)}, rounded to grids, over the images of classes that "
+            "are not withheld; precision only if `min_count` is 0"
+        ),
+        "attributes": (
+            "of test data, where the site names an attribute: number of images, mean AUROC and `overall` "
+            "for each of its values, at most 20; a value with fewer than `min_count` images is omitted, "
+            "and so is any value that would reveal it"
+        ),
+        "decided": "of test data, if the job has a `decision` section: see below",
     },
     Scores: {
         "round": "number of the round whose model it is",
@@ -100,48 +110,56 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
         "ledger": "the same as of an update; an answer to `evaluate` has it too",
     },
     DecidedClass: {
-        "own": "share of the test images with, and of those without the class that the site's own threshold "
-        "decides rightly; each on a grid",
-        "pooled": "the same, of the threshold of all sites",
-        "half": "the same, of a probability of 0.5",
-        "ece": "calibration error before and after calibration, on a grid",
-        "brier": "Brier score before and after, on a grid",
-        "sets": "share of the images whose conformal set has their label, on a grid",
-        "groups": "of the images with each value of the site's attribute: see below",
+        "own": (
+            "sensitivity and specificity on the test images at the site's own threshold; each rounded to a "
+            "grid"
+        ),
+        "pooled": "the same, at the threshold of all sites",
+        "half": "the same, at a probability of 0.5",
+        "ece": "calibration error before and after calibration, rounded to a grid",
+        "brier": "Brier score before and after, rounded to a grid",
+        "sets": "share of the images whose conformal set contains their label, rounded to a grid",
+        "groups": "for each value of the site's attribute: see below",
     },
     DecidedGroup: {
-        "positives": "number of the images with the class, rounded to `round_counts`; a group with fewer "
-        "than `min_count` of either kind is omitted, and so is one from which its number would follow",
+        "positives": (
+            "number of the images with the class, rounded to `round_counts`; a group with fewer than "
+            "`min_count` of either kind is omitted, and so is any group that would reveal its number"
+        ),
         "negatives": "number of those without, the same",
-        "sensitivity": "share of the former that the site's own threshold decides rightly, or that of all "
-        "sites where it has none; on a grid",
-        "specificity": "the same, of the latter",
+        "sensitivity": (
+            "sensitivity at the site's own threshold, or at that of all sites if it has none; rounded to a "
+            "grid"
+        ),
+        "specificity": "specificity, likewise",
     },
     ClassScore: {
-        "auroc": "on a grid",
+        "auroc": "rounded to a grid",
         "low": "lower bound of its 95 % interval, on the same grid; of test data only",
         "high": "upper bound, the same",
         "recall": "with multiclass labels, on the same grid",
-        "positives": "as first sent in the experiment, rounded to `round_counts`; the whole score is "
-        "withheld below `min_count`, and where such a count would follow from it",
+        "positives": (
+            "as first sent in the experiment, rounded to `round_counts`; the whole score is withheld below "
+            "`min_count`, or if it would reveal such a count"
+        ),
         "negatives": "the same",
     },
     Abstain: {
         "reason": f"one of {', '.join(f'`{word}`' for word in get_args(Reason))}",
         "error": "class name of the exception, never its text",
-        "rows": "number of faulty rows of data, where that is the reason",
+        "rows": "number of faulty rows of data, if that is the reason",
     },
 }
 
 _MEANT = {
     SiteInfo: "Before round 1",
     Update: "After each round",
-    Spent: "Of its ledger, with each update and evaluation of a site that clips its updates (`spent`)",
-    Metrics: "Figures of a model on the site's own data",
-    ClassScore: "Figures of a class",
-    Scores: "Counts of scores, once, of the selected model, where the job decides by scores (`decision`)",
-    DecidedClass: "How well test images of a class are decided (`decided`)",
-    DecidedGroup: "How well those with a value of the site's attribute are decided (`groups`)",
+    Spent: "From its ledger, with each update and evaluation of a site that clips its updates (`spent`)",
+    Metrics: "Metrics of a model on the site's own data",
+    ClassScore: "Metrics of a class",
+    Scores: "Counts of scores, once, of the selected model, if the job has a `decision` section",
+    DecidedClass: "Decisions on the test images of a class (`decided`)",
+    DecidedGroup: "Decisions by value of the site's attribute (`groups`)",
     Abstain: "Instead of an answer, when something fails",
 }
 
@@ -151,10 +169,10 @@ _WEIGHTS = dict.fromkeys(("weight", "class_weights"), "")
 _HEAD = """# What leaves a site
 
 `suture egress` prints this page; a test compares it with the code. It is the allow-list of the site's filter:
-only what is listed here leaves a site, with the name, type and size given here.
-[Threat model](threat_model.md) explains what it reveals. A figure on a grid is rounded to what one patient
-can move ([rules](protection.md#rules-of-disclosure)); where `min_count` or `min_loss` is 0, it has six digits
-instead. These limits and `round_counts` are set under `[privacy]` in a site's `suture.toml`; `clip` and
+a site sends only what is listed here, with the name, type and size given here.
+[Threat model](threat_model.md) explains what it reveals. Figures are rounded to the largest change that one
+patient could cause ("a grid", [rules](protection.md#rules-of-disclosure)); if `min_count` or `min_loss` is 0,
+to six digits. These limits and `round_counts` are set under `[privacy]` in a site's `suture.toml`; `clip` and
 `noise` there apply to tensors only.
 """
 

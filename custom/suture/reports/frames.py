@@ -42,7 +42,7 @@ class Results:
         found = read_metrics(self.folder)
         if found is None:
             why = f"{self.info.status}: {self.info.error}" if self.info.error else self.info.status
-            raise DataError(f"{self.folder} has no figures; the run is {why}")
+            raise DataError(f"{self.folder} has no metrics; the run is {why}")
         return found
 
     @property
@@ -115,7 +115,7 @@ class Results:
         folder = self.folder / "model"
         if not folder.is_dir():
             why = (
-                "leaves its models at the sites"
+                "keeps its models at the sites"
                 if self.info.method.personal != "nothing"
                 else self.info.status
             )

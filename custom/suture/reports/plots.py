@@ -130,7 +130,7 @@ def plot_contingencies(found: Sequence[Contingency], title: str = "Predictions o
         return _svg(canvas)
 
 
-def plot_latent(points: ArrayLike, sources: Sequence[str], title: str = "Latent space") -> bytes:
+def plot_latent(points: ArrayLike, sources: Sequence[str], title: str = "Features (t-SNE)") -> bytes:
     """Plot embedded features coloured by their source (Kulkarni et al. 2024, Fig. 4b), as SVG.
 
     Args:
@@ -229,7 +229,7 @@ def embed(features: ArrayLike, seed: int, method: Literal["tsne", "pca"] = "tsne
     if not np.isfinite(x).all():
         raise DataError("some features are not finite; the model has diverged, lower its learning rate")
     if not np.ptp(x, axis=0).any():
-        raise DataError("all images have the same features, so there is nothing to lay out")
+        raise DataError("all images have the same features, so they cannot be plotted")
     if method == "pca" or x.shape[1] > _COMPONENTS:
         x = PCA(2 if method == "pca" else min(_COMPONENTS, len(x)), random_state=seed).fit_transform(x)
     if method == "tsne":
@@ -256,7 +256,7 @@ def _bars(axis: Any, i: int, of: int, table: str, values: Sequence[float]) -> No
 def _lay_out_bars(axis: Any, classes: int, largest: float) -> None:
     axis.set_ylim(classes - 0.5, -0.5)
     axis.set_xlim(0, 1.1 * largest)
-    axis.set_xlabel("images with the class, % of those labelled")
+    axis.set_xlabel("images with the class, % of labelled images")
     axis.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
     axis.grid(axis="x", color=GRID)
     axis.set_axisbelow(True)

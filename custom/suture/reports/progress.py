@@ -73,7 +73,7 @@ class Progress:
             if event["status"] != "accepted":
                 line = f"{event['site']}: {event['status']}, {event['reason']}"
         elif kind == "gone":
-            line = f"{event['site']} fetches no task"
+            line = f"{event['site']} does not fetch its task"
         elif kind == "back":
             line = f"{event['site']} is back"
         elif kind == "validated":

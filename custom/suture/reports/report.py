@@ -247,7 +247,7 @@ def _curves(run: Run, history: Sequence[Round]) -> list[Chart]:
 def _update_charts(run: Run, history: Sequence[Round]) -> list[Chart]:
     """Return charts of the sites' updates over the rounds."""
     series = {
-        "Cosine to the mean of the others, per site": _of_sites(run, history, lambda site: site.cosine),
+        "Cosine to the mean of the other sites, per site": _of_sites(run, history, lambda site: site.cosine),
         "Norm of the update, per site": _of_sites(run, history, lambda site: site.norm),
     }
     return line_charts(series, [r.round for r in history], _phase_starts(history), run.selected_round)

@@ -13,7 +13,7 @@ from suture.core.targets import rich
 from suture.protocol.records import Metrics, Run, parse
 from suture.reports.formatting import DASH, area, count, interval
 
-SHARED, UNIQUE, NOBODY = "Known to several sites", "Known to one site", "Known to no site"
+SHARED, UNIQUE, NOBODY = "At several sites", "At one site", "At no site"
 OVERALL = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
@@ -129,7 +129,7 @@ def per_class_table(run: Mapping[str, Any], metrics: Mapping[str, Any]) -> Table
 def class_table(checked: Run, scores: Metrics) -> Table:
     """Return the table of `per_class_table` for records that were read."""
     table = Table(title=_cell(checked.title), caption=_caption(scores), title_justify="left", show_edge=False)
-    for header in ("Class", "Known to"):
+    for header in ("Class", "Annotated at"):
         table.add_column(header)
     for header in ("AUROC", "95 % CI", "Positives"):
         table.add_column(header, justify="right")
@@ -137,7 +137,7 @@ def class_table(checked: Run, scores: Metrics) -> Table:
         _add(table, group)
     bounds = interval(scores.mean_interval) if scores.mean_interval else ""
     mean = f"[bold]{area(scores.mean_auroc)}"
-    table.add_row("[bold]Mean of all defined", "", mean, bounds, "", end_section=True)
+    table.add_row("[bold]Mean (with an AUROC)", "", mean, bounds, "", end_section=True)
     if scores.loss is not None:
         table.add_row("[bold]Loss (cross-entropy)", "", f"[bold]{area(scores.loss)}", "", "")
     for name, value in overall(scores).items():
@@ -151,7 +151,7 @@ def _add(table: Table, group: Group) -> None:
     table.add_row(f"[dim]{group.title}", "", "", "", "")
     for row in group.rows:
         table.add_row(f"  {_cell(row.name)}", _cell(row.owners), *_values(row))
-    mean = f"  [bold]Mean of {group.defined}"
+    mean = f" [bold]Mean ({group.defined})"
     table.add_row(mean, "", f"[bold]{area(group.mean)}", "", "", end_section=True)
 
 

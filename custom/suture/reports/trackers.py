@@ -82,7 +82,7 @@ def _refuse_link(path: Path) -> None:
         ConfigError: it is one.
     """
     if path.is_symlink():
-        raise ConfigError(f"{path} is a link, which is not followed; remove it")
+        raise ConfigError(f"{path} is a link, and Suture does not follow links here; remove it")
 
 
 class _TensorBoard:
@@ -107,7 +107,7 @@ class _TensorBoard:
                 path.unlink()
         if others := [path.name for path in found if not path.name.endswith(former)]:
             log.warning(
-                "%s keeps what this command has not written: %s",
+                "%s has files that this command did not write, and keeps them: %s",
                 self._folder,
                 ", ".join(map(printable, others)),
             )

@@ -85,7 +85,7 @@ def tracked(folder: Path, tracker: Tracker) -> Iterator[None]:
             failed = True
             log.debug("%s", folder, exc_info=True)
             log.warning(
-                "the run goes on, but %s has failed (%s: %s); afterwards: suture track %s %s",
+                "the run continues, but %s failed (%s: %s); write the history afterwards: suture track %s %s",
                 *(tracker, type(error).__name__, error, quote(str(folder)), tracker),
             )
 

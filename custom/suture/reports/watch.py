@@ -197,7 +197,7 @@ def state(folder: Path) -> str:
     except SutureError as error:
         return str(error)
     if status == "running":
-        return "the run works"
+        return "the run is running"
     return f"the run has ended: {status}"
 
 
@@ -223,7 +223,7 @@ def _time(event: object) -> datetime | None:
 def _now(progress: Progress) -> str:
     """Say in a sentence what a run does."""
     if not progress.rounds:
-        return "The sites have not begun."
+        return "The sites have not started."
     answered = ", ".join(f"{printable(site, 80)} {how}" for site, how in progress.sites.items() if how)
     line = f"Round {progress.round} of {progress.rounds}: {progress.doing}"
     return f"{line}; {answered}." if answered else f"{line}."

@@ -33,15 +33,17 @@ def without_limits(configs: Mapping[str, SiteConfig], job: Job) -> str:
         return here
     changes = [f"{site} {change}" for site, config in configs.items() if (change := _change(config))]
     if not changes:
-        return f"{here} The sites' limits of disclosure would change none."
+        return f"{here} The sites' limits of disclosure would not change any."
     sentences = [
         here,
         f"With the sites' limits of disclosure, as in a federation (or with --limits), {'; '.join(changes)}.",
     ]
     if job.decision:
-        sentences.append("Figures of decisions and groups have limits, too.")
+        sentences.append("Figures of decisions and groups would be limited, too.")
     if job.method.egress(Layout({}, {})).class_tensors:
-        sentences.append("The model may differ: its tensors of classes lack those of few images there.")
+        sentences.append(
+            "The model may differ, because there tensors of classes with few images are withheld."
+        )
     return " ".join(sentences)
 
 

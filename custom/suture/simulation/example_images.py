@@ -49,7 +49,7 @@ def example_images(folder: Path) -> dict[str, list[Example]]:
     configs = _configs(folder, run)
     model = open_model(folder / "model")
     if model.reads_text:
-        raise ConfigError(f"{folder}: its model reads text, and --examples shows images; leave it out")
+        raise ConfigError(f"{folder}: --examples shows images, but the model reads text; leave it out")
     tables = {site: _tested(config) for site, config in configs.items()}
     with ExitStack() as stack:
         sources = {
@@ -68,9 +68,7 @@ def example_images(folder: Path) -> dict[str, list[Example]]:
 def _configs(folder: Path, run: Run) -> dict[str, SiteConfig]:
     """Return the configuration of the server's held-out data, or those of the sites."""
     if run.env in ("poc", "prod"):
-        raise ConfigError(
-            f"{folder}: its images are at the sites and do not leave them; leave out --examples"
-        )
+        raise ConfigError(f"{folder}: the images are at the sites only; leave out --examples")
     server = folder / "sites" / SERVER / "suture.toml"
     if server.is_file() and (held_out := load_server_config(server).held_out):
         return {SERVER: held_out}

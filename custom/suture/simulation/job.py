@@ -45,12 +45,12 @@ class Job:
     """One federated training job.
 
     Attributes:
-        name: of the job, for the command line and the names of its runs.
-        title: one line for reports.
-        simulation: the simulated sites; None for a job that only real sites run.
-        shared_with: names of the FLARE users who may continue the experiment beside its submitter. A job
-            of another submitter is refused.
-        finetuning: how the global model is fine-tuned on tasks that no site has; None where it is not.
+        name: name of the job on the command line, and in the names of its runs.
+        title: title in reports.
+        simulation: the simulated sites; None for a job of real sites only.
+        shared_with: names of FLARE users who, besides the submitter, may continue the experiment. Others are
+            refused.
+        finetuning: how the global model is fine-tuned on tasks that no site has; None for no fine-tuning.
         The other attributes are those of `Plan` and `Schedule`.
 
     Raises:
@@ -83,7 +83,7 @@ class Job:
         check_job(self.name)
         if not (self.method.local.epochs or self.method.local.iterations):
             raise ConfigError(
-                f"{self.name}: method.local.epochs=0 trains nothing; set 1 or more, or local.iterations"
+                f"{self.name}: method.local.epochs=0 would not train; set 1 or more, or local.iterations"
             )
 
     def plan(self, experiment: str) -> Plan:
@@ -230,7 +230,7 @@ def check_finetuning(job: Job) -> None:
         return
     if job.method.personal != "nothing":
         raise ConfigError(
-            f"{job.method.about.title} leaves no global model to fine-tune; choose another method"
+            f"{job.method.about.title} does not produce a global model to fine-tune; choose another method"
         )
     if not getattr(job.simulation, "targets", ()):
         raise ConfigError(f"{job.name} has no task to fine-tune on; name some in simulation.targets")
@@ -281,8 +281,9 @@ def _with_method(job: Job, name: str) -> Job:
         method = parse(kind, shared, "method")
     except ConfigError as refusal:
         raise ConfigError(
-            f"--set method={name} keeps the settings of {job.name}'s method, and {kind.about.title} refuses "
-            f"them: {refusal}. Change them with --set before it, or take a job that is made for the method"
+            f"--set method={name} keeps the settings of {job.name}'s method, and {kind.about.title} "
+            f"refuses them: {refusal}. Change them with --set before it, or use a job that is made for "
+            "the method"
         ) from refusal
     return dataclasses.replace(job, method=method, title=title)
 
@@ -337,7 +338,9 @@ def _path(job: Job, key: str) -> tuple[str, ...]:
     if len(ends) > 1:
         raise ConfigError(f"{key!r} is ambiguous: {', '.join('.'.join(p) for p in ends)}; write one of them")
     if inside := [name for name in leaves if name.startswith(f"{key}.")]:
-        raise ConfigError(f"{key!r} is several settings; set one of them: {', '.join(sorted(inside))}")
+        raise ConfigError(
+            f"{key!r} stands for several settings; set one of them: {', '.join(sorted(inside))}"
+        )
     if not ends:
         if why := why_removed(key):
             raise ConfigError(f"unknown setting {shown(key)}; {why}")

@@ -39,14 +39,16 @@ def job_file(job: str | Path, *, trust: bool = False) -> Path:
         inside = [file for name in ("job.py", "job.toml") if (file := path / name).is_file()]
         if len(inside) > 1:
             raise ConfigError(
-                f"{path} holds a job.py and a job.toml; name the one to run, or remove the other"
+                f"{path} contains both job.py and job.toml; name the one to run, or remove the other"
             )
         path = inside[0] if inside else jobs.get(str(job), path)
     if not path.is_file() and not jobs:
-        raise ConfigError(f"no job {str(job)!r}: {jobs_folder()} holds none; give the path of a job file")
+        raise ConfigError(
+            f"no job {str(job)!r}: {jobs_folder()} contains no jobs; give the path of a job file"
+        )
     if path.is_dir():
         raise ConfigError(
-            f"{path} holds no job.toml and no job.py; `suture init` writes one for data of hospitals"
+            f"{path} contains neither job.toml nor job.py; `suture init` writes one for data of hospitals"
         )
     if not path.is_file():
         raise unknown("job", str(job), jobs)
@@ -63,8 +65,9 @@ def refuse_code(path: Path) -> None:
     """
     if path.suffix != ".toml" and not path.is_relative_to(_beside()):
         raise ConfigError(
-            f"{path} is code, and would run with your rights. Read it; then name the file itself, or add "
-            "--trust (in Python: trust=True). Or ask its author for a job.toml, which is data"
+            f"{path} is code that would run with your rights. Read it first; then name the file itself, "
+            "or add --trust (in Python: trust=True). Or ask its author for a job.toml, which is data "
+            "only"
         )
 
 

@@ -148,13 +148,13 @@ def _check_instance(method: Any) -> None:
         raise ConfigError(f"{method.__name__} is a class; check an instance of it: {method.__name__}()")
     kind = type(method).__name__
     if not isinstance(method, Method):
-        raise ConfigError(f"{method!r} is no method; check an instance of a subclass of suture.Method")
+        raise ConfigError(f"{method!r} is not a method; check an instance of a subclass of suture.Method")
     if not isinstance(getattr(method, "about", None), About):
         raise ConfigError(f"{kind} has no name; give it about = About(name, title, paper)")
     if not isinstance(getattr(method, "labels", None), LabelUse):
         raise ConfigError(f"{kind} does not say how it uses labels; give it labels = LabelUse(...)")
     if not dataclasses.is_dataclass(method):
-        raise ConfigError(f"{kind} is no dataclass; decorate it with @hyperparameters")
+        raise ConfigError(f"{kind} is not a dataclass; decorate it with @hyperparameters")
     if not hasattr(method, "local"):
         raise ConfigError(f"{kind} has no local training; give it local: LocalTraining")
 
@@ -177,7 +177,10 @@ def it_describes_itself(subject: Subject) -> None:
     for word in ("name", "title", "paper"):
         _ensure(bool(getattr(method.about, word)), f"it has no {word}")
     for kind, name in _undeclared(type(method)):
-        _ensure(False, f"{name} of {kind.__name__} is no hyperparameter; decorate it with @hyperparameters")
+        _ensure(
+            False,
+            f"{name} of {kind.__name__} is not a hyperparameter; decorate the class with @hyperparameters",
+        )
     values = json.loads(json.dumps(dataclasses.asdict(method)))  # type: ignore[call-overload]
     again = parse(type(method), values, method.about.name)
     _ensure(again == method, f"written to a job file and read again it is {again}")
@@ -206,7 +209,7 @@ def aggregation_is_a_function_of_the_updates(subject: Subject) -> None:
         _all_tensors(method.aggregate(before, u, FIRST)) for u in (updates, updates, updates[::-1])
     )
     for name, tensor in one.items():
-        _ensure(torch.equal(tensor, two[name]), f"{name}: the same updates give other bytes")
+        _ensure(torch.equal(tensor, two[name]), f"{name}: the same updates give different bytes")
         _ensure(torch.allclose(tensor, other[name], 1e-6, 1e-7), f"{name}: the order of the sites matters")
     still = [_an_update(method, before, own, 0, noise=0.0) for own in (("A", "B"), ("B", "C"))]
     after = _tensors(method.aggregate(before, still, FIRST))
@@ -234,9 +237,7 @@ def one_site_alone_decides(subject: Subject) -> None:
     after = _tensors(method.aggregate(before, [update], FIRST))
     for name, sent in {**update.shared, **update.head}.items():
         if update.kind == "weights":
-            _ensure(
-                torch.allclose(after[name], sent, 1e-6, 1e-7), f"{name} of the only site is not taken over"
-            )
+            _ensure(torch.allclose(after[name], sent, 1e-6, 1e-7), f"{name} of the only site is not adopted")
         else:
             step = (after[name] - _tensors(before)[name])[: len(sent)]
             _ensure(bool((step * sent < 0).all()), f"{name} does not step against the gradient")
@@ -251,7 +252,7 @@ def a_class_that_nobody_sent_keeps_its_row(subject: Subject) -> None:
     after = method.aggregate(before, sent, FIRST)
     for name, rows in before.head.items():
         _ensure(
-            torch.equal(after.head[name][2], rows[2]), f"{name}: the row of a class that nobody sent changed"
+            torch.equal(after.head[name][2], rows[2]), f"{name}: the row of a class that no site sent changed"
         )
         _ensure(bool(torch.isfinite(after.head[name]).all()), f"{name} is not finite")
 
@@ -352,7 +353,7 @@ def federations_run_and_repeat(subject: Subject) -> None:
         with subject.trial(label_type, rounds=2) as one, subject.trial(label_type, rounds=2) as two:
             for trial in (one, two):
                 trial.run()
-            _same(one.server.model, two.server.model, f"{label_type}: a second run gives other bytes")
+            _same(one.server.model, two.server.model, f"{label_type}: a second run gives different bytes")
             for site, labels in one.seen.items():
                 registered = one.server.registry.members[site].names
                 allowed = one.server.registry.labels if subject.method.label_use.view == "all" else registered
@@ -454,7 +455,7 @@ def a_repeated_round_gives_the_same_update(subject: Subject) -> None:
     for label_type in subject.label_types:
         with subject.trial(label_type) as trial:
             one, two = trial.update("alpha"), trial.update("alpha")
-            _ensure(_equal(one, two), f"{label_type}: the update of a repeated round is another one")
+            _ensure(_equal(one, two), f"{label_type}: a repeated round gives another update")
 
 
 def every_hyperparameter_matters(subject: Subject) -> None:

@@ -80,7 +80,7 @@ def refuse_existing(study: Path, sites: Iterable[str]) -> None:
         raise ConfigError(f"{study} is a file; name a folder for the study")
     there = [path for name in sites if (path := study / name / CONFIG).exists()]
     if there:
-        raise ConfigError(f"{there[0]} exists; edit it, or remove it to have it written anew")
+        raise ConfigError(f"{there[0]} existsexists; edit it, or remove it to write a new one")
 
 
 def write_study(study: Path, found: Mapping[str, Discovery]) -> list[Path]:
@@ -142,7 +142,7 @@ def as_toml(guess: Discovery) -> str:
     for warning in guess.warnings:
         lines += [f"# {escaped(line)}" for line in warning.split("\n")]
     if guess.left_out:
-        lines += ["# Columns that are no labels:"]
+        lines += ["# Columns that are not labels:"]
         lines += [f"#   {escaped(f'{name!r}: {why}')}" for name, why in guess.left_out.items()]
     lines.append("[data]")
     for key, value in data.items():

@@ -126,7 +126,7 @@ class PhantomSites(SimulatedSites):
         images: number of images at each site.
         held_out: number of fully labelled images at the server.
         contrast: how strongly findings are drawn; lower is harder.
-        shift: how different the sites' scanners are; with 0 they are all the same.
+        shift: how much the sites' scanners differ; 0 makes them equal.
         every_label: each site annotates every finding: the reference for partial labels.
         seed: seed of the images; None takes the job's.
     """

@@ -212,7 +212,7 @@ def _drawn(orders: Sequence[Order], other: subprocess.Popen[bytes]) -> Iterator[
     for order in orders[1:]:
         if (part := _read(other.stdout, order)) is None:
             raise SutureError(
-                f"the process that draws images ended with code {other.wait()}; what it has printed says why"
+                f"the process that draws images ended with code {other.wait()}; see its output above"
             )
         yield part
 

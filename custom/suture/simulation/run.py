@@ -142,11 +142,11 @@ def _check(job: Job, env: str, folder: Path, workers: int | None) -> None:
         check_paths(folder)
     check_finetuning(job)
     if workers is not None and workers < 1:
-        raise ConfigError(f"--workers {workers}: the sites need a process; give a number from 1")
+        raise ConfigError(f"--workers {workers}: give 1 or more")
     if job.simulation is None:
         raise ConfigError(
-            f"{job.name} simulates no sites, and no folder beside its file has a suture.toml; write them "
-            "with `suture init`, or submit it with --env poc or --env prod"
+            f"{job.name} does not simulate its sites, and no folder beside its file has a suture.toml; "
+            "write them with `suture init`, or submit it with --env poc or --env prod"
         )
     check_experiment(folder.name)
 
@@ -332,11 +332,11 @@ def check_folder(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
         raise ConfigError(f"{out} is a file; choose another --out")
     if not out.exists() or not any(out.iterdir()):
         if resume:
-            raise ConfigError(f"{out} holds no run to resume; leave out --resume to begin one")
+            raise ConfigError(f"{out} contains no run to resume; leave out --resume to begin one")
     elif _unprepared(out):
         files_of_run(out)
     elif not (out / "run.json").exists():
-        raise ConfigError(f"{out} is not empty and holds no run of suture; choose another --out")
+        raise ConfigError(f"{out} is not empty and is not a run of suture; choose another --out")
     elif overwrite:
         files_of_run(out)
     else:
@@ -360,7 +360,7 @@ def _check_run(out: Path, job: Job, *, resume: bool) -> None:
         run = read_json(out / "run.json")
     except DataError as error:
         raise ConfigError(str(error)) from error
-    what = f"{out} holds a run of {shown_name(run.get('job'))} ({printable(run.get('status'))})"
+    what = f"{out} contains a run of {shown_name(run.get('job'))} ({printable(run.get('status'))})"
     rounds = run.get("rounds")
     if not resume:
         raise ConfigError(
@@ -410,7 +410,7 @@ def _refuse_other_limits(job: Job, before: bool, out: Path) -> None:
     if isinstance(job.simulation, StudySites) and job.simulation.limits is not before:
         how = ("without", "leave out") if not before else ("with", "add")
         raise ConfigError(
-            f"{out} was begun {how[0]} the sites' limits of disclosure; {how[1]} --limits to continue it"
+            f"{out} was started {how[0]} the sites' limits of disclosure; {how[1]} --limits to continue it"
         )
 
 
@@ -435,10 +435,10 @@ def preparing(out: Path, job: Job, *, resume: bool, overwrite: bool) -> Iterator
         yield
         return
     if (out / PREPARING).exists():
-        log.warning("%s holds a run that ended while it was prepared; it is begun anew", out)
+        log.warning("%s contains a run that ended during its preparation; it starts again", out)
     before, others = files_of_run(out)
     if others:
-        log.warning("%s keeps what no run has written: %s", out, ", ".join(others))
+        log.warning("%s has files that no run wrote, and keeps them: %s", out, ", ".join(others))
     with writing(out):
         begin_here(out)
         delete(out, before)

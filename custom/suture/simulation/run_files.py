@@ -55,8 +55,8 @@ def files_of_run(out: Path) -> tuple[list[Path], list[str]]:
                 others.append(printable(name))
     if not _made_here(out) and len(own) + len(others) > temporary:
         raise ConfigError(
-            f"{out} is not empty, and no run was begun in it: its files were copied, or are of an earlier "
-            "version. Remove what you do not need yourself, or choose another --out"
+            f"{out} is not empty, but no run was started in it: its files were copied, or are from an "
+            "earlier version. Remove those that you do not need, or choose another --out"
         )
     return own, sorted(others)
 
@@ -71,7 +71,7 @@ def refuse_links(out: Path) -> None:
         for path in (Path(root, name) for name in (*files, *folders)):
             if path.is_symlink():
                 name = printable(path.relative_to(out).as_posix())
-                raise ConfigError(f"{out} holds the link {name}, which a run could follow; remove it")
+                raise ConfigError(f"{out} contains the link {name}; remove it, because a run could follow it")
 
 
 def claim(folder: Path) -> None:
@@ -82,7 +82,7 @@ def claim(folder: Path) -> None:
     """
     refuse_links(folder)
     if folder.exists() and any(folder.iterdir()) and not _made_here(folder):
-        raise ConfigError(f"{folder} is not empty, and no simulation was written there; choose another --out")
+        raise ConfigError(f"{folder} is not empty, and is not a simulation; choose another --out")
     make_folder(folder)
     note_own(folder / MADE)
 

@@ -62,8 +62,8 @@ def check_paths(out: Path) -> None:
     for what, path in places.items():
         if re.search(r"[\s'\"\\#]", path):
             raise ConfigError(
-                f"FLARE's simulator cannot work with the path {path} ({what}), which has a blank, a quote, "
-                "# or a backslash; choose another place, or --env local, which gives the same model"
+                f"FLARE's simulator cannot work with the path {path} ({what}): it has a space, a quote, "
+                "# or a backslash; choose another folder, or --env local, which gives the same model"
             )
 
 
@@ -167,7 +167,7 @@ def simulate(out: Path, processes: int, simulator: Simulator | None = None) -> N
         watched = sites if own else []
         code, lost = simulator.run(processes, watched)
         if lost:
-            log.warning("%s; it is started again", lost)
+            log.warning("%s; it starts again", lost)
             code, lost = simulator.run(processes, watched)
     if lost:
         raise FederationError(f"{lost}, twice; {_why(out, simulator, code)}")
@@ -186,10 +186,10 @@ def _why(out: Path, simulator: Simulator, code: int | None) -> str:
         file.seek(simulator.before or 0)
         text = file.read().decode(errors="replace")
     if code is not None and (code in (-signal.SIGKILL, 128 + signal.SIGKILL) or _KILLED.search(text)):
-        why = "it was killed, as the system does when memory is full; try fewer --workers"
+        why = "it was killed, probably because memory was full; try fewer --workers"
     else:
         why = first_logged(text) or ("" if code is None else f"it ended with code {code}")
-    more = f"{simulator.log} and the logs in {out / 'flare'} say more"
+    more = f"{simulator.log} and the logs in {out / 'flare'} have details"
     return f"FLARE's simulator: {why}; {more}" if why else more
 
 

@@ -83,8 +83,8 @@ def differences(findings: Mapping[str, Findings]) -> Iterator[str]:
     sides = {site: median(max(one.width, one.height) for one in of) for site, of in facts.items()}
     for site in _outliers(sides, lambda a, b: max(a, b) >= TIMES * min(a, b)):
         yield (
-            f"{site}: the longer side of its images has {sides[site]:.0f} pixels in the median, elsewhere "
-            f"{_elsewhere(sides, site)}: resized to one size, they are of another sharpness"
+            f"{site}: the longer side of its images has {sides[site]:.0f} pixels in the median, "
+            f"elsewhere {_elsewhere(sides, site)}: after resizing, their sharpness differs"
         )
     means = {site: sum(one.mean for one in of) / len(of) for site, of in facts.items()}
     for site in _outliers(means, lambda a, b: abs(a - b) > FAR):

@@ -53,11 +53,11 @@ class Lost:
     """
 
     site: str | None
-    how: Literal["ended", "fetched no task", "did not answer its first task", "never began"]
+    how: Literal["ended", "did not fetch a task", "did not answer its first task", "did not start"]
 
     def __str__(self) -> str:
         if self.site is None:
-            return "FLARE's simulator has started no process of a site"
+            return "FLARE's simulator did not start a client process"
         return f"{self.site}: its process in FLARE's simulator {self.how} before the first round"
 
 
@@ -102,7 +102,7 @@ class RollCall:
         late = now - self._since >= LONGEST + _EACH * len(self._sites)
         self._begun = self._begun or len(seen.still) > 1
         if not self._begun:
-            return Lost(None, "never began") if late or seen.still[SIMULATOR] >= STILL else None
+            return Lost(None, "did not start") if late or seen.still[SIMULATOR] >= STILL else None
         self._absent = {site: self._absent.get(site, now) for site in self._sites if site not in seen.still}
         site = min(self._absent, key=lambda name: (self._absent[name], name), default=None)
         if site is not None and now - self._absent[site] >= PATIENCE:
@@ -110,7 +110,7 @@ class RollCall:
         for site in self._sites:
             still = min(seen.still.get(site, 0), seen.still[SIMULATOR])
             if site not in seen.fetched and (still >= STILL or late):
-                return Lost(site, "fetched no task")
+                return Lost(site, "did not fetch a task")
             if site not in seen.answered and still >= UNANSWERED:
                 return Lost(site, "did not answer its first task")
         return None

@@ -40,9 +40,8 @@ class StudySites:
         folder: of the study; each of its folders with a suture.toml is a site. A relative one starts at the
             folder of the job's file, and in Python at the working directory.
         sites: the sites that take part; all of them by default.
-        limits: whether figures keep to the sites' limits of disclosure (min_count, min_loss and round_counts
-            of [privacy]), as in a federation. Otherwise they are exact, because they leave this machine
-            nowhere.
+        limits: apply the sites' limits of disclosure (min_count, min_loss and round_counts of [privacy]), as
+            in a federation. Otherwise figures are exact, because they stay on this machine.
     """
 
     folder: str = "."
@@ -85,7 +84,7 @@ class StudySites:
         root, here = self._root(), self.found()
         if not here:
             make = f"suture init {shlex.quote(str(root))}"
-            raise ConfigError(f"{root} holds no site; a site is a folder with a {CONFIG}: {make}")
+            raise ConfigError(f"{root} contains no site; a site is a folder with a {CONFIG}: {make}")
         for name in self.sites:
             if name not in here:
                 raise unknown("site of simulation.sites", name, here)
@@ -127,7 +126,7 @@ def check_names(names: Iterable[str]) -> None:
     check_sites(names)
     for name in names:
         if "." in name:
-            raise ConfigError(f"{name!r} is no name of a site: FLARE takes no '.' in it; write '-'")
+            raise ConfigError(f"{name!r} cannot be a site name, because FLARE does not accept '.'; write '-'")
         if name == SERVER:
             raise ConfigError(f"{name!r} is the folder of the server's data; name the site otherwise")
 

@@ -98,7 +98,7 @@ def _by_code(
         return [], [str(conflict)]
     names = [(site, mapped.get(own, own)) for site, found in findings.items() for own in found.counts]
     return [
-        f"{site}'s {name!r} is the class {classes[name]!r}, by its codes"
+        f"by its codes, {name!r} of {site} is the class {classes[name]!r}"
         for site, name in names
         if classes.get(name, name) != name
     ], []
@@ -138,18 +138,18 @@ def _problems(
         if {a, b} & accepted:
             continue
         yield (
-            f"{a!r} ({', '.join(owners[a])}) and {b!r} ({', '.join(owners[b])}) look alike. If they are one "
-            f'class, write under [data.synonyms] of {owners[b][0]}: "{b}" = "{a}"; if not, in job.toml: '
-            f'accept_labels = ["{b}"]'
+            f"{a!r} ({', '.join(owners[a])}) and {b!r} ({', '.join(owners[b])}) are almost equal. If "
+            f'they are the same class, write under [data.synonyms] of {owners[b][0]}: "{b}" = "{a}"; if '
+            f'not, in job.toml: accept_labels = ["{b}"]'
         )
     for name, sites in shared_generic(owners, accept).items():
         yield (
             f"{', '.join(sites)} each have a class {name!r}, which does not say which finding is meant. "
-            f'Write under [data.synonyms] of each: "{name}" = "NAME OF THE FINDING"; if it is one class, in '
-            f'job.toml: accept_labels = ["{name}"]'
+            f'Write under [data.synonyms] of each: "{name}" = "NAME OF THE FINDING"; if it is the same '
+            f'class at all of them, in job.toml: accept_labels = ["{name}"]'
         )
     if len({config.data.color for config in configs.values()}) > 1:
-        yield "some sites read images in colour and some in gray; set [data] color alike at all"
+        yield "some sites read images in colour and some in gray; set [data] color to the same value at all"
     if _by_loss(job) and not any(
         _behind_the_loss(found, PrivacyConfig().exact()) for found in findings.values()
     ):
@@ -191,9 +191,9 @@ def _sizes(findings: Mapping[str, Findings], job: Job) -> Iterator[str]:
 def _torn(twins: Shared) -> Iterator[str]:
     if twins.torn:
         yield (
-            f"{describe(twins)}. {twins.torn:,} of them: for training at one site and for validation or test "
-            "at another, so the figures would be of images that the model has learned; leave the split of "
-            "such a row blank at one of the sites, or remove the row"
+            f"{describe(twins)}. {twins.torn:,} of them: for training at one site and for validation or "
+            "test at another, so the figures would include training images; leave the split of such a "
+            "row blank at one of the sites, or remove the row"
         )
 
 
@@ -210,19 +210,19 @@ def _warnings(
             '[privacy] min_loss and min_count; lower them there, or set selection = "last" in job.toml'
         )
     if twins.images and not twins.torn:
-        yield f"{describe(twins)}. Each counts once for each site"
+        yield f"{describe(twins)}. Each is counted at each of its sites"
     yield from differences(findings)
     for site, found in findings.items():
         for split, what in SAY.items():
             if found.images and not found.images.get(split):
-                yield f"{site} has no {split} images: it has no say in {what}"
+                yield f"{site} has no {split} images, so it does not contribute to {what}"
         limits = configs[site].privacy
         n, least = _behind_the_loss(found, limits), limits.min_loss
         if found.images.get("validation") and n < least:
             yield (
-                f"{site} has {n} validation images of classes with [privacy] min_count = {limits.min_count} "
-                f"present and absent ones, fewer than min_loss = {least}: it sends no loss, by which rounds "
-                "are selected"
+                f"{site} has {n} validation images of classes with [privacy] min_count = "
+                f"{limits.min_count} present and absent ones, fewer than min_loss = {least}: it sends "
+                "no loss, so it does not contribute to the selection"
             )
 
 
@@ -233,7 +233,7 @@ def _unmeasured(findings: Mapping[str, Findings]) -> Iterator[str]:
         for split in SAY:
             without = [site for site in sites if not findings[site].counts[label][split].positives]
             if len(without) == len(sites):
-                yield f"{label!r}: no site has a positive {split} image, so it is not measured"
+                yield f"{label!r}: no site has a positive {split} image, so its AUROC is not measured"
                 continue
             for site in without:
                 if findings[site].images.get(split):
@@ -241,7 +241,7 @@ def _unmeasured(findings: Mapping[str, Findings]) -> Iterator[str]:
     for (site, split), labels in lacking.items():
         yield (
             f"{site} has no positive {split} image of {', '.join(map(repr, labels))}: in {SAY[split]}, "
-            f"{'it is' if len(labels) == 1 else 'they are'} measured at other sites alone"
+            f"{'it is' if len(labels) == 1 else 'they are'} measured at other sites only"
         )
 
 

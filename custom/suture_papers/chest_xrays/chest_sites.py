@@ -112,8 +112,8 @@ class ChestSites(SimulatedSites):
         """Write the suture.toml of both sites; the data stay where they are. See `PhantomSites.prepare`."""
         if label_use(method).complete:
             raise ConfigError(
-                f"{method.about.title} needs every label of every image, which NIH and CheXpert do not have; "
-                "use central"
+                f"{method.about.title} needs every label of every image, but NIH and CheXpert lack "
+                "some; use central"
             )
         labels = SHARED if self.classes == "shared" else None
         data: dict[str, DataConfig] = {
@@ -139,8 +139,8 @@ def chexpert_config(
 
 def _folder(given: str | None, name: str) -> Path:
     if not given:
-        raise ConfigError(f"where is the {name} data? Name its folder with --set simulation.{name}=DIR")
+        raise ConfigError(f"name the folder of the {name} data with --set simulation.{name}=DIR")
     path = Path(given).expanduser().resolve()
     if not path.is_dir():
-        raise ConfigError(f"{path} is no folder; correct simulation.{name}")
+        raise ConfigError(f"{path} is not a folder; correct simulation.{name}")
     return path

@@ -116,7 +116,7 @@ def _split(part: _Part, config: ChexpertConfig) -> tuple[str, ...]:
 def _in_both(train: _Part, test: _Part) -> list[str]:
     known = set(train.patients) - {""}
     rows = [row for row, who in zip(test.sheet.numbers, test.patients, strict=True) if who in known]
-    what = f"a patient whom {train.sheet.path} has too; keep a patient in one of them"
+    what = f"a patient who is also in {train.sheet.path}; keep each patient in one of the files"
     return fault(test.sheet, rows, what)
 
 
@@ -125,7 +125,7 @@ def _read(path: Path, config: ChexpertConfig) -> _Part:
     paths, views = (sheet.column(name, _KEY) for name in ("Path", "Frontal/Lateral"))
     used = [config.views == "all" or view == "Frontal" for view in views]
     if not any(used):
-        raise DataError(f'{path} has no frontal image; write [data] views = "all" to use the others')
+        raise DataError(f'{path} contains no frontal image; write [data] views = "all" to use the others')
     sheet = sheet.only(used)
     names = [name.split("/") for name, use in zip(paths, used, strict=True) if use]
     images = ["/".join(parts[1:]) for parts in names]
@@ -153,7 +153,7 @@ def values(
         cells = sheet.column(name, key)
         y[:, column] = [meaning.get(cell, np.nan) for cell in cells]
         bad = [number for number, cell in zip(sheet.numbers, cells, strict=True) if cell not in meaning]
-        faults += fault(sheet, bad, f"{name!r} is none of {words}")
+        faults += fault(sheet, bad, f"{name!r} is not one of {words}")
     return y, faults
 
 

@@ -105,12 +105,12 @@ def read_mimic(config: MimicConfig) -> Reading:
     sheet = read_sheet(config.table)
     per_image = "dicom_id" in sheet.header
     if per_image and config.uncertain != "zeros":
-        raise ConfigError(f"[data] uncertain does nothing for {config.table}, which has no -1; remove it")
+        raise ConfigError(f"[data] uncertain has no effect for {config.table}, which has no -1; remove it")
     names = _classes(sheet) if per_image else SPELLINGS
     y, faults = values(sheet, names, _KEY, None if per_image else config.uncertain)
     found = _own_images(sheet, config) if per_image else _images_of_studies(sheet, config)
     if not found.rows:
-        why = "no image that the metadata have" if config.views == "all" else "no frontal image"
+        why = "none of the metadata's images" if config.views == "all" else "no frontal image"
         raise DataError(f"{config.table} has {why}; correct [data] table, lists or views")
     images = [
         f"files/p{who[:2]}/p{who}/s{study}/{dicom}.jpg" if dicom else ""
@@ -130,7 +130,7 @@ def _classes(sheet: Sheet) -> tuple[str, ...]:
         if close and column not in CXR_LT:
             raise DataError(f"{sheet.path} has a column {column!r}; did you mean {close[0]!r}?")
     if not names:
-        raise DataError(f"{sheet.path} has none of the classes of CXR-LT; name its table of labels")
+        raise DataError(f"{sheet.path} has no class of CXR-LT; name its table of labels")
     return names
 
 
@@ -142,7 +142,7 @@ def _own_images(sheet: Sheet, config: MimicConfig) -> _Images:
         views = _views(sheet, dicoms, config)
         used = [view in _FRONTAL for view in views]
         unknown = [number for number, view in zip(sheet.numbers, views, strict=True) if view is None]
-        faults = fault(sheet, unknown, f"an image that {METADATA} does not have")
+        faults = fault(sheet, unknown, f"an image that is missing from {METADATA}")
     rows = [row for row, use in enumerate(used) if use]
     dicoms, patients, studies = ([cells[row] for row in rows] for cells in (dicoms, patients, studies))
     return _Images(sheet.only(used), dicoms, _numbers(patients), _numbers(studies), rows, faults)
@@ -173,7 +173,7 @@ def _images_of_studies(sheet: Sheet, config: MimicConfig) -> _Images:
     twice = [n for row, n in enumerate(sheet.numbers) if row_of[labelled[row]] != row]
     there = set(of)
     lost = [n for study, n in zip(labelled, sheet.numbers, strict=True) if study not in there]
-    faults = fault(sheet, twice, "a study that an earlier row has; remove the repetition")
+    faults = fault(sheet, twice, "a repeated study; remove the row")
     faults += fault(sheet, lost, f"a study without an image in {METADATA}")
     in_use = list(compress(of, used))
     return _Images(
@@ -197,8 +197,8 @@ def _split(found: _Images, y: NDArray[np.float32], config: MimicConfig) -> tuple
     strange = [n for n, word in zip(sheet.numbers, words, strict=True) if word not in _PARTS]
     part = {dicom: _PARTS.get(word, "") for dicom, word in zip(dicoms, words, strict=True)}
     absent = [n for n, dicom in zip(found.sheet.numbers, found.dicoms, strict=True) if dicom not in part]
-    faults = fault(sheet, strange, f"the split is none of {', '.join(_PARTS)}")
-    faults += fault(found.sheet, absent, f"an image that {SPLIT} does not have")
+    faults = fault(sheet, strange, f"the split must be one of {', '.join(_PARTS)}")
+    faults += fault(found.sheet, absent, f"an image that is missing from {SPLIT}")
     return tuple(part.get(dicom, "") for dicom in found.dicoms), faults
 
 
@@ -262,7 +262,7 @@ def read_mimic_reports(config: MimicReportsConfig) -> Reading:
     texts = _texts(config, names)
     here = np.array([bool(text) for text in texts], dtype=np.bool_)
     if not here.any():
-        raise DataError(f"{config.root} has no report of {config.table}; the first would be {names[0]}")
+        raise DataError(f"{config.root} contains no report of {config.table}, such as {names[0]}")
     split = ("test",) * len(names) if config.split == "test" else by_patient(patients, y, seed=config.seed)
     faults += row_faults(sheet, studies, patients, split, "document")
     if not config.partial:

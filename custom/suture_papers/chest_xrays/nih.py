@@ -135,8 +135,8 @@ def _official(
         if (image in train_val) == (image in test)
     ]
     what = (
-        f"in none or both of train_val_list.txt and test_list.txt of {config.lists_folder}; use the official "
-        'lists or [data] split = "patients"'
+        f"in neither or both of train_val_list.txt and test_list.txt of {config.lists_folder}; use the "
+        'official lists or [data] split = "patients"'
     )
     return tuple(split), fault(sheet, stray, what)
 

@@ -92,10 +92,10 @@ def read_openi(config: OpeniConfig) -> Reading:
             twice.append(file)
     written = sorted((r for r in found.values() if r.text), key=lambda r: (len(r.name), r.name))
     if not written:
-        raise DataError(f"{config.table} holds no report with text; take NLMCXR_reports.tgz or its folder")
+        raise DataError(f"{config.table} contains no report with text; name NLMCXR_reports.tgz or its folder")
     faults = (
         *_fault(config.table, broken, "not an XML report with a uId; fetch the archive again"),
-        *_fault(config.table, twice, "a report that an earlier file has; remove the repetition"),
+        *_fault(config.table, twice, "a repeated report; remove the file"),
     )
     labels, y = indicators([report.headings for report in written], config.table)
     who = tuple(report.name for report in written)
@@ -126,7 +126,7 @@ def _files(config: OpeniConfig) -> Iterator[tuple[str, bytes]]:
     path = config.table
     inside = contained(path)
     if not path.is_dir():
-        with unpacking(path, "take NLMCXR_reports.tgz or its folder"):
+        with unpacking(path, "name NLMCXR_reports.tgz or its folder"):
             yield from reports(path, lambda name: name.endswith(".xml"))
         return
     try:
@@ -135,7 +135,7 @@ def _files(config: OpeniConfig) -> Iterator[tuple[str, bytes]]:
                 raise DataError(f"{file} leads out of {path}; {FOLLOW}")
             yield file.name, file_bytes(file, MOST_DOCUMENT)
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error}; take NLMCXR_reports.tgz or its folder") from error
+        raise DataError(f"{path} cannot be read: {error}; name NLMCXR_reports.tgz or its folder") from error
 
 
 def _fault(path: Path, files: list[str], what: str) -> list[str]:

@@ -126,8 +126,8 @@ class FedLSM(LocalAveraging):
 
 _WHY = WHY | {
     "head": "rows of all classes",
-    "weight": "n_k, how much the site counts in the mean of the backbone",
-    "class_weights": "q_c^k, positives drawn of a class, labels and pseudo-labels: how much its row counts",
-    "pseudo_positive": "positive pseudo-labels among the images drawn; progress",
-    "pseudo_negative": "negative pseudo-labels among the images drawn; progress",
+    "weight": "n_k, the weight of the site in the mean of the backbone",
+    "class_weights": "q_c^k, sampled positives of a class, labels and pseudo-labels: the weight of its row",
+    "pseudo_positive": "positive pseudo-labels among the sampled images; progress",
+    "pseudo_negative": "negative pseudo-labels among the sampled images; progress",
 }

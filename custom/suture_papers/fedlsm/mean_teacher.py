@@ -35,7 +35,7 @@ def _share(value: object) -> object:
     whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LIMIT
     if whole or (isinstance(value, float) and 0 < value < 1):
         return value
-    raise ValueError("neither a share below 1 nor a whole number of images up to a million")
+    raise ValueError("must be a share below 1, or a number of images up to a million")
 
 
 Share = Annotated[float | int, PlainValidator(_share)]
@@ -296,8 +296,8 @@ def subsets(
     low, high = (s if isinstance(s, int) else max(1, round(s * n)) for s in (how.confident, how.uncertain))
     if low + high > n:
         raise ConfigError(
-            f"{site.name} has {n} training images, and {low} confident and {high} uncertain ones are asked "
-            "for; lower method.teaching.confident and uncertain, or give them as shares"
+            f"{site.name} has {n} training images, fewer than {low} confident and {high} uncertain "
+            "ones; lower method.teaching.confident and uncertain, or give them as shares"
         )
     if how.estimation == "random":
         order = torch.randperm(n, generator=generator_for(seed, site.name, round_, "subsets"))

@@ -174,9 +174,9 @@ class FedMAS(LocalAveraging):
 
 
 _WHY = WHY | {
-    "prior": "digest of the frozen prior, once: all sites must hold the same",
+    "prior": "digest of the frozen prior, once: all sites must have the same",
     "head": "rows of all classes",
-    "weight": "RF, the rescue factor: how much the site counts in the mean",
+    "weight": "RF, the rescue factor: the weight of the site in the mean",
     "class_weights": "the same for every row",
 }
 
@@ -295,7 +295,7 @@ def check_rescue(factor: float, site: str, round_: int) -> None:
     """
     if not LEAST <= factor < math.inf:
         raise RescueFactorError(
-            f"{site}: the rescue factor of round {round_} is {factor}, which is no weight of a mean. It is 0 "
-            "where no training image has a class, and no number where a distance is none; look over the "
-            "site's labels and prior"
+            f"{site}: the rescue factor of round {round_} is {factor}, which is not a valid aggregation "
+            "weight. It is 0 if no training image has a class, and undefined if a distance is 0; check "
+            "the site's labels and prior"
         )

@@ -74,7 +74,7 @@ def read_hyperkvasir(config: HyperKvasirConfig) -> Reading:
         words = sheet.column("Finding", _KEY)
     else:
         raise DataError(
-            f"{sheet.path} has neither the columns of {FOLDS} nor those of {TRUTH}; correct [data] table"
+            f"{sheet.path} has the columns neither of {FOLDS} nor of {TRUTH}; correct [data] table"
         )
     y, faults = _values(sheet, words)
     table = Table(LABELS, tuple(images), tuple(images), y, ("",) * len(images), config.root)
@@ -118,7 +118,7 @@ def _folds(sheet: Sheet, table: Table, config: HyperKvasirConfig) -> tuple[tuple
     known = sorted({fold for fold in of.values() if fold.isdecimal()}, key=int)
     if config.fold >= len(known):
         raise ConfigError(
-            f"[data] fold = {config.fold}: {source.path} has {len(known)} folds; take 0 to {len(known) - 1}"
+            f"[data] fold = {config.fold}: {source.path} has {len(known)} folds; choose 0 to {len(known) - 1}"
         )
     training = np.array([fold in known and fold != known[config.fold] for fold in folds])
     rows = table.rows(training)
@@ -126,7 +126,7 @@ def _folds(sheet: Sheet, table: Table, config: HyperKvasirConfig) -> tuple[tuple
     split = np.array(["test" if fold == known[config.fold] else "" for fold in folds], dtype="<U10")
     split[training] = np.array(SPLITS)[part]
     lost = [number for number, fold in zip(sheet.numbers, folds, strict=True) if fold not in known]
-    what = f'in no fold of {source.path}; use the official file or [data] split = "images"'
+    what = f'not in any fold of {source.path}; use the official file or [data] split = "images"'
     return tuple(split.tolist()), fault(sheet, lost, what)
 
 

@@ -105,8 +105,7 @@ def clip_vitb32(path: Path, size: int | None = None) -> Prior:
     """
     if size not in (None, SIZE):
         raise ConfigError(
-            f"prior.size={size}: clip_vitb32 knows the positions of its patches at {SIZE} px alone; "
-            "remove prior.size, or set prior.name"
+            f"prior.size={size}: clip_vitb32 supports {SIZE} px only; remove prior.size, or set prior.name"
         )
     tensors = _read_part(path, "visual.", "CLIP ViT-B/32 (tensors visual.*)")
     network = VisionTower()
@@ -167,13 +166,13 @@ def _read_part(path: Path, prefix: str, what: str) -> dict[str, Tensor]:
         ConfigError: naming the file and the remedy.
     """
     if not path.exists():
-        raise ConfigError(f"the prior {path} does not exist; prior.path names the file of {what}")
+        raise ConfigError(f"the prior {path} does not exist; set prior.path to the file of {what}")
     loaded = read_checkpoint(path, what)
     state = loaded.get("state_dict", loaded)
     tensors = state.items() if isinstance(state, Mapping) else ()
     part = {str(k).removeprefix(prefix): t for k, t in tensors if str(k).startswith(prefix)}
     if not part:
-        raise ConfigError(f"{path} has no tensors {prefix}*; prior.path names the file of {what}")
+        raise ConfigError(f"{path} has no tensors {prefix}*; set prior.path to the file of {what}")
     return {name: tensor for name, tensor in part.items() if isinstance(tensor, Tensor)}
 
 

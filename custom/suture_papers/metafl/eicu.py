@@ -96,7 +96,7 @@ def read_eicu(config: EicuConfig) -> Reading:
     here = np.array([bool(text) for text in texts], dtype=np.bool_)
     if not here.any():
         raise DataError(
-            f"{config.table}: no stay has a word in {', '.join(config.texts)}; correct [data] lists or texts"
+            f"{config.table}: no stay has text in {', '.join(config.texts)}; correct [data] lists or texts"
         )
     split = by_patient(patients, y, seed=config.seed)
     faults = row_faults(sheet, stays, patients, split, "document")
@@ -162,7 +162,7 @@ def _beside(config: EicuConfig, name: str) -> Path:
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.name.casefold() in wanted:
             return path
-    raise DataError(f"{folder / name}.csv is missing, gzipped or not; set [data] lists to its folder")
+    raise DataError(f"{folder / name}.csv (or .csv.gz) is missing; set [data] lists to its folder")
 
 
 EICU = DataSet(

@@ -55,7 +55,7 @@ class FL(LocalAveraging):
         equal = super().egress(layout)
         if self.weights == "equal":
             return equal
-        n = {"weight": "n_k, how much the site counts in the mean", "class_weights": "the same"}
+        n = {"weight": "n_k, the weight of the site in the mean", "class_weights": "the same"}
         return replace(equal, weight=IMAGES, class_weight=WEIGHT, why={**equal.why, **n})
 
     def behind_losses(self, images: int, local: LocalTraining) -> int:

@@ -175,7 +175,7 @@ def adapted(
         )
         query_loss = objective(phi, query)
     if not all(map(math.isfinite, [*losses, query_loss.item()])):
-        raise NonFiniteLoss(f"{site.name}: the loss of round {round_.round} is no number; lower local.lr")
+        raise NonFiniteLoss(f"{site.name}: the loss of round {round_.round} is not finite; lower local.lr")
     if second_order:
         load_tensors(model, {name: p.detach() for name, p in phi.items()})
     return Adapted(theta, sum(losses) / len(losses) if losses else None, query_loss)
@@ -284,7 +284,7 @@ def _take_step(theta: Parameters, previous: GlobalModel, step: ServerStep) -> di
 
 
 WHY = {
-    "shared": "gradient of the query loss, of the rows that cross; the server steps along the mean",
+    "shared": "gradient of the query loss for the shared rows; the server takes a step along the mean",
     "head": "the same, of the one row that every site's own task shares",
     "query_loss": "L_k, the loss on the query half after the inner loop",
     "train_loss": "mean loss on the support half",

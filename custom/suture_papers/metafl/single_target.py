@@ -134,7 +134,7 @@ def _check(order: tuple[str, ...], training: tuple[str, ...], targets: tuple[str
         if name not in order:
             raise unknown("disease", name, order)
     if both := set(training) & set(targets):
-        raise ConfigError(f"{min(both)!r} is a training site and a target; remove it from one of them")
+        raise ConfigError(f"{min(both)!r} is both a training site and a target; remove it from one of them")
     for kind, names in (("order", order), ("training", training), ("targets", targets)):
         if twice := [name for name in names if names.count(name) > 1]:
             raise ConfigError(f"{twice[0]!r} occurs twice in simulation.{kind}; remove one")

@@ -285,8 +285,8 @@ def _twice(
 
 _WHY = WHY | {
     "head": "anchors of all classes, averaged over the sites that annotate them",
-    "class_weights": "1 for each class that the site annotates, else 0: whether its anchor counts",
+    "class_weights": "1 for each class that the site annotates, else 0: the weight of its anchor",
     F1: "F1 of the site's own classes on its validation data, on a grid; the mean of all sites decides which "
     "classes get positive pseudo-labels",
-    MEASURED: "1 where it was measured, 0 for classes of others and for too few images",
+    MEASURED: "1 where it was measured, 0 for classes of other sites and for too few images",
 }

@@ -181,8 +181,8 @@ class FedMLP(Composed):
             none = [tag for tag, share in shares.items() if share and not self.tagging.number(share, n)]
             if none and set(statistics.counts[site]) != set(statistics.labels):
                 notes.append(
-                    f"{site} has {n} training images, too few to ever tag one as {' or '.join(none)}: set "
-                    "method.tagging.minimum to tag that many in each round."
+                    f"{site} has {n} training images, too few to tag any as {' or '.join(none)}; set "
+                    "method.tagging.minimum to the number to tag in each round."
                 )
         return replace(facts, notes=(*facts.notes, *notes))
 

@@ -109,8 +109,8 @@ class PositiveUnlabelled(Term):
         n, own, others = int(mine.sum()), mine.nonzero().flatten(), (mine == 0).nonzero().flatten()
         if self.prior * n > 1:
             raise ConfigError(
-                f"{site.name} annotates {n} classes, and prior={self.prior} gives each of them that share of "
-                f"its unlabelled images; lower it to {1 / n:.3f} or less"
+                f"{site.name} annotates {n} classes, and prior={self.prior} assigns each of them that "
+                f"share of its unlabelled images; lower it to {1 / n:.3f} or less"
             )
         # As numbers: a mask has to be read wherever it is used, and a GPU waited for.
         mine, own, others = mine.to(site.device), own.to(site.device), others.to(site.device)

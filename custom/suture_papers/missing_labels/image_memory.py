@@ -35,9 +35,9 @@ def remembered(site: SiteContext, kept: Mapping[str, Tensor], name: str) -> Tens
         return None
     if rows.shape[1] != len(site.samples["train"]) or not torch.equal(kept.get(_OF, _NONE), _checksum(site)):
         raise ConfigError(
-            f"{site.name} has labelled {rows.shape[1]} training images in earlier rounds, and now has "
-            f"{len(site.samples['train'])}, not the same in the same order; put back images and table, or "
-            "begin a new experiment"
+            f"{site.name} had {rows.shape[1]} training images in earlier rounds and now has "
+            f"{len(site.samples['train'])}, or others, or in another order; restore the images and the "
+            "table, or begin a new experiment"
         )
     return rows.T
 

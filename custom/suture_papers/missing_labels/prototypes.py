@@ -31,11 +31,15 @@ SURE = (0.3, 0.7)
 """Probabilities below and above which an image counts for d."""
 
 WHY = {
-    PROTOTYPES: "mean features of the site's images without each of its classes and with it: what the other "
-    "sites tag their images by. A mean of few images shows what they look like to the model",
-    DEGREE: "the share of images of which the model is sure, of each class that the site does not annotate",
-    OF_PROTOTYPES: "the images behind each prototype: how much it counts. Below `min_count` images with a "
-    "class, or without it, counts and prototypes of the class are 0",
+    PROTOTYPES: (
+        "mean features of the site's images without and with each of its classes, by which other sites tag "
+        "their images. A mean over few images reveals their features"
+    ),
+    DEGREE: "for each class that the site does not annotate, the share of images of which the model is sure",
+    OF_PROTOTYPES: (
+        "number of images of each prototype, its weight. Below `min_count` images with a class, or without "
+        "it, counts and prototypes of the class are 0"
+    ),
     OF_DEGREE: "the number of training images for each class that the site does not annotate, likewise",
 }
 

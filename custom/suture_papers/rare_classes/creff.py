@@ -105,8 +105,8 @@ class CReFF(Composed):
         super().__post_init__()
         if self.retrain:
             raise ConfigError(
-                "CReFF predicts with the head that the server re-trains, so that one re-trained at the sites "
-                "would never be used; leave method.retrain out"
+                "CReFF predicts with the head that the server re-trains, so a head re-trained at the "
+                "sites would be unused; leave method.retrain out"
             )
 
     @property
@@ -177,8 +177,10 @@ class CReFF(Composed):
 
 
 _WHY = {
-    GRADIENTS: "mean gradient of the re-trained head on the site's images of each class: tells the server "
-    "which classes the site has, and nearly the mean features of their images",
+    GRADIENTS: (
+        "mean gradient of the re-trained head on the site's images of each class: reveals to the server "
+        "which classes the site has and, approximately, the mean features of their images"
+    ),
 }
 
 

@@ -58,7 +58,8 @@ class LabelDistributionMargin(Supervised):
     def check_model(self, spec: ModelSpec) -> None:
         if spec.head != "cosine":
             raise ConfigError(
-                f"LDAM's margins are of cosines, and model.head={spec.head} has none; set model.head=cosine"
+                f"LDAM's margins need cosine similarities, which model.head={spec.head} does not "
+                "compute; set model.head=cosine"
             )
 
     def of(self, site: SiteContext, received: Payload, round_: LocalRound) -> Loss:

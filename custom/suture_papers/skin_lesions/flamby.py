@@ -82,8 +82,7 @@ def read_flamby(config: FlambyConfig) -> Reading:
         names, (y, faults) = sheet.column("image", _KEY), one_hot(sheet, SPELLINGS, _KEY)
     else:
         raise DataError(
-            f"{sheet.path} has neither the columns of {TRUTH} nor those of a centre's list; correct "
-            "[data] table"
+            f"{sheet.path} has the columns neither of {TRUTH} nor of a centre's list; correct [data] table"
         )
     images = [_file_name(name) for name in names]
     lesions = _lesions(names, config) if config.split == "lesions" else images
@@ -110,7 +109,7 @@ def centres(path: Path) -> dict[str, int]:
     cells = sheet.column("center", _KEY)
     bad = [number for cell, number in zip(cells, sheet.numbers, strict=True) if not cell.isdecimal()]
     if bad:
-        raise DataError(f"{path} {rows_text(bad)}: no number in column 'center'; use the official table")
+        raise DataError(f"{path} {rows_text(bad)}: column 'center' is not a number; use the official table")
     names = sheet.column("image", _KEY)
     return {_file_name(name): int(cell) for name, cell in zip(names, cells, strict=True)}
 
@@ -161,7 +160,7 @@ def _official(sheet: Sheet, table: Table, seed: int) -> tuple[tuple[str, ...], l
     words = ["train"] * len(table) if "image_name" in sheet.header else sheet.column("fold", _KEY)
     bad = [n for word, n in zip(words, sheet.numbers, strict=True) if word not in ("train", "test")]
     split = with_validation(table, np.array([word == "train" for word in words]), seed)
-    return split, fault(sheet, bad, "neither train nor test in column 'fold'; use the official table")
+    return split, fault(sheet, bad, "column 'fold' must be train or test; use the official table")
 
 
 def _lesions(names: list[str], config: FlambyConfig) -> list[str]:

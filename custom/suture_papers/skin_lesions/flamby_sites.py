@@ -70,7 +70,7 @@ class FlambySites(ReleasedSites):
         centre = np.array([of[image] for image in whole.images])
         for k in self.centres:
             if not (centre == k).any():
-                LOG.warning("%s: no image of centre %d; it is left out", whole.root, k)
+                LOG.warning("%s: no image of centre %d; the centre is left out", whole.root, k)
         wanted = np.isin(centre, self.centres)
         if not wanted.any():
             raise ConfigError(
@@ -133,7 +133,7 @@ class AttributeSites(ReleasedSites):
     def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
         """Write each client, and the held-out rows of the server; see `PhantomSites.prepare`."""
         if not self.tones:
-            raise ConfigError("where are the skin tones? Name their CSV with --set simulation.tones=FILE")
+            raise ConfigError("name the CSV of the skin tones with --set simulation.tones=FILE")
         tone = tones(Path(self.tones).expanduser().resolve())
         root, lists = _folders(self.root, self.lists)
         whole = load_table(flamby_config(root, lists, self.split, self.seed))

@@ -73,7 +73,7 @@ def read_isic(config: IsicConfig) -> Reading:
         names, (y, faults) = sheet.column("image", _KEY), one_hot(sheet, SPELLINGS, _KEY)
     else:
         raise DataError(
-            f"{sheet.path} has neither the columns of {TRUTH} nor those of {METADATA}; correct [data] table"
+            f"{sheet.path} has the columns neither of {TRUTH} nor of {METADATA}; correct [data] table"
         )
     lesions = names
     if config.split == "lesions":
@@ -120,22 +120,24 @@ def one_hot(sheet: Sheet, spellings: Sequence[str], key: str) -> tuple[NDArray[n
     wrong = y.sum(axis=1) != 1
     y[wrong] = np.nan
     numbers = [number for number, bad in zip(sheet.numbers, wrong, strict=True) if bad]
-    return y, fault(sheet, numbers, "not one class with 1.0 and the others with 0.0; use the official table")
+    return y, fault(
+        sheet, numbers, "a row must have 1.0 for one class and 0.0 for the others; use the official table"
+    )
 
 
 def _lesions(sheet: Sheet, names: list[str], config: IsicConfig) -> tuple[list[str], list[str]]:
     """The lesion of each row, and a fault for the rows without one."""
     if "lesion_id" in sheet.header:
         lesions, faults = sheet.column("lesion_id", _KEY), []
-        what = "no lesion; use the official table"
+        what = "the lesion is blank; use the official table"
     else:
         groupings = read_sheet(_groupings(config))
         of: dict[str, str] = {}
         pairs = zip(groupings.column("image", _KEY), groupings.column("lesion_id", _KEY), strict=True)
         torn = [number for number, pair in zip(groupings.numbers, pairs, strict=True) if _differs(of, *pair)]
-        faults = fault(groupings, torn, "an image that an earlier row gives to another lesion; keep one")
+        faults = fault(groupings, torn, "an earlier row assigns its image to another lesion; keep one")
         lesions = [of.get(name, "") for name in names]
-        what = f"no lesion in {groupings.path}; use the official file"
+        what = f"not listed in {groupings.path}; use the official file"
     lost = [number for number, lesion in zip(sheet.numbers, lesions, strict=True) if not lesion]
     return lesions, faults + fault(sheet, lost, what + ' or [data] split = "images"')
 

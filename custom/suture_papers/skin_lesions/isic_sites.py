@@ -52,7 +52,7 @@ class IsicSites(PartitionedSites):
         if self.partition != "patients":
             if self.classes != "all":
                 raise ConfigError(
-                    f"partition={self.partition} divides images of every class; set simulation.classes=all"
+                    f"partition={self.partition} needs images of every class; set simulation.classes=all"
                 )
             sites = assigned_sites(pooled, self.partition, self.clients, self.alpha, self.seed)
             return write_parts(to, pooled, sites)

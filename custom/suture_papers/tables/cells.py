@@ -191,10 +191,12 @@ def why_undefined(experiment: Experiment, row: str, results: Sequence[Result], c
         return ""
     for result in results:
         if column.test in result.untested:
-            return f"the data of the test were not there: {result.untested[column.test]}"
+            return f"the data of the test were missing: {result.untested[column.test]}"
         if areas_of(experiment, row, result, column) is None:
-            return "no model has learned every class of the column"
-    return "the run has no such figure, or no class of it has both positive and negative test images"
+            return "no model was trained on every class of the column"
+    return (
+        "the run does not have this figure, or none of its classes has both positive and negative test images"
+    )
 
 
 def mean_of(experiment: Experiment, row: str, result: Result | None, column: Column) -> float | None:

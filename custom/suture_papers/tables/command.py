@@ -42,9 +42,9 @@ def experiment(
     device: Device = None,
     site_threads: SiteThreads = None,
     amp: Amp = False,
-    render: Annotated[bool, typer.Option("--render", help="Only render what is there.")] = False,
+    render: Annotated[bool, typer.Option("--render", help="Only render the stored results.")] = False,
 ) -> None:
-    """Do the missing runs of a paper's table or figure, and render it."""
+    """Perform the missing runs of a paper's table or figure, and render it."""
     from suture.core.errors import ConfigError
     from suture.simulation.sites import compute_on
     from suture_papers.tables.conduct import Session, compare_classes, conduct
@@ -54,7 +54,7 @@ def experiment(
     from suture_papers.tables.results import ResultStore
 
     if name is None and not (render and preset is None):
-        raise ConfigError("which experiment? give its name; without a name, --render alone renders all")
+        raise ConfigError("name the experiment; without a name, use --render alone to render all")
     if name is None or render:
         return _render_all(results) if name is None else _render(name, preset, results)
     chosen, stem = load_experiment(name), Path(name).stem

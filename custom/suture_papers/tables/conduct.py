@@ -107,7 +107,7 @@ def check_data(experiment: Experiment, preset: Preset, session: Session) -> None
     if used and root is None:
         raise ConfigError(f"this preset reads {used[0]}; give --data-root DIR, or set SUTURE_DATA")
     if used and root is not None and not root.is_dir():
-        raise ConfigError(f"the data root {root} is no folder; correct --data-root or SUTURE_DATA")
+        raise ConfigError(f"the data root {root} is not a folder; correct --data-root or SUTURE_DATA")
     lacking: dict[Path, dict[str, None]] = {}
     for run in runs:
         paths = [Path(path.replace(DATA, str(root))) for path in run.paths()]
@@ -118,8 +118,8 @@ def check_data(experiment: Experiment, preset: Preset, session: Session) -> None
     if lacking:
         listed = "\n".join(f"{path}: {', '.join(rows)}" for path, rows in lacking.items())
         raise ConfigError(
-            f"no run was started: the data root {root} lacks what these rows read; put it there, or let "
-            f"the preset skip them\n{listed}"
+            f"no run was started: these rows need data that are missing from the data root {root}; put "
+            f"them there, or let the preset skip them\n{listed}"
         )
 
 
@@ -152,7 +152,7 @@ def do_runs(runs: Iterable[Run], session: Session, at_once: int) -> dict[str, Re
     needed = {name for run in missing for name in run.tests}
     present = {n: t for n, t in tests.items() if n in needed and n not in absent}
     check_tests(present, session.data_root)
-    session.report(f"{len(wanted)} runs, {len(wanted) - len(missing)} of them done before")
+    session.report(f"{len(wanted)} runs, {len(wanted) - len(missing)} of them finished earlier")
     _do_all(missing, session, at_once)
     for run in wanted.values():
         _add_tests(run, session)
@@ -189,7 +189,7 @@ def _do_all(runs: Sequence[Run], session: Session, at_once: int) -> None:
             raise
     if failed:
         listed = "\n".join(f"{', '.join(names)}: {error}" for error, names in failed.items())
-        others = f", {len(not_begun)} were not begun" if not_begun else ""
+        others = f", {len(not_begun)} were not started" if not_begun else ""
         raise FederationError(
             f"{sum(map(len, failed.values()))} of {len(runs)} runs failed{others}\n{listed}"
         )
@@ -232,8 +232,9 @@ def _add_tests(run: Run, session: Session) -> None:
         return
     if not (out / "model" / "model.json").exists():
         session.report(
-            f"warning: the models of {run.name} are gone, so {', '.join(late)} stays untested; to have it, "
-            f"delete the run's line in {session.store.file_of(run.name)} and {out}, and the run is done again"
+            f"warning: the models of {run.name} are gone, so {', '.join(late)} stays untested; to test "
+            f"it, delete the run's line in {session.store.file_of(run.name)} and {out}; the run is then "
+            "done again"
         )
         return
     tests = {**result.tests, **test_models(late, out, session.work, session.data_root)}

@@ -45,7 +45,9 @@ def _check(experiment: Experiment, path: Path) -> None:
     _check_rows(experiment, path)
     _check_columns(experiment, path)
     if experiment.by_class is not None and experiment.series:
-        raise ConfigError(f"{path}: by_class is of one model a row, and a series has many; remove it")
+        raise ConfigError(
+            f"{path}: by_class needs one model for each row, but a series has several; remove it"
+        )
     _check_steady(experiment, path)
     _check_tasks(experiment, path)
     _check_plots(experiment, path)
@@ -102,7 +104,7 @@ def _check_steady(experiment: Experiment, path: Path) -> None:
     steady = [name for name, row in experiment.rows.items() if row.steady]
     groups = [column.name for column in experiment.columns if column.group != "mean"]
     if steady and not experiment.series:
-        raise ConfigError(f"{path}: row {steady[0]!r} is steady, and there is no series; remove steady")
+        raise ConfigError(f"{path}: row {steady[0]!r} is steady, but there is no series; remove steady")
     if steady and groups:
         raise ConfigError(
             f"{path}: row {steady[0]!r} is steady, and the series changes which classes column {groups[0]!r} "
@@ -154,4 +156,4 @@ def _check_plots(experiment: Experiment, path: Path) -> None:
         if plot.row is not None and plot.row not in experiment.rows:
             raise unknown(f"row of plot {name!r} of {path}", plot.row, experiment.rows)
         if plot.row is not None and experiment.series:
-            raise ConfigError(f"{path}: plot {name!r} is of one model, and a series has many; remove it")
+            raise ConfigError(f"{path}: plot {name!r} needs one model, but a series has several; remove it")

@@ -206,7 +206,7 @@ def class_table(experiment: Experiment, preset: Preset, outcome: Outcome, column
     where = f" ({column.name})" if column.test else ""
     what = "Recall" if column.metric == "recall" else "AUROC"
     lacking = any(DASH in row for row in cells)
-    notes = [f"{DASH} not run, not learned, or without positive or negative test images"] if lacking else []
+    notes = [f"{DASH} not run, not trained, or without positive or negative test images"] if lacking else []
     return Table(f"{what} of each class{where}, mean over the runs.", heads, cells, notes)
 
 

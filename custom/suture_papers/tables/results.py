@@ -64,9 +64,9 @@ class ResultStore:
         own = self.folder / f"{self.experiment}.jsonl"
         if former := min(self.folder.glob("*.json"), default=None):
             raise DataError(
-                f"{former} is a result in the form of an earlier version, one .json file a run; this version "
-                "reads one .jsonl file an experiment, so move the .json files elsewhere, and the runs are "
-                "done again"
+                f"{former} is a result of an earlier version, with one .json file for each run; this "
+                "version reads one .jsonl file for each experiment, so move the .json files elsewhere, "
+                "and the runs are done again"
             )
         if name in _whole(_stored(own)):
             return own
@@ -121,7 +121,7 @@ def _passable(stored: _Stored) -> Mapping[str, str]:
 @lru_cache(maxsize=256)
 def _warn(fault: str) -> None:
     """Log a fault once, though every run is looked for in every file."""
-    log.warning("passed over: %s", fault)
+    log.warning("skipped: %s", fault)
 
 
 def _stored(path: Path) -> _Stored:
@@ -167,7 +167,7 @@ def _read_lines(path: Path, content: bytes) -> _Stored:
         if json.loads(before) != json.loads(line):
             twice.add(name)
             faults.append(
-                f"{path}, lines {first} and {number} are both of {name} and differ; delete the wrong one"
+                f"{path}, lines {first} and {number} are both for {name} and differ; delete the wrong one"
             )
     # Which of two is right cannot be told, so neither is taken.
     right = {name: line for name, (_, line) in lines.items() if name not in twice}
@@ -182,7 +182,7 @@ def _name(line: str) -> str:
 
 
 def _refuse_constant(constant: str) -> float:
-    raise ValueError(f"{constant} is no number of JSON")
+    raise ValueError(f"{constant} is not a number in JSON")
 
 
 _BY_CLASSES = "server_balanced_accuracy"
@@ -299,7 +299,9 @@ def result_of(run: Run, done: Path, data_root: Path | None = None) -> Result:
 def _facts(done: Path) -> dict[str, Any]:
     facts = read_json(done / "run.json")
     if facts.get("status") != "finished":
-        raise DataError(f"{done} holds no finished run ({facts.get('status')}: {facts.get('error')})")
+        raise DataError(
+            f"{done} does not contain a finished run ({facts.get('status')}: {facts.get('error')})"
+        )
     return facts
 
 

@@ -23,7 +23,9 @@ Pairs = Literal["runs", "classes", "tuned"]
 
 def _a_key(key: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,80}", key):
-        raise ValueError("a short name, of a file too: rename it with letters (a-z), digits, - and _ alone")
+        raise ValueError(
+            "must be a short name that can be a file name: use letters (a-z), digits, - and _ only"
+        )
     return key
 
 
@@ -107,20 +109,20 @@ class Column:
         if sum(part is not None for part in (self.test, self.task, *self.parts)) > 1:
             raise ValueError("a column takes one of test, task, frequency, attribute and models")
         if self.frequency is not None and self.metric != "accuracy":
-            raise ValueError(f'frequency = {self.frequency!r} is of metric = "accuracy"; write that too')
+            raise ValueError(f'frequency = {self.frequency!r} needs metric = "accuracy"; write that too')
         some = self.classes is not None or self.group != "mean"
         own_part = self.classes is not None or (self.test is None and self.group != "mean")
         if self.metric == "loss" and (own_part or any(self.parts)):
             raise ValueError(
-                'metric = "loss" is of all test images and classes; choose a test at most, and its group'
+                'metric = "loss" covers all test images and classes; only a test and its group can be chosen'
             )
         if self.spread == "interval" and (own_part or self.metric != "auroc" or not self.by_class):
             raise ValueError(
-                'spread = "interval" is of the mean AUROC of all classes, or of the group of a test; '
-                "leave classes and other figures out"
+                'spread = "interval" is for the mean AUROC of all classes, or of the group of a test; '
+                "remove classes and other figures"
             )
         if some and not self.by_class and self.metric != "loss":
-            raise ValueError("group and classes choose among the classes of auroc and recall alone")
+            raise ValueError("group and classes are for auroc and recall only")
         if self.test is not None and self.metric not in ("auroc", "loss"):
             raise ValueError(f"a further test has no {self.metric}; choose auroc or loss, or no test")
 

@@ -28,9 +28,9 @@ def verdict(experiment: Experiment, preset: Preset, outcome: Outcome) -> str:
     name = experiment.rows[experiment.reference].name
     own = found.pop(experiment.reference)
     if math.isnan(own.mean):
-        return f"Nothing can be said yet: {name} has no {column.name} ({own.why or 'undefined'})."
+        return f"No result yet: {name} has no {column.name} ({own.why or 'undefined'})."
     if not found:
-        return f"{name} has {column.name} {_number(own.mean)}; it is compared with nothing."
+        return f"{name} has {column.name} {_number(own.mean)}; there is no comparison."
     one, many = ("run", "runs") if experiment.series else _OVER[experiment.pairs_in(preset)]
     numbers = {estimate.against.n for estimate in found.values() if estimate.against and estimate.against.n}
     over = f", over {min(numbers)} {one if numbers == {1} else many}" if len(numbers) == 1 else ""
@@ -43,12 +43,12 @@ def verdict(experiment: Experiment, preset: Preset, outcome: Outcome) -> str:
     if _HAS in said:
         # Names of rows have commas of their own.
         figures = "; ".join([_number(own.mean), *said[_HAS]])
-        said[_HAS] = [f"{figures}: too few runs to tell a difference from chance"]
+        said[_HAS] = [f"{figures}: too few runs to test a difference"]
     clauses = "; ".join(f"{verb} {_listed(said[verb])}" for verb in sorted(said, key=_ORDER.index))
     return f"{column.name}{over}: {name} {clauses}."
 
 
-_BEATS, _LOSES, _TIES = "beats", "loses to", "does not differ significantly from"
+_BEATS, _LOSES, _TIES = "beats", "is worse than", "does not differ significantly from"
 _BETTER, _WORSE, _HAS, _NOT = "is better than", "is worse than", "has", "cannot be compared with"
 _ORDER = (_BEATS, _LOSES, _TIES, _BETTER, _WORSE, _HAS, _NOT)
 

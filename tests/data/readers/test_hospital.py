@@ -85,17 +85,17 @@ def test_patients_can_be_divided_here(path: Path) -> None:
         ),
         ("patient,", "person,", DataError, "[data] patient_column"),
         ("split,", "fold,", DataError, 'or split = "patients"'),
-        ("Mass", "Pleural Effusion", LabelError, "'Effusion' and 'Pleural Effusion' are both"),
-        ("Mass", "Effusion", LabelError, "labels 'Effusion' and 'Effusion' are both"),
+        ("Mass", "Pleural Effusion", LabelError, "'Effusion' and 'Pleural Effusion' both"),
+        ("Mass", "Effusion", LabelError, "labels 'Effusion' and 'Effusion' both"),
         (
             "b.png,P1,train,,1.0",
             "b.png,P1,train,,2",
             DataError,
             "row 3, column 'Mass': '2' is not 1, 0 or blank",
         ),
-        ("c.png", "a.png", DataError, "row 4: an image that an earlier row has"),
-        ("c.png", "", DataError, "row 4: no image name"),
-        ("P2", "", DataError, "row 4: no patient"),
+        ("c.png", "a.png", DataError, "row 4: a repeated image"),
+        ("c.png", "", DataError, "row 4: the image name"),
+        ("P2", "", DataError, "row 4: the patient"),
         ("val,", "trian,", DataError, "row 4: unknown split 'trian'; did you mean 'train'?"),
         ("P2,val", "P1,val", DataError, "rows 2, 3, 4: 1 patient in two splits"),
     ],
@@ -122,7 +122,7 @@ def test_a_label_that_the_table_lacks_is_proposed(path: Path) -> None:
 
 
 def test_a_label_named_twice_is_refused(path: Path) -> None:
-    with pytest.raises(LabelError, match="'Mass' and 'mass' are both 'Mass'"):
+    with pytest.raises(LabelError, match="'Mass' and 'mass' both mean 'Mass'"):
         load_table(config(path, labels=("Mass", "mass")))
 
 
@@ -166,8 +166,10 @@ def test_two_classes_in_a_row_of_a_multiclass_table_are_a_fault(path: Path) -> N
     path.write_text(TABLE.replace("b.png,P1,train,,1.0", "b.png,P1,train,1,1.0"))
     reading = read_table(config(path, label_type="multiclass"))
     assert reading.faults == (
-        f"{path} rows 3, 6: more than one class of a multiclass table; keep one 1 in a row, "
-        'or write [data] label_type = "multilabel"',
+        (
+            f"{path} rows 3, 6: several classes in a multiclass table; keep one 1 in a row, or write [data] "
+            'label_type = "multilabel"'
+        ),
     )
     assert np.isnan(reading.table.y[[1, 4]]).all()
     assert not read_table(config(path)).faults
@@ -189,5 +191,5 @@ def test_a_column_of_documents(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no column 'reprot'.*\[data\] text_column"):
         load_table(HospitalConfig(table=path, image_column="study", text_column="reprot"))
     path.write_text(path.read_text().replace("Mass.,1", ",1"))
-    with pytest.raises(DataError, match=r"row 3: no text in column 'report'"):
+    with pytest.raises(DataError, match=r"row 3: column 'report'"):
         load_table(HospitalConfig(table=path, **own))

@@ -87,7 +87,8 @@ def test_differing_codes_of_one_name_are_refused_with_both_sites_and_codes() -> 
 def test_a_chain_that_contradicts_itself_is_refused() -> None:
     text = refusal(a=info(Cyst=(ONE, ICD_A)), b=info(Zyste=(ONE, ICD_B)))
     assert text.startswith(
-        "'Cyst' (I10:Q10, a) and 'Zyste' (I10:Q11, b) are two classes by these codes and one by RADLEX:RID1;"
+        "'Cyst' (I10:Q10, a) and 'Zyste' (I10:Q11, b) are different classes by these codes, but the "
+        "same class by RADLEX:RID1;"
     )
     longer = refusal(a=info(X=(ONE, "SCT:60046008")), b=info(Y=(ONE, ICD_A)), c=info(Z=(ICD_A, OTHER)))
     assert "SCT:60046008" in longer
@@ -98,7 +99,7 @@ def test_a_built_in_code_of_another_class_is_refused_and_only_that_site() -> Non
     sites = {"a": info(Pneumothorax=OTHER), "b": info(Mass="")}
     (why,) = unfit(sites).values()
     assert why.startswith(
-        "'Pneumomediastinum' (Suture's table, a) and 'Pneumothorax' (a) are one class by SCT:16838000, "
+        "'Pneumomediastinum' (Suture's table, a) and 'Pneumothorax' (a) are the same class by SCT:16838000, "
     )
     assert unfit({"a": info(PTX=(PTX, "I10C:J90"))}).keys() == {"a"}, (
         "Pneumothorax by one, effusion by the other"
@@ -123,7 +124,7 @@ def test_sites_that_contradict_each_other_are_refused_though_one_states_the_buil
 
 def test_a_code_of_one_class_never_joins_it_to_another_by_the_table() -> None:
     text = refusal(a=info(Foo=(ONE, PTX)), b=info(Pneumonia=ONE))
-    assert "'Pneumonia' (b) and 'Pneumothorax' (Suture's table, a) are one class by" in text
+    assert "'Pneumonia' (b) and 'Pneumothorax' (Suture's table, a) are the same class by" in text
 
 
 def test_nodules_of_two_organs_stay_two_classes() -> None:
@@ -141,7 +142,7 @@ def test_a_site_that_alone_contradicts_several_is_refused_alone() -> None:
 
 def test_two_names_of_the_vocabulary_are_never_merged_by_a_slip() -> None:
     text = refusal(a=info(Melanoma=ONE), b=info(Nevus=ONE))
-    assert "'Melanocytic Nevus' (b) and 'Melanoma' (a) are one class by" in text
+    assert "'Melanocytic Nevus' (b) and 'Melanoma' (a) are the same class by" in text
     one = agree({"a": info(Melanoma=ONE), "b": info(Nevus=ONE)}, (), {"Nevus": "Melanoma"}, False)
     assert one.labels == ("Melanoma",), "but a person can"
 

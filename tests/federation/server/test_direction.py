@@ -106,8 +106,8 @@ SITES = dict.fromkeys(("alpha", "beta", "delta", "epsilon", "gamma"), ("Mass", "
     ("factor", "marks"),
     [
         (1.0, []),
-        (-1.0, ["against the others"]),
-        (-10.0, ["against the others", "over 10 times as long"]),
+        (-1.0, ["relative to the other sites"]),
+        (-10.0, ["relative to the other sites", "over 10 times as long"]),
         (20.0, ["over 10 times as long"]),
     ],
 )
@@ -119,12 +119,12 @@ def test_a_sign_flip_is_marked_and_honest_sites_are_not(factor: float, marks: li
     assert {s: [text.split(" in ")[0] for text in one.marks] for s, one in found.items()} == (
         {site: [] for site in SITES} | {"alpha": marks}
     )
-    noted = [note for note in server.record.run["notes"] if "unlike those of the others" in note]
+    noted = [note for note in server.record.run["notes"] if "differed from those of the other sites" in note]
     assert [note.split(" were ")[0] for note in noted] == ["The updates of alpha"] * bool(marks)
     write_report(server.record.folder)
     page = (server.record.folder / "report.html").read_text()
     assert "updates, compared</h2>" in page
-    assert ("against the others in" in page) == (factor < 0)
+    assert ("relative to the other sites in" in page) == (factor < 0)
 
 
 def test_two_sites_have_figures_and_no_mark(tiny: Any) -> None:

@@ -204,7 +204,7 @@ def test_a_run_without_any_validation_loss_keeps_its_last_model(tiny: Any) -> No
         return answer
 
     server = federation.server()
-    with pytest.raises(FederationError, match="no validation loss was ever measured"):
+    with pytest.raises(FederationError, match="no validation loss"):
         federate(server, Between(federation.sites(), without))
     failed_run(server.record.folder)
     exported = load_file(server.record.folder / "model" / "model.safetensors")
@@ -221,13 +221,13 @@ def test_a_site_that_was_rejected_in_most_rounds_marks_the_run(
         return pack(replace(update, weight=weight))
 
     server = lied(tiny, "marked", Update, lie, rounds=4)
-    said = [line for line in server.record.run["left_out"] if "was rejected" in line]
+    said = [line for line in server.record.run["left_out"] if "rejected" in line]
     assert bool(said) == marked
     show_run(server.record.folder)
     printed = " ".join(capsys.readouterr().out.split())
     page = (server.record.folder / "report.html").read_text()
     top = page[: page.index("<h2>")]
     if marked:
-        assert said[0].startswith(f"alpha was rejected in {len(refused)} of its 4 rounds")
-        assert "left out: alpha was rejected in" in printed
-    assert ("alpha was rejected in" in top) == marked
+        assert said[0].startswith(f"The updates of alpha were rejected in {len(refused)} of its 4 rounds")
+        assert "updates of alpha were rejected in" in printed
+    assert ("updates of alpha were rejected in" in top) == marked

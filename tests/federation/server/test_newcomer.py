@@ -35,7 +35,7 @@ OTHERS = {"a": info("Mass", "Nodule"), "b": info("Nodule", "Mass")}
 LIES: dict[str, tuple[dict[str, Any], str]] = {
     "two spellings of one class": ({"labels": ("Mass", "mass")}, "correct the label map"),
     "another label type": ({"label_type": "multiclass"}, "it is multiclass and the federation multilabel"),
-    "another prior": ({"prior": "abcdef"}, "it holds the prior abcdef"),
+    "another prior": ({"prior": "abcdef"}, "its prior is abcdef"),
     "look-alikes of its own": ({"labels": ("Sarcoidosis", "Sarcoidosys")}, "nearly the same"),
     "a look-alike of a shared class": ({"labels": ("Nodules of lung", "Nodulle")}, "nearly the same"),
 }
@@ -133,7 +133,7 @@ def test_ten_thousand_classes_are_agreed_on_and_no_more() -> None:
     with pytest.raises(FederationError, match="10001 classes together; at most 10000"):
         agree(more, (), {}, True)  # type: ignore[arg-type]
     flood = info(*(f"Junk {n}" for n in range(MOST_CLASSES)))
-    assert "make more than 10000" in misfits({**OTHERS, "liar": flood}, Agreement((), {}, True))["liar"]
+    assert "exceed 10000" in misfits({**OTHERS, "liar": flood}, Agreement((), {}, True))["liar"]
 
 
 def test_a_union_of_ten_thousand_classes_has_results() -> None:

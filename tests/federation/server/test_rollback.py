@@ -69,7 +69,7 @@ def test_a_destroyed_model_is_taken_back_and_its_destroyer_excluded(selection: s
     assert sorted(history) == sorted([*done, (2, "unchanged"), (3, "unchanged")])
     undone = next(line for line in lines(server) if line["round"] == 2 and line["status"] == "unchanged")
     assert "its update of round 2 was the largest" in undone["sites"]["alpha"]["reason"]
-    assert any("alpha takes no further part" in note for note in server.record.run["notes"])
+    assert any("alpha left this experiment" in note for note in server.record.run["notes"])
     assert "rolled_back" in (server.record.folder / "events.jsonl").read_text()
     write_report(server.record.folder)
     if selection == "last":  # by losses, alpha's own would count
@@ -161,7 +161,7 @@ def test_a_number_of_the_next_model_that_is_not_finite_names_the_server_s_step(
     federation = tiny(METHOD)
     server = federation.server()
     with pytest.raises(
-        FederationError, match=f"{group}/x of the model of round 1 is not finite, by the server"
+        FederationError, match=f"{group}/x of the model of round 1 is not finite after the server"
     ):
         federate(server, Loop(federation.sites()))
     assert server.states.newest()[0] == server.round == 0  # type: ignore[index]

@@ -20,7 +20,7 @@ from suture.reports.progress import following
 from suture.reports.report import write_report
 
 FROZEN = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8), batch_norm="frozen")
-NOTE = "it stays at mean 0 and variance 1"
+NOTE = "mean 0 and variance 1"
 
 
 def test_batch_norm_frozen_at_no_training_is_noted_on_the_page_and_in_the_terminal(

@@ -261,7 +261,10 @@ def test_the_report_is_never_below_an_independent_ledger(
         delta = float(re.search(r"at δ = (\S+)", note)[1]) if "at δ" in note else math.nan  # type: ignore[index]
         if 0.0 in noises:
             infinite += 1
-            assert f"ε = ∞, because {noises.count(0.0)} of its {len(noises)} updates had no noise" in note
+            assert (
+                f"ε = ∞, because {noises.count(0.0)} of its {len(noises)} updates were sent without noise"
+                in note
+            )
         elif noises:
             said = float(re.search(r"ε ≤ (\S+)", note)[1])  # type: ignore[index]
             assert exact_delta(said, noises) <= delta * (1 + 1e-5)

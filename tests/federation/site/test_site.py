@@ -187,11 +187,11 @@ def _packed(site: Site, packed: Any) -> Any:
 @pytest.mark.parametrize(
     ("now", "what"),
     [
-        ({"threads": 2}, "threads was 1 in the rounds before and is 2 now"),
-        ({"amp": True}, "precision was float32 in the rounds before and is bf16 now"),
-        ({"amp": True, "half": "fp16"}, "precision was float32 in the rounds before and is fp16 now"),
-        ({"compile": "kernels"}, "compile was no in the rounds before and is kernels now"),
-        ({"device": "cuda:0"}, "device was cpu in the rounds before and is cuda now"),
+        ({"threads": 2}, "threads was 1 in earlier rounds and is 2 now"),
+        ({"amp": True}, "precision was float32 in earlier rounds and is bf16 now"),
+        ({"amp": True, "half": "fp16"}, "precision was float32 in earlier rounds and is fp16 now"),
+        ({"compile": "kernels"}, "compile was no in earlier rounds and is kernels now"),
+        ({"device": "cuda:0"}, "device was cpu in earlier rounds and is cuda now"),
     ],
 )
 def test_what_gives_other_sums_is_refused(

@@ -220,12 +220,12 @@ def test_a_server_names_no_place_outside_of_runs(
     (tmp_path / "a" / "b").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "a" / "b")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ConfigError, match="no name of an experiment"):
+    with pytest.raises(ConfigError, match="name of an experiment"):
         download(Remote(done, META), KIT, "j", None)  # type: ignore[arg-type]
     assert sorted(tmp_path.rglob("*")) == before
     crashed = {"status": "FINISHED:ABNORMAL", EXPERIMENT: name or ".."}
     (done / "run.json").unlink()
-    with pytest.raises(ConfigError, match="no name of an experiment"):
+    with pytest.raises(ConfigError, match="name of an experiment"):
         download(Remote(done, crashed), KIT, "j", None)  # type: ignore[arg-type]
 
 

@@ -61,10 +61,10 @@ def test_files_that_are_not_mocos_say_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"x\.pth has no tensors module\.encoder_q\.\*.*moco_v2_800ep"):
         moco_resnet50(path)
     torch.save({"state_dict": {"module.encoder_q.conv1.weight": torch.ones(1)}}, path)
-    with pytest.raises(ConfigError, match=r"x\.pth is no ResNet-50.*no tensor fits conv1\.weight"):
+    with pytest.raises(ConfigError, match=r"x\.pth .*ResNet-50.*conv1\.weight"):
         moco_resnet50(path)
     torch.save([torch.ones(1)], path)
-    with pytest.raises(ConfigError, match=r"x\.pth holds no tensors by name, but a list"):
+    with pytest.raises(ConfigError, match=r"x\.pth contains a list"):
         moco_resnet50(path)
 
 
@@ -115,7 +115,7 @@ def test_files_that_are_not_clips_say_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"x\.safetensors has no tensors visual\.\*"):
         load_prior(PriorSpec("clip_vitb32", str(path)))
     save_file({"visual.conv1.weight": torch.ones(1)}, path)
-    with pytest.raises(ConfigError, match=r"x\.safetensors is no image encoder of CLIP.*no tensor fits"):
+    with pytest.raises(ConfigError, match=r"x\.safetensors .*image encoder of CLIP"):
         load_prior(PriorSpec("clip_vitb32", str(path)))
     path.write_bytes(b"junk")
     with pytest.raises(ConfigError, match=r"x\.safetensors cannot be read"):

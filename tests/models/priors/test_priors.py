@@ -132,7 +132,7 @@ def test_without_its_package_the_error_says_what_to_install(monkeypatch: pytest.
 def test_specifications_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'moco_resnet50'"):
         PriorSpec("moco_resnet")
-    with pytest.raises(ConfigError, match=r"224 px alone; remove prior\.size"):
+    with pytest.raises(ConfigError, match=r"224 px only; remove prior\.size"):
         load_prior(PriorSpec("clip_vitb32", "a", size=96))
     for name, entry in PRIORS.items():
         if entry.needs:

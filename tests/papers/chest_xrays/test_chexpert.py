@@ -70,7 +70,7 @@ def test_the_official_split_tests_on_valid_csv(root: Path) -> None:
     assert "test" not in table.split[:-1]
     (root / "valid.csv").write_text(HEADER + line(1, folder="valid"))
     (fault,) = read_table(config(root, split="official")).faults
-    assert "valid.csv row 2: a patient whom" in fault
+    assert "valid.csv row 2: a patient" in fault
     assert "patient00001" not in fault
     (root / "valid.csv").unlink()
     with pytest.raises(DataError, match=r"valid\.csv"):
@@ -86,10 +86,12 @@ def test_seven_findings_are_those_of_nih() -> None:
 
 def test_faults_name_file_row_and_class(root: Path) -> None:
     (root / "train.csv").write_text(HEADER + line(1) + line(2, Edema="yes"))
-    with pytest.raises(DataError, match=r"train\.csv row 3: 'Edema' is none of 1\.0, 0\.0, -1\.0 and blank"):
+    with pytest.raises(
+        DataError, match=r"train\.csv row 3: 'Edema' is not one of 1\.0, 0\.0, -1\.0 and blank"
+    ):
         load_table(config(root))
     (root / "train.csv").write_text(HEADER + line(1, "lateral"))
-    with pytest.raises(DataError, match='has no frontal image; write \\[data\\] views = "all"'):
+    with pytest.raises(DataError, match='frontal image; write \\[data\\] views = "all"'):
         load_table(config(root))
     (root / "train.csv").write_text((HEADER + line(1)).replace("Fracture", "Fractures"))
     with pytest.raises(DataError, match=r"no column 'Fracture'; did you mean 'Fractures'\?"):

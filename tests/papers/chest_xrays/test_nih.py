@@ -56,7 +56,7 @@ def test_a_site_may_annotate_some_of_the_fourteen(tmp_path: Path) -> None:
     assert table.y.tolist() == [[0, 1], [1, 1], [0, 0], [0, 0]]
     with pytest.raises(ConfigError, match=r"'Cardiomegally'; did you mean 'Cardiomegaly'\?"):
         load_table(config(path, labels=("Cardiomegally",)))
-    with pytest.raises(LabelError, match="both 'Pleural Effusion'"):
+    with pytest.raises(LabelError, match="both mean 'Pleural Effusion'"):
         load_table(config(path, labels=("Effusion", "Pleural Effusion")))
 
 
@@ -93,7 +93,7 @@ def test_an_image_in_no_list_and_a_missing_list_are_named(tmp_path: Path) -> Non
     lists.mkdir()
     (lists / "train_val_list.txt").write_text("\n".join(image for image, _, _ in ROWS[:3]))
     (lists / "test_list.txt").write_text("")
-    with pytest.raises(DataError, match=r"row 5: in none or both of train_val_list\.txt and test_list\.txt"):
+    with pytest.raises(DataError, match=r"row 5: .*train_val_list\.txt and test_list\.txt"):
         load_table(config(path, split="official", lists=lists))
 
 

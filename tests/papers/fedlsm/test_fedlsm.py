@@ -141,7 +141,7 @@ def test_subsets_are_disjoint_and_ranked(tiny: Any) -> None:
 
 def test_larger_subsets_than_the_site_has_are_refused(tiny: Any) -> None:
     context, _ = bench_of(tiny, METHOD)
-    with pytest.raises(ConfigError, match="alpha has 15 training images, and 2000 confident and 500"):
+    with pytest.raises(ConfigError, match=r"alpha has 15 training images, .*2000 confident and 500"):
         subsets(replace(METHOD.teaching, confident=2000, uncertain=500), context, True, 0, 1)
 
 
@@ -266,7 +266,7 @@ def test_a_warm_up_returns_its_best_epoch(tiny: Any) -> None:
 @pytest.mark.parametrize("value", [1.0, 0.0, -3, 0, True, "0.2", 1.5, float("nan")])
 def test_a_subset_is_a_share_or_a_number_of_images(value: Any) -> None:
     for name in ("confident", "uncertain"):
-        with pytest.raises(ConfigError, match=f"{name}: .*neither a share below 1 nor a whole number"):
+        with pytest.raises(ConfigError, match=f"{name}: .*a share below 1"):
             parse(Teaching, {name: value}, "teaching")
 
 

@@ -104,7 +104,7 @@ def test_folds_may_be_counted_from_1_or_be_two(tmp_path: Path) -> None:
     shifted = tuple((image, word, str(int(fold) % 2 + 1)) for image, word, fold in ROWS)
     path = write_folds(tmp_path, shifted)
     assert load_table(config(path, fold=1)).split.count("test") == 23 * 4
-    with pytest.raises(ConfigError, match=r"\[data\] fold = 2: .*5_fold_split.csv has 2 folds; take 0 to 1"):
+    with pytest.raises(ConfigError, match=r"\[data\] fold = 2: .*5_fold_split.csv has 2 folds; .*0 to 1"):
         load_table(config(path, fold=2))
 
 
@@ -119,7 +119,7 @@ def test_images_may_be_divided_instead(tmp_path: Path) -> None:
     table = load_table(config(write_truth(tmp_path), split="images"))
     for name, n in (("train", 7), ("validation", 1), ("test", 2)):
         assert (table.y[np.array(table.split) == name].sum(axis=0) == n).all()
-    with pytest.raises(ValueError, match=r"fold does nothing with split = .images.; remove it"):
+    with pytest.raises(ValueError, match=r"fold has no effect with split = .images.; remove it"):
         config(tmp_path / TRUTH, split="images", fold=1)
     toml = tmp_path / "suture.toml"
     toml.write_text('[data]\ndataset = "nih"\nroot = "."\ntable = "a.csv"\nfold = 3\n')
@@ -144,11 +144,13 @@ def test_an_image_of_no_fold_is_a_fault(tmp_path: Path) -> None:
     write_folds(tmp_path, ROWS[1:])
     faults = read_table(config(write_truth(tmp_path))).faults
     assert faults == (
-        f"{tmp_path / TRUTH} row 2: in no fold of {tmp_path / FOLDS}; use the official file or "
-        '[data] split = "images"',
+        (
+            f"{tmp_path / TRUTH} row 2: not in any fold of {tmp_path / FOLDS}; use the official file or "
+            '[data] split = "images"'
+        ),
     )
     path = write_folds(tmp_path, ((*ROWS[0][:2], "x"), *ROWS[1:]))
-    assert "row 2: in no fold of" in read_table(config(path)).faults[0]
+    assert "row 2: not in any fold of" in read_table(config(path)).faults[0]
 
 
 def test_an_unknown_word_a_blank_and_a_repeated_image_are_faults(tmp_path: Path) -> None:
@@ -161,12 +163,12 @@ def test_an_unknown_word_a_blank_and_a_repeated_image_are_faults(tmp_path: Path)
     )
     (tmp_path / FOLDS).write_text(write_folds(tmp_path, rows).read_text().replace("\n.jpg;", "\n;"))
     reading = read_table(config(tmp_path / FOLDS, split="images"))
-    assert [fault.partition(FOLDS)[2] for fault in reading.faults] == [
+    assert [fault.partition(FOLDS)[2] for fault in reading.faults[:2]] == [
         " row 2: unknown class 'poylp'; did you mean 'Polyps'?",
         " row 3: unknown class ''; known: " + ", ".join(sorted(LABELS)),
-        " row 234: no image name; write it or remove the row",
-        " row 235: an image that an earlier row has; remove the repetition",
     ]
+    assert reading.faults[2].partition(FOLDS)[2].startswith(" row 234: the image name")
+    assert reading.faults[3].partition(FOLDS)[2].startswith(" row 235: a repeated image")
     assert np.isnan(reading.table.y[:2]).all()
 
 
@@ -176,7 +178,7 @@ def test_a_torn_row_and_another_table_are_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="row 3 has 2 cells where the header has 3"):
         load_table(config(path))
     path.write_text("picture,patient\na.png,1\n")
-    with pytest.raises(DataError, match=f"neither the columns of {FOLDS} nor those of {TRUTH}"):
+    with pytest.raises(DataError, match=f"the columns neither of {FOLDS} nor of {TRUTH}"):
         load_table(config(path))
     path.write_text("file-name;class-name\na.jpg;polyp\n")
     with pytest.raises(DataError, match=r"column 'split-index'|is missing"):

@@ -85,7 +85,7 @@ def test_labels_may_be_groups_of_diagnoses(path: Path) -> None:
     names = ("Pulmonary: Respiratory Failure", "renal: disorder of kidney")
     table = load_table(config(path, labels_from="diagnosis", labels=names))
     np.testing.assert_array_equal(table.y, [[1, 0], [0, 1], [np.nan] * 2, [np.nan] * 2])
-    with pytest.raises(DataError, match="no label has 100 rows"):
+    with pytest.raises(DataError, match=r"no label .*100 rows"):
         load_table(config(path, labels_from="diagnosis"))
 
 
@@ -121,7 +121,7 @@ def test_tables_under_other_names_and_in_another_folder(path: Path, tmp_path: Pa
         (lists / f"{name}.csv".replace("Drug", "drug")).with_suffix(".csv.gz").write_bytes(
             gzip.compress(text.encode())
         )
-    with pytest.raises(DataError, match=r"admissionDrug\.csv is missing.*set \[data\] lists"):
+    with pytest.raises(DataError, match=r"admissionDrug\.csv .*is missing.*set \[data\] lists"):
         load_table(config(path))
     assert load_table(config(path, lists=lists)).texts == texts
 
@@ -136,8 +136,8 @@ def test_tables_under_other_names_and_in_another_folder(path: Path, tmp_path: Pa
             r"medication\.csv row 3 has 1 cells where the header",
         ),
         ("medication", "patientunitstayid,drugname\n1,\xff\n", "not UTF-8"),
-        ("patient", PATIENT.replace("\n2,", "\n1,"), "row 3: a document that an earlier row has"),
-        ("patient", PATIENT.replace(",B", ","), "row 4: no patient; write one per document"),
+        ("patient", PATIENT.replace("\n2,", "\n1,"), "row 3: a repeated document"),
+        ("patient", PATIENT.replace(",B", ","), "row 4: the patient is blank"),
     ],
 )
 def test_damaged_tables_are_named(path: Path, name: str, text: str, says: str) -> None:
@@ -151,9 +151,7 @@ def test_tables_without_any_text_or_label(path: Path) -> None:
     with pytest.raises(DataError, match=r"patient\.csv: no row has a label"):
         load_table(config(path))
     path.write_text("patientunitstayid,apacheadmissiondx,uniquepid\n9,Sepsis,A\n")
-    with pytest.raises(
-        DataError, match="no stay has a word in admissionDrug, pastHistory, medication; correct"
-    ):
+    with pytest.raises(DataError, match="admissionDrug, pastHistory, medication; correct"):
         load_table(config(path))
 
 

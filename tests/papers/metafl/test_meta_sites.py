@@ -126,7 +126,7 @@ def test_a_site_of_fl_sends_its_number_of_images_where_that_counts(
 
 
 def test_a_part_without_any_row_is_refused(tiny: Any) -> None:
-    with pytest.raises(ConfigError, match=r"share\.fraction=1e-06 .* nothing is shared; set it higher"):
+    with pytest.raises(ConfigError, match=r"share\.fraction=1e-06 .* set it higher"):
         tiny(PMFL(share=Share(1e-6), batches=2)).run()
 
 

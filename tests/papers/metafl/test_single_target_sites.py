@@ -84,7 +84,7 @@ def test_sites_of_40_and_32_documents_test_on_a_share_of_them(
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"targets": ("mass",)}, "'Mass' is a training site and a target; remove it from one of them"),
+        ({"targets": ("mass",)}, "'Mass' is both a training site and a target; remove it from one of them"),
         ({"targets": ("Masss",)}, r"unknown disease 'Masss'; did you mean 'Mass'\?"),
         ({"training": ("Mass", "mass")}, r"'Mass' occurs twice in simulation\.training"),
         ({"targets": ("Edema", "Pulmonary Edema")}, r"'Edema' occurs twice in simulation\.targets"),
@@ -211,7 +211,7 @@ def test_where_no_site_tests_the_page_shows_the_tasks_alone(openi: Path, tmp_pat
     assert json.loads((out / "metrics.json").read_text())["auroc"] == {"Target": None}
     page = (out / "report.html").read_text()
     assert "Fine-tuned on tasks that no site has" in page
-    assert "How well each class is found" not in page
+    assert "Results by class" not in page
     assert "0 images" not in page
 
 
@@ -219,6 +219,6 @@ def test_what_cannot_be_fine_tuned_is_refused_before_anything_is_trained(openi: 
     nowhere = replace(job(openi), simulation=replace(SITES, root=str(openi), targets=()))
     with pytest.raises(ConfigError, match=r"no task to fine-tune on; name some in simulation\.targets"):
         run(nowhere, tmp_path / "r")
-    with pytest.raises(ConfigError, match="leaves no global model to fine-tune"):
+    with pytest.raises(ConfigError, match="a global model to fine-tune"):
         run(with_settings(job(openi), ["method=individual"]), tmp_path / "r")
     assert not (tmp_path / "r").exists()

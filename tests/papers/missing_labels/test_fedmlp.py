@@ -247,8 +247,8 @@ def test_a_run_notes_sites_that_are_too_small_to_tag() -> None:
     statistics = LabelStatistics(("A", "B"), {"a": 99, "b": 150, "c": 200, "d": 10}, counts)
     notes = FedMLP().class_facts(statistics).notes
     assert [note.split(":")[0] for note in notes] == [
-        "a has 99 training images, too few to ever tag one as absent or present",
-        "b has 150 training images, too few to ever tag one as absent",
+        "a has 99 training images, too few .*absent or present",
+        "b has 150 training images, too few .*absent",
     ]
     assert all("method.tagging.minimum" in note for note in notes)
     assert not FedMLP(tagging=Tagging(minimum=1)).class_facts(statistics).notes
@@ -315,7 +315,7 @@ def test_tags_of_other_images_are_refused(tiny: Any) -> None:
     method = FedMLP(local=LOCAL)
     context, task = bench_of(tiny, method)
     fewer = context.samples["train"].rows(torch.arange(14))
-    with pytest.raises(ConfigError, match=r"alpha has labelled 15 training images .* and now has 14"):
+    with pytest.raises(ConfigError, match=r"alpha had 15 training images .* and now has 14"):
         train_round(method, replace(context, samples={"train": fewer}), task, STAGE_2, Packed(one, {}))
 
 

@@ -132,9 +132,9 @@ def test_a_batch_without_labels_has_no_supervised_loss() -> None:
 
 
 def test_what_it_is_not_defined_for_is_refused() -> None:
-    with pytest.raises(ConfigError, match="FedVLS is not defined for several labels an image"):
+    with pytest.raises(ConfigError, match=r"FedVLS .*several labels an image"):
         check_label_type(FedVLS(), "multilabel")
-    with pytest.raises(ConfigError, match=r"LogitSuppression is the loss already; set method\.softmax"):
+    with pytest.raises(ConfigError, match=r"LogitSuppression .*set method\.softmax"):
         FedVLS(softmax="balanced")
     with pytest.raises(ConfigError, match="VacantDistillation keeps what the received model knows"):
         FedVLS(label_view="own")

@@ -298,7 +298,9 @@ def test_a_step_sees_features_and_logits_of_the_first_view_alone() -> None:
 
 
 def test_a_model_of_text_is_refused() -> None:
-    with pytest.raises(ConfigError, match="PseudoLabels sees images twice, and the model 'lstm' reads text"):
+    with pytest.raises(
+        ConfigError, match="PseudoLabels needs two views of an image, but the model 'lstm' reads text"
+    ):
         FixMatch().check_model(ModelSpec("lstm"))
     FixMatch().check_model(SMALL)
     assert FixMatch.limits.images_only
@@ -311,5 +313,5 @@ def test_labels_that_it_cannot_use_are_refused(other: dict[str, Any]) -> None:
 
 
 def test_two_second_views_are_refused() -> None:
-    with pytest.raises(ConfigError, match="PseudoLabels and ReceivedLabels both draw a second view"):
+    with pytest.raises(ConfigError, match="PseudoLabels and ReceivedLabels both need a second view"):
         check_needs((PseudoLabels(), ReceivedLabels()), FixMatch().label_use)

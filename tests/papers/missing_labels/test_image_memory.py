@@ -37,13 +37,13 @@ def test_of_other_images_it_is_refused(names: str) -> None:
     """Fewer, others, in another order, or more."""
     before = remember(site_of("a", "b", "c"), guess=torch.ones(3, 3))
     kept = {k.removeprefix(KEPT): t for k, t in before.items()}
-    now = f"alpha has labelled 3 training images in earlier rounds, and now has {len(names)}"
+    now = f"alpha had 3 training images in earlier rounds and now has {len(names)}"
     with pytest.raises(ConfigError, match=now):
         remembered(replace(site_of(*names), name="alpha"), kept, "guess")
 
 
 def test_without_a_checksum_it_is_refused() -> None:
-    with pytest.raises(ConfigError, match="not the same in the same order"):
+    with pytest.raises(ConfigError, match="in another order"):
         remembered(site_of("a", "b"), {"rows/guess": torch.ones(3, 2)}, "guess")
 
 
@@ -65,6 +65,6 @@ def test_a_site_whose_images_changed_abstains(tiny: Any) -> None:
     assert isinstance(answer, Abstain)
     assert answer.reason == "configuration"
     assert (
-        "alpha has labelled 15 training images in earlier rounds, and now has 14"
+        "alpha had 15 training images in earlier rounds and now has 14"
         in (site.folder / "errors.jsonl").read_text()
     )

@@ -135,6 +135,6 @@ def test_several_labels_an_image_are_refused(method: FedLC | LDAM) -> None:
     title = method.about.title
     with (
         Trial(method, SMALL, "multilabel") as trial,
-        pytest.raises(ConfigError, match=f"{title} is not defined for several labels an image"),
+        pytest.raises(ConfigError, match=f"{title} does not support several labels an image"),
     ):
         trial.payload("alpha")

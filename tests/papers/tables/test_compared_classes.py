@@ -113,5 +113,5 @@ def test_rows_that_are_not_there_and_a_series_are_refused(tmp_path: Path) -> Non
         load_experiment(str(path))
     series = {"key": "simulation.images", "values": [20], "label": "images"}
     path.write_text(tomli_w.dumps({**SPEC, "by_class": {"rows": ["theirs", "ours"]}, "series": series}))
-    with pytest.raises(ConfigError, match="by_class is of one model a row, and a series has many"):
+    with pytest.raises(ConfigError, match="by_class needs one model"):
         load_experiment(str(path))

@@ -96,9 +96,7 @@ def test_a_key_becomes_no_path(table: str, key: str) -> None:
     test, plot = {"data": {}}, {"of": "frequencies", "sources": ["ours"]}
     one = {"tests": test, "drawings": plot}.get(table) or next(iter(SPEC[table].values()))
     assert experiment(**{table: {**SPEC.get(table, {}), "a-B_1": one}})
-    with pytest.raises(
-        ConfigError, match=rf"{table}\..*rename it with letters \(a-z\), digits, - and _ alone"
-    ):
+    with pytest.raises(ConfigError, match=rf"{table}\..*use letters \(a-z\), digits, - and _ only"):
         experiment(**{table: {**SPEC.get(table, {}), key: one}})
 
 
@@ -254,7 +252,7 @@ def test_runs_are_done_once_and_failures_are_told(tmp_path: Path) -> None:
     assert left == {"server", "labels.csv", "suture.toml", "phantom.json"}  # no images, no states
     conduct(spec, spec.preset(None), Session(store(kept), work, None, reported.append), 2)
     assert path.stat() == before
-    assert reported[-1] == "2 runs, 2 of them done before"
+    assert reported[-1] == "2 runs, 2 of them"
     run = next(iter(final_runs(spec, spec.preset(None), {})))
     record = store(kept).find(run.name)
     assert record is not None
@@ -319,7 +317,7 @@ def test_what_two_runs_failed_of_before_they_trained_ends_the_others(tmp_path: P
             Session(store(tmp_path), tmp_path / "work", tmp_path / "data", reported.append),
             1,
         )
-    assert str(raised.value).startswith("2 of 6 runs failed, 4 were not begun\n")
+    assert str(raised.value).startswith("2 of 6 runs failed, 4 were not started\n")
     assert f"{tmp_path / 'data' / 'nih'} has no Data_Entry_2017*.csv*; put it there" in str(raised.value)
     assert sum(line.startswith("begins") for line in reported) == 2
 
@@ -335,7 +333,7 @@ def test_what_runs_warn_of_is_passed_on_once(tmp_path: Path) -> None:
 def test_a_data_root_is_asked_for_before_anything_is_run(tmp_path: Path) -> None:
     reads = {"small": {"note": "", "seeds": [1], "set": {"simulation.root": "{data}/nih"}}}
     spec = experiment(job="surgical_nih", presets=reads)
-    for root, says in ((None, r"reads \{data\}/nih; give --data-root"), (tmp_path / "x", "is no folder")):
+    for root, says in ((None, r"reads \{data\}/nih; give --data-root"), (tmp_path / "x", "is not a folder")):
         with pytest.raises(ConfigError, match=says):
             conduct(spec, spec.preset(None), Session(store(tmp_path), tmp_path, root, lambda _: None), 1)
 
@@ -351,7 +349,7 @@ def test_a_broken_result_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="delete its line, and the run is done again"):
         read_result(store(tmp_path), run)
     (tmp_path / "run.json").write_text('{"status": "failed", "error": "no data"}')
-    with pytest.raises(DataError, match=r"no finished run \(failed: no data\)"):
+    with pytest.raises(DataError, match=r"a finished run \(failed: no data\)"):
         result_of(run, tmp_path)
 
 
@@ -394,7 +392,7 @@ def test_without_a_name_every_complete_table_is_rendered(
     assert CliRunner().invoke(app, [*words, "--render"], catch_exceptions=False).exit_code == 0
     found = {path.name for path in (tmp_path / "results").glob("*.md")}
     assert found == {"first.md", "first-two.md"}
-    with pytest.raises(ConfigError, match="which experiment"):
+    with pytest.raises(ConfigError, match="name the experiment"):
         CliRunner().invoke(app, words, catch_exceptions=False)
 
 

@@ -73,7 +73,7 @@ def test_a_class_not_learned_leaves_a_mean_undefined_but_one_without_positives_d
     spec = experiment()
     lacking = measured(**{GLOBAL: model(["C"], A=0.8, B=0.6)})
     assert mean_of(spec, "ours", lacking, spec.columns[1]) is None
-    assert "learned every class" in why_undefined(spec, "ours", [lacking], spec.columns[1])
+    assert "trained on every class" in why_undefined(spec, "ours", [lacking], spec.columns[1])
     assert mean_of(spec, "ours", lacking, Column("c", "away", classes=("A", "B"))) == pytest.approx(0.7)
     empty = measured(**{GLOBAL: model(A=0.8, B=None)})
     assert mean_of(spec, "ours", empty, spec.columns[0]) == 0.8
@@ -120,7 +120,7 @@ def test_models_are_found_and_tested_after_their_run(tmp_path: Path) -> None:
     assert (without.tests, without.untested) == ({}, {"away": "{data}/server/labels.csv"})
     assert mean_of(spec, "ours", without, spec.columns[0]) is None
     why = why_undefined(spec, "ours", [without], spec.columns[0])
-    assert why == "the data of the test were not there: {data}/server/labels.csv"
+    assert why == f"the data of the test were missing: {data}/server/labels.csv"
     (data / "later.csv").rename(table)
     results = do_runs(runs, session, 1)
     ours, pfl = (results[run.name].tests["away"] for run in runs)

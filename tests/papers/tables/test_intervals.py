@@ -98,5 +98,5 @@ def test_intervals_of_several_models_do_not_average(tmp_path: Path) -> None:
     ],
 )
 def test_what_has_no_interval_is_refused_one(column: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match='spread = "interval" is of the mean AUROC'):
+    with pytest.raises(ConfigError, match='spread = "interval" is for the mean AUROC'):
         parse(Column, {"name": "x", "spread": "interval", **column}, "column")

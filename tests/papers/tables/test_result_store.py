@@ -95,7 +95,7 @@ def test_the_form_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
     former = tmp_path / "demo-surgical-s1-0123456789.json"
     former.write_text("{}")
     for use in (lambda store: store.find("a"), lambda store: store.put("a", {})):
-        with pytest.raises(DataError, match=rf"^{former} is a result in the form of an earlier version"):
+        with pytest.raises(DataError, match=rf"^{former} is a result of an earlier version"):
             use(ResultStore(tmp_path, "mine"))
     assert not (tmp_path / "mine.jsonl").exists()
 
@@ -161,7 +161,7 @@ def test_two_different_records_of_a_name_are_refused_and_equal_ones_are_one(tmp_
     path.write_text('{"name":"a","n":1}\n{"name":"a", "n":1}\n')
     assert store.find("a") == {"n": 1}
     path.write_text('{"name":"a","n":1}\n\n{"name":"a","n":2}\n')
-    message = rf"^{path}, lines 1 and 3 are both of a and differ; delete the wrong one"
+    message = rf"^{path}, lines 1 and 3 are both for a"
     for use in (lambda: store.find("a"), lambda: store.put("b", {})):
         with pytest.raises(DataError, match=message):
             use()

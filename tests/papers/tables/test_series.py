@@ -50,7 +50,7 @@ def test_a_steady_row_has_one_run_that_stands_at_every_value(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"columns": ALL}, "'theirs' is steady, and there is no series"),
+        ({"columns": ALL}, "'theirs' is steady, but there is no series"),
         ({"series": SERIES}, "changes which classes column 'AUROC, classes of several sites' is about"),
     ],
 )

@@ -91,7 +91,7 @@ def test_the_table_by_hand(tmp_path: Path) -> None:
     assert [path.name for path in paths] == ["two.md", "two.html", "two.svg", "two-curves.svg"]
     text = paths[0].read_text()
     assert "| FL | 0.600 ± 0.000 ns | .074 | 2.0 ± 0.0 ns | 1.000 [1] |" in text
-    assert "\n[1] all pairs differ alike\n" in text
+    assert "\n[1] the difference is the same for all pairs\n" in text
     assert (
         "| A | PMFL | 0.800 ± 0.100 | 0.500 ± 0.000 | 0.500 ± 0.000 | 0.400 ± 0.050 | 2.0 ± 0.0 | 90 / 10 |"
         in text

@@ -40,7 +40,7 @@ def test_a_win_and_a_loss_have_size_interval_p_and_number(tmp_path) -> None:  # 
         "AUROC, all classes, over 5 seeds: Surgical Aggregation beats Vanilla FL by .021 (95 % .012 to .030, "
         "p = .003)."
     )
-    assert "loses to Vanilla FL by .021 (95 % .012 to .030, p = .003)" in said(
+    assert "is worse than Vanilla FL by .021 (95 % .012 to .030, p = .003)" in said(
         tmp_path / "loss", THEIRS, better
     )
 
@@ -55,12 +55,12 @@ def test_a_tie_is_no_win(tmp_path) -> None:  # type: ignore[no-untyped-def]
 
 def test_too_few_seeds_prove_nothing(tmp_path) -> None:  # type: ignore[no-untyped-def]
     assert said(tmp_path / "one", [0.9], [0.5]) == (
-        "AUROC, all classes, over 1 seed: Surgical Aggregation has .900; Vanilla FL .500: too few runs to "
-        "tell a difference from chance."
+        "AUROC, all classes, over 1 seed: Surgical Aggregation has .900; Vanilla FL .500: too few runs "
+        "to test a difference."
     )
     two = said(tmp_path / "two", [0.9, 0.91], [0.5, 0.51001])
     assert two.endswith("better than Vanilla FL by .400, but two pairs cannot be tested for normality.")
-    assert "all pairs differ alike" in said(tmp_path / "alike", [0.75] * 3, [0.5] * 3)
+    assert "the same for all pairs" in said(tmp_path / "alike", [0.75] * 3, [0.5] * 3)
 
 
 def test_of_several_rows_of_one_run_the_caution_is_said_once(tmp_path) -> None:  # type: ignore[no-untyped-def]
@@ -72,14 +72,12 @@ def test_of_several_rows_of_one_run_the_caution_is_said_once(tmp_path) -> None: 
         result(run, tmp_path, {"A": area, "B": area})
     assert verdict(spec, preset, collect(spec, preset, store(tmp_path))) == (
         "AUROC, all classes, over 1 seed: Surgical Aggregation has .900; Vanilla FL .500; FedAvg .600: "
-        "too few runs to tell a difference from chance."
+        "too few runs to test a difference."
     )
 
 
 def test_what_has_not_been_run_is_not_judged(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    assert said(tmp_path / "none", [], THEIRS).startswith(
-        "Nothing can be said yet: Surgical Aggregation has no"
-    )
+    assert said(tmp_path / "none", [], THEIRS).startswith("No result yet: Surgical Aggregation has no")
     assert "cannot be compared with Vanilla FL (not run yet)" in said(tmp_path / "half", THEIRS, [])
 
 

@@ -109,7 +109,7 @@ def read_table(config: DatasetConfig) -> Reading:
         table, absent = present(reading.table, source)
     if not len(table):
         raise DataError(
-            f"{config.root} has none of the {absent} images of {config.table}; correct [data] root"
+            f"{config.root} contains none of the {absent} images of {config.table}; correct [data] root"
         )
     return replace(reading, table=table, absent=absent)
 

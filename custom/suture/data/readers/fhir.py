@@ -125,7 +125,7 @@ def _observations(path: Path, remarks: Remarks) -> Iterator[tuple[Place, Any]]:
             observation, where = None, ".".join(map(str, error.errors(include_input=False)[0]["loc"]))
         if observation is None or observation.code is None:  # which is missing where it is null
             what = as_word(where or "several values")
-            remarks.faults.add(place, f"no valid Observation of FHIR R4B (at {what}); correct it")
+            remarks.faults.add(place, f"not a valid Observation of FHIR R4B (at {what}); correct it")
             continue
         yield place, observation
 
@@ -142,7 +142,7 @@ def _resources(path: Path, remarks: Remarks) -> Iterator[tuple[Place, dict[str, 
             if isinstance(found, dict):
                 yield place, found
             else:
-                remarks.faults.add(place, "no JSON of a resource; correct or remove it")
+                remarks.faults.add(place, "not a resource in JSON; correct or remove it")
         return
     try:
         bundle = _parsed(file_bytes(path, MOST_BUNDLE))
@@ -150,7 +150,7 @@ def _resources(path: Path, remarks: Remarks) -> Iterator[tuple[Place, dict[str, 
         raise DataError(f"{path} cannot be read: {error}") from error
     entries = bundle.get("entry", []) if isinstance(bundle, dict) else None
     if not isinstance(entries, list) or bundle.get("resourceType") != "Bundle":
-        raise DataError(f"{path} is no Bundle as JSON; give NDJSON the ending .ndjson")
+        raise DataError(f"{path} is not a Bundle in JSON; NDJSON files need the ending .ndjson")
     for number, entry in enumerate(entries, 1):
         resource = entry.get("resource") if isinstance(entry, dict) else None
         if isinstance(resource, dict):
@@ -168,11 +168,11 @@ def _parsed(text: str | bytes) -> Any:
 def _left_out(place: Place, observation: Any, remarks: Remarks) -> bool:
     """Whether an Observation of a class says nothing of its patient; the reason is noted, or is a fault."""
     if observation.status in _NOT_READ:
-        remarks.notes.add(place, f"status {observation.status}, so not read")
+        remarks.notes.add(place, f"status {observation.status}; skipped")
     elif observation.status not in _FINAL:
         remarks.faults.add(place, f"unknown status {shown(observation.status)}; correct it")
     elif observation.focus:
-        remarks.notes.add(place, "about its focus and not about its patient, so not read")
+        remarks.notes.add(place, "about its focus, not about its patient; skipped")
     elif observation.modifierExtension:
         remarks.faults.add(place, "a modifierExtension may change its meaning; remove the Observation")
     else:
@@ -190,7 +190,7 @@ def _meaning(observation: Any, meanings: dict[str, Meaning]) -> Meaning:
     given = [name for name in names if "__" not in name and getattr(observation, name) is not None]
     if observation.dataAbsentReason is not None:
         if given:
-            raise ValueError(f"a {given[0]} and a dataAbsentReason; remove one of them")
+            raise ValueError(f"both a {given[0]} and a dataAbsentReason; remove one of them")
         return "unknown"
     if observation.valueBoolean is not None:
         return 1 if observation.valueBoolean else 0
@@ -199,13 +199,12 @@ def _meaning(observation: Any, meanings: dict[str, Meaning]) -> Meaning:
         raise ValueError(f"a {given[0]} without a code of yes or no; remove the Observation")
     found = {meanings[code] for code in codes or {""} if code in meanings}
     if len(found) > 1:
-        raise ValueError("a value with codes of different meanings; correct it")
+        raise ValueError("a value whose codes contradict each other; correct it")
     if not found:
         longest = max(codes, key=lambda code: (len(code), code), default="")
         what = f"the value {shown(longest)} is not yes or no" if codes else "no value"
         raise ValueError(
-            f"{what}; add this line to [data], with 1 or 0 if it is known what that means:\n"
-            f"{values_line([longest])}"
+            f"{what}; add this line to [data], with 1 or 0 if its meaning is known:\n{values_line([longest])}"
         )
     return found.pop()
 

@@ -37,16 +37,16 @@ class HospitalConfig(LabelConfig, ImageListConfig):
     """A hospital's own table; `table` (CSV, .xlsx or .parquet) has a row for each image or document.
 
     Attributes:
-        text_column: the column of documents, where the data are text rather than images; the column of images
-            then has what names a document.
-        attribute_column: the column by which figures are broken down, such as skin tone. It is no label, and
-            training does not see it.
-        delimiter: what separates the cells of a row of a text file.
-        encoding: of a text file, as Python calls it.
-        image_match: ``path`` finds an image by its path or file name, ``stem`` by its file name without the
+        text_column: column of the documents, for data that are text; `image_column` then identifies the
+            documents.
+        attribute_column: column by which figures are reported separately, such as skin tone. It is not a
+            label and not used in training.
+        delimiter: separator between the cells of a text file.
+        encoding: encoding of a text file, by its Python name.
+        image_match: ``path`` matches an image by its path or file name, ``stem`` by its file name without the
             suffix.
-        repeated: several rows of one image: ``refuse`` calls it a fault, ``merge`` unites their labels, where
-            present counts before absent, and absent before unknown.
+        repeated: several rows with the same image: ``refuse`` reports an error, ``merge`` combines their
+            labels (present before absent, absent before unknown).
     """
 
     dataset: Literal["hospital"] = "hospital"
@@ -143,8 +143,8 @@ def _one_class(sheet: Sheet, y: NDArray[np.float32]) -> list[str]:
     y[several] = np.nan
     numbers = [number for number, bad in zip(sheet.numbers, several, strict=True) if bad]
     what = (
-        "more than one class of a multiclass table; keep one 1 in a row, or write "
-        '[data] label_type = "multilabel"'
+        "several classes in a multiclass table; keep one 1 in a row, or write [data] label_type = "
+        '"multilabel"'
     )
     return fault(sheet, numbers, what)
 
@@ -155,7 +155,7 @@ def _texts(sheet: Sheet, config: HospitalConfig) -> tuple[tuple[str, ...] | None
         return None, []
     texts = sheet.column(config.text_column, "[data] text_column")
     blank = [number for text, number in zip(texts, sheet.numbers, strict=True) if not text]
-    return tuple(texts), fault(sheet, blank, f"no text in column {config.text_column!r}; remove the row")
+    return tuple(texts), fault(sheet, blank, f"column {config.text_column!r} is blank; remove the row")
 
 
 def _attributes(sheet: Sheet, config: HospitalConfig) -> tuple[str, ...] | None:
@@ -171,8 +171,8 @@ def _attributes(sheet: Sheet, config: HospitalConfig) -> tuple[str, ...] | None:
             raise DataError(f"{sheet.path} row {number}, column {column!r}: {error}") from error
     if len(found := {*values} - {""}) > MOST_ATTRIBUTES:
         raise DataError(
-            f"{sheet.path}: column {column!r} has {len(found)} values, and figures are given by at most "
-            f"{MOST_ATTRIBUTES}; name another [data] attribute_column, or group its values"
+            f"{sheet.path}: column {column!r} has {len(found)} values; figures by attribute allow at "
+            f"most {MOST_ATTRIBUTES}; name another [data] attribute_column, or group its values"
         )
     return tuple(values)
 
@@ -183,7 +183,7 @@ def _contradictions(sheet: Sheet, table: Table) -> list[str]:
     whose = zip(table.patients, table.split, strict=True)
     bad = [first.setdefault(image, of) != of for image, of in zip(table.images, whose, strict=True)]
     numbers = [number for number, wrong in zip(sheet.numbers, bad, strict=True) if wrong]
-    return fault(sheet, numbers, "another patient or split than an earlier row of the same image")
+    return fault(sheet, numbers, "its patient or split differs from an earlier row of the same image")
 
 
 def _disagreements(sheet: Sheet, table: Table) -> tuple[str, ...]:
@@ -193,7 +193,7 @@ def _disagreements(sheet: Sheet, table: Table) -> tuple[str, ...]:
         for value in (1, 0)
     )
     images = {image for image, _ in present & absent}
-    what = "with rows that say present and absent of one class, which counts as present"
+    what = "with rows that contradict each other about a class, which counts as present"
     return (f"{sheet.path}: {number_of(len(images), 'image')} {what}",) if images else ()
 
 

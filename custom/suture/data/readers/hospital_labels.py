@@ -30,15 +30,15 @@ class LabelConfig(DatasetConfig):
     """The keys of ``[data]`` that say how a hospital's table gives its labels.
 
     Attributes:
-        finding_column: a column that lists the classes that are present, in place of one column per label.
-            A class that is not listed is absent; a blank cell is unknown.
-        finding_separator: what separates the classes in a cell of `finding_column`.
-        value_column: a column that says whether the findings of its row are present, in a table with a row
-            for each image and finding. A class that no row of an image names is then unknown.
-        values: what a cell of a label column, or of `value_column`, means: 1, 0 or "unknown". Plain words
-            need no entry.
-        label_type: ``multilabel``, any subset of the classes is true of an image; ``multiclass``, exactly one
-            class is, of this site or of others.
+        finding_column: column that lists the classes that are present, instead of one column for each label.
+            Classes that are not listed are absent; a blank cell is unknown.
+        finding_separator: separator between classes in a cell of `finding_column`.
+        value_column: column that says whether the findings of the row are present, in a table with a row for
+            each image and finding. Classes in no row of an image are unknown.
+        values: the meaning of cells of a label column, or of `value_column`: 1, 0 or "unknown". Plain words
+            such as yes and no need no entry.
+        label_type: ``multilabel``: an image can have any number of the classes; ``multiclass``: exactly one,
+            which may be a class of another site.
     """
 
     finding_column: str | None = None
@@ -152,8 +152,8 @@ def blank_findings(sheet: Sheet, cells: list[str], column: str) -> tuple[str, ..
     """A note of the blank cells of a column of findings, where there are any."""
     blank = cells.count("")
     text = (
-        f"{sheet.path}, column {column!r}: {number_of(blank, 'blank cell')}, read as unknown; "
-        f"where nothing was found write {NO_FINDING}"
+        f"{sheet.path}, column {column!r}: {number_of(blank, 'blank cell')}, read as unknown; where "
+        f"nothing was found, write {NO_FINDING}"
     )
     return (text,) if blank else ()
 
@@ -209,7 +209,7 @@ def _remedy(different: int, words: set[str]) -> str:
     """What to do about a column with so many different cells that have no meaning."""
     others = "name the label columns as [data] labels"
     if different > FEW:
-        return f"if the column is no label, {others}"
+        return f"if the column is not a label, {others}"
     return f"add this line to [data], with 1 or 0 for what is known, or {others}:\n{values_line(words)}"
 
 

@@ -29,11 +29,11 @@ class ImageListConfig(DatasetConfig):
     """The keys of ``[data]`` that say how a site's own table names its images, their patients and splits.
 
     Attributes:
-        image_column: the column of image names within `root`.
-        patient_column: the column of patient identifiers.
-        split: ``column`` reads `split_column`; ``file`` reads `split_file`; ``patients`` cuts the patients
-            70/10/20.
-        split_column: the column of train, validation, test or blank (unused).
+        image_column: column of the image names within `root`.
+        patient_column: column of the patient identifiers.
+        split: ``column`` reads `split_column`; ``file`` reads `split_file`; ``patients`` divides the patients
+            randomly 70/10/20.
+        split_column: column with train, validation, test or blank (unused).
         split_file: a CSV with the columns ``patient`` and ``split``.
     """
 
@@ -82,7 +82,7 @@ def find_split(
     splits, faults = _splits(kept, "split", "[data] split_file")
     part = dict(zip(map(same, kept.column("patient", "[data] split_file")), splits, strict=True))
     new = [number for patient, number in zip(patients, sheet.numbers, strict=True) if patient not in part]
-    what = f"a patient that {config.split_file} does not have; add a line with its split"
+    what = f"a patient who is missing from {config.split_file}; add a line with the split"
     return tuple(part.get(patient, "") for patient in patients), faults + fault(sheet, new, what)
 
 

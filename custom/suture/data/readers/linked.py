@@ -25,7 +25,7 @@ from suture.data.table import Table
 
 def _distinct(codes: dict[str, Any]) -> dict[str, Any]:
     if len({*codes.values()}) < len(codes):
-        raise ValueError("two classes have one code; remove one of them")
+        raise ValueError("two classes have the same code; remove one of them")
     return codes
 
 
@@ -150,7 +150,7 @@ class _Index:
         if day:
             yield "day", person, day
         if day and not visit:
-            yield "day, no visit", person, day
+            yield "date without a visit", person, day
 
     def rows(self, answer: Answer) -> list[int]:
         """The rows of the images that an answer belongs to."""
@@ -159,7 +159,7 @@ class _Index:
             keys = ((answer.person,),)
         elif answer.visit:
             visit = "visit", answer.person, answer.visit
-            keys = visit, ("day, no visit", answer.person, answer.day)
+            keys = visit, ("date without a visit", answer.person, answer.day)
         return [row for key in keys for row in self._rows.get(key, ())]
 
 
@@ -177,9 +177,9 @@ def _index(
     visits, dates = _optional(sheet, config, "visit_column"), _optional(sheet, config, "date_column")
     if visits is None and dates is None:
         raise DataError(
-            f"{sheet.path} has neither a column {config.visit_column!r} nor {config.date_column!r}; name one "
-            'as [data] visit_column or date_column, or write link = "person" if an answer holds for all '
-            "images of its patient"
+            f"{sheet.path} has neither a column {config.visit_column!r} nor {config.date_column!r}; "
+            'name one as [data] visit_column or date_column, or write link = "person" if an answer '
+            "applies to all images of its patient"
         )
     days = list(map(day_of, dates or blank))
     wrong = [number for day, number in zip(days, sheet.numbers, strict=True) if day is None]

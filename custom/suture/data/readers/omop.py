@@ -105,11 +105,11 @@ def _rows(config: OmopConfig, path: Path, table: _Table, remarks: Remarks) -> It
 def _strange(name: str, value: str) -> str:
     """What to do about a value of a class that has no meaning; what is no concept is not shown: a name?"""
     if value and not value.isdecimal():
-        return f"class {name!r}: value_as_concept_id is no concept's number; correct the row"
+        return f"class {name!r}: value_as_concept_id is not the number of a concept; correct the row"
     what = f"value_as_concept_id {shown(value)} is not Yes ({YES}) or No ({NO})" if value else "no value"
     return (
-        f"class {name!r}: {what}; add this line to [data], with 1 or 0 if it is known what that means:\n"
-        f"{values_line([value])}"
+        f"class {name!r}: {what}; add this line to [data], with 1 or 0 if its meaning is "
+        f"known:\n{values_line([value])}"
     )
 
 

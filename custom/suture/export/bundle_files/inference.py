@@ -43,14 +43,14 @@ class Network(nn.Module):
     def train(self, mode: bool = True) -> Network:
         """Refuse training: the program holds the network as it predicts."""
         if mode:
-            raise ValueError("this is a program for inference; it cannot be trained")
+            raise ValueError("this program is for inference only; it cannot be trained")
         return self
 
     def forward(self, images: Tensor) -> Tensor:
         """Return probabilities ``[n, classes]``."""
         if list(images.shape[1:]) != self.shape:
             wanted = ", ".join(map(str, self.shape))
-            raise ValueError(f"the network reads images [n, {wanted}], and got {list(images.shape)}")
+            raise ValueError(f"the network reads images [n, {wanted}], but got {list(images.shape)}")
         if bool((images < 0).any()) or bool((images > 255).any()):
             raise ValueError("the network reads gray levels from 0 to 255")
         found: Tensor = self.program(images.round().to(torch.uint8))
@@ -95,18 +95,16 @@ class Decide:
         if site is None:
             return
         if not Path(path).is_file():
-            raise ValueError("this bundle has no operating points, so it decides nothing; set site to null")
+            raise ValueError("this bundle has no operating points, so it cannot decide; set site to null")
         site = str(site)  # a command line makes a number of "7"
         sites = json.loads(Path(path).read_text(encoding="utf-8"))["sites"]
         if site not in sites:
-            raise ValueError(
-                f"no operating points of the site {site!r}; there are those of {', '.join(sites)}"
-            )
+            raise ValueError(f"no operating points of the site {site!r}; choose one of {', '.join(sites)}")
         self.points = sites[site]
 
     def __call__(self, probabilities: Tensor) -> list[dict[str, str]]:
         if not bool(torch.isfinite(probabilities).all()):
-            raise ValueError("the network gives no finite probabilities; models/model.pt2 is damaged")
+            raise ValueError("the network's probabilities are not finite; models/model.pt2 is damaged")
         return [self._row(values) for values in probabilities.cpu().numpy()]
 
     def _row(self, values: NDArray[np.float32]) -> dict[str, str]:
@@ -123,10 +121,12 @@ def find_images(folder: str) -> list[str]:
     paths = sorted(str(path) for path in Path(folder).rglob("*") if path.is_file())
     for path in paths:
         if path.lower().endswith(UNREADABLE):
-            raise ValueError(f"{path}: this bundle reads no arrays; save it as PNG or DICOM, or remove it")
+            raise ValueError(
+                f"{path}: this bundle does not read arrays; save it as PNG or DICOM, or remove it"
+            )
     found = [path for path in paths if path.lower().endswith(SUFFIXES)]
     if not found:
-        raise ValueError(f"{folder} holds no image ({', '.join(SUFFIXES)}); set dataset_dir")
+        raise ValueError(f"{folder} contains no image ({', '.join(SUFFIXES)}); set dataset_dir")
     return found
 
 
@@ -224,7 +224,7 @@ def _dicom(path: str, modalities: Sequence[str]) -> Image.Image:
     shown = apply_voi_lut(apply_modality_lut(pixels, dataset), dataset).astype(np.float64, copy=False)
     low, high = float(shown.min()), float(shown.max())
     if not (math.isfinite(low) and math.isfinite(high)):
-        raise ValueError("its rescaling or its pixels give values that are not finite")
+        raise ValueError("its pixels or its rescaling give values that are not finite")
     if kind == "MONOCHROME1":
         shown = low + high - shown
     return Image.fromarray(_scaled(shown, low, max(high, low + 1.0)))
@@ -232,7 +232,7 @@ def _dicom(path: str, modalities: Sequence[str]) -> Image.Image:
 
 def _check_size(width: int, height: int) -> None:
     if not 0 < width * height <= MOST_PIXELS:
-        raise ValueError(f"it has {width} x {height} pixels, and at most {MOST_PIXELS:,} are read")
+        raise ValueError(f"it has {width} x {height} pixels; the limit is {MOST_PIXELS:,}")
 
 
 def _scaled(values: NDArray[Any], low: float, high: float) -> Gray:

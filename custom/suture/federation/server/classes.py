@@ -170,8 +170,8 @@ def _check_systems(group: Group) -> None:
     else:
         linked = ", ".join(sorted({c for _, c in group} - {code, other_code}))
         text = (
-            f"{name!r} ({code}, {_who(group[one])}) and {other_name!r} ({other_code}, {_who(group[other])}) "
-            f"are two classes by these codes and one by {linked}"
+            f"{name!r} ({code}, {_who(group[one])}) and {other_name!r} ({other_code}, "
+            f"{_who(group[other])}) are different classes by these codes, but the same class by {linked}"
         )
     raise ClassConflict(f"{text}; {_CORRECT}", group)
 
@@ -183,7 +183,9 @@ def _two_names(group: Group, names: set[str], of: str, remedy: str) -> ClassConf
     first, second = (f"{name!r} ({_who(side)})" for name, side in zip(both, sides, strict=True))
     by = ", ".join(sorted({code for _, code in group}))
     return ClassConflict(
-        f"{first} and {second} are one class by {by}, and two classes {of}; {_CORRECT}, or {remedy}", group
+        f"{first} and {second} are the same class by {by}, but different classes {of}; {_CORRECT}, or "
+        f"{remedy}",
+        group,
     )
 
 

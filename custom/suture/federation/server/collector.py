@@ -145,10 +145,10 @@ class UpdateCollector:
         """
         with self._lock:
             if exchange not in (None, self._exchange) or not self._expected:
-                log.warning("an answer of %s came too late and is dropped", site)
+                log.warning("a late answer of %s is ignored", site)
                 return
             if site not in self._expected or site in self._answers:
-                log.warning("an answer of %s that was not requested, or a second one, is dropped", site)
+                log.warning("an unrequested or repeated answer of %s is ignored", site)
                 return
             line = self.lines[site]
             line["seconds"] = round(time.monotonic() - self.since, 3)
@@ -168,7 +168,7 @@ class UpdateCollector:
         """Unpack an answer, the only time that the server does, and check it; restore half precision."""
         reply = unpack(packed)
         if isinstance(reply, Payload):
-            raise RejectedUpdate("a payload is no answer")
+            raise RejectedUpdate("a task's payload is not an answer")
         expected = self._expected[site]
         check_reply(reply, expected)
         if isinstance(reply, Update) and expected.half:

@@ -37,7 +37,7 @@ def validation_gaps(
         silent = {name: member.n for name, member in members.items() if name not in heard}
         if silent:
             found.append(
-                f"The round was selected by the validation losses of {_listed(heard)} alone: "
+                f"The round was selected by the validation losses of {_listed(heard)} only: "
                 f"{_why(silent, 'validation')}"
             )
         unmeasured = set.intersection(*(set(line.validation.unmeasured) for line in committed))
@@ -45,8 +45,8 @@ def validation_gaps(
         unmeasured = set(labels) - set(at_server)
     if names := sorted(unmeasured):
         found.append(
-            f"Never validated: {_listed(names)}. No AUROC of {'it' if len(names) == 1 else 'them'} could be "
-            "measured on validation data, which lack a positive or a negative, or are fewer than min_count"
+            f"No validation AUROC: {_listed(names)}. The validation data have no positive or no "
+            "negative, or fewer than min_count"
         )
     return found
 
@@ -63,10 +63,10 @@ def test_gaps(figures: Figures, tested: Mapping[str, Metrics], members: Mapping[
         heard = [name for name, metrics in sorted(tested.items()) if metrics.n]
         silent = {name: member.n for name, member in members.items() if name not in heard}
         if silent:
-            found.append(f"The final figures are those of {_listed(heard)} alone: {_why(silent, 'test')}")
+            found.append(f"The final figures come from {_listed(heard)} only: {_why(silent, 'test')}")
     if figures.undefined:
         reasons = (f"{name} ({why})" for name, why in sorted(figures.undefined.items()))
-        found.append(f"Never tested: {', '.join(reasons)}")
+        found.append(f"No test AUROC: {', '.join(reasons)}")
     return found
 
 

@@ -121,7 +121,10 @@ def unpack_model(packed: Packed, where: str = "the state") -> GlobalModel:
     for name, tensor in packed.tensors.items():
         group, _, rest = name.partition("/")
         if group not in groups:
-            raise ConfigError(f"{where}: the tensor {as_word(name)} is of no model; restore it from a backup")
+            raise ConfigError(
+                f"{where}: the tensor {as_word(name)} does not belong to the model; restore the file from a "
+                "backup"
+            )
         groups[group][rest] = tensor
     return GlobalModel(classes.labels, **groups, label_type=classes.label_type)
 
@@ -158,9 +161,9 @@ def export(model: GlobalModel, plan: Plan, folder: Path, facts: Mapping[str, Any
 def _open_round(line: dict[str, Any]) -> dict[str, Any]:
     sites = line.get("sites")
     if not isinstance(line.get("validation"), dict) or not isinstance(sites, dict):
-        raise ValueError("is no round of history.jsonl")
+        raise ValueError("is not a round of history.jsonl")
     if not all(isinstance(one, dict) for one in sites.values()):
-        raise ValueError("has a site that is no table")
+        raise ValueError("has a site that is not a table")
     return line
 
 

@@ -47,7 +47,10 @@ class SiteLedgers:
         except FileNotFoundError:
             return {}
         except (OSError, ValidationError):
-            log.warning("%s is damaged: ledgers that were rolled back meanwhile are not noticed", self.path)
+            log.warning(
+                "%s is damaged: if a site rolled its ledger back meanwhile, the server cannot detect it",
+                self.path,
+            )
             return {}
 
     def note(self, stated: Mapping[str, str]) -> None:

@@ -24,8 +24,8 @@ def start_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]:
     if plan.method.batch_norm != "frozen" or plan.model.weights or not classifier(model, plan).norm_names:
         return list(facts.notes)
     untrained = (
-        f"Batch norm is frozen (FedBN+), and {plan.model.name} was not pretrained: it stays at mean 0 and "
-        "variance 1, which normalises nothing. Set model.weights, or another batch_norm."
+        f"Batch norm is frozen (FedBN+), and {plan.model.name} was not pretrained: it keeps mean 0 and "
+        "variance 1, so it does not normalise. Set model.weights, or another batch_norm."
     )
     return [untrained, *facts.notes]
 
@@ -34,12 +34,12 @@ def class_notes(registry: SiteRegistry, label_map: Mapping[str, str]) -> list[st
     """Return a note on every class that a site calls differently, where its codes have shown what it is."""
     mapped = {canonical(spelling): canonical(name) for spelling, name in label_map.items()}
     found = [
-        f"{site}'s {own!r} is the class {name!r}, by its codes."
+        f"By its codes, {own!r} of {site} is the class {name!r}."
         for site, member in registry.members.items()
         for own, name in zip(member.own, member.names, strict=True)
         if mapped.get(canonical(own), canonical(own)) != name
     ]
-    more = [f"{len(found) - _SHOWN} more classes of sites were recognised by their codes."]
+    more = [f"{len(found) - _SHOWN} more classes of sites were matched by their codes."]
     return found[:_SHOWN] + (more if len(found) > _SHOWN else [])
 
 
@@ -52,8 +52,10 @@ def code_notes(codes: Sequence[tuple[int, str]]) -> list[str]:
         codes: the number of rounds before, and the hash of the code from there on.
     """
     return [
-        f"The code changed after round {number}, from {before} to {code}: the rounds up to there and the "
-        "later ones were computed by different code."
+        (
+            f"The code changed after round {number}, from {before} to {code}: earlier and later rounds were "
+            "computed by different code."
+        )
         for (_, before), (number, code) in pairwise(codes)
     ]
 
@@ -65,8 +67,10 @@ def ledger_notes(reasons: Mapping[str, str]) -> list[str]:
         reasons: why sites do not take part, or did not in a round.
     """
     return [
-        f"{site} releases nothing: the ledger of its releases lacks or changes some of them. Its "
-        "administrator restores the newest copy, or accepts that with suture ledger --accept."
+        (
+            f"{site} releases nothing: lines of its ledger are missing or were changed. Its administrator "
+            "can restore the newest copy, or accept the gap with suture ledger --accept."
+        )
         for site, reason in reasons.items()
         if reason.startswith("ledger (")
     ]
@@ -81,12 +85,12 @@ def older_state_note(site: str, round_: int, state: int, sent: int) -> str:
     """
     from_ = f"from its state of round {state}" if state else "without a state"
     return (
-        f"{site} trained round {round_} {from_}, though it had sent an update of round {sent}: its state was "
-        "lost, damaged or restored from a backup. What it keeps between rounds is older, so the model "
-        "differs from that of a run without the loss."
+        f"{site} trained round {round_} {from_}, although it had sent an update of round {sent}: its "
+        "state was lost, damaged or restored from a backup. The model therefore differs from that of "
+        "an undisturbed run."
     )
 
 
 def exclusion_notes(excluded: Mapping[str, str]) -> list[str]:
     """Return a note on every site that takes no further part."""
-    return [f"{site} takes no further part in this experiment; {why}." for site, why in excluded.items()]
+    return [f"{site} left this experiment: {why}." for site, why in excluded.items()]

@@ -98,7 +98,7 @@ class Record:
         try:
             self.close(status, error)
         except OSError as full:
-            log.error("%s could not be written either: %s", self.folder, full)
+            log.error("%s could not be written: %s", self.folder, full)
 
 
 def what_leaves(plan: Plan, layout: Layout, label_type: LabelType | None = None) -> list[dict[str, str]]:

@@ -210,20 +210,22 @@ def misfits(infos: Mapping[str, SiteInfo], agreed: Agreement) -> dict[str, str]:
             refused[site] = printable(str(error))
     usual = agreed.label_type or _usual(info.label_type for info in infos.values())
     refused |= {
-        s: f"it is {i.label_type} and the federation {usual}: set [data] label_type alike"
+        s: f"its labels are {i.label_type}, those of the federation {usual}; set [data] label_type to match"
         for s, i in infos.items()
         if usual and i.label_type != usual
     }
     held = agreed.prior or _usual(info.prior for info in infos.values())
     refused |= {
-        s: f"it holds the prior {i.prior or 'none':.12}, and the federation {held:.12}; give it the same file"
+        s: f"its prior is {i.prior or 'none':.12}, the federation's is {held:.12}; give it the same file"
         for s, i in infos.items()
         if held and i.prior != held
     }
     members = {site: member for site, member in members.items() if site not in refused}
     while members and len({n for m in members.values() for n in m.names}.union(agreed.labels)) > MOST_CLASSES:
         most = max(members, key=lambda site: len(members[site].names))
-        refused[most] = f"its {len(members.pop(most).names)} classes make more than {MOST_CLASSES} of all"
+        refused[most] = (
+            f"with its {len(members.pop(most).names)} classes the federation would exceed {MOST_CLASSES}"
+        )
     return refused | _misspelt(members, agreed) | _unsaid(members, agreed)
 
 
@@ -231,8 +233,10 @@ def _unsaid(members: Mapping[str, Member], agreed: Agreement) -> dict[str, str]:
     """Return the sites that bring a name which says nothing, as "Label", and is another site's so far."""
     names = {name for name in agreed.owners if shared_generic({name: ("", "")}, agreed.accept)}
     return {
-        site: f"its class {name!r} does not say which finding is meant, and is another site's class so far; "
-        f'write under [data.synonyms]: "{name}" = "NAME OF THE FINDING"'
+        site: (
+            f"its class {name!r} does not say which finding is meant, and another site has a class of this "
+            f'name; write under [data.synonyms]: "{name}" = "NAME OF THE FINDING"'
+        )
         for site, member in members.items()
         for name in names.intersection(member.names)
         if site not in agreed.owners[name]
@@ -312,8 +316,10 @@ def _misspelt(members: Mapping[str, Member], agreed: Agreement) -> dict[str, str
     if len(common) == 1:
         found.setdefault(common.pop(), open_[0][1])
     return {
-        site: f"its class names: {a!r} and {b!r} are nearly the same; map one to the other in the job's "
-        "label_map, or accept both (--accept-labels)"
+        site: (
+            f"its class names: {a!r} and {b!r} are almost equal; map one to the other in the job's "
+            "label_map, or accept both as different (--accept-labels)"
+        )
         for site, (a, b) in found.items()
     }
 
@@ -376,7 +382,7 @@ def _one_label_type(infos: Mapping[str, SiteInfo]) -> LabelType:
     sites = {info.label_type: site for site, info in sorted(infos.items())}
     if len(sites) > 1:
         both = " and ".join(f"{site} is {label_type}" for label_type, site in sorted(sites.items()))
-        raise FederationError(f"{both}; one federation has one: set [data] label_type alike")
+        raise FederationError(f"{both}; set [data] label_type to the same value everywhere")
     return next(iter(sites), "multilabel")
 
 
@@ -387,8 +393,8 @@ def _member(site: str, info: SiteInfo, named: Mapping[str, str]) -> Member:
     for label, name in zip(info.labels, names, strict=True):
         if times[name] > 1:
             raise LabelError(
-                f"{site}: {label!r} and another of its labels are both {name!r}; correct the label map, or "
-                "[data] codes"
+                f"{site}: {label!r} and another of its labels both mean {name!r}; correct the label "
+                "map, or [data] codes"
             )
     n = {str(split): count for split, count in info.n.items()}
     protection = {str(name): value for name, value in info.protection.items()}
@@ -403,12 +409,12 @@ def _one_prior(infos: Mapping[str, SiteInfo], first: str | None) -> str | None:
     listed = {digest: f"{', '.join(sites)}: {(digest or 'none')[:12]}" for digest, sites in held.items()}
     if others := "; ".join(text for digest, text in listed.items() if first and digest != first):
         raise FederationError(
-            f"the experiment was begun with the prior {first:.12}, and not all sites hold it ({others}); "
+            f"the experiment was begun with the prior {first:.12}, which some sites lack ({others}); "
             "give these the same file, or begin a new experiment"
         )
     if len(held) > 1:
         raise FederationError(
-            f"the sites hold different priors ({'; '.join(listed.values())}); give all of them the same file"
+            f"the sites have different priors ({'; '.join(listed.values())}); give all of them the same file"
         )
     return next(iter(held), None)
 
@@ -424,11 +430,11 @@ def _refuse_lookalikes(registry: SiteRegistry, accept: bool | tuple[str, ...]) -
     if len(pairs) > _SHOWN:
         lines.append(f"  and {len(pairs) - _SHOWN} more pairs")
     raise FederationError(
-        "these names of different sites are nearly the same:\n"
+        "these names of different sites are almost equal:\n"
         + "\n".join(lines)
         + "\nIf they are one class, map one to the other in the job's label_map "
         + f"(for example --set label_map.{pairs[0][0].replace(' ', '_')}={pairs[0][1].replace(' ', '_')}); "
-        + f'if they are two, accept them (--accept-labels "{pairs[0][0]}").'
+        + f'if they are different classes, accept them (--accept-labels "{pairs[0][0]}").'
     )
 
 
@@ -437,8 +443,8 @@ def _refuse_shared_generic(registry: SiteRegistry, accept: bool | tuple[str, ...
     for name, sites in shared_generic(unsaid, accept).items():
         raise FederationError(
             f"{', '.join(sites)} each have a class {name!r}, which does not say which finding is meant. "
-            f'Name it at each site under [data.synonyms]: "{name}" = "NAME OF THE FINDING"; if it is one '
-            f'class, accept it (--accept-labels "{name}")'
+            f'Name it at each site under [data.synonyms]: "{name}" = "NAME OF THE FINDING"; if it is '
+            f'the same class at all of them, accept it (--accept-labels "{name}")'
         )
 
 

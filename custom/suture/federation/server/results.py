@@ -258,8 +258,8 @@ class Results:
         if name not in self.joined:
             return _reason(self.measured.classes.get(name))
         return (
-            f"it joined after round {self.measured.round}, whose model is selected and lacks it; continue "
-            "with more rounds, or with selection = 'last'"
+            f"it joined after round {self.measured.round}, whose model was selected; continue with more "
+            "rounds, or with selection = 'last'"
         )
 
     def _mean(self, areas: Mapping[str, float | None], *, shared: bool) -> float | None:
@@ -272,7 +272,7 @@ def _check_classes(where: str, named: Iterable[str], labels: Sequence[str]) -> N
     known = set(labels)
     foreign = [name for name in named if name not in known]
     if foreign:
-        raise LabelError(f"{where}: class {foreign[0]!r} is not among {', '.join(labels)}")
+        raise LabelError(f"{where}: class {foreign[0]!r} is not one of {', '.join(labels)}")
 
 
 def _interval(score: ClassScore | None) -> list[float] | None:

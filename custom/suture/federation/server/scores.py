@@ -199,8 +199,10 @@ def dominant(history: Sequence[Round]) -> list[str]:
     sites = sorted({site for found in shares for site in found})
     means = {site: mean_defined(found.get(site) for found in shares) for site in sites}
     return [
-        f"{site} had {share:.1%} of the mean of the sites' updates: by its weight, which only the "
-        "site can know, it made the model nearly alone."
+        (
+            f"{site} had {share:.1%} of the weight in the mean of the sites' updates, so it determined the "
+            "model almost alone. The server cannot check a site's weight."
+        )
         for site, share in means.items()
         if share is not None and share > _MOST
     ]
@@ -228,9 +230,10 @@ def run_away(history: Sequence[Round], owners: Mapping[str, Collection[str]]) ->
         if rounds:
             first, last = rounds[0], rounds[-1]
             notes.append(
-                f"{name}: from round {first} sites that do not annotate it count over {_FAR} times as many "
-                f"as any site that does (in round {last}: {', '.join(found[last])}), by pseudo-labels. These "
-                "may feed on themselves: the class's row has become theirs."
+                f"{name}: from round {first} sites that do not annotate the class weigh over {_FAR} "
+                f"times as much as any site that does (in round {last}: {', '.join(found[last])}), "
+                "through pseudo-labels. Such labels may reinforce themselves: they now determine the "
+                "class's row."
             )
     return notes
 

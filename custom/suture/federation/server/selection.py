@@ -146,8 +146,7 @@ class Standings:
         if self.best is None or states.holds(self.best.round):
             return
         log.warning(
-            "%s holds no model of round %d, the best so far; round %d takes its place until another is "
-            "better",
+            "%s has no model of round %d, the best so far; round %d is used until a better one",
             *(states.folder, self.best.round, restored),
         )
         self.best = Best(restored, -sys.float_info.max)
@@ -159,7 +158,7 @@ class Standings:
         Raises:
             ConfigError: it is something else.
         """
-        return parse(cls, values, "the standings of the state")
+        return parse(cls, values, "the selection in the state")
 
 
 def check_selection(schedule: Schedule, method: Method, held_out: HeldOut | None) -> None:
@@ -172,7 +171,7 @@ def check_selection(schedule: Schedule, method: Method, held_out: HeldOut | None
         return
     if method.personal != "nothing":
         raise FederationError(
-            f"{method.about.title} leaves its models at the sites, where the server cannot measure them; "
+            f"{method.about.title} keeps its models at the sites, so the server cannot measure them; "
             "select by 'site_loss'"
         )
     if not (held_out and held_out.has("validation")):
@@ -182,8 +181,8 @@ def check_selection(schedule: Schedule, method: Method, held_out: HeldOut | None
         )
     if schedule.selection == "server_balanced_accuracy" and held_out.labels.label_type != "multiclass":
         raise FederationError(
-            "selection='server_balanced_accuracy' needs one label for each image, and the server's data have "
-            "several; select by 'server_metric'"
+            "selection='server_balanced_accuracy' needs one label for each image, but the server's "
+            "data have several; select by 'server_metric'"
         )
 
 
@@ -200,7 +199,7 @@ def check_measurable(schedule: Schedule, infos: Mapping[str, SiteInfo], best: Be
     held = {site: info.n.get("validation", 0) for site, info in infos.items()}
     if schedule.selection != "site_loss" or best or any(held[s] and infos[s].measures for s in infos):
         return
-    few = "{} validation images, too few of each kind for its min_loss and min_count"
+    few = "{} validation images are too few for its min_loss and min_count"
     why = (f"{s}: {few.format(n) if n else 'no validation images'}" for s, n in sorted(held.items()))
     raise FederationError(
         f"no site has a validation loss that may leave it ({'; '.join(why)}), so no round could be selected "
@@ -260,7 +259,8 @@ class HeldOut:
                 raise unknown("class under [data.groups] of the server's suture.toml", name, labels)
             if times > 1:
                 raise ConfigError(
-                    f"the server's suture.toml names {name!r} twice under [data.groups]; a class is in one"
+                    f"the server's suture.toml names {name!r} twice under [data.groups]; a class "
+                    "belongs to one group"
                 )
 
     def has(self, split: Split) -> bool:

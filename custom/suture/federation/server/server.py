@@ -219,8 +219,9 @@ class Server:
         now = self._phase_of(found.round).name
         if (was := last.get("phase", now)) != now:
             raise ConfigError(
-                f"round {found.round} was one of the phase {as_word(was)}; in a run of {rounds} rounds it "
-                f"would be of the phase {now}. Set rounds as the run had it, or begin a new experiment"
+                f"round {found.round} was trained in the phase {as_word(was)}, but in a run of {rounds} "
+                f"rounds it belongs to the phase {now}. Set rounds to its former value, or begin a new "
+                "experiment"
             )
 
     def _phase_of(self, number: int) -> Phase:
@@ -379,8 +380,9 @@ class Server:
         bad, undone, excluded = self.round, self._pending, {}
         if undo.site:
             excluded[undo.site] = (
-                f"excluded: its update of round {bad} was the largest, and no other site could train on the "
-                "model; if it is honest, begin a new experiment with a lower learning rate"
+                f"excluded: its update of round {bad} was the largest, and no other site could train on "
+                "the resulting model; if the site works correctly, begin a new experiment with a lower "
+                "learning rate"
             )
         header = {**undo.before.header, "excluded": {**self._excluded, **excluded}}
         self.states.step_back(undo.round, replace(undo.before, header=header))
@@ -426,9 +428,9 @@ class Server:
         rates = [f"method.{name} (now {attrgetter(name)(method):g})" for name in method.server_rates]
         lower = " or ".join(rates or [f"method.local.lr (now {method.local.lr:g})"])
         return FederationError(
-            f"{what}, by the server's step of {method.about.title}: no update was out of proportion. No site "
-            f"is excluded, and the model of round {self.round} is kept; begin a new experiment with a lower "
-            f"{lower}"
+            f"{what} after the server's step of {method.about.title}; no update was unusually large. No "
+            f"site is excluded, and the model of round {self.round} is kept; begin a new experiment "
+            f"with a lower {lower}"
         )
 
     def _note_validation(self) -> None:
@@ -483,8 +485,9 @@ class Server:
         self._note_validation()
         if self.standings.best is None:
             raise FederationError(
-                "no validation loss was ever measured, so no round can be selected; give the sites "
-                "validation data (enough for their min_loss and min_count), or resume with selection = 'last'"
+                "no validation loss was measured, so no round can be selected; give the sites "
+                "validation data (enough for their min_loss and min_count), or resume with selection = "
+                "'last'"
             )
         self._keep_best()
 
@@ -618,7 +621,7 @@ def check_label_type(method: Method, label_type: LabelType) -> None:
         return
     kind = {"multilabel": "several labels an image", "multiclass": "one label an image"}[label_type]
     raise ConfigError(
-        f"{method.about.title} is not defined for {kind}, as the sites have; choose another method "
+        f"{method.about.title} does not support {kind}, which the sites have; choose another method "
         "(`suture list methods` shows what each is for)"
     )
 

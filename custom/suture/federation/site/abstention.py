@@ -84,7 +84,9 @@ def record_error(folder: Path, site: str, task: Payload, error: Exception) -> No
     The log names only the class of the error: FLARE may send logs to the server, and a text may name a
     patient.
     """
-    log.error("%s: %s; errors.jsonl in the site's folder of this experiment says more", site, kind(error))
+    log.error(
+        "%s: %s; details are in errors.jsonl in the site's folder of this experiment", site, kind(error)
+    )
     record = {
         "time": now(),
         "site": site,

@@ -52,9 +52,9 @@ class Answers:
             packed = Packed(kept.tensors, kept.header["reply"])
             reply, release = unpack(packed), _RELEASE.validate_python(kept.header["release"])
             if digest(packed) != release.answer:
-                raise SutureError(f"{path} is damaged: it is not the answer that was released")
+                raise SutureError(f"{path} is damaged: it differs from the answer that was released")
         except (SutureError, KeyError, ValidationError) as error:
-            log.warning("a kept answer cannot be used again: %s", error)
+            log.warning("a stored answer cannot be sent again: %s", error)
             return None
         return (reply, release) if isinstance(reply, Answer) else None
 

@@ -79,7 +79,7 @@ def read_anchor(folder: Path) -> Anchor:
     except FileNotFoundError:
         return Anchor()
     except (OSError, ValidationError):
-        log.warning("%s cannot be read and is not compared with the ledger", folder / ANCHOR)
+        log.warning("%s cannot be read, so the ledger is not compared with it", folder / ANCHOR)
         return Anchor()
 
 
@@ -147,7 +147,7 @@ class Chain(Generic[T]):
         if not self._path.exists():
             return
         if not self._path.is_file():
-            raise ConfigError(f"{self._path} is not a file, but the ledger belongs there; move it away")
+            raise ConfigError(f"{self._path} is not a file; move it away, because the ledger is stored there")
         with open_regular(self._path) as file:
             file.seek(self._read)
             whole = file.read().rpartition(b"\n")[0]
@@ -178,8 +178,8 @@ class Chain(Generic[T]):
             self.unchained = True
         elif not follows or (self.unchained and not mark):
             self.broken = self.broken or (
-                f"line {self.lines} does not follow from the lines before it: some were removed or changed, "
-                "or are of another site"
+                f"line {self.lines} does not match the lines before it: some were removed or changed, "
+                "or belong to another site"
             )
         return item
 
@@ -225,11 +225,11 @@ def breaks(chain: Chain[Any], anchors: Iterable[tuple[str, Anchor]]) -> tuple[li
             unknown.append(anchor.digest)
             missing = max(missing, 1, anchor.lines - chain.lines)
             why.append(
-                f"experiment {name} noted line {anchor.lines} with its last answer; the ledger, of "
-                f"{chain.lines} lines, lacks it"
+                f"experiment {name} noted line {anchor.lines} with its last answer, but the ledger has "
+                f"{chain.lines} lines"
             )
         if anchor.held is not None and not chain.holds(anchor.held):
             unknown.append(anchor.held)
             missing = max(missing, 1)
-            why.append(f"the server of {name} holds the digest of a line that it lacks")
+            why.append(f"the server of {name} has the digest of a line that is missing here")
     return why, missing, unknown

@@ -254,9 +254,9 @@ class Ledger:
         why, _, _ = breaks(self._chain, blocking)
         if why:
             raise LedgerBroken(
-                f"{self._path} is not whole: {'; '.join(why)}. This site releases nothing until its "
-                "administrator restores the newest copy of the file, or accepts what is missing: "
-                f"suture ledger {quote(str(self._path.parent))} --accept"
+                f"{self._path} is incomplete: {'; '.join(why)}. This site releases nothing until its "
+                "administrator restores the newest copy of the file, or accepts the gap: suture ledger "
+                f"{quote(str(self._path.parent))} --accept"
             )
         self._compared = True
 
@@ -279,7 +279,7 @@ class Ledger:
         with self._locked():
             why, missing, unknown = self.breaks()
             if not why:
-                raise ConfigError(f"{self._path} is whole: there is nothing to accept")
+                raise ConfigError(f"{self._path} is complete: there is nothing to accept")
             self._chain.append(Mark(now(), "accepted", missing, why, unknown))
             self.releases()
 
@@ -316,13 +316,16 @@ class Ledger:
     def _check(self, new: Release) -> None:
         told, limits = self._tally, self._limits
         if new.experiment not in told.answers and len(told.answers) >= limits.max_experiments:
-            what = f"answers in {len(told.answers)} experiments, and {new.experiment} is another"
+            what = f"answers in {len(told.answers)} experiments, not counting {new.experiment}"
             raise _spent(what, "max_experiments", limits.max_experiments)
         if (answers := told.answers[new.experiment]) >= limits.max_answers:
             raise _spent(f"{answers} answers in {new.experiment}", "max_answers", limits.max_answers)
         again = told.anew[new.experiment]
         if again >= limits.reanswers and new.task != "handshake" and new.key in told.keys:
-            what = f"{again} answers anew in {new.experiment}, and {new.task} of round {new.round} came again"
+            what = (
+                f"{again} repeated answers in {new.experiment}, and {new.task} of round {new.round} is a "
+                "further repetition"
+            )
             raise _spent(what, "reanswers", limits.reanswers)
         for name, times in new.figures.items():
             if told.figures[name] + times > limits.max_figures:
@@ -375,8 +378,8 @@ class Ledger:
 
 def _spent(what: str, setting: str, limit: float) -> BudgetSpent:
     return BudgetSpent(
-        f"this site has given {what}: {setting} = {limit} under [privacy] in suture.toml permits no more; "
-        "`suture ledger` shows all that it has released"
+        f"this site has already released {what}; {setting} = {limit} under [privacy] in suture.toml "
+        "allows no more. `suture ledger` lists its releases"
     )
 
 

@@ -464,15 +464,17 @@ def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
     plan.check_code(site)
     if plan.method.label_use.view == "all" and config.privacy.label_view != "all":
         raise LabelViewRefused(
-            f"{site}: {plan.method.about.title} shows every class name of the federation to each "
-            'site; permit it with label_view = "all" under [privacy] in suture.toml'
+            f"{site}: {plan.method.about.title} shows every class name of the federation to each site; "
+            'if this is acceptable, set label_view = "all" under [privacy] in suture.toml'
         )
     if config.data.groups:
-        raise ConfigError(f"{site}: [data.groups] does nothing at a site; it is for the server's suture.toml")
+        raise ConfigError(
+            f"{site}: [data.groups] has no effect at a site; move it to the server's suture.toml"
+        )
     if config.privacy.clip is not None and (sent := plan.method.egress(Layout({}, {})).class_tensors):
         raise ConfigError(
-            f"{site}: [privacy] clip and noise do not cover {min(sent)}, which {plan.method.about.title} "
-            "sends of each class; remove them, or take part in jobs of another method"
+            f"{site}: [privacy] clip and noise do not cover {min(sent)}, which "
+            f"{plan.method.about.title} sends for each class; remove them, or use another method"
         )
     training = config.training
     check_device(training.device, site)
@@ -484,8 +486,8 @@ def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
     for key, own in settings:
         if own and plan.method.limits.fixed_batches:
             raise ConfigError(
-                f"{site}: the job settles the batches of {plan.method.about.title} and their precision; "
-                f"remove {key} under [training] in suture.toml"
+                f"{site}: {plan.method.about.title} takes batch size and precision from the job; remove "
+                f"{key} under [training] in suture.toml"
             )
 
 

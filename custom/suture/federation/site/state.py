@@ -62,8 +62,8 @@ def restored(states: Rounds, task: Payload, training: TrainingConfig, site: str)
     for key, now in training.computation.items():
         if (before := state.header.get(key, now)) != now:
             raise ComputationChanged(
-                f"{site}: {key} was {before} in the rounds before and is {now} now, which gives other sums; "
-                "set it back under [training] in suture.toml, or begin a new experiment"
+                f"{site}: {key} was {before} in earlier rounds and is {now} now, which changes the "
+                "results; set it back under [training] in suture.toml, or begin a new experiment"
             )
     sent = {f"fixed/{name}": tensor for name, tensor in task.fixed.items()}
     return replace(state, tensors=sent | dict(state.tensors))

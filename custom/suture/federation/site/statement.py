@@ -96,8 +96,8 @@ def find_ledger(folder: Path) -> tuple[Ledger, PrivacyConfig]:
     )
     if found is None:
         raise ConfigError(
-            f"{folder} has no {FILE}: give the workspace of a site, or the folder that its suture.toml names "
-            "as [storage] state; a site has none before its first answer"
+            f"{folder} has no {FILE}: give the workspace of a site, or the folder that its suture.toml "
+            "names as [storage] state; a site has no ledger before its first answer"
         )
     limits = config.privacy if config else PrivacyConfig()
     return Ledger(found / FILE, limits), limits

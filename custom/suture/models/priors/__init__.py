@@ -89,7 +89,10 @@ def read_prior(folder: Path, size: int | None = None, name: str = NAME) -> Prior
     """
     path, weights = folder / f"{name}.json", folder / f"{name}.safetensors"
     if not path.is_file():
-        raise ConfigError(f"{folder} holds no {name}.json; prior.path names the folder of `suture pretrain`")
+        raise ConfigError(
+            f"{folder} does not contain {name}.json; set prior.path to the folder that `suture pretrain` "
+            "wrote"
+        )
     try:
         facts = parse_json(read_bounded(path))
         kind, digest = facts["backbone"], facts["digest"]
@@ -105,7 +108,7 @@ def read_prior(folder: Path, size: int | None = None, name: str = NAME) -> Prior
     found = digest_of(kind, tensors, preprocessing)
     if (found, width) != (digest, facts.get("width")):
         raise ConfigError(
-            f"{weights} is not the file that {path.name} describes (SHA-256 {found[:12]}..., not "
+            f"{weights} does not match {path.name} (SHA-256 {found[:12]}..., not "
             f"{str(digest)[:12]}...); copy both again"
         )
     if size is not None:
@@ -192,7 +195,7 @@ def load_prior(spec: PriorSpec) -> Prior:
     """
     entry = PRIORS.find(spec.name)
     if entry.needs and spec.path is None:
-        raise ConfigError(f"prior.path is missing: {spec.name} is read from {entry.needs}")
+        raise ConfigError(f"prior.path is missing: {spec.name} needs {entry.needs}")
     if spec.path is not None and not entry.needs:
         raise ConfigError(f"prior.path: {spec.name} comes with a package; remove it, or set prior.name")
     with seeded(0):  # a network draws its first weights, which are then replaced, from the global generator

@@ -108,7 +108,7 @@ def _read(path: Path, shape: tuple[int, int]) -> Tensor | None:
             return found
     except (SutureError, KeyError, OSError):
         pass
-    LOG.warning("cache entry %s is damaged and is made again", path)
+    LOG.warning("cache entry %s is damaged; it is made again", path)
     return None
 
 

@@ -75,7 +75,7 @@ def check_width(prior: Prior, model: Classifier, site: str) -> None:
     """
     if model.projected != prior.width:
         raise PriorWidth(
-            f"{site}: the prior {prior.description!r} has {prior.width} features and the model "
+            f"{site}: the prior {prior.description!r} has {prior.width} features, but the model has "
             f"{model.projected}; set model.projection={prior.width}"
         )
 
