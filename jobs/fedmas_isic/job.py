@@ -9,7 +9,7 @@ there are divided:
 root and lists may be left out where SUTURE_DATA has the folders ham10000_112px and flamby_isic. With all
 images of ISIC 2019 the first setting may be left out too: the published lists of the first fold then train,
 and the others test. The prior is EfficientNet-Lite0 (suture[lite]). The defaults fit a CPU. Nearest to the
-paper's own (the Gaussian blur of its program is not offered, see docs/methods/fedmas.md) are
+paper's own (the Gaussian blur of its program is not offered, see docs/methods.md) are
 
     suture run fedmas_isic --set method.prior.name=moco_resnet50 --set method.prior.path=FILE \\
         --set model.projection=2048 --set model.name=resnet18 --set model.size=224 \\

@@ -7,7 +7,7 @@ The tones are in a CSV with the columns image and skin_tone (light or dark), whi
 
 root and lists may be left out where SUTURE_DATA has the folders ham10000_112px and flamby_isic. The prior is
 EfficientNet-Lite0 (suture[lite]). The defaults fit a CPU. Nearest to the paper's own (its program's
-augmentation of these images is not offered whole, see docs/methods/fedmas.md) are further
+augmentation of these images is not offered whole, see docs/methods.md) are further
 
         --set method.prior.name=moco_resnet50 --set method.prior.path=FILE --set model.projection=2048 \\
         --set model.name=resnet18 --set model.size=224 --set model.weights=download --set rounds=200 \\

@@ -96,7 +96,7 @@ def _method_row(name: str, kind: Any, jobs: list[str]) -> list[str]:
         run = f"`--set method={name}`, `--env local` only"
     else:
         run = f"jobs {', '.join(jobs)}" if jobs else f"`--set method={name}`"
-    title = f"`{name}` [{method.about.title}](../methods/{_PAGES.get(name, name)}.md)"
+    title = f"`{name}` [{method.about.title}](../methods.md#{_SECTIONS.get(name, name)})"
     seen = "every class name" if method.label_use.view == "all" else "its own classes"
     about = method_entry(name, kind)
     cost = "" if about["cost"] is None else f"{about['cost']:.1f}"
@@ -104,12 +104,11 @@ def _method_row(name: str, kind: Any, jobs: list[str]) -> list[str]:
     return [title, method.about.question, paper, module, about["labels"], about["sends"], seen, cost, run]
 
 
-_PAGES = {
+_SECTIONS = {
     **dict.fromkeys(("vanilla", "partial", "pfl", "individual", "central", "central_full"), "surgical"),
     **dict.fromkeys(("fl", "metafl"), "pmfl"),
-    "fedavg": "fedlsm",
 }
-"""The page that explains a method beside another one; the others have a page of their own."""
+"""The section of docs/methods.md that explains a method with another one; the others have their own."""
 
 
 def _linked(paper: str) -> str:
