@@ -46,7 +46,7 @@ def pages(commands: Any) -> dict[str, str]:
         "reference/methods.md": methods_page(),
         "reference/configuration.md": configuration_page(),
         "reference/commands.md": commands_page(commands),
-        "egress.md": egress_page(),
+        "reference/egress.md": egress_page(),
     }
 
 
@@ -58,7 +58,7 @@ def methods_page() -> str:
     used = _jobs_by_method()
     rows = [_method_row(name, kind, used.get(name, [])) for name, kind in _methods().items()]
     intro = (
-        "A job names its method; `--set method=NAME` replaces it. [What leaves a site](../egress.md) lists "
+        "A job names its method; `--set method=NAME` replaces it. [What leaves a site](egress.md) lists "
         "the type and range of every item that a method sends, [Configuration](configuration.md) its "
         "hyperparameters. What a round costs is relative to FedAvg on the same labels, as "
         "`benchmarks/method_cost.py` measured it on small images.\n"
