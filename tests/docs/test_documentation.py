@@ -119,7 +119,7 @@ def test_no_page_promises_that_a_site_cannot_learn_which_classes_others_know() -
     """A test of the labels shows how it can."""
     readme = " ".join((ROOT / "README.md").read_text().split())
     assert "does not learn which" not in readme
-    assert "can be found out" in readme
+    assert "a site [can probe for a class](docs/threat_model.md#what-updates-and-the-model-reveal)" in readme
 
 
 def test_the_recipe_for_a_real_host_is_strict_at_every_party() -> None:
