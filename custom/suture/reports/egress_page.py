@@ -59,7 +59,7 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
         "class_tensors": "tensors with a row for each class, zeros for one of fewer images than `min_count`: "
         "see the method; a site with `clip` refuses a method that has any",
         "scalars": "numbers: see the method; six digits",
-        "train_loss": "mean loss of the local steps, at most 5, rounded; withheld where they saw fewer "
+        "train_loss": "mean loss of the local steps, at most 5 and on a grid; withheld where they saw fewer "
         "samples than `min_loss`",
         "metrics": "figures of the received model on the validation data: see below",
         "spent": "of its ledger: see below",
@@ -79,10 +79,10 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
         "round": "number of the round whose model it is",
         "split": "`validation`, or `test` at the end",
         "n": "number of images or documents",
-        "loss": "of labels at most 5 each, without those of withheld classes, rounded; withheld below "
+        "loss": "of labels at most 5 each, without those of withheld classes, on a grid; withheld below "
         "`min_loss` samples",
         "classes": "figures of each class of the site: see below",
-        "overall": f"with multiclass labels: {', '.join(KEYS)}, rounded, over the images of classes that "
+        "overall": f"with multiclass labels: {', '.join(KEYS)}, on grids, over the images of classes that "
         "are not withheld; precision leaves only where `min_count` is 0",
         "attributes": "of test data, where the site names an attribute: number of images, mean AUROC and "
         "`overall` for each of its values, at most 20; a value with fewer than `min_count` images is "
@@ -101,12 +101,12 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
     },
     DecidedClass: {
         "own": "share of the test images with, and of those without the class that the site's own threshold "
-        "decides rightly; each rounded",
+        "decides rightly; each on a grid",
         "pooled": "the same, of the threshold of all sites",
         "half": "the same, of a probability of 0.5",
-        "ece": "calibration error before and after calibration, rounded",
-        "brier": "Brier score before and after, rounded",
-        "sets": "share of the images whose conformal set has their label, rounded",
+        "ece": "calibration error before and after calibration, on a grid",
+        "brier": "Brier score before and after, on a grid",
+        "sets": "share of the images whose conformal set has their label, on a grid",
         "groups": "of the images with each value of the site's attribute: see below",
     },
     DecidedGroup: {
@@ -114,14 +114,14 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
         "than `min_count` of either kind is omitted, and so is one from which its number would follow",
         "negatives": "number of those without, the same",
         "sensitivity": "share of the former that the site's own threshold decides rightly, or that of all "
-        "sites where it has none; rounded",
+        "sites where it has none; on a grid",
         "specificity": "the same, of the latter",
     },
     ClassScore: {
-        "auroc": "rounded",
-        "low": "lower bound of its 95 % interval, rounded; of test data only",
+        "auroc": "on a grid",
+        "low": "lower bound of its 95 % interval, on the same grid; of test data only",
         "high": "upper bound, the same",
-        "recall": "with multiclass labels, rounded",
+        "recall": "with multiclass labels, on the same grid",
         "positives": "as first sent in the experiment, rounded to `round_counts`; the whole score is "
         "withheld below `min_count`, and where such a count would follow from it",
         "negatives": "the same",
@@ -152,10 +152,10 @@ _HEAD = """# What leaves a site
 
 `suture egress` prints this page; a test compares it with the code. It is the allow-list of the site's filter:
 only what is listed here leaves a site, with the name, type and size given here.
-[Threat model](../threat_model.md) explains what it reveals. Figures called *rounded* are rounded to the
-largest change that one patient could cause ([rules](../protection.md#rules-of-disclosure)); where `min_count`
-or `min_loss` is 0, they have six digits instead. These limits and `round_counts` are set under `[privacy]` in a
-site's `suture.toml`; `clip` and `noise` there apply to tensors only.
+[Threat model](../threat_model.md) explains what it reveals. A figure on a grid is rounded to what one patient
+can move ([rules](../protection.md#rules-of-disclosure)); where `min_count` or `min_loss` is 0, it has six digits
+instead. These limits and `round_counts` are set under `[privacy]` in a site's `suture.toml`; `clip` and
+`noise` there apply to tensors only.
 """
 
 _BY_METHOD = """## By method
