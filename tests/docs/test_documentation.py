@@ -97,7 +97,8 @@ def test_the_page_on_adding_a_method_lists_every_conformance_check() -> None:
 
 
 def test_the_page_on_reliability_is_written_from_its_template() -> None:
-    page, template = ROOT / "docs" / "reference" / "reliability.md", ROOT / "tests" / "faults" / "reliability.md"
+    page = ROOT / "docs" / "reference" / "reliability.md"
+    template = ROOT / "tests" / "faults" / "reliability.md"
     before, after = template.read_text().split("{rows}")
     start, end = before.split("{cores}")
     text = page.read_text()

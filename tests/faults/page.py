@@ -1,4 +1,4 @@
-"""Writes docs/reference/reliability.md from what the fault cases found: `python tests/faults/page.py FOUND.json`."""
+"""Writes docs/reference/reliability.md from the fault cases: `python tests/faults/page.py FOUND.json`."""
 
 from __future__ import annotations
 
