@@ -152,10 +152,10 @@ _HEAD = """# What leaves a site
 
 `suture egress` prints this page; a test compares it with the code. It is the allow-list of the site's filter:
 only what is listed here leaves a site, with the name, type and size given here.
-[Threat model](../threat_model.md) explains what it reveals. A figure on a grid is rounded to the largest change
-that one patient could cause ([rules](../protection.md#rules-of-disclosure)); where `min_count` or `min_loss`
-is 0, it has six digits instead. These limits and `round_counts` are set under `[privacy]` in a site's `suture.toml`; `clip` and
-`noise` there apply to tensors only.
+[Threat model](../threat_model.md) explains what it reveals. A figure on a grid is rounded to the largest
+change that one patient could cause ([rules](../protection.md#rules-of-disclosure)); where `min_count` or
+`min_loss` is 0, it has six digits instead. These limits and `round_counts` are set under `[privacy]` in a
+site's `suture.toml`; `clip` and `noise` there apply to tensors only.
 """
 
 _BY_METHOD = """## By method
