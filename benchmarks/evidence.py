@@ -5,7 +5,7 @@ under which it becomes FedAvg, and of a slow transcription of its paper; and mut
 another line in its place, and the test that has to fail then. A mutant is made in a copy of the package,
 never in the tree.
 
-    python benchmarks/evidence.py [METHOD ...]      # runs the mutants and writes docs/methods/evidence.md
+    python benchmarks/evidence.py [METHOD ...]      # runs the mutants and writes docs/reference/evidence.md
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from suture.core.validation import parse
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks" / "evidence"
-PAGE = ROOT / "docs" / "methods" / "evidence.md"
+PAGE = ROOT / "docs" / "reference" / "evidence.md"
 
 Tests = Annotated[
     tuple[str, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else tuple(given))

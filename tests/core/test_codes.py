@@ -52,7 +52,7 @@ def test_every_built_in_code_has_a_form_a_meaning_a_source_and_a_licence() -> No
     assert all(value and value == value.strip() for row in rows for value in row.values())
     assert all(len(row["meaning"]) <= 64 for row in rows)
     codes = [f"{row['system']}:{row['code']}" for row in rows]
-    docs = (Path(__file__).parents[2] / "docs/label_semantics.md").read_text(encoding="utf-8")
+    docs = (Path(__file__).parents[2] / "docs/reference/codes.md").read_text(encoding="utf-8")
     for row, code in zip(rows, codes, strict=True):
         assert (
             f"| {row['class']} | {code} | {row['meaning']} | {row['source']} | {row['licence']} |\n" in docs

@@ -97,7 +97,8 @@ def test_the_page_on_adding_a_method_lists_every_conformance_check() -> None:
 
 
 def test_the_page_on_reliability_is_written_from_its_template() -> None:
-    page, template = ROOT / "docs" / "reliability.md", ROOT / "tests" / "faults" / "reliability.md"
+    page = ROOT / "docs" / "reference" / "reliability.md"
+    template = ROOT / "tests" / "faults" / "reliability.md"
     before, after = template.read_text().split("{rows}")
     start, end = before.split("{cores}")
     text = page.read_text()
@@ -108,8 +109,8 @@ def test_the_page_on_reliability_is_written_from_its_template() -> None:
     assert text.endswith(after)
 
 
-def test_the_page_on_decisions_counts_cells_and_bytes_as_the_code_does() -> None:
-    text = " ".join((ROOT / "docs" / "decisions.md").read_text().split())
+def test_the_page_on_using_a_model_counts_cells_and_bytes_as_the_code_does() -> None:
+    text = " ".join((ROOT / "docs" / "use_a_model.md").read_text().split())
     assert f"in each of {CELLS} cells of log-odds, 1/{1 / (GRID[1] - GRID[0]):g} wide" in text
     counts = np.zeros((2, CELLS), np.int32)  # of positives and of negatives, as a site sends them
     assert f"The counts take {counts.nbytes:,} bytes a class and site" in text
@@ -119,7 +120,7 @@ def test_no_page_promises_that_a_site_cannot_learn_which_classes_others_know() -
     """A test of the labels shows how it can."""
     readme = " ".join((ROOT / "README.md").read_text().split())
     assert "does not learn which" not in readme
-    assert "can be found out" in readme
+    assert "a site [can probe for a class](docs/threat_model.md#what-updates-and-the-model-reveal)" in readme
 
 
 def test_the_recipe_for_a_real_host_is_strict_at_every_party() -> None:

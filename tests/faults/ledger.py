@@ -1,4 +1,4 @@
-"""What the fault cases found; `make faults` keeps it in a file and makes docs/reliability.md of it."""
+"""What the fault cases found; `make faults` keeps it in a file and writes docs/reference/reliability.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes docs/reliability.md from what the fault cases found: `python tests/faults/page.py FOUND.json`."""
+"""Writes docs/reference/reliability.md from the fault cases: `python tests/faults/page.py FOUND.json`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ledger import CASES
 
 from suture.core.files import atomic_write
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "reliability.md"
 
 TEXT = Path(__file__).parent / "reliability.md"
 

@@ -15,11 +15,11 @@ from suture.models.classifier import Layout
 from suture.protocol.egress import declared
 from suture.reports.egress_page import _FIELDS, page
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "egress.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "egress.md"
 
 
 def test_the_committed_page_is_what_the_code_renders(tmp_path: Path) -> None:
-    assert PAGE.read_text() == page(), "write it anew: suture egress -o docs/egress.md"
+    assert PAGE.read_text() == page(), "write it anew: suture egress -o docs/reference/egress.md"
     result = CliRunner().invoke(app, ["egress", "-o", str(tmp_path / "page.md")])
     assert result.exit_code == 0
     assert (tmp_path / "page.md").read_text() == page()

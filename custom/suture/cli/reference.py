@@ -50,7 +50,7 @@ def pages(commands: Any) -> dict[str, str]:
         "reference/methods.md": methods_page(),
         "reference/configuration.md": configuration_page(),
         "reference/commands.md": commands_page(commands),
-        "egress.md": egress_page(),
+        "reference/egress.md": egress_page(),
     }
 
 
@@ -62,7 +62,7 @@ def methods_page() -> str:
     used = _jobs_by_method()
     rows = [_method_row(name, kind, used.get(name, [])) for name, kind in _methods().items()]
     intro = (
-        "A job names its method; `--set method=NAME` replaces it. [What leaves a site](../egress.md) lists "
+        "A job names its method; `--set method=NAME` replaces it. [What leaves a site](egress.md) lists "
         "the type and range of every item that a method sends, [Configuration](configuration.md) its "
         "hyperparameters. What a round costs is relative to FedAvg on the same labels, as "
         "`benchmarks/method_cost.py` measured it on small images.\n"
@@ -101,7 +101,7 @@ def _method_row(name: str, kind: Any, jobs: list[str]) -> list[str]:
         run = f"`--set method={name}`, `--env local` only"
     else:
         run = f"jobs {', '.join(jobs)}" if jobs else f"`--set method={name}`"
-    title = f"`{name}` [{method.about.title}](../methods/{_PAGES.get(name, name)}.md)"
+    title = f"`{name}` [{method.about.title}](../methods.md#{_SECTIONS.get(name, name)})"
     seen = "every class name" if method.label_use.view == "all" else "its own classes"
     about = method_entry(name, kind)
     cost = "" if about["cost"] is None else f"{about['cost']:.1f}"
@@ -109,12 +109,11 @@ def _method_row(name: str, kind: Any, jobs: list[str]) -> list[str]:
     return [title, method.about.question, paper, module, about["labels"], about["sends"], seen, cost, run]
 
 
-_PAGES = {
+_SECTIONS = {
     **dict.fromkeys(("vanilla", "partial", "pfl", "individual", "central", "central_full"), "surgical"),
     **dict.fromkeys(("fl", "metafl"), "pmfl"),
-    "fedavg": "fedlsm",
 }
-"""The page that explains a method beside another one; the others have a page of their own."""
+"""The section of docs/methods.md that explains a method with another one; the others have their own."""
 
 
 def _linked(paper: str) -> str:

@@ -1,4 +1,4 @@
-"""docs/egress.md: what leaves a site, in general and with each method."""
+"""docs/reference/egress.md: what leaves a site, in general and with each method."""
 
 from __future__ import annotations
 
@@ -170,8 +170,8 @@ _HEAD = """# What leaves a site
 
 `suture egress` prints this page; a test compares it with the code. It is the allow-list of the site's filter:
 a site sends only what is listed here, with the name, type and size given here.
-[Threat model](threat_model.md) explains what it reveals. Figures are rounded to the largest change that one
-patient could cause ("a grid", [rules](protection.md#rules-of-disclosure)); if `min_count` or `min_loss` is 0,
+[Threat model](../threat_model.md) explains what it reveals. Figures are rounded to the largest change that one
+patient could cause ("a grid", [rules](../protection.md#rules-of-disclosure)); if `min_count` or `min_loss` is 0,
 to six digits. These limits and `round_counts` are set under `[privacy]` in a site's `suture.toml`; `clip` and
 `noise` there apply to tensors only.
 """
@@ -184,7 +184,7 @@ have the names and shapes of the model, and all their values are finite. Persona
 
 
 def page() -> str:
-    """Return the text of docs/egress.md."""
+    """Return the text of docs/reference/egress.md."""
     sections = [_table(_MEANT[kind], fields) for kind, fields in _FIELDS.items()]
     return "\n".join([_HEAD, *sections, _BY_METHOD, *(_method(kind()) for kind in METHODS.values())])
 

@@ -62,7 +62,7 @@ class Teaching:
         ema: how much of the teacher stays in a step.
         weak, strong: views of the teacher and of the student.
         loss, entropy, labels: where paper and published program differ, which one is followed; the
-            differences stand in docs/methods/fedlsm.md.
+            differences stand in docs/methods.md.
     """
 
     start_round: Annotated[int, Field(ge=1, le=LIMIT)] = 2
