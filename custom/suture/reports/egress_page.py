@@ -170,10 +170,10 @@ _HEAD = """# What leaves a site
 
 `suture egress` prints this page; a test compares it with the code. It is the allow-list of the site's filter:
 a site sends only what is listed here, with the name, type and size given here.
-[Threat model](../threat_model.md) explains what it reveals. Figures are rounded to the largest change that one
-patient could cause ("a grid", [rules](../protection.md#rules-of-disclosure)); if `min_count` or `min_loss` is 0,
-to six digits. These limits and `round_counts` are set under `[privacy]` in a site's `suture.toml`; `clip` and
-`noise` there apply to tensors only.
+[Threat model](../threat_model.md) explains what it reveals. Figures are rounded to the largest change
+that one patient could cause ("a grid", [rules](../protection.md#rules-of-disclosure)); if `min_count` or
+`min_loss` is 0, to six digits. These limits and `round_counts` are set under `[privacy]` in a site's
+`suture.toml`; `clip` and `noise` there apply to tensors only.
 """
 
 _BY_METHOD = """## By method
