@@ -197,7 +197,7 @@ def test_the_report_says_what_the_sites_state() -> None:
     assert "ε ≤ 23.4 at δ = 1e-05 over all its 15 updates in 2 experiments" in noisy
     assert "Not protected by noise: the 40 figures of classes and 77 other numbers" in noisy
     assert "adds no noise: ε = ∞, because 4 of its 15 updates" in clipped
-    assert silent.endswith("it did not report")
+    assert "it did not report" in silent
 
 
 def test_a_federation_whose_site_protects_itself(tiny: Any) -> None:

@@ -71,9 +71,7 @@ def test_weights_that_were_asked_for_and_not_told_stop_the_site() -> None:
     weight = torch.tensor([2.0, 1.0])
     told, silent = Payload("train", 3, class_tensors={NAME: weight}), Payload("train", 3)
     assert received_weights(told, "known", "multilabel") is weight
-    with pytest.raises(
-        ConfigError, match="sent no positive_weight with round 3, which class_weights='known'"
-    ):
+    with pytest.raises(ConfigError, match="sent no positive_weight with round 3, but class_weights='known'"):
         received_weights(silent, "known", "multilabel")
     assert received_weights(silent, "none", "multilabel") is None
     assert received_weights(silent, "known", "multiclass") is None

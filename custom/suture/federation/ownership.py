@@ -102,14 +102,14 @@ def _read(path: Path) -> tuple[Submitter, list[str]]:
         return Submitter(str(content["name"]), str(content["org"])), [str(x) for x in content["shared_with"]]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{path} is damaged ({error}); it needs the owner's name and org, and a list shared_with"
+            f"{path} is broken ({error}); it needs the owner's name and org, and a list shared_with"
         ) from error
 
 
 def _refusal(experiment: str) -> NotOwner:
     """Return the same words in every case: whose the experiment is, and how far it came, is not told."""
     return NotOwner(
-        f"the experiment {experiment!r} belongs to another submitter; begin a new one (`suture run` "
-        "without --resume, `suture export --experiment NAME`), or ask its owner to name you in "
-        f"shared_with; an administrator can look up the owner in {OWNER} of its folder"
+        f"the experiment {experiment!r} is not this submitter's; begin another one (`suture run` without "
+        "--resume, `suture export --experiment NAME`), or ask its owner to name you in shared_with; an "
+        f"administrator finds the owner in {OWNER} of its folder"
     )

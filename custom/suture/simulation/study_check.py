@@ -138,7 +138,7 @@ def _problems(
         if {a, b} & accepted:
             continue
         yield (
-            f"{a!r} ({', '.join(owners[a])}) and {b!r} ({', '.join(owners[b])}) are almost equal. If "
+            f"{a!r} ({', '.join(owners[a])}) and {b!r} ({', '.join(owners[b])}) are nearly the same. If "
             f'they are the same class, write under [data.synonyms] of {owners[b][0]}: "{b}" = "{a}"; if '
             f'not, in job.toml: accept_labels = ["{b}"]'
         )

@@ -149,7 +149,7 @@ def test_two_names_of_the_vocabulary_are_never_merged_by_a_slip() -> None:
 
 def test_two_classes_of_one_site_that_others_codes_make_one_stop_the_run() -> None:
     sites = {"a": info(Cyst=ONE, Hole=ICD_A), "b": info(Zyste=(ONE, ICD_A))}
-    with pytest.raises(ClassConflict, match=r"two classes of one site; correct the \[data\] codes"):
+    with pytest.raises(ClassConflict, match=r"different classes of one site; correct the \[data\] codes"):
         agree(sites, (), {}, False)
     assert unfit(sites) == {}, "either may be wrong"
 
@@ -174,7 +174,7 @@ def test_an_experiment_keeps_the_names_of_its_classes() -> None:
 
 def test_an_experiment_with_both_classes_cannot_merge_them() -> None:
     text = refusal(("Cyst", "Zyste"), a=info(Cyst=ONE), b=info(Zyste=ONE))
-    assert "two classes of this experiment" in text
+    assert "different classes of this experiment" in text
     assert "begin a new experiment" in text
 
 

@@ -85,13 +85,13 @@ def test_a_late_update_is_dropped_with_a_line_and_never_counts_in_a_later_round(
     late("b", update(value=1.0))
     lines = collector.close({})
     late("c", update(value=9.0))
-    assert "an answer of c came too late and is dropped" in caplog.text
+    assert "a late answer of c" in caplog.text
     assert lines["c"]["status"] == "missing"
     caplog.clear()
     # The same round is tried again: even an answer that would fit it is one to a closed exchange.
     open_round(collector)
     late("c", update(value=9.0))
-    assert "an answer of c came too late and is dropped" in caplog.text
+    assert "a late answer of c" in caplog.text
     collector.receiver(2, 0)("c", update(value=2.0))
     assert collector.accepted() == ["c"]
     collector.close({})

@@ -120,10 +120,10 @@ def test_a_sign_flip_is_marked_and_honest_sites_are_not(factor: float, marks: li
         {site: [] for site in SITES} | {"alpha": marks}
     )
     noted = [note for note in server.record.run["notes"] if "differed from those of the other sites" in note]
-    assert [note.split(" were ")[0] for note in noted] == ["The updates of alpha"] * bool(marks)
+    assert [note.split(" differed ")[0] for note in noted] == ["The updates of alpha"] * bool(marks)
     write_report(server.record.folder)
     page = (server.record.folder / "report.html").read_text()
-    assert "updates, compared</h2>" in page
+    assert "Comparison of the sites' updates</h2>" in page
     assert ("relative to the other sites in" in page) == (factor < 0)
 
 

@@ -34,7 +34,10 @@ OTHERS = {"a": info("Mass", "Nodule"), "b": info("Nodule", "Mass")}
 
 LIES: dict[str, tuple[dict[str, Any], str]] = {
     "two spellings of one class": ({"labels": ("Mass", "mass")}, "correct the label map"),
-    "another label type": ({"label_type": "multiclass"}, "it is multiclass and the federation multilabel"),
+    "another label type": (
+        {"label_type": "multiclass"},
+        "its labels are multiclass, those of the federation multilabel",
+    ),
     "another prior": ({"prior": "abcdef"}, "its prior is abcdef"),
     "look-alikes of its own": ({"labels": ("Sarcoidosis", "Sarcoidosys")}, "nearly the same"),
     "a look-alike of a shared class": ({"labels": ("Nodules of lung", "Nodulle")}, "nearly the same"),

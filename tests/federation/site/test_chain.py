@@ -79,7 +79,7 @@ def test_what_was_done_to_a_ledger_is_told_and_accepted_in_a_new_line(how: str, 
     path.write_text("".join(f"{line}\n" for line in TAMPERED[how](before.splitlines())))
     tampered = path.read_text()
     for experiment in ("one", "two"):
-        with pytest.raises(LedgerBroken, match=r"is not whole: .* releases nothing until .* --accept"):
+        with pytest.raises(LedgerBroken, match=r"is incomplete: .* releases nothing until .* --accept"):
             ledger(tmp_path, experiment).record(release(7, experiment))
     assert path.read_text().startswith(tampered if how[:9] != "unchained" else tampered[:10])
     assert read_statement(tmp_path).breaks
@@ -115,7 +115,7 @@ def test_the_ledger_of_another_site_is_told(tmp_path: Path) -> None:
         ledger(tmp_path / "a").record(release(6))
     mixed = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*mixed, filled(tmp_path / "c", 2).read_text()]))
-    assert "line 6 does not follow" in read_statement(tmp_path / "a").breaks[0]
+    assert "line 6 does not match" in read_statement(tmp_path / "a").breaks[0]
 
 
 def test_a_deleted_ledger_is_told_also_to_a_new_experiment(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_ledger_without_a_chain_goes_on_with_a_line_that_says_so(tmp_path: Pat
     assert ("after" in lines[5], lines[6]["mark"], lines[7]["round"]) == (False, "chained", 7)
     assert (own.spent().updates, own.spent().missing, read_statement(tmp_path).breaks) == (7, 0, [])
     path.write_text("".join(f"{json.dumps(line)}\n" for line in [*lines[:2], *lines[3:]]))
-    assert read_statement(tmp_path).breaks[0].startswith("line 6 does not follow")
+    assert read_statement(tmp_path).breaks[0].startswith("line 6 does not match")
 
 
 def test_no_line_can_be_guessed_by_its_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

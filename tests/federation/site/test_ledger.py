@@ -120,7 +120,7 @@ def test_a_line_that_a_killed_process_left_is_none_and_another_damage_is_a_break
         text[0].replace("noise", "nose"),
     ):
         path.write_text(damaged + text[1])
-        with pytest.raises(ConfigError, match=r"ledger.jsonl is not whole: line 1 is damaged"):
+        with pytest.raises(ConfigError, match=r"ledger.jsonl is incomplete: line 1 is damaged"):
             ledger(tmp_path).record(release(3))
 
 

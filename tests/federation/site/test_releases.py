@@ -191,7 +191,7 @@ def test_figures_have_a_budget_over_all_experiments(tiny: Any) -> None:
         assert asked.site(experiment).answer(measured) == Abstain("budget", "BudgetSpent")
     assert isinstance(asked.site("three", max_figures=3).answer(measured), Evaluation)
     error = json.loads((asked.site("three").folder / "errors.jsonl").read_text().splitlines()[-1])
-    assert "2 figures of 'Mass': max_figures = 2" in error["message"]
+    assert "2 figures of 'Mass'; max_figures = 2" in error["message"]
 
 
 def test_a_site_introduces_itself_again_without_another_release(tiny: Any) -> None:

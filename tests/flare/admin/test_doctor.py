@@ -268,7 +268,8 @@ def test_two_methods_of_one_name_are_an_error(
     with on_path(monkeypatch, tmp_path / "installed"):
         found = problems(examine(site()))["methods"]
     assert found.status == "error"
-    assert f"{DISTRIBUTION} 1.0.* method 'surgical'" in found.text
+    assert f"{DISTRIBUTION} 1.0" in found.text
+    assert "'surgical'" in found.text
 
 
 OLD = {"id": "abandoned_jobs", "path": "suture.flare.abandoned.AbandonedJobs", "args": {}}

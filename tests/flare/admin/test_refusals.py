@@ -96,6 +96,6 @@ def test_an_end_without_words_says_where_to_look() -> None:
 
 def test_an_error_of_labels_is_not_said_to_be_one_of_memory() -> None:
     """FLARE gives the job that the server ended for it the status of a crash."""
-    why = "these names of different sites are almost equal: 'Nodul' (beta) and 'Nodule' (alpha)"
+    why = "these names of different sites are nearly the same: 'Nodul' (beta) and 'Nodule' (alpha)"
     text = explain("j-1", {"status": "FINISHED:EXECUTION_EXCEPTION"}, {}, {"error": why})
     assert text == f"job j-1 ended as FINISHED:EXECUTION_EXCEPTION:\n- {why}"

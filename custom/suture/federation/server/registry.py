@@ -317,7 +317,7 @@ def _misspelt(members: Mapping[str, Member], agreed: Agreement) -> dict[str, str
         found.setdefault(common.pop(), open_[0][1])
     return {
         site: (
-            f"its class names: {a!r} and {b!r} are almost equal; map one to the other in the job's "
+            f"its class names: {a!r} and {b!r} are nearly the same; map one to the other in the job's "
             "label_map, or accept both as different (--accept-labels)"
         )
         for site, (a, b) in found.items()
@@ -430,7 +430,7 @@ def _refuse_lookalikes(registry: SiteRegistry, accept: bool | tuple[str, ...]) -
     if len(pairs) > _SHOWN:
         lines.append(f"  and {len(pairs) - _SHOWN} more pairs")
     raise FederationError(
-        "these names of different sites are almost equal:\n"
+        "these names of different sites are nearly the same:\n"
         + "\n".join(lines)
         + "\nIf they are one class, map one to the other in the job's label_map "
         + f"(for example --set label_map.{pairs[0][0].replace(' ', '_')}={pairs[0][1].replace(' ', '_')}); "
