@@ -2,7 +2,8 @@
 
 To import torch takes 1.5 s of a core: it is done once, and its memory is shared. The server is spawned, and
 forks before it has computed anything, because the threads with which torch computes do not survive a fork.
-Unlike those of multiprocessing, a server belongs to one run, with the environment that it began with.
+A server belongs to one run. That of multiprocessing has the environment of its first use and keeps its memory
+until the program ends; a start waits for its imports; and once it was killed, no process of it can be killed.
 """
 
 from __future__ import annotations

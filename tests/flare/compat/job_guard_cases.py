@@ -203,10 +203,9 @@ def offered_by_a_dead_process(federation: Federation) -> bytes:
 @pytest.mark.usefixtures("downloads")
 @pytest.mark.parametrize("kind", ["undecodable", "dead"])
 def test_flare_itself_would_end_the_job(kind: str, federation: Federation) -> None:
-    """Where this fails, FLARE has changed, and the guard may not be needed any more."""
     sent = unknown(Parcel()) if kind == "undecodable" else offered_by_a_dead_process(federation)
     federation.send(sent, encoded=True, timeout=2)
-    assert federation.ended == [1]
+    assert federation.ended == [1], "job_guard.py may go"
 
 
 @pytest.mark.parametrize("kind", UNDECODABLE)
