@@ -170,8 +170,7 @@ class LocalRound:
         keep_best: the validation loss by which the best epoch is kept; None keeps the last epoch.
         phase, phase_round, phase_rounds: name of the phase, the round within it from 1, and their number.
         fresh_head: whether the head is drawn anew before the round.
-        kept: what the method kept at the site in its last round, beside the state of the optimiser; the rows
-            under `ROWS` are those of the model's classes, zeros for a class that is new.
+        kept: the method's channels that stay at the site, as it left them in its last round; see `Channel`.
         head_rate: learning rate of the head's rows, relative to that of the rest.
     """
 
@@ -209,6 +208,7 @@ def fit(
     round_: LocalRound,
     *,
     batches: Batches | None = None,
+    before_step: Callable[[], None] | None = None,
     after_step: Callable[[], None] | None = None,
     after_epoch: Callable[[], None] | None = None,
 ) -> Fitted:
@@ -216,6 +216,7 @@ def fit(
 
     Args:
         batches: of one epoch; by default `training_batches`.
+        before_step: called with the gradients of each step in place, which it may change; after `clip`.
         after_step, after_epoch: called then; the latter may change the model's tensors.
 
     Raises:
@@ -224,6 +225,8 @@ def fit(
         GradientOverflow: see `LossScale.state`.
     """
     local, optimiser = round_.local, _prepared(site, round_)
+    if before_step:
+        optimiser.register_step_pre_hook(lambda *_: before_step())
     best = BestEpoch(site, round_.keep_best) if round_.keep_best else None
     make, where = batches or partial(training_batches, site, local), (round_.seed, site.name, round_.round)
     shuffle, noise = generator_for(*where, "shuffle"), generator_for(*where, "augmentation")

@@ -116,6 +116,16 @@ class GlobalModel:
     label_type: LabelType = "multilabel"
     buffers: frozenset[str] = frozenset()
 
+    @property
+    def trained(self) -> dict[str, Tensor]:
+        """The parameters: shared tensors but the buffers, and the head."""
+        return {n: t for n, t in self.shared.items() if n not in self.buffers} | dict(self.head)
+
+    def moved_to(self, tensors: Mapping[str, Tensor]) -> GlobalModel:
+        """The model with some of its shared tensors and of its head's replaced."""
+        shared, head = ({n: tensors.get(n, t) for n, t in part.items()} for part in (self.shared, self.head))
+        return replace(self, shared=shared, head=head)
+
     def rows(self, labels: Labels) -> dict[str, Tensor]:
         """The head's rows of `labels`, in that order."""
         where = self.where(labels)

@@ -536,7 +536,7 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
 # Models and updates for the server's half
 
 LABELS = ("A", "B", "C")
-FIRST = RoundContext(1, Phase("main", 1), 0)
+FIRST = RoundContext(1, Phase("main", 1), 0, sites=3)
 
 
 def _a_model(method: Method) -> GlobalModel:
