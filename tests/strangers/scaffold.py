@@ -7,6 +7,7 @@ Learning. ICML 2020, Algorithm 1 with option II.
 from dataclasses import replace
 
 from suture import About, LabelUse, LocalAveraging, LocalTraining, hyperparameters
+from suture.core.errors import ConfigError
 from suture.learning.training import fit
 from suture.methods.averaging import mean_of_channel
 from suture.protocol.egress import Channel, prefixed, within
@@ -21,6 +22,10 @@ class Scaffold(LocalAveraging):
     server_rates = ("server_lr",)
     local: LocalTraining = LocalTraining(lr=0.01, optimiser="sgd", momentum=0.0)
     server_lr: float = 1.0
+
+    def __post_init__(self):
+        if self.local.optimiser != "sgd" or self.local.momentum:
+            raise ConfigError("SCAFFOLD takes plain steps; set local.optimiser=sgd and local.momentum=0")
 
     def egress(self, layout):
         like, why = layout.trained, "change of the control variate: the site's mean gradient in the round"

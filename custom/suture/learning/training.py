@@ -224,9 +224,7 @@ def fit(
             the model, and what the functions given here counted, are to be thrown away, as a site does.
         GradientOverflow: see `LossScale.state`.
     """
-    local, optimiser = round_.local, _prepared(site, round_)
-    if before_step:
-        optimiser.register_step_pre_hook(lambda *_: before_step())
+    local, optimiser = round_.local, _prepared(site, round_, before_step)
     best = BestEpoch(site, round_.keep_best) if round_.keep_best else None
     make, where = batches or partial(training_batches, site, local), (round_.seed, site.name, round_.round)
     shuffle, noise = generator_for(*where, "shuffle"), generator_for(*where, "augmentation")
@@ -243,9 +241,7 @@ def fit(
             for measure in (best, after_epoch):
                 if measure:
                     measure()
-    if best:
-        best.restore()
-    return _fitted(site, round_, losses, optimiser, scale)
+    return _fitted(site, round_, losses, optimiser, scale, best)
 
 
 def _fitted(
@@ -254,8 +250,11 @@ def _fitted(
     losses: StepLosses,
     optimiser: torch.optim.Optimizer,
     scale: LossScale,
+    best: BestEpoch | None,
 ) -> Fitted:
     """What a round leaves: no gradients, which are as large as the model that a site keeps."""
+    if best:
+        best.restore()
     kept = scale.state(site.name, round_.round, losses.steps) | optimiser_state_of(optimiser, site.model)
     optimiser.zero_grad(set_to_none=True)
     return Fitted(losses.mean, kept)
@@ -268,7 +267,9 @@ def _divergence(site: str, round_: int, step: int, loss: float) -> str:
     )
 
 
-def _prepared(site: SiteContext, round_: LocalRound) -> torch.optim.Optimizer:
+def _prepared(
+    site: SiteContext, round_: LocalRound, before_step: Callable[[], None] | None
+) -> torch.optim.Optimizer:
     """Set what of the model is trained; return its optimiser as the round before left it."""
     model, local = site.model, round_.local
     if (local.epochs or local.iterations) and not len(site.samples["train"]):
@@ -278,6 +279,8 @@ def _prepared(site: SiteContext, round_: LocalRound) -> torch.optim.Optimizer:
     set_training(model, round_.norm, round_.head_only)
     optimiser = optimiser_of(model, round_.local, round_.head_rate)
     load_optimiser_state(optimiser, model, round_.optimiser_state)
+    if before_step:
+        optimiser.register_step_pre_hook(lambda *_: before_step())
     return optimiser
 
 

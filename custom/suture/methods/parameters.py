@@ -11,7 +11,7 @@ from torch import Tensor
 from suture.core.errors import ConfigError
 from suture.methods.share import cut
 from suture.models.classifier import HEADS, Classifier, Layout, shared_names, split_state
-from suture.protocol.egress import blank
+from suture.protocol.egress import blank, misfit
 
 if TYPE_CHECKING:
     from suture.methods.base import GlobalModel, Method
@@ -38,6 +38,23 @@ def with_channels(model: GlobalModel, method: Method) -> GlobalModel:
     """The model with the channels of the method as they begin."""
     forms = method.egress(layout_of(model, method)).forms("down", "server")
     return replace(model, channels={name: blank(form, len(model.labels)) for name, form in forms.items()})
+
+
+def check_channels(model: GlobalModel, method: Method) -> None:
+    """Refuse a model of the server that lacks a channel, or has another than the method declares.
+
+    Raises:
+        ConfigError: names the first one.
+    """
+    forms = method.egress(layout_of(model, method)).forms("down", "server")
+    found = dict.fromkeys(model.channels, "not declared")
+    wrong = found | {n: misfit(form, model.channels.get(n), len(model.labels)) for n, form in forms.items()}
+    if stray := {name: what for name, what in wrong.items() if what}:
+        name = min(stray)
+        raise ConfigError(
+            f"{method.about.title} aggregates to a model whose channel {name!r} is {stray[name]}; return "
+            "every channel that its egress declares as down or server, and no other"
+        )
 
 
 def parts(

@@ -25,7 +25,7 @@ from suture.core.errors import ConfigError, SutureError, unknown
 from suture.core.labels import LabelType
 from suture.core.validation import parse
 from suture.methods.base import About, GlobalModel, LabelUse, Method, Phase, RoundContext, local_round
-from suture.methods.parameters import exchanged, layout_of, parts, with_channels
+from suture.methods.parameters import check_channels, exchanged, layout_of, parts, with_channels
 from suture.models import ModelSpec
 from suture.models.classifier import Layout, split_state
 from suture.protocol.egress import CLASSES, Shapes, blank, prefixed, whole
@@ -240,6 +240,16 @@ def one_site_alone_decides(subject: Subject) -> None:
         else:
             step = (after[name] - _tensors(before)[name])[: len(sent)]
             _ensure(bool((step * sent < 0).all()), f"{name} does not step against the gradient")
+
+
+def aggregation_returns_the_channels(subject: Subject) -> None:
+    """Its result has each channel that it declares as ``down`` or ``server``, in its form, and no other."""
+    before = _a_model(subject.method)
+    after = subject.method.aggregate(before, [_an_update(subject.method, before, LABELS, 3)], FIRST)
+    try:
+        check_channels(after, subject.method)
+    except ConfigError as error:
+        raise AssertionError(str(error)) from None
 
 
 def a_class_that_nobody_sent_keeps_its_row(subject: Subject) -> None:
@@ -517,6 +527,7 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
     aggregation_is_a_function_of_the_updates,
     aggregation_takes_copies,
     one_site_alone_decides,
+    aggregation_returns_the_channels,
     a_class_that_nobody_sent_keeps_its_row,
     classes_are_known_by_name,
     unknown_labels_have_no_gradient,

@@ -69,7 +69,7 @@ from suture.federation.server.selection import (
 from suture.federation.store import Rounds
 from suture.learning.metrics import mean_defined
 from suture.methods.base import ClassFacts, GlobalModel, Method, Phase, RoundContext
-from suture.methods.parameters import layout_of, parts
+from suture.methods.parameters import check_channels, layout_of, parts
 from suture.models.classifier import Layout
 from suture.protocol.check import all_finite
 from suture.protocol.decisions import Decisions, Diagrams
@@ -415,6 +415,7 @@ class Server:
             log.exception("round %d", ctx.round)
             what = f"round {ctx.round}: {as_word(error)}"
             raise self._diverged(what) from error
+        check_channels(model, self.plan.method)
         for name, tensor in pack_model(model, {}).tensors.items():
             if tensor.is_floating_point() and not all_finite(tensor):
                 raise self._diverged(f"{name} of the model of round {ctx.round} is not finite")
