@@ -41,8 +41,8 @@ ROOT = Path(__file__).resolve().parents[1]
 ENGINE, PAPERS = "suture", "suture_papers"
 AVERAGING = ("surgical", "partial", "vanilla")
 NO_CODE = ("COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER")
-WRITTEN = ("Job", "SiteConfig", "ServerConfig", "Experiment", "Pretraining")
-"""The classes of what a user writes."""
+WRITTEN = ("Job", "SiteConfig", "ServerConfig", "Experiment", "Pretraining", "SimulatedSites", "DatasetConfig")
+"""The classes of what a user writes, or their base."""
 USES = ("jobs", "experiments", "examples", "benchmarks")
 ANSWERED = ("train_loss", "spent", "computed_on")
 TINY = "run demo --env local --workers 1 --rounds 1 --set simulation.images=30 --set simulation.held_out=30"

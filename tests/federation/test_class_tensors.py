@@ -32,10 +32,10 @@ from suture.methods.base import (
 )
 from suture.methods.fedavg import FedAvg
 from suture.methods.source import code_hash
-from suture.models.classifier import Layout, Shapes
+from suture.models.classifier import Layout
 from suture.models.saved import load_model
 from suture.protocol.check import check_reply
-from suture.protocol.egress import CLASSES, Egress, declared
+from suture.protocol.egress import CLASSES, Channel, Egress, declared
 from suture.protocol.messages import Abstain, Payload, Update, by_name
 from suture.protocol.packing import Packed, pack, unpack
 from suture.simulation import method_checks as checks
@@ -46,7 +46,7 @@ from suture_papers.rare_classes.creff import CReFF
 
 LOCAL = LocalTraining(lr=1e-2, batch_size=8)
 NUMBERS = {"Fibrosis": 1.0, "Hernia": 2.0, "Zwerchfellbruch": 2.0, "Mass": 3.0, "Nodule": 4.0}
-PAIRS: Shapes = {"pairs": ((CLASSES, 2), "torch.float32")}
+PAIRS = (CLASSES, CLASSES, 2)
 
 
 def pairs_of(labels: Iterable[str]) -> Tensor:
@@ -71,11 +71,8 @@ class Pairs(LocalAveraging):
         return replace(self.labels, view=self.view)
 
     def egress(self, layout: Layout) -> Egress:
-        egress = super().egress(layout)
-        return replace(egress, class_tensors=PAIRS, why={**egress.why, "pairs": "which classes a site has"})
-
-    def class_state(self, layout: Layout) -> Shapes:
-        return PAIRS
+        up = Channel("pairs", "up", PAIRS, why="which classes a site has")
+        return replace(super().egress(layout), channels=(up, Channel("pairs", "down", PAIRS)))
 
     def train(
         self, site: SiteContext, received: Payload, round_: LocalRound
@@ -85,16 +82,16 @@ class Pairs(LocalAveraging):
         images = torch.nan_to_num(site.samples["train"].y).sum(dim=0)
         has = (images >= max(site.min_count, 1)).float()
         pairs = pairs_of(received.labels) * has[:, None, None] * has[None, :, None]
-        return replace(update, class_tensors={"pairs": pairs}), kept
+        return replace(update, channels={"pairs": pairs}), kept
 
     def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
-        mean = WeightedMean(previous.labels, {}, previous.class_tensors)
+        mean = WeightedMean(previous.labels, {}, previous.channels)
         self.walks.append(list(updates))
         self.walks.append(list(updates))
         for update in updates:
-            pairs = by_name(update.class_tensors["pairs"], update.labels, previous.labels, axis=1)
+            pairs = by_name(update.channels["pairs"], update.labels, previous.labels, axis=1)
             mean.add_rows(update.labels, {"pairs": pairs}, pairs.flatten(1).any(dim=1))
-        return replace(super().aggregate(previous, updates, ctx), class_tensors=mean.head())
+        return replace(super().aggregate(previous, updates, ctx), channels=mean.head())
 
 
 @hyperparameters
@@ -157,17 +154,17 @@ def test_both_axes_go_up_and_down_by_name(view: str, federation: Any) -> None:
     every = ("Fibrosis", "Hernia", "Mass", "Nodule")
     # With its own view a site sends pairs of its classes; with that of all, only its images say which it has.
     assert server.model.labels == every
-    check_pairs(server.model.class_tensors["pairs"], every)
+    check_pairs(server.model.channels["pairs"], every)
     # Nodule is of three sites, each with one other class.
-    assert server.model.class_tensors["pairs"][3, :, 0].tolist() == pytest.approx([1 / 3] * 3 + [1])
+    assert server.model.channels["pairs"][3, :, 0].tolist() == pytest.approx([1 / 3] * 3 + [1])
     first, second = Pairs.received[:3], Pairs.received[3:]
     assert [site for site, _ in first] == [site for site, _ in second] == ["alpha", "beta", "gamma"]
     for _, payload in first:
-        assert not payload.class_tensors["pairs"].any()
+        assert not payload.channels["pairs"].any()
     for site, payload in second:
         own = small.sites()[site]._data()[0].names
         assert payload.labels == own if view == "own" else set(own) < set(payload.labels)
-        check_pairs(payload.class_tensors["pairs"], payload.labels)
+        check_pairs(payload.channels["pairs"], payload.labels)
 
 
 def test_by_name_by_hand() -> None:
@@ -188,8 +185,8 @@ def test_a_class_that_joins_begins_with_zeros_on_both_axes(federation: Any) -> N
         ("Hernia", "Mass", "Nodule"),
         ("Fibrosis", "Hernia", "Mass", "Nodule"),
     )
-    pairs = server.model.class_tensors["pairs"]
-    assert torch.equal(pairs[1:, 1:], before.class_tensors["pairs"])
+    pairs = server.model.channels["pairs"]
+    assert torch.equal(pairs[1:, 1:], before.channels["pairs"])
     assert not pairs[0].any()
     assert not pairs[:, 0].any()
 
@@ -198,10 +195,10 @@ def test_a_continued_federation_equals_a_whole_one(federation: Any) -> None:
     federation(Pairs(local=LOCAL), rounds=1).run()
     server, whole = (federation(Pairs(local=LOCAL), rounds=2).run(out) for out in ("run", "whole"))
     assert (server.round, len(server.record.run["labels"])) == (2, 4)
-    assert torch.equal(server.model.class_tensors["pairs"], whole.model.class_tensors["pairs"])
-    assert whole.model.class_tensors["pairs"].any()
+    assert torch.equal(server.model.channels["pairs"], whole.model.channels["pairs"])
+    assert whole.model.channels["pairs"].any()
     stored = read_model(server.states.newest()[1], server.plan, "")  # type: ignore[index]
-    assert torch.equal(stored.class_tensors["pairs"], server.model.class_tensors["pairs"])
+    assert torch.equal(stored.channels["pairs"], server.model.channels["pairs"])
 
 
 def test_a_class_that_nobody_sends_keeps_its_tensor(federation: Any) -> None:
@@ -213,9 +210,9 @@ def test_a_class_that_nobody_sends_keeps_its_tensor(federation: Any) -> None:
     table.write_text("\n".join([header, *(row.rsplit(",", 1)[0] + ",0" for row in rows)]) + "\n")
     model = small.run().model
     hernia = model.labels.index("Hernia")
-    kept = model.class_tensors["pairs"][hernia]
+    kept = model.channels["pairs"][hernia]
     assert kept[hernia].tolist() == [1, 22]
-    assert bool(torch.isfinite(model.class_tensors["pairs"]).all())
+    assert bool(torch.isfinite(model.channels["pairs"]).all())
 
 
 def begun(federation: Any, **more: Any) -> tuple[Server, dict[str, Any], dict[str, Payload]]:
@@ -236,13 +233,13 @@ def _payload(packed: Packed) -> Payload:
 @pytest.mark.parametrize(
     ("tensors", "why"),
     [
-        ({"pairs": torch.ones(2, 4, 2)}, r"class_tensors/pairs has shape \(2, 4, 2\) instead of \(2, 2, 2\)"),
+        ({"pairs": torch.ones(2, 4, 2)}, r"channels/pairs has shape \(2, 4, 2\) instead of \(2, 2, 2\)"),
         ({"pairs": torch.ones(3, 2, 2)}, r"has shape \(3, 2, 2\) instead of \(2, 2, 2\)"),
         ({"pairs": torch.ones(2, 2, 2, dtype=torch.float64)}, "is torch.float64 instead of torch.float32"),
-        ({"pairs": torch.full((2, 2, 2), torch.inf)}, "class_tensors/pairs is not finite"),
-        ({"pairs": torch.full((2, 2, 2), torch.nan)}, "class_tensors/pairs is not finite"),
-        ({}, "class_tensors/pairs is missing"),
-        ({"pairs": torch.ones(2, 2, 2), "more": torch.ones(2)}, "class_tensors/more was not declared"),
+        ({"pairs": torch.full((2, 2, 2), torch.inf)}, "channels/pairs is not finite"),
+        ({"pairs": torch.full((2, 2, 2), torch.nan)}, "channels/pairs is not finite"),
+        ({}, "channels/pairs is missing"),
+        ({"pairs": torch.ones(2, 2, 2), "more": torch.ones(2)}, "channels/more was not declared"),
     ],
 )
 def test_the_sites_filter_and_the_server_refuse_another_form(
@@ -255,7 +252,7 @@ def test_the_sites_filter_and_the_server_refuse_another_form(
     for one in expected:
         check_reply(update, one)
         with pytest.raises(RejectedUpdate, match=why):
-            check_reply(replace(update, class_tensors=tensors), one)
+            check_reply(replace(update, channels=tensors), one)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +266,7 @@ def test_a_site_trains_on_no_tensors_of_another_form(
     tensors: Mapping[str, Tensor], why: str, federation: Any
 ) -> None:
     _, sites, payloads = begun(federation)
-    answer = sites["alpha"].answer(replace(payloads["alpha"], class_tensors=tensors))
+    answer = sites["alpha"].answer(replace(payloads["alpha"], channels=tensors))
     assert isinstance(answer, Abstain)
     assert (answer.reason, answer.error) == ("configuration", "ConfigError")
     assert why in (sites["alpha"].folder / "errors.jsonl").read_text()
@@ -302,16 +299,16 @@ def test_classes_below_the_smallest_count_are_sent_as_zeros(federation: Any) -> 
     model = federation(Pairs(local=LOCAL), rounds=1).run().model
     nodule, mass = (model.labels.index(name) for name in ("Nodule", "Mass"))
     alpha, _ = next((u, None) for u in Pairs.walks[0] if u.labels == ("Mass", "Nodule"))
-    assert alpha.class_tensors["pairs"].tolist() == [[[1, 33], [0, 0]], [[0, 0], [0, 0]]]
+    assert alpha.channels["pairs"].tolist() == [[[1, 33], [0, 0]], [[0, 0], [0, 0]]]
     # gamma alone counts in the mean of Nodule beside Mass.
-    assert model.class_tensors["pairs"][nodule, mass].tolist() == [
+    assert model.channels["pairs"][nodule, mass].tolist() == [
         pytest.approx(1 / 2),
         pytest.approx(43 / 2),
     ]
 
 
 def test_the_check_of_the_smallest_count_finds_a_careless_method() -> None:
-    check = checks.class_tensors_respect_the_smallest_count
+    check = checks.channels_respect_the_smallest_count
     with pytest.raises(AssertionError, match="pairs of classes with fewer images than min_count leaves"):
         check(subject_of(Careless()))
     check(subject_of(Pairs()))
@@ -334,14 +331,14 @@ def test_updates_are_read_from_disk_at_each_walk(federation: Any, monkeypatch: p
     one, two = Pairs.walks
     for a, b in zip(one, two, strict=True):
         assert (a.labels, a.weight) == (b.labels, b.weight)
-        for group in ("shared", "head", "class_tensors"):
+        for group in ("shared", "head", "channels"):
             left, right = getattr(a, group), getattr(b, group)
             assert left.keys() == right.keys() != set()
             for name, tensor in left.items():
                 assert torch.equal(tensor, right[name])
                 assert tensor.data_ptr() != right[name].data_ptr()
     for reply in server.collector._answers.values():
-        assert not getattr(reply, "class_tensors", {})
+        assert not getattr(reply, "channels", {})
 
 
 def test_the_server_keeps_an_open_update_on_disk_alone(
@@ -354,7 +351,7 @@ def test_the_server_keeps_an_open_update_on_disk_alone(
         receive(name, pack(site.answer(payloads[name])))
     held = server.collector._answers["alpha"]
     assert isinstance(held, Update)
-    assert (held.shared, held.head, held.class_tensors) == ({}, {}, {})
+    assert (held.shared, held.head, held.channels) == ({}, {}, {})
 
 
 def test_what_leaves_is_declared() -> None:
@@ -372,7 +369,7 @@ def test_what_leaves_is_declared() -> None:
 def test_a_run_says_how_many_numbers_of_each_class_leave(method: Method) -> None:
     """Before the model is known no length; after the start that of the tensors that sites send."""
     with Trial(method, SMALL, method.label_types[0], rounds=1) as trial:
-        name = next(iter(method.egress(Layout({}, {})).class_tensors))
+        name = method.egress(Layout({}, {})).going("up")[0].name
         unknown = {r["field"]: r["shape"] for r in what_leaves(trial.server.plan, Layout({}, {}))}
         assert unknown[name] == "numbers for each class"
         trial.run()
@@ -399,20 +396,19 @@ class Negated(FedAvg):
 
     about = About("negated", "Negated", "none")
 
-    def class_state(self, layout: Layout) -> Shapes:
-        return {"minus": ((layout.features + 1,), "torch.float32")}
+    def egress(self, layout: Layout) -> Egress:
+        minus = Channel("minus", "down", (CLASSES, layout.features + 1))
+        return replace(super().egress(layout), channels=(minus,))
 
-    def served_head(
-        self, head: Mapping[str, Tensor], class_tensors: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        rows = class_tensors["minus"]
+    def served_head(self, head: Mapping[str, Tensor], channels: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        rows = channels["minus"]
         assert head.keys() == {"head.weight", "head.bias"}
         return {"head.weight": rows[:, :-1], "head.bias": rows[:, -1]}
 
     def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
         merged = super().aggregate(previous, updates, ctx)
         rows = torch.cat([merged.head["head.weight"], merged.head["head.bias"][:, None]], dim=1)
-        return replace(merged, class_tensors={"minus": -rows})
+        return replace(merged, channels={"minus": -rows})
 
 
 @pytest.mark.parametrize("selection", ["last", "server_metric"])

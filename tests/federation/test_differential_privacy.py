@@ -106,7 +106,7 @@ def test_what_the_noise_does_not_cover_is_refused() -> None:
     counted = Update(1, (), {"n": torch.tensor(7)}, {}, ones(()))
     with pytest.raises(ConfigError, match="does not cover n"):
         Noise(1.0, 1.0).apply(counted, Payload("train", shared={"n": torch.tensor(3)}))
-    per_class = replace(update([1.0, 1.0], [0.0]), class_tensors={"seen": torch.ones(1)})
+    per_class = replace(update([1.0, 1.0], [0.0]), channels={"seen": torch.ones(1)})
     with pytest.raises(ConfigError, match="does not cover seen"):
         Noise(1.0).apply(per_class, SENT)
 

@@ -19,7 +19,7 @@ from suture.federation.server.server import Server
 from suture.learning.training import LocalTraining
 from suture.methods.base import Method
 from suture.protocol.check import check_reply
-from suture.protocol.egress import Egress
+from suture.protocol.egress import CLASSES, Channel, Egress
 from suture.protocol.messages import Payload, Update, ones
 from suture.protocol.packing import Packed, pack, unpack
 from suture.simulation.method_checks import SMALL
@@ -72,7 +72,7 @@ def lied(method: Method, change: Callable[[Update], Update] | None, **schedule: 
 
 
 def in_tensor(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Update], Update]:
-    return lambda u: replace(u, class_tensors={**u.class_tensors, name: change(u.class_tensors[name])})
+    return lambda u: replace(u, channels={**u.channels, name: change(u.channels[name])})
 
 
 @pytest.mark.parametrize("kind", LIES)
@@ -88,7 +88,7 @@ def test_both_sides_refuse_what_is_outside_the_declaration(kind: str) -> None:
             trial.server.collector._expected["alpha"],
         ):
             check_reply(update, expected)
-            with pytest.raises(RejectedUpdate, match=f"class_tensors/{name} .*{why}"):
+            with pytest.raises(RejectedUpdate, match=f"channels/{name} .*{why}"):
                 check_reply(in_tensor(name, change)(update), expected)
 
 
@@ -108,8 +108,9 @@ def test_prototypes_out_of_all_proportion_are_bounded_by_the_model() -> None:
 
 def test_norms_of_classes_by_hand() -> None:
     sent = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([1.0])}
-    update = Update(1, ("x", "y"), {}, {}, ones(("x", "y")), class_tensors=sent)
-    egress = Egress({}, {}, class_ranges={"a": "alike", "b": (0.0, 1.0)})
+    update = Update(1, ("x", "y"), {}, {}, ones(("x", "y")), channels=sent)
+    a = Channel("a", "up", (CLASSES,), range="alike")
+    egress = Egress({}, {}, (a, Channel("b", "up", (CLASSES,), range=(0.0, 1.0))))
     assert Measure()(update, Payload("train"), egress) == Norms(0.0, 0.0, {"a": 5.0})
     bound = NormBound(10.0, 1.0).after({"p": Norms(1.0, 1.0, {"a": 0.2}), "q": Norms(1.0, 1.0, {"a": 0.4})})
     bound.check("p", Norms(1.0, 1.0, {"a": 3.0}))  # the median is .3

@@ -171,7 +171,7 @@ def test_tensors_of_classes_and_the_head_that_predicts_cross_as_in_the_loop(tmp_
     states = [
         load(folder / "state" / "round-000002.safetensors").tensors for folder in (tmp_path / "loop", out)
     ]
-    assert {"class_tensors/retrained", "memory/features/Mass"} < states[0].keys()
+    assert {"channels/retrained", "channels/features"} < states[0].keys()
     for name, tensor in states[0].items():
         assert torch.equal(states[1][name], tensor), name
     for file in ("model/model.safetensors", "metrics.json"):

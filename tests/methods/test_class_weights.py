@@ -69,7 +69,7 @@ def test_counts_are_asked_for_where_there_are_weights(name: str) -> None:
 
 def test_weights_that_were_asked_for_and_not_told_stop_the_site() -> None:
     weight = torch.tensor([2.0, 1.0])
-    told, silent = Payload("train", 3, class_tensors={NAME: weight}), Payload("train", 3)
+    told, silent = Payload("train", 3, channels={NAME: weight}), Payload("train", 3)
     assert received_weights(told, "known", "multilabel") is weight
     with pytest.raises(ConfigError, match="sent no positive_weight with round 3, but class_weights='known'"):
         received_weights(silent, "known", "multilabel")
@@ -98,5 +98,5 @@ def test_every_payload_of_a_federation_carries_them(
     trained = [payload for payload in seen if payload.task == "train"]
     assert len(trained) == 2 * 3
     for payload in trained:
-        assert payload.class_tensors[NAME].tolist() == pytest.approx([expected[x] for x in payload.labels])
+        assert payload.channels[NAME].tolist() == pytest.approx([expected[x] for x in payload.labels])
     assert len({round(weight, 3) for weight in expected.values()}) > 1

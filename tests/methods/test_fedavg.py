@@ -32,7 +32,7 @@ def bench_of(tiny: Any) -> tuple[SiteContext, Payload]:
         labels=EVERY,
         shared=dict(model.shared),
         head=dict(model.head),
-        class_tensors={"positive_weight": torch.ones(len(EVERY))},
+        channels={"positive_weight": torch.ones(len(EVERY))},
     )
     return site._context(task, site._state(task)), task
 
@@ -68,7 +68,7 @@ def test_rows_of_all_or_of_their_owners(tiny: Any) -> None:
 def test_class_weights_reach_the_loss(tiny: Any) -> None:
     """One step on the whole of the data: the weights of positives change what is sent."""
     context, task = bench_of(tiny)
-    heavy = replace(task, class_tensors={"positive_weight": torch.full((4,), 50.0)})
+    heavy = replace(task, channels={"positive_weight": torch.full((4,), 50.0)})
     plain, _ = train_round(FedAvg(local=LOCAL), context, task, CTX)
     weighted, _ = train_round(FedAvg(local=LOCAL), context, heavy, CTX)
     assert plain.train_loss is not None

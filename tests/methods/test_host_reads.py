@@ -206,7 +206,7 @@ def test_what_a_method_leaves_on_the_device_is_stored_and_sent(monkeypatch: pyte
     def leaves(method: Any, site: Any, *given: Any) -> Any:
         update, keep = train(method, site, *given)
         head = {name: rows.to(site.device) for name, rows in update.head.items()}
-        return replace(update, head=head), {**keep, "kept/mine": torch.ones(1, device=site.device)}
+        return replace(update, head=head), {**keep, "head.weight/mine": torch.ones(1, device=site.device)}
 
     monkeypatch.setattr(kind, "train", leaves)
     assert costs(conformant("surgical"), "multilabel")[0] > 0

@@ -15,7 +15,9 @@ from suture.federation.loop import Loop
 from suture.federation.server.server import Server
 from suture.learning.training import LocalRound, LocalTraining, SiteContext
 from suture.methods.averaging import LocalAveraging
-from suture.methods.base import KEPT, ROWS, About, LabelUse, hyperparameters
+from suture.methods.base import About, LabelUse, hyperparameters
+from suture.models.classifier import Layout
+from suture.protocol.egress import CLASSES, Channel, Egress, prefixed
 from suture.protocol.messages import Abstain, Payload, Update
 from suture.protocol.packing import unpack
 
@@ -30,19 +32,26 @@ class Counting(LocalAveraging):
     labels = LabelUse(view="all")
     seen: ClassVar[list[tuple[str, LocalRound]]] = []
 
+    undeclared: ClassVar[dict[str, Tensor]] = {}
+
+    def egress(self, layout: Layout) -> Egress:
+        rounds = Channel("rounds", "site", (1,)), Channel("of_classes", "site", (CLASSES, 2))
+        return replace(super().egress(layout), channels=(*rounds, Channel("before", "site", layout.trained)))
+
     def train(
         self, site: SiteContext, received: Payload, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
         self.seen.append((site.name, round_))
         update, state = super().train(site, received, round_)
-        rounds = round_.kept.get("rounds", torch.zeros(1)) + 1
-        of_classes = round_.kept.get(f"{ROWS}rounds", torch.zeros(len(received.labels), 2)) + 1
-        return update, state | {f"{KEPT}rounds": rounds, f"{KEPT}{ROWS}rounds": of_classes}
+        kept = {name: round_.kept[name] + 1 for name in ("rounds", "of_classes")}
+        model = prefixed("before", dict(site.model.named_parameters()))
+        return update, state | kept | model | self.undeclared
 
 
 @pytest.fixture(autouse=True)
 def nothing_seen() -> None:
     Counting.seen.clear()
+    Counting.undeclared.clear()
 
 
 def rounds_of(site: str) -> list[LocalRound]:
@@ -51,7 +60,7 @@ def rounds_of(site: str) -> list[LocalRound]:
 
 def kept_by(site: str) -> list[float]:
     """The number of rounds that the site had kept at the beginning of each round; 0 where it had none."""
-    return [float(r.kept["rounds"]) if r.kept else 0.0 for r in rounds_of(site)]
+    return [float(r.kept["rounds"]) for r in rounds_of(site)]
 
 
 def begun(server: Server, loop: Loop) -> Server:
@@ -72,13 +81,29 @@ def test_it_outlives_the_phase_that_moments_end_with(tiny: Any) -> None:
     assert kept_by("alpha") == [0, 1, 2]
 
 
-@pytest.mark.parametrize("shape", [(2, 2), ()])
-def test_rows_of_other_classes_than_those_of_the_state_are_refused(shape: tuple[int, ...], tiny: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "tensor", "why"),
+    [
+        (
+            "of_classes",
+            torch.zeros(2, 2),
+            "of_classes is (2, 2) torch.float32 instead of (4, 2) torch.float32",
+        ),
+        ("of_classes", torch.zeros(()), "of_classes is () torch.float32 instead of (4, 2) torch.float32"),
+        ("rounds", torch.zeros(1).double(), "rounds is (1,) torch.float64 instead of (1,) torch.float32"),
+        ("before/head.bias", None, "before/head.bias is missing instead of (4,) torch.float32"),
+        ("before/head.bias", torch.zeros(3), "before/head.bias is (3,) torch.float32 instead of (4,)"),
+    ],
+)
+def test_another_form_than_the_declared_one_is_refused(
+    name: str, tensor: Tensor | None, why: str, tiny: Any
+) -> None:
     tiny(Counting(local=LOCAL), rounds=1).run()
     federation = tiny(Counting(local=LOCAL), rounds=2)
     server, sites = federation.server(), federation.sites()
     number, state = sites["alpha"].states.newest()
-    tensors = {**state.tensors, f"{KEPT}{ROWS}rounds": torch.zeros(shape)}
+    tensors = {k: t for k, t in state.tensors.items() if k != f"kept/{name}"}
+    tensors |= {} if tensor is None else {f"kept/{name}": tensor}
     sites["alpha"].states.save(number, replace(state, tensors=tensors), 0)
     loop = Loop(sites)
     begun(server, loop)
@@ -88,7 +113,44 @@ def test_rows_of_other_classes_than_those_of_the_state_are_refused(shape: tuple[
     assert isinstance(answer, Abstain)
     assert answer.reason == "configuration"
     log = (sites["alpha"].folder / "errors.jsonl").read_text()
-    assert f"state of round 1: kept/rows/rounds is of shape {shape}, and not of the 4 classes" in log
+    assert f"alpha's state of round 1: {why}" in log
+
+
+@pytest.mark.parametrize(
+    ("tensors", "why"),
+    [
+        ({"more": torch.zeros(1)}, "Counting keeps 'more' at a site and does not declare it; add a Channel"),
+        (
+            {"rounds": torch.zeros(2)},
+            "Counting keeps 'rounds' at a site, which is (2,) torch.float32 instead of",
+        ),
+        ({"before/head.bias": torch.zeros(4, 1)}, "keeps 'before/head.bias' at a site, which is (4, 1) "),
+    ],
+)
+def test_a_method_keeps_what_it_declares(tensors: dict[str, Tensor], why: str, tiny: Any) -> None:
+    Counting.undeclared.update(tensors)
+    federation = tiny(Counting(local=LOCAL), rounds=1)
+    loop = Loop(federation.sites())
+    task = unpack(begun(federation.server(), loop).assign()["alpha"])
+    site = loop._sites["alpha"]
+    answer = site.answer(task)
+    assert isinstance(answer, Abstain)
+    assert answer.reason == "configuration"
+    assert why in (site.folder / "errors.jsonl").read_text()
+    assert site.states.rounds() == []
+
+
+def test_a_state_of_a_former_version_goes_on(tiny: Any) -> None:
+    """It has rows of classes under a prefix of their own."""
+    tiny(Counting(local=LOCAL), rounds=1).run()
+    federation = tiny(Counting(local=LOCAL), rounds=2)
+    for site in federation.sites().values():
+        number, state = site.states.newest()
+        tensors = {k.replace("kept/of", "kept/rows/of"): t for k, t in state.tensors.items()}
+        site.states.save(number, replace(state, tensors=tensors), 0)
+        site.close()
+    federation.run()
+    assert rounds_of("alpha")[-1].kept["of_classes"].tolist() == [[1, 1]] * 4
 
 
 def test_it_outlives_the_process(tiny: Any) -> None:
@@ -128,9 +190,11 @@ def test_rows_follow_their_classes_when_others_join(tiny: Any) -> None:
     tiny(method, both, rounds=1).run()
     tiny(method, both | {"gamma": ("Fibrosis", "Nodule")}, rounds=3).run()
     before, joined, after = rounds_of("alpha")
-    assert not before.kept
-    assert joined.kept[f"{ROWS}rounds"].tolist() == [[0, 0], [1, 1], [1, 1], [1, 1]]
-    assert after.kept[f"{ROWS}rounds"].tolist() == [[1, 1], [2, 2], [2, 2], [2, 2]]
+    assert not any(tensor.any() for tensor in before.kept.values())
+    assert joined.kept["of_classes"].tolist() == [[0, 0], [1, 1], [1, 1], [1, 1]]
+    assert after.kept["of_classes"].tolist() == [[1, 1], [2, 2], [2, 2], [2, 2]]
+    rows = joined.kept["before/head.weight"]
+    assert rows.any(dim=1).tolist() == [False, True, True, True]
     assert joined.kept["rounds"].tolist() == [1]
 
 

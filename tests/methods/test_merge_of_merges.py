@@ -14,7 +14,7 @@ from torch import Tensor
 from suture.methods import METHODS
 from suture.methods.averaging import WeightedMean
 from suture.methods.base import GlobalModel, Phase, RoundContext
-from suture.methods.parameters import parts
+from suture.methods.parameters import parts, with_channels
 from suture.protocol.messages import Labels, Update, ones
 
 CLASSES: Labels = ("Edema", "Hernia", "Mass", "Nodule", "Pneumonia")
@@ -113,7 +113,8 @@ OF_CLASS_TENSORS = {"fedalign", "fedmlp", "creff"}
 @pytest.mark.parametrize("name", sorted(METHODS.keys() - OF_CLASS_TENSORS))
 def test_the_server_of_a_method_makes_the_same_model_of_branches_as_of_sites(name: str) -> None:
     method = METHODS[name]()
-    begun = GlobalModel(CLASSES, SHARED, {"head": torch.full((5, WIDTH), 9.0, dtype=torch.float64)})
+    head = {"head": torch.full((5, WIDTH), 9.0, dtype=torch.float64)}
+    begun = with_channels(GlobalModel(CLASSES, SHARED, head), method)
     exchanged, _ = parts(method, SHARED, begun.head)
 
     def site(labels: Labels, weight: float) -> Update:
@@ -127,7 +128,8 @@ def test_the_server_of_a_method_makes_the_same_model_of_branches_as_of_sites(nam
     flat = method.aggregate(begun, leaves(Tree([one, two])), ctx)
     tree = method.aggregate(begun, [merged(one, exchanged), merged(two, exchanged)], ctx)
     assert not torch.equal(flat.shared["w"], begun.shared["w"])
-    for found, other in ((flat.shared, tree.shared), (flat.head, tree.head), (flat.memory, tree.memory)):
+    for group in ("shared", "head", "channels"):
+        found, other = getattr(flat, group), getattr(tree, group)
         for key, tensor in found.items():
             torch.testing.assert_close(other[key], tensor, rtol=0, atol=1e-12)
 

@@ -71,7 +71,7 @@ def nan() -> torch.Tensor:
         ({"shared": {"w": nan()}}, "not finite"),
         ({"shared": {"w": torch.full((2, 3), float("inf"))}}, "not finite"),
         ({"head": {"head.weight": torch.ones(1, 3), "head.bias": torch.ones(2)}}, "shape"),
-        ({"class_tensors": {"counts": torch.ones(2)}}, "not declared"),
+        ({"channels": {"counts": torch.ones(2)}}, "not declared"),
         ({"weight": 1e6}, "weight is 1000000.0"),
         ({"weight": -1.0}, "weight"),
         ({"class_weights": torch.tensor([1.0, 9.0], dtype=torch.float64)}, "class_weights outside"),
@@ -276,8 +276,8 @@ def test_what_a_method_tells_of_classes_is_not_for_the_server() -> None:
     fine = replace(GOOD, weight=22.0, class_weights=22.0 * GOOD.class_weights)
     check_reply(fine, expected)
     divergence = {"divergence": torch.tensor([3.0, 2.0])}
-    with pytest.raises(RejectedUpdate, match="class_tensors/divergence was not declared"):
-        check_reply(replace(fine, class_tensors=divergence), expected)
+    with pytest.raises(RejectedUpdate, match="channels/divergence was not declared"):
+        check_reply(replace(fine, channels=divergence), expected)
     with pytest.raises(RejectedUpdate, match="scalars/divergence was not declared"):
         check_reply(replace(fine, scalars={"divergence": 3.0}), expected)
 
@@ -332,5 +332,5 @@ def test_how_many_pseudo_labels_were_right_is_not_for_the_server() -> None:
         with pytest.raises(RejectedUpdate, match=f"scalars/{min(leak)} was not declared"):
             check_reply(replace(fine, scalars=made | leak), expected)
     right = {"right": torch.tensor([3, 0])}
-    with pytest.raises(RejectedUpdate, match="class_tensors/right was not declared"):
-        check_reply(replace(fine, class_tensors=right), expected)
+    with pytest.raises(RejectedUpdate, match="channels/right was not declared"):
+        check_reply(replace(fine, channels=right), expected)

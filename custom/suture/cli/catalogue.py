@@ -124,7 +124,8 @@ def _sent(method: Any) -> str:
         parts.append("number of images")
     elif egress.weight != (1.0, 1.0):
         parts.append(egress.weight_name)
-    parts += [name.replace("_", " ") for name in (*egress.class_tensors, *egress.scalars, *egress.losses)]
+    besides = (channel.name for channel in egress.going("up"))
+    parts += [name.replace("_", " ") for name in (*besides, *egress.scalars, *egress.losses)]
     if egress.counts:
         parts.append("label counts (once)")
     if egress.prior:

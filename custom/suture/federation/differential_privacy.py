@@ -88,7 +88,7 @@ class Noise:
 
 def _refuse_uncovered(update: Update) -> None:
     tensors = [*update.shared.items(), *update.head.items()]
-    stray = [*update.class_tensors, *(name for name, t in tensors if not t.is_floating_point())]
+    stray = [*update.channels, *(name for name, t in tensors if not t.is_floating_point())]
     if stray:
         raise ConfigError(
             f"[privacy] clip does not cover {min(stray)}, which this method sends besides weights; "

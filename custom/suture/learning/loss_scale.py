@@ -9,7 +9,10 @@ from torch import Tensor
 
 from suture.core.errors import SutureError
 
-_STATE = {"loss scale/scale": "scale", "loss scale/steps": "_growth_tracker"}
+LOSS_SCALE = "loss scale"
+"""In place of a parameter's name, in the optimiser's state."""
+
+_STATE = {f"{LOSS_SCALE}/scale": "scale", f"{LOSS_SCALE}/steps": "_growth_tracker"}
 """The tensors of a site's state: the scale, and how many steps it has been the same; their names in torch."""
 
 

@@ -169,8 +169,7 @@ class LocalRound:
         keep_best: the validation loss by which the best epoch is kept; None keeps the last epoch.
         phase, phase_round, phase_rounds: name of the phase, the round within it from 1, and their number.
         fresh_head: whether the head is drawn anew before the round.
-        kept: what the method kept at the site in its last round, beside the state of the optimiser; the rows
-            under `ROWS` are those of the model's classes, zeros for a class that is new.
+        kept: the method's channels that stay at the site, as it left them in its last round; see `Channel`.
         head_rate: learning rate of the head's rows, relative to that of the rest.
     """
 
@@ -208,6 +207,7 @@ def fit(
     round_: LocalRound,
     *,
     batches: Batches | None = None,
+    before_step: Callable[[], None] | None = None,
     after_step: Callable[[], None] | None = None,
     after_epoch: Callable[[], None] | None = None,
 ) -> Fitted:
@@ -215,6 +215,7 @@ def fit(
 
     Args:
         batches: of one epoch; by default `training_batches`.
+        before_step: called with the gradients of each step in place, which it may change; after `clip`.
         after_step, after_epoch: called then; the latter may change the model's tensors.
 
     Raises:
@@ -222,7 +223,7 @@ def fit(
             the model, and what the functions given here counted, are to be thrown away, as a site does.
         GradientOverflow: see `LossScale.state`.
     """
-    local, optimiser = round_.local, _prepared(site, round_)
+    local, optimiser = round_.local, _prepared(site, round_, before_step)
     best = BestEpoch(site, round_.keep_best) if round_.keep_best else None
     make, where = batches or partial(training_batches, site, local), (round_.seed, site.name, round_.round)
     shuffle, noise = generator_for(*where, "shuffle"), generator_for(*where, "augmentation")
@@ -239,9 +240,7 @@ def fit(
             for measure in (best, after_epoch):
                 if measure:
                     measure()
-    if best:
-        best.restore()
-    return _fitted(site, round_, losses, optimiser, scale)
+    return _fitted(site, round_, losses, optimiser, scale, best)
 
 
 def _fitted(
@@ -250,8 +249,11 @@ def _fitted(
     losses: StepLosses,
     optimiser: torch.optim.Optimizer,
     scale: LossScale,
+    best: BestEpoch | None,
 ) -> Fitted:
     """What a round leaves: no gradients, which are as large as the model that a site keeps."""
+    if best:
+        best.restore()
     kept = scale.state(site.name, round_.round, losses.steps) | optimiser_state_of(optimiser, site.model)
     optimiser.zero_grad(set_to_none=True)
     return Fitted(losses.mean, kept)
@@ -264,7 +266,9 @@ def _divergence(site: str, round_: int, step: int, loss: float) -> str:
     )
 
 
-def _prepared(site: SiteContext, round_: LocalRound) -> torch.optim.Optimizer:
+def _prepared(
+    site: SiteContext, round_: LocalRound, before_step: Callable[[], None] | None
+) -> torch.optim.Optimizer:
     """Set what of the model is trained; return its optimiser as the round before left it."""
     model, local = site.model, round_.local
     if (local.epochs or local.iterations) and not len(site.samples["train"]):
@@ -274,6 +278,8 @@ def _prepared(site: SiteContext, round_: LocalRound) -> torch.optim.Optimizer:
     set_training(model, round_.norm, round_.head_only)
     optimiser = optimiser_of(model, round_.local, round_.head_rate)
     load_optimiser_state(optimiser, model, round_.optimiser_state)
+    if before_step:
+        optimiser.register_step_pre_hook(lambda *_: before_step())
     return optimiser
 
 

@@ -15,7 +15,7 @@ from suture.data.batch import Batch
 from suture.learning.training import Fitted, LocalRound, LocalTraining, Objective, SiteContext, fit
 from suture.methods.base import GlobalModel, Method, RoundContext, hyperparameters
 from suture.models.classifier import Classifier, Layout, NormPolicy, frozen_copy, split_state
-from suture.protocol.egress import Egress
+from suture.protocol.egress import Egress, within
 from suture.protocol.messages import Labels, Payload, Update, ones
 
 _BLOCK = 2**16
@@ -93,11 +93,7 @@ class WeightedMean:
 
     def applied_to(self, previous: GlobalModel) -> GlobalModel:
         """The model with the means in the place of its tensors; what was not averaged stays."""
-        return replace(
-            previous,
-            shared={**previous.shared, **self.shared()},
-            head={**previous.head, **self.head()},
-        )
+        return previous.moved_to({**self.shared(), **self.head()})
 
     def _sum(self) -> None:
         """Add those that wait to the sums."""
@@ -127,6 +123,24 @@ def weighted_mean(previous: GlobalModel, updates: Iterable[Update]) -> WeightedM
         mean.add(update)
         del update  # before the next one is read
     return mean
+
+
+def mean_of_channel(updates: Iterable[Update], name: str, labels: Labels) -> dict[str, Tensor]:
+    """The mean over the sites of a channel that has a tensor for each of the model's, by their names.
+
+    Sites and rows count as in the mean of the model; a class that nobody sent gets zeros.
+
+    Args:
+        labels: the classes of the result's rows.
+    """
+    mean: WeightedMean | None = None
+    for update in updates:
+        shared, head = split_state(within(name, update.channels))
+        if mean is None:
+            rows = {key: rows.new_zeros(len(labels), *rows.shape[1:]) for key, rows in head.items()}
+            mean = WeightedMean(labels, {key: torch.zeros_like(t) for key, t in shared.items()}, rows)
+        mean.add(replace(update, shared=shared, head=head))
+    return {**mean.shared(), **mean.head()} if mean else {}
 
 
 WHY = {
@@ -180,7 +194,7 @@ class LocalAveraging(Method):
     def train(
         self, site: SiteContext, received: Payload, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
-        fitted = fit(site, self._objective(site), round_)
+        fitted = fit(site, self.objective_at(site), round_)
         return self.weighted(site, received, round_, fitted), fitted.optimiser_state
 
     def weighted(self, site: SiteContext, received: Payload, round_: LocalRound, fitted: Fitted) -> Update:
@@ -189,7 +203,8 @@ class LocalAveraging(Method):
         weight, rows = self.weight(site), self.row_weights(site, received).to(torch.float64)
         return replace(update, weight=weight, class_weights=rows)
 
-    def _objective(self, site: SiteContext) -> Objective:
+    def objective_at(self, site: SiteContext) -> Objective:
+        """The objective of a round at a site, whose model is the received one."""
         # A copy of the received model takes memory and time: made only for a method that may look at it.
         custom = type(self).objective is not LocalAveraging.objective
         reference = frozen_copy(site.model) if custom else site.model

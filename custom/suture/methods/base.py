@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeVar, cast, dataclass_transform
 
@@ -22,24 +22,19 @@ from suture.core.labels import LabelType
 from suture.core.validation import STRICT
 from suture.learning.losses import LabelLoss, masked_loss
 from suture.learning.training import LocalRound, LocalTraining, Loss, SiteContext
+from suture.methods.parameters import exchanged
 from suture.methods.retraining import RETRAINING, Retraining
 from suture.methods.share import Share
 from suture.models import ModelSpec
-from suture.models.classifier import Layout, NormPolicy, Shapes
+from suture.models.classifier import Layout, NormPolicy
 from suture.models.priors import PriorSpec
-from suture.protocol.egress import Egress
-from suture.protocol.messages import Counts, Labels, Payload, Update, by_name
+from suture.protocol.egress import ANY, Channel, Egress, blank, in_order, misfit
+from suture.protocol.messages import Counts, Labels, Payload, Update
 from suture.protocol.packing import Packed
 
 Question = Literal["labels missing", "classes rare", "sites differ", "few labels", "references"]
 """labels missing: sites annotate different classes. classes rare: few classes have most images. sites differ:
 in scanners or patients. few labels: a new class with few examples. references: no federation at all."""
-
-KEPT = "kept/"
-"""Before the name of a tensor that `Method.train` returns to be kept, beside the state of the optimiser."""
-
-ROWS = "rows/"
-"""After it, before the name of one whose first axis is the classes of the model, in their order."""
 
 LabelView = Literal["own", "all"]
 Personal = Literal["nothing", "head", "model"]
@@ -88,12 +83,15 @@ class RoundContext:
 
     Attributes:
         round, phase_round: from 1, of the run and within the phase.
+        sites: number of the sites that take part, with an update in this round or not; 0 at a site, which
+            does not know it.
     """
 
     round: int
     phase: Phase
     seed: int
     phase_round: int = 1
+    sites: int = 0
 
 
 @dataclass(frozen=True)
@@ -105,19 +103,28 @@ class GlobalModel:
         shared: tensors that every site trains or holds in common.
         head: rows ``[len(labels), ...]``.
         fixed: tensors that no round changes, sent to a site once.
-        memory: further state of the method at the server, such as that of an optimiser.
+        channels: the tensors that the method sends down, or keeps at the server; see `Channel`.
         label_type: of the federation.
-        class_tensors: further tensors of each class, ``[len(labels), ...]``, sent with every round: to each
-            site the rows that it may see; an axis of `CLASSES` is cut and ordered by name like the first.
+        buffers: names of those shared tensors that no gradient trains, such as the statistics of batch norm.
     """
 
     labels: Labels
     shared: Mapping[str, Tensor]
     head: Mapping[str, Tensor]
     fixed: Mapping[str, Tensor] = field(default_factory=dict)
-    memory: Mapping[str, Tensor] = field(default_factory=dict)
+    channels: Mapping[str, Tensor] = field(default_factory=dict)
     label_type: LabelType = "multilabel"
-    class_tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    buffers: frozenset[str] = frozenset()
+
+    @property
+    def trained(self) -> dict[str, Tensor]:
+        """The parameters: shared tensors but the buffers, and the head."""
+        return {n: t for n, t in self.shared.items() if n not in self.buffers} | dict(self.head)
+
+    def moved_to(self, tensors: Mapping[str, Tensor]) -> GlobalModel:
+        """The model with some of its shared tensors and of its head's replaced."""
+        shared, head = ({n: tensors.get(n, t) for n, t in part.items()} for part in (self.shared, self.head))
+        return replace(self, shared=shared, head=head)
 
     def rows(self, labels: Labels) -> dict[str, Tensor]:
         """The head's rows of `labels`, in that order."""
@@ -318,7 +325,11 @@ class Method(ABC):
 
     @abstractmethod
     def egress(self, layout: Layout) -> Egress:
-        """Declare everything that may leave a site; `layout` has the shapes of what is shared each round."""
+        """Declare everything that may leave a site, and all channels.
+
+        Args:
+            layout: the shapes of what is shared each round; empty before there is a model.
+        """
 
     # The site's half
 
@@ -335,8 +346,8 @@ class Method(ABC):
 
         Returns:
             the update, and what the site keeps for the next round: the state of the optimiser, which a new
-            phase drops, and under `KEPT` tensors that the next round finds in ``round_.kept``. A round that
-            is not committed leaves neither.
+            phase drops, and the channels that stay at the site, which the next round finds in
+            ``round_.kept``. A round that is not committed leaves neither.
 
         Raises:
             NonFiniteLoss: the loss is no longer a number.
@@ -368,22 +379,13 @@ class Method(ABC):
         """What the server sends to the sites about each class, after the handshake; by default nothing."""
         return ClassFacts()
 
-    def class_state(self, layout: Layout) -> Shapes:
-        """Shape of a row and type of each of the `GlobalModel.class_tensors`; by default there are none.
-
-        They begin as zeros, as does the row of a new class. Sites find them in ``received.class_tensors``.
-        """
-        return {}
-
-    def served_head(
-        self, head: Mapping[str, Tensor], class_tensors: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
+    def served_head(self, head: Mapping[str, Tensor], channels: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The head's rows that predict, where they are others than those that are trained on; else nothing.
 
         With them the model is measured, selected and exported; training goes on from the merged rows.
 
         Args:
-            head, class_tensors: the global model's, or those that a site has received.
+            head, channels: the global model's, or those that a site has received.
         """
         return {}
 
@@ -420,19 +422,13 @@ def local_round(method: Method, site: SiteContext, state: Packed, ctx: RoundCont
         state: what the site stored after its last round; its optimiser state ends with its phase.
 
     Raises:
-        ConfigError: what it kept of each class is not of the classes that the state names.
+        ConfigError: what it kept has another form than the method declares.
     """
     phase, labels = ctx.phase, site.model.labels
-    kept = {name.removeprefix(KEPT): t for name, t in state.tensors.items() if name.startswith(KEPT)}
-    moments = {name: t for name, t in state.tensors.items() if not name.startswith(KEPT)}
+    egress = method.egress(exchanged(site.model, method))
     before = tuple(state.header.get("labels", labels.names))
-    for name, tensor in kept.items():
-        if name.startswith(ROWS) and tensor.shape[:1] != (len(before),):
-            raise ConfigError(
-                f"{site.name}'s state of round {state.header.get('round')}: {KEPT}{name} is of shape "
-                f"{tuple(tensor.shape)}, and not of the {len(before)} classes of the state; restore it "
-                "from a backup, or begin a new experiment"
-            )
+    where = f"{site.name}'s state of round {state.header.get('round')}"
+    moments = {name: tensor for name, tensor in state.tensors.items() if name not in egress.forms("site")}
     return LocalRound(
         in_phase(site.own(phase.local or method.local), ctx),
         method.batch_norm,
@@ -445,11 +441,27 @@ def local_round(method: Method, site: SiteContext, state: Packed, ctx: RoundCont
         ctx.phase_round,
         phase.rounds,
         phase.fresh_head and ctx.phase_round == 1,
-        {
-            name: by_name(tensor, before, labels.names) if name.startswith(ROWS) else tensor
-            for name, tensor in kept.items()
-        },
+        _kept(egress.going("site"), state.tensors, before, labels.names, where),
     )
+
+
+def _kept(
+    declared: Sequence[Channel], stored: Mapping[str, Tensor], before: Labels, now: Labels, where: str
+) -> dict[str, Tensor]:
+    """What a site has kept, with the classes of now; zeros where it has nothing and the shape is known."""
+    kept: dict[str, Tensor] = {}
+    for channel in declared:
+        if not channel.forms.keys() & stored.keys():
+            new = {name: form for name, form in channel.forms.items() if ANY not in form[0]}
+            kept |= {name: blank(form, len(now)) for name, form in new.items()}
+            continue
+        for name, form in channel.forms.items():
+            if wrong := misfit(form, stored.get(name), len(before)):
+                raise ConfigError(
+                    f"{where}: {name} is {wrong}; restore it from a backup, or begin a new experiment"
+                )
+            kept[name] = in_order(form, stored[name], before, now)
+    return kept
 
 
 def in_phase(local: LocalTraining, ctx: RoundContext) -> LocalTraining:

@@ -77,9 +77,9 @@ def received_weights(received: Payload, rule: ClassWeights, label_type: LabelTyp
     """
     if label_type not in counted(rule):
         return None
-    if NAME not in received.class_tensors:
+    if NAME not in received.channels:
         raise ConfigError(
             f"the server sent no {NAME} with round {received.round}, but class_weights={rule!r} needs "
             "it; run the same version of suture on both sides, or set class_weights=none"
         )
-    return received.class_tensors[NAME]
+    return received.channels[NAME]

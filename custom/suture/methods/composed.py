@@ -33,7 +33,6 @@ from suture.learning.training import (
 )
 from suture.methods.averaging import WHY, LocalAveraging, owned
 from suture.methods.base import (
-    KEPT,
     ClassFacts,
     LabelStatistics,
     LabelUse,
@@ -41,6 +40,7 @@ from suture.methods.base import (
     hyperparameters,
 )
 from suture.methods.class_weights import ClassWeights, class_weights, counted, why_counted
+from suture.methods.parameters import exchanged
 from suture.methods.retraining import RETRAINING, Retraining
 from suture.methods.roles import (
     BalancedSoftmax,
@@ -141,6 +141,7 @@ class Composed(LocalAveraging):
             head=layout.head,
             weight=IMAGES if self.weights == "images" else (1.0, 1.0),
             class_weight=OWNERS if self.rows == "owners" else WEIGHT,
+            channels=tuple(channel for term in self.terms for channel in term.channels(layout)),
             counts=counts,
             why=_WHY
             | {"weight": _WHY_WEIGHT[self.weights]}
@@ -163,8 +164,14 @@ class Composed(LocalAveraging):
         training = _Training(supervised, terms, site, received, round_)
         fitted = fit(site, training.objective, round_, batches=partial(training.batches, round_.local))
         update = self.weighted(site, received, round_, fitted)
-        kept = {name: t.detach().cpu().clone() for term in terms for name, t in term.kept(site.model).items()}
-        return update, fitted.optimiser_state | {f"{KEPT}{name}": tensor for name, tensor in kept.items()}
+        declared = self.egress(exchanged(site.model, self)).forms("site")
+        kept = {
+            name: tensor.detach().cpu().clone()
+            for term in terms
+            for name, tensor in term.kept(site.model).items()
+            if name in declared
+        }
+        return update, fitted.optimiser_state | kept
 
     def class_facts(self, statistics: LabelStatistics) -> ClassFacts:
         return class_weights(statistics, self.class_weights)

@@ -3,18 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from suture.core.errors import ConfigError
-from suture.methods.base import Method
 from suture.methods.share import cut
-from suture.models.classifier import HEADS, Classifier, shared_names
+from suture.models.classifier import HEADS, Classifier, Layout, shared_names, split_state
+from suture.protocol.egress import blank, misfit
+
+if TYPE_CHECKING:
+    from suture.methods.base import GlobalModel, Method
 
 
 def shared_parameters(model: Classifier, method: Method) -> tuple[str, ...]:
     """Names of the tensors outside the head that are exchanged each round, sorted."""
     return () if method.personal == "model" else shared_names(model, method.batch_norm)
+
+
+def exchanged(model: Classifier, method: Method) -> Layout:
+    """The layout of what a site exchanges each round, by its own model."""
+    state, head = split_state(model.state_dict())
+    shared = {name: state[name] for name in shared_parameters(model, method)}
+    return Layout.of(*parts(method, shared, head), model.buffer_names)
+
+
+def layout_of(model: GlobalModel, method: Method) -> Layout:
+    """The layout of what is exchanged each round, by the server's model."""
+    return Layout.of(*parts(method, model.shared, model.head), model.buffers)
+
+
+def with_channels(model: GlobalModel, method: Method) -> GlobalModel:
+    """The model with the channels of the method as they begin."""
+    forms = method.egress(layout_of(model, method)).forms("down", "server")
+    return replace(model, channels={name: blank(form, len(model.labels)) for name, form in forms.items()})
+
+
+def check_channels(model: GlobalModel, method: Method) -> None:
+    """Refuse a model of the server that lacks a channel, or has another than the method declares.
+
+    Raises:
+        ConfigError: names the first one.
+    """
+    forms = method.egress(layout_of(model, method)).forms("down", "server")
+    found = dict.fromkeys(model.channels, "not declared")
+    wrong = found | {n: misfit(form, model.channels.get(n), len(model.labels)) for n, form in forms.items()}
+    if stray := {name: what for name, what in wrong.items() if what}:
+        name = min(stray)
+        raise ConfigError(
+            f"{method.about.title} aggregates to a model whose channel {name!r} is {stray[name]}; return "
+            "every channel that its egress declares as down or server, and no other"
+        )
 
 
 def parts(

@@ -28,7 +28,8 @@ from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.base import LabelUse, LabelView
 from suture.methods.class_weights import ClassWeights, received_weights
 from suture.models import ModelSpec
-from suture.models.classifier import Classifier
+from suture.models.classifier import Classifier, Layout
+from suture.protocol.egress import Channel
 from suture.protocol.messages import Payload
 
 SEVERAL: tuple[LabelType, ...] = ("multilabel", "multiclass")
@@ -141,8 +142,12 @@ class Term(Part, ABC):
     def begin(self, site: SiteContext, round_: LocalRound) -> Value:
         """The term in one round."""
 
+    def channels(self, layout: Layout) -> tuple[Channel, ...]:
+        """What the site keeps of the trained model; by default nothing. See `Egress.channels`."""
+        return ()
+
     def kept(self, model: Classifier) -> dict[str, Tensor]:
-        """What the site keeps of the trained model for the next round's ``kept``; by default nothing."""
+        """The tensors of these channels, for the next round's ``kept``."""
         return {}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Literal, cast
 
 import torch
@@ -19,35 +18,13 @@ from suture.core.labels import LabelSet
 from suture.core.seeds import seeded
 from suture.core.validation import STRICT
 from suture.models.heads import HeadKind, RowStart, head_rows, make_head
-
-Shapes = Mapping[str, tuple[tuple[int, ...], str]]
+from suture.protocol.egress import Layout as Layout
 
 AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The short types of mixed precision, by their names in a site's configuration."""
 
 HEADS = ("head.", "second_head.")
 """Prefixes of the names of tensors whose rows belong to classes."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Shapes and types of the tensors that a model shares: whole ones, and one row of each of the head's."""
-
-    shared: Shapes
-    head: Shapes
-
-    @property
-    def features(self) -> int:
-        """Number of features that the head reads; 0 where the layout has no head."""
-        return self.head["head.weight"][0][0] if "head.weight" in self.head else 0
-
-    @classmethod
-    def of(cls, shared: Mapping[str, Tensor], head: Mapping[str, Tensor]) -> Layout:
-        """Return the layout of tensors; those of the head have a row for each class."""
-        return cls(
-            {name: (tuple(t.shape), str(t.dtype)) for name, t in shared.items()},
-            {name: (tuple(t.shape[1:]), str(t.dtype)) for name, t in head.items()},
-        )
 
 
 Mean = Annotated[float, Field(ge=-1e3, le=1e3)]
@@ -195,6 +172,11 @@ class Classifier(nn.Module):
         """The names of gamma, beta, mean and variance of every batch norm."""
         found = {f"{name}.{tensor}" for name, norm in _norms(self).items() for tensor in norm.state_dict()}
         return frozenset(found - self.counters)
+
+    @functools.cached_property
+    def buffer_names(self) -> frozenset[str]:
+        """The names of the tensors that no gradient trains."""
+        return frozenset(name for name, _ in self.named_buffers())
 
     @functools.cached_property
     def counters(self) -> frozenset[str]:

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from suture.core.codes import check_stated
 from suture.core.errors import LabelError, RejectedUpdate
 from suture.protocol.decisions import CELLS, JOINED, Decided, DecidedGroup
 from suture.protocol.disclosure import BOUND, may_be
-from suture.protocol.egress import ALIKE, IMAGES, WEIGHT, Egress, Range, whole
+from suture.protocol.egress import ALIKE, CLASSES, IMAGES, WEIGHT, Channel, Egress, Range, Shapes, whole
 from suture.protocol.half import VARIANCE
 from suture.protocol.messages import (
     KEYS,
@@ -162,10 +161,11 @@ def _check_update(update: Update, expected: Expectation) -> None:
     _check_tensors("shared", update.shared, egress.shared, half=expected.half)
     if update.kind == "weights" and not expected.half:  # in half precision they are changes
         _check_variances(update.shared)
-    _check_tensors("head", update.head, _with_rows(egress.head, rows), half=expected.half)
-    _check_tensors("class_tensors", update.class_tensors, _with_rows(egress.class_tensors, rows))
-    for name in update.class_tensors:
-        _check_class_tensor(name, update, expected)
+    head = {name: ((CLASSES, *row), dtype) for name, (row, dtype) in egress.head.items()}
+    _check_tensors("head", update.head, _whole(head, rows), half=expected.half)
+    _check_tensors("channels", update.channels, _whole(egress.forms("up"), rows))
+    for channel in egress.going("up"):
+        _check_channel(channel, update, expected)
     _check_tensors("", {"class_weights": update.class_weights}, {"class_weights": ((rows,), "torch.float64")})
     _check_weights(update, expected)
     numbers = update.scalars.keys() - egress.losses.keys()  # losses may be withheld
@@ -183,27 +183,30 @@ def _check_update(update: Update, expected: Expectation) -> None:
         _check_metrics(update.metrics, expected, expected.committed)
 
 
-def _check_class_tensor(name: str, update: Update, expected: Expectation) -> None:
-    """Check the range of a tensor of classes, and that it says nothing of classes that it is not about."""
-    tensor, egress = update.class_tensors[name], expected.egress
-    low, high = _class_range(egress.class_ranges.get(name, ALIKE), expected.images)
-    if tensor.numel():
-        least, most = (float(extreme) for extreme in tensor.aminmax())
-        if least < low or most > high:
-            raise RejectedUpdate(f"class_tensors/{name} has numbers outside [{low:g}, {high:g}]")
-    if (of := egress.class_rows.get(name)) is None:
+def _check_channel(channel: Channel, update: Update, expected: Expectation) -> None:
+    """Check the range of a channel, and that it says nothing of classes that it is not about."""
+    low, high = _range_of(channel, expected.images)
+    for name in channel.forms:
+        tensor = update.channels[name]
+        if tensor.numel():
+            least, most = (float(extreme) for extreme in tensor.aminmax())
+            if least < low or most > high:
+                raise RejectedUpdate(f"channels/{name} has numbers outside [{low:g}, {high:g}]")
+    if channel.rows is None:
         return
     own = set(expected.own)
-    for label, row in zip(update.labels, tensor, strict=True):
-        if (label in own) != (of == "own") and bool(row.any()):
-            whose = "the site" if of == "own" else "others"
-            raise RejectedUpdate(f"class_tensors/{name} has a row of {label!r}; it is of classes of {whose}")
+    for label, row in zip(update.labels, update.channels[channel.name], strict=True):
+        if (label in own) != (channel.rows == "own") and bool(row.any()):
+            whose = "the site" if channel.rows == "own" else "others"
+            raise RejectedUpdate(
+                f"channels/{channel.name} has a row of {label!r}; it is of classes of {whose}"
+            )
 
 
-def _class_range(declared: Range | Literal["images", "alike"], images: int) -> Range:
-    if declared == ALIKE:
+def _range_of(channel: Channel, images: int) -> Range:
+    if channel.range is None or channel.range == ALIKE:
         return -LARGEST, LARGEST
-    return (0, images) if declared == IMAGES else declared
+    return (0, images) if channel.range == IMAGES else channel.range
 
 
 def _check_weights(update: Update, expected: Expectation) -> None:
@@ -245,7 +248,7 @@ def _check_labels(labels: Labels) -> None:
 def _check_tensors(
     group: str,
     tensors: Mapping[str, Tensor],
-    declared: Mapping[str, tuple[tuple[int, ...], str]],
+    declared: Shapes,
     *,
     half: bool = False,
 ) -> None:
@@ -355,10 +358,8 @@ def _check_rounded(name: str, value: float | None, declared: Range = (-math.inf,
         raise RejectedUpdate(f"{name} has more than six digits")
 
 
-def _with_rows(
-    declared: Mapping[str, tuple[tuple[int, ...], str]], rows: int
-) -> dict[str, tuple[tuple[int, ...], str]]:
-    return {name: (whole(shape, rows), dtype) for name, (shape, dtype) in declared.items()}
+def _whole(declared: Shapes, classes: int) -> Shapes:
+    return {name: (whole(shape, classes), dtype) for name, (shape, dtype) in declared.items()}
 
 
 def _difference(group: str, found: object, declared: object) -> str:

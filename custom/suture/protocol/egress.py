@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor
 
 from suture.core.labels import LabelType
+from suture.protocol.messages import Labels, by_name
 
 Range = tuple[float, float]
+Form = tuple[tuple[int, ...], str]
+"""Shape and type of a tensor."""
+
+Shapes = Mapping[str, Form]
+Way = Literal["up", "down", "site", "server"]
+T = TypeVar("T")
 
 IMAGES: Literal["images"] = "images"
 """In place of a range of the site's weight: exactly the number of training images that it announced; in place
-of one of a tensor of classes: at most that number."""
+of one of a channel: at most that number."""
 
 WEIGHT: Literal["weight"] = "weight"
 """In place of a range of the class weights: each row has exactly the site's weight."""
@@ -21,17 +31,135 @@ OWNERS: Literal["owners"] = "owners"
 """Likewise, but only for the classes that the site annotates; every other row has weight 0."""
 
 ALIKE: Literal["alike"] = "alike"
-"""In place of a range of a tensor of classes: `max_update` bounds its norm by that of the model, and of what
-was sent before."""
-
+"""In place of a range of a channel: `max_update` bounds its norm by that of the model, and of what was sent
+before."""
 
 CLASSES = -1
-"""In the shape of a row, in place of a length: the number of classes that the site has been sent."""
+"""In a shape, in place of a length: the number of classes, at a site of those that it has been sent. Such an
+axis is cut to them, and ordered by their names."""
+
+ANY = -2
+"""In the shape of what a site keeps, in place of a length that is its own: the number of its images, say."""
 
 
-def whole(row: tuple[int, ...], classes: int) -> tuple[int, ...]:
-    """The shape of a tensor of so many classes whose rows have the given shape."""
-    return (classes, *(classes if length == CLASSES else length for length in row))
+def whole(shape: tuple[int, ...], classes: int) -> tuple[int, ...]:
+    """The shape for so many classes."""
+    return tuple(classes if length == CLASSES else length for length in shape)
+
+
+def misfit(form: Form, tensor: Tensor | None, classes: int) -> str:
+    """Say what a tensor of so many classes is instead of the form; empty where it has the form."""
+    shape, dtype = whole(form[0], classes), form[1]
+    own = () if tensor is None else tuple(tensor.shape)
+    alike = len(shape) == len(own) and all(a in (ANY, b) for a, b in zip(shape, own, strict=True))
+    if tensor is not None and alike and str(tensor.dtype) == dtype:
+        return ""
+    needs = str(shape).replace(str(ANY), "any")
+    return f"{'missing' if tensor is None else f'{own} {tensor.dtype}'} instead of {needs} {dtype}"
+
+
+def blank(form: Form, classes: int) -> Tensor:
+    """Zeros of the form."""
+    return torch.zeros(whole(form[0], classes), dtype=getattr(torch, form[1].removeprefix("torch.")))
+
+
+def in_order(form: Form, tensor: Tensor, before: Labels, now: Labels) -> Tensor:
+    """Return the tensor with every axis of the classes `before` as one of `now`; a new class gets zeros."""
+    for axis, length in enumerate(form[0]):
+        if length == CLASSES and before != now:
+            tensor = by_name(tensor, before, now, axis=axis)
+    return tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Shapes and types of the tensors that a model shares: whole ones, and one row of each of the head's.
+
+    Attributes:
+        buffers: those of `shared` that no gradient trains, such as the statistics of batch norm.
+    """
+
+    shared: Shapes
+    head: Shapes
+    buffers: frozenset[str] = frozenset()
+
+    @property
+    def features(self) -> int:
+        """Number of features that the head reads; 0 where the layout has no head."""
+        return self.head["head.weight"][0][0] if "head.weight" in self.head else 0
+
+    @property
+    def trained(self) -> Layout:
+        """The layout of the parameters alone, without the buffers."""
+        return Layout(
+            {name: form for name, form in self.shared.items() if name not in self.buffers}, self.head
+        )
+
+    @classmethod
+    def of(
+        cls,
+        shared: Mapping[str, Tensor],
+        head: Mapping[str, Tensor],
+        buffers: frozenset[str] = frozenset(),
+    ) -> Layout:
+        """Return the layout of tensors; those of the head have a row for each class."""
+        return cls(
+            {name: (tuple(t.shape), str(t.dtype)) for name, t in shared.items()},
+            {name: (tuple(t.shape[1:]), str(t.dtype)) for name, t in head.items()},
+            buffers & shared.keys(),
+        )
+
+
+@dataclass(frozen=True)
+class Channel:
+    """What a method exchanges or keeps besides the model: one tensor, or one for each tensor of the model.
+
+    Attributes:
+        name: of the tensor; of several, each is called ``name/tensor``.
+        way: ``up``, from each site with its update; ``down``, from the server, whose state has it, to each
+            site with every task; or kept in the state of each ``site``, or of the ``server``.
+        shape: of the tensor, with `CLASSES` for the number of classes; of what a site keeps also `ANY`. Or a
+            `Layout`, such as `Layout.trained`: a tensor for each of its own, of their shapes and types. What
+            the server keeps begins as zeros, as does what a site keeps where the shape is known, and the row
+            of a new class.
+        dtype: where the shape is no layout.
+        range: of what goes up, the closed range of its numbers, `IMAGES` or `ALIKE`; None for any up to
+            `LARGEST`.
+        rows: of what goes up with a row for each class, the classes that it tells of: the site's ``own``, or
+            all ``others``. The rest of its rows is zero; with None, every row may be sent.
+        why: what goes up is for, a sentence of the report.
+    """
+
+    name: str
+    way: Way
+    shape: tuple[int, ...] | Layout = ()
+    dtype: str = "torch.float32"
+    range: Range | Literal["images", "alike"] | None = None
+    rows: Literal["own", "others"] | None = None
+    why: str = ""
+
+    @property
+    def of_classes(self) -> bool:
+        """Whether it is a tensor with a row for each class."""
+        return not isinstance(self.shape, Layout) and self.shape[:1] == (CLASSES,)
+
+    @property
+    def forms(self) -> dict[str, Form]:
+        """The shape and type of each of its tensors, with `CLASSES` for the number of classes."""
+        if not isinstance(self.shape, Layout):
+            return {self.name: (self.shape, self.dtype)}
+        rows = {name: ((CLASSES, *row), dtype) for name, (row, dtype) in self.shape.head.items()}
+        return prefixed(self.name, {**self.shape.shared, **rows})
+
+
+def prefixed(name: str, values: Mapping[str, T]) -> dict[str, T]:
+    """Name the tensors of the model as those of a channel: ``name/tensor``."""
+    return {f"{name}/{key}": value for key, value in values.items()}
+
+
+def within(name: str, values: Mapping[str, T]) -> dict[str, T]:
+    """Return the tensors of one channel by the names of the model's: what `prefixed` has named."""
+    return {key.removeprefix(f"{name}/"): t for key, t in values.items() if key.startswith(f"{name}/")}
 
 
 @dataclass(frozen=True)
@@ -41,11 +169,7 @@ class Egress:
     Attributes:
         shared: shape and type of each shared tensor, by name.
         head: shape of one row and type of each tensor of the head, by name.
-        class_tensors: likewise, of further tensors with one row per class; see `CLASSES`.
-        class_ranges: closed range of the numbers of a tensor of classes, `IMAGES` or `ALIKE`; without one, of
-            any number up to `LARGEST`.
-        class_rows: the classes of which a tensor says something, by its name: the site's ``own``, or all
-            ``others``. The rest of its rows is zero; without an entry, every row may be sent.
+        channels: what goes up, down, or is kept besides; see `Channel`.
         weight: closed range of the site's weight; `IMAGES` for the number of training images.
         weight_name: name of the weight in error messages.
         class_weight: closed range of the class weights; `WEIGHT` or `OWNERS` for the site's own weight.
@@ -58,11 +182,9 @@ class Egress:
         why: for the report, a sentence on the purpose of each part.
     """
 
-    shared: Mapping[str, tuple[tuple[int, ...], str]]
-    head: Mapping[str, tuple[tuple[int, ...], str]]
-    class_tensors: Mapping[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
-    class_ranges: Mapping[str, Range | Literal["images", "alike"]] = field(default_factory=dict)
-    class_rows: Mapping[str, Literal["own", "others"]] = field(default_factory=dict)
+    shared: Shapes
+    head: Shapes
+    channels: tuple[Channel, ...] = ()
     weight: Range | Literal["images"] = (1.0, 1.0)
     weight_name: str = "weight"
     class_weight: Range | Literal["weight", "owners"] = (1.0, 1.0)
@@ -73,6 +195,14 @@ class Egress:
     counts: tuple[LabelType, ...] = ()
     prior: bool = False
     why: Mapping[str, str] = field(default_factory=dict)
+
+    def going(self, *ways: Way) -> list[Channel]:
+        """The channels of some ways."""
+        return [channel for channel in self.channels if channel.way in ways]
+
+    def forms(self, *ways: Way) -> dict[str, Form]:
+        """The shapes and types of their tensors, by name; see `Channel.forms`."""
+        return {name: form for channel in self.going(*ways) for name, form in channel.forms.items()}
 
 
 _LOCAL = "the model that the site trained in the selected round, before aggregation, on its test data"
@@ -99,12 +229,13 @@ def declared(egress: Egress, *, local: bool = False, half: bool = False) -> list
             "attribute where the site names one",
             "local_metrics": "the same",
         }
-        | dict(class_tensors(egress))
+        | dict(channels(egress))
         | dict(numbers(egress))
     )
     if egress.counts:
         shapes["counts"] += f", with {' or '.join(egress.counts)} labels"
-    whys = {**egress.why, **({"local_metrics": _LOCAL} if local else {})}
+    whys = {**egress.why, **{channel.name: channel.why for channel in egress.going("up")}}
+    whys |= {"local_metrics": _LOCAL} if local else {}
     return [{"field": f, "shape": shapes.get(f, ""), "why": why} for f, why in whys.items()]
 
 
@@ -124,21 +255,28 @@ def _class_weights(egress: Egress) -> str:
     return f"a number per class in [{low:g}, {high:g}]"
 
 
-def class_tensors(egress: Egress) -> Iterable[tuple[str, str]]:
-    """Yield the name and the row of each tensor of classes; its lengths only where the model is known."""
-    for name, (row, _) in egress.class_tensors.items():
-        lengths = " × ".join("classes" if length == CLASSES else str(length) for length in row)
-        several = f"for each class {lengths} numbers" if egress.shared else "numbers for each class"
-        yield name, (several if row else "a number for each class") + _class_range(egress, name)
+def channels(egress: Egress) -> Iterable[tuple[str, str]]:
+    """Yield the name and the shape of what goes up besides; its lengths only where the model is known."""
+    for channel in egress.going("up"):
+        yield channel.name, _shape(channel, bool(egress.shared)) + _range(channel)
 
 
-def _class_range(egress: Egress, name: str) -> str:
-    declared = egress.class_ranges.get(name, ALIKE)
-    if declared == ALIKE:
-        return ""
-    if declared == IMAGES:
+def _shape(channel: Channel, known: bool) -> str:
+    if isinstance(channel.shape, Layout):
+        return "a tensor for each of the model that is trained"
+    row, each = (channel.shape[1:], "for each class") if channel.of_classes else (channel.shape, "")
+    if not row:
+        return f"a number {each}".strip()
+    lengths = " × ".join("classes" if length == CLASSES else str(length) for length in row)
+    return f"{each} {lengths} numbers".strip() if known else f"numbers {each}".strip()
+
+
+def _range(channel: Channel) -> str:
+    if channel.range == IMAGES:
         return ", at most that of training images"
-    low, high = declared
+    if channel.range is None or channel.range == ALIKE:
+        return ""
+    low, high = channel.range
     return f" in [{low:g}, {high:g}]"
 
 

@@ -8,7 +8,7 @@ q rounds float32 to the nearest float16 of IEEE 754: the error is at most 2^-11 
 send changes, which are smaller than weights and so lose less; the server adds them to its own weights, so
 that the rounding of what it sends does not add up over the rounds. Gradients travel as they are. A tensor
 with a number beyond the range of float16 travels in float32, by its values, in either direction. Only float32
-tensors of ``shared`` and ``head`` are converted: integers, tensors of classes and weights of means are exact,
+tensors of ``shared`` and ``head`` are converted: integers, channels and weights of means are exact,
 as are the models that are evaluated and the tensors that are sent once.
 """
 

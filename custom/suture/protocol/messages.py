@@ -70,6 +70,12 @@ Codes = Annotated[tuple[CodeText, ...], Field(min_length=1, max_length=len(SYSTE
 """Codes of a class, of different systems; see `suture.core.codes`."""
 
 Tensors = Annotated[dict[Word, Tensor], Field(max_length=MOST)]
+TensorPath = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?$", max_length=LONGEST)
+]
+Channels = Annotated[dict[TensorPath, Tensor], Field(max_length=MOST)]
+"""The tensors of channels, by ``name`` or ``name/tensor``; see `suture.protocol.egress.Channel`."""
+
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 Total = Annotated[int, Field(ge=0, le=LARGEST * MOST)]
 """A sum of counts over sites; that of one site is a `Count`, which its check ensures."""
@@ -242,7 +248,8 @@ class Payload:
         shared: the tensors that every site shares.
         head: the rows of `labels`, each ``[len(labels), ...]``.
         fixed: tensors that stay at the site (frozen or local batch norm, a personal head); sent once.
-        class_tensors: further values of each class, ``[len(labels)]``.
+        channels: what the method sends down besides; and of each class what the server has counted at the
+            start, ``[len(labels)]``.
         best: the best round so far, whose state the site has to retain; 0 while there is none.
         decisions: by what the site decides its classes, to be measured on test data.
         rule: the one of the thresholds that is measured.
@@ -258,7 +265,7 @@ class Payload:
     shared: Tensors = Field(default_factory=dict)
     head: Tensors = Field(default_factory=dict)
     fixed: Tensors = Field(default_factory=dict)
-    class_tensors: Tensors = Field(default_factory=dict)
+    channels: Channels = Field(default_factory=dict)
     best: Count = 0
     decisions: Annotated[dict[Label, Decision], Field(max_length=MOST_CLASSES)] = Field(default_factory=dict)
     rule: Rule = "sensitivity"
@@ -277,7 +284,7 @@ class Update:
         class_weights: the site's weight in the mean of each row, ``[len(labels)]``.
         weight: the site's weight in the mean of each shared tensor; `Egress` declares its range.
         kind: whether the tensors are weights or gradients.
-        class_tensors: further tensors with a row for each class, ``[len(labels), ...]``.
+        channels: what the method sends up besides.
         scalars: further numbers that the method declares.
         train_loss: mean loss of the round's local steps.
         metrics: of the received global model on the site's validation data.
@@ -293,7 +300,7 @@ class Update:
     class_weights: Tensor
     weight: FiniteFloat = 1.0
     kind: Literal["weights", "gradient"] = "weights"
-    class_tensors: Tensors = Field(default_factory=dict)
+    channels: Channels = Field(default_factory=dict)
     scalars: dict[Word, Number] = Field(default_factory=dict, max_length=MOST)
     train_loss: Number | None = None
     metrics: Metrics | None = None

@@ -36,7 +36,7 @@ _TYPES: dict[str, type[Message]] = {
     t.__name__.lower(): t for t in (Payload, SiteInfo, Update, Scores, Evaluation, Abstain)
 }
 _ADAPTERS: dict[type[Message], TypeAdapter[Any]] = {t: TypeAdapter(t) for t in _TYPES.values()}
-_GROUPS = ("shared", "head", "fixed", "class_tensors")
+_GROUPS = ("shared", "head", "fixed", "channels", "class_tensors")
 _SINGLE = "class_weights"
 _NO_CHECKSUM = "-" * 8
 

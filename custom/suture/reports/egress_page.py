@@ -9,11 +9,11 @@ from typing import Any, get_args
 from suture.core.labels import LabelSet
 from suture.methods import METHODS
 from suture.methods.base import Method
-from suture.methods.parameters import parts, shared_parameters
+from suture.methods.parameters import exchanged
 from suture.models import ModelSpec, build
-from suture.models.classifier import Layout, split_state
+from suture.models.classifier import Layout
 from suture.protocol.decisions import CELLS, DecidedClass, DecidedGroup
-from suture.protocol.egress import Egress, class_tensors, declared, numbers
+from suture.protocol.egress import Egress, channels, declared, numbers
 from suture.protocol.messages import (
     KEYS,
     Abstain,
@@ -56,9 +56,9 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
         "class_weights": "a number for each row: see the method",
         "weight": "a number: see the method",
         "kind": "`weights` or `gradient`",
-        "class_tensors": (
-            "tensors with a row for each class, zeros for one of fewer images than `min_count`: see the "
-            "method; a site with `clip` refuses methods that have any"
+        "channels": (
+            "further tensors: see the method; rows of classes are zeros for a class of fewer images than "
+            "`min_count`; a site with `clip` refuses a method that has any"
         ),
         "scalars": "numbers: see the method; six digits",
         "train_loss": (
@@ -213,8 +213,7 @@ def _method(method: Method) -> str:
 def _layout(method: Method) -> Layout:
     """Return names and shapes of the parameters of a small model that the method shares."""
     model = build(ModelSpec("cnn"), LabelSet(("A",)), 0, pretrained=False)
-    state, head = split_state(model.state_dict())
-    return Layout.of(*parts(method, {name: state[name] for name in shared_parameters(model, method)}, head))
+    return exchanged(model, method)
 
 
 def _sent(method: Method, egress: Egress) -> Iterable[tuple[str, str]]:
@@ -233,7 +232,7 @@ def _sent(method: Method, egress: Egress) -> Iterable[tuple[str, str]]:
         yield "head", f"a row of {what} for {every if method.label_use.view == 'all' else own}"
     yield "weight", shown["weight"]
     yield "class_weights", shown["class_weights"]
-    yield from class_tensors(egress)
+    yield from channels(egress)
     yield from numbers(egress)
     if egress.counts:
         yield "counts", f"two numbers per class of the site, with {' or '.join(egress.counts)} labels"

@@ -40,7 +40,7 @@ def without_limits(configs: Mapping[str, SiteConfig], job: Job) -> str:
     ]
     if job.decision:
         sentences.append("Figures of decisions and groups would be limited, too.")
-    if job.method.egress(Layout({}, {})).class_tensors:
+    if any(channel.of_classes for channel in job.method.egress(Layout({}, {})).going("up")):
         sentences.append(
             "The model may differ, because there tensors of classes with few images are withheld."
         )

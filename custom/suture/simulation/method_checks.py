@@ -25,10 +25,10 @@ from suture.core.errors import ConfigError, SutureError, unknown
 from suture.core.labels import LabelType
 from suture.core.validation import parse
 from suture.methods.base import About, GlobalModel, LabelUse, Method, Phase, RoundContext, local_round
-from suture.methods.parameters import parts
+from suture.methods.parameters import check_channels, exchanged, layout_of, parts, with_channels
 from suture.models import ModelSpec
-from suture.models.classifier import Layout, Shapes, split_state
-from suture.protocol.egress import CLASSES, whole
+from suture.models.classifier import Layout, split_state
+from suture.protocol.egress import CLASSES, Shapes, blank, prefixed, whole
 from suture.protocol.half import Transport
 from suture.protocol.messages import Abstain, Update, ones
 from suture.protocol.packing import Packed, load, tensors_of
@@ -243,6 +243,16 @@ def one_site_alone_decides(subject: Subject) -> None:
             _ensure(bool((step * sent < 0).all()), f"{name} does not step against the gradient")
 
 
+def aggregation_returns_the_channels(subject: Subject) -> None:
+    """Its result has each channel that it declares as ``down`` or ``server``, in its form, and no other."""
+    before = _a_model(subject.method)
+    after = subject.method.aggregate(before, [_an_update(subject.method, before, LABELS, 3)], FIRST)
+    try:
+        check_channels(after, subject.method)
+    except ConfigError as error:
+        raise AssertionError(str(error)) from None
+
+
 def a_class_that_nobody_sent_keeps_its_row(subject: Subject) -> None:
     """Where sites see their own rows only."""
     method, before = subject.method, _a_model(subject.method)
@@ -260,13 +270,11 @@ def a_class_that_nobody_sent_keeps_its_row(subject: Subject) -> None:
 def classes_are_known_by_name(subject: Subject) -> None:
     """In the reverse order each class gets the same, but for rounding: at the server, and at a site."""
     method, before = subject.method, _a_model(subject.method)
-    rows = method.class_state(Layout.of(*parts(method, before.shared, before.head)))
+    forms = method.egress(layout_of(before, method)).forms("down", "server")
     updates = [_an_update(method, before, own, seed) for seed, own in enumerate((("A", "B"), ("B", "C")))]
-    other = replace(
-        before, labels=LABELS[::-1], **_turned(rows, head=before.head, class_tensors=before.class_tensors)
-    )
+    other = replace(before, labels=LABELS[::-1], **_turned(forms, head=before.head, channels=before.channels))
     one, two = (method.aggregate(model, updates, FIRST) for model in (before, other))
-    back = replace(two, **_turned(rows, head=two.head, class_tensors=two.class_tensors))
+    back = replace(two, **_turned(forms, head=two.head, channels=two.channels))
     _alike(_all_tensors(one), _all_tensors(back), "aggregation")
     if method.label_use.single_target:
         return
@@ -282,27 +290,28 @@ def classes_are_known_by_name(subject: Subject) -> None:
 def _sent(trial: Trial, phase: Phase, turned: bool) -> dict[str, Tensor]:
     """What a site sends in the first round of a phase; `turned`: where it received its classes reversed."""
     payload, method = trial.payload("gamma"), trial.plan.method
-    layout = Layout.of(payload.shared, payload.head)
+    site = trial.context("gamma", payload)
+    egress = method.egress(exchanged(site.model, method))
     if turned:
         _, once = split_state(payload.fixed)
-        tensors = {"head": payload.head, "once": once, "class_tensors": payload.class_tensors}
-        new = _turned(method.class_state(layout), **tensors)
+        tensors = {"head": payload.head, "once": once, "channels": payload.channels}
+        new = _turned(egress.forms("down"), **tensors)
         fixed = {**payload.fixed, **new.pop("once")}
         payload = replace(payload, labels=payload.labels[::-1], fixed=fixed, **new)
     site, ctx = trial.context("gamma", payload), RoundContext(1, phase, 1)
     update, _ = method.train(site, payload, local_round(method, site, Packed({}, {}), ctx))
-    found = {**update.head, **update.class_tensors, "class_weights": update.class_weights}
+    found = {**update.head, **update.channels, "class_weights": update.class_weights}
     if turned:
-        found = _turned(method.egress(layout).class_tensors, found=found)["found"]
+        found = _turned(egress.forms("up"), found=found)["found"]
     return {**update.shared, **found}
 
 
-def _turned(rows: Shapes, **groups: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Tensors with every axis of classes reversed: the first, and those that the row's shape names."""
+def _turned(forms: Shapes, **groups: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Tensors with every axis of classes reversed: those of their form, or else the first."""
 
     def axes(name: str) -> list[int]:
-        row, _ = rows.get(name, ((), ""))
-        return [0, *(axis for axis, length in enumerate(row, 1) if length == CLASSES)]
+        shape, _ = forms.get(name, ((CLASSES,), ""))
+        return [axis for axis, length in enumerate(shape) if length == CLASSES]
 
     return {key: {name: t.flip(axes(name)) for name, t in group.items()} for key, group in groups.items()}
 
@@ -499,14 +508,16 @@ def losses_are_never_negative(subject: Subject) -> None:
                 )
 
 
-def class_tensors_respect_the_smallest_count(subject: Subject) -> None:
-    """Where a site has fewer images than its `min_count`, every tensor of classes that it sends is zero."""
+def channels_respect_the_smallest_count(subject: Subject) -> None:
+    """Where a site has fewer images than its `min_count`, every channel of classes that it sends is zero."""
     for label_type in subject.label_types:
         with subject.trial(label_type, min_count=1000) as trial:
             for site in SITES:
-                for name, tensor in trial.update(site).class_tensors.items():
+                sent, task = trial.update(site).channels, trial.payload(site)
+                up = trial.sites[site].expectation(task).egress.going("up")
+                for name in (channel.name for channel in up if channel.of_classes):
                     _ensure(
-                        not bool(tensor.any()),
+                        not bool(sent[name].any()),
                         f"{label_type}: {name} of classes with fewer images than min_count leaves {site}; "
                         "send zeros for a class with fewer than site.min_count",
                     )
@@ -517,6 +528,7 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
     aggregation_is_a_function_of_the_updates,
     aggregation_takes_copies,
     one_site_alone_decides,
+    aggregation_returns_the_channels,
     a_class_that_nobody_sent_keeps_its_row,
     classes_are_known_by_name,
     unknown_labels_have_no_gradient,
@@ -529,23 +541,21 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
     a_repeated_round_gives_the_same_update,
     every_hyperparameter_matters,
     losses_are_never_negative,
-    class_tensors_respect_the_smallest_count,
+    channels_respect_the_smallest_count,
 )
 
 
 # Models and updates for the server's half
 
 LABELS = ("A", "B", "C")
-FIRST = RoundContext(1, Phase("main", 1), 0)
+FIRST = RoundContext(1, Phase("main", 1), 0, sites=3)
 
 
 def _a_model(method: Method) -> GlobalModel:
     g = torch.Generator().manual_seed(0)
     head = {"head.weight": torch.randn(3, 4, generator=g), "head.bias": torch.randn(3, generator=g)}
     shared = {} if method.personal == "model" else {"w": torch.randn(5, generator=g)}
-    rows = method.class_state(Layout.of(*parts(method, shared, head)))
-    tensors = {name: torch.zeros(whole(row, 3), dtype=_type(dtype)) for name, (row, dtype) in rows.items()}
-    return GlobalModel(LABELS, shared, head, class_tensors=tensors)
+    return with_channels(GlobalModel(LABELS, shared, head), method)
 
 
 def _an_update(
@@ -563,16 +573,10 @@ def _an_update(
 
     shared, rows = ({name: moved(t) for name, t in group.items()} for group in (shared, rows))
     tensors = {
-        name: (noise * torch.rand(whole(row, len(labels)), generator=g)).to(_type(dtype))
-        for name, (row, dtype) in egress.class_tensors.items()
+        name: (noise * torch.rand(whole(form[0], len(labels)), generator=g)).to(blank(form, 0))
+        for name, form in egress.forms("up").items()
     }
-    return Update(1, labels, shared, rows, ones(labels), kind=kind, class_tensors=tensors)
-
-
-def _type(name: str) -> torch.dtype:
-    found = getattr(torch, name.removeprefix("torch."))
-    assert isinstance(found, torch.dtype)
-    return found
+    return Update(1, labels, shared, rows, ones(labels), kind=kind, channels=tensors)
 
 
 def _tensors(model: GlobalModel) -> dict[str, Tensor]:
@@ -580,8 +584,8 @@ def _tensors(model: GlobalModel) -> dict[str, Tensor]:
 
 
 def _all_tensors(model: GlobalModel) -> dict[str, Tensor]:
-    """What aggregation makes: the model, and the tensors of classes."""
-    return {**_tensors(model), **{f"class_tensors/{name}": t for name, t in model.class_tensors.items()}}
+    """What aggregation makes: the model, and the channels."""
+    return {**_tensors(model), **prefixed("channels", model.channels)}
 
 
 def _same(one: GlobalModel, two: GlobalModel, text: str) -> None:
@@ -591,7 +595,7 @@ def _same(one: GlobalModel, two: GlobalModel, text: str) -> None:
 
 def _equal(one: Update, two: Update, *, empty: bool = True) -> bool:
     """Whether two updates have the same tensors and weights; `empty` answers where they have none."""
-    a, b = ({**u.shared, **u.head, **u.class_tensors} for u in (one, two))
+    a, b = ({**u.shared, **u.head, **u.channels} for u in (one, two))
     if not a and not b:
         return empty
     alike = a.keys() == b.keys() and all(torch.equal(tensor, b[name]) for name, tensor in a.items())
@@ -618,8 +622,7 @@ def _effect(subject: Subject, label_type: LabelType) -> str:
         except SutureError as error:
             return f"{type(error).__name__}: {error}"
         model = trial.server.model
-        tensors = {**_all_tensors(model), **model.memory}
-        numbers = [float(tensor.double().sum()) for _, tensor in sorted(tensors.items())]
+        numbers = [float(tensor.double().sum()) for _, tensor in sorted(_all_tensors(model).items())]
         lines = trial.history()
         facts = [
             [{k: s[k] for k in ("weight", "train_loss", "scalars")} for s in x["sites"].values()]

@@ -26,9 +26,11 @@ from suture.federation.store import experiment_folder
 from suture.learning.samples import SiteSamples
 from suture.learning.training import SiteContext
 from suture.methods.base import Method
+from suture.methods.parameters import layout_of
 from suture.methods.source import code_hash
 from suture.models import ModelSpec, build
 from suture.models.classifier import load_tensors, split_state
+from suture.protocol.egress import CLASSES as OF_CLASSES
 from suture.protocol.half import Transport, received, restored
 from suture.protocol.messages import Payload, Reply, Update
 from suture.protocol.packing import Packed, unpack
@@ -175,10 +177,19 @@ class _Watched(Loop):
             payload = _payload(packed)
             # A head that stays at the site is sent once, among the tensors that no round changes.
             _, once = split_state(payload.fixed)
-            rows = [*payload.head.values(), *once.values(), *payload.class_tensors.values()]
+            rows = [*payload.head.values(), *once.values(), *self._of_classes(payload.channels)]
             self._trial.seen[site] |= set(payload.labels)
             self._trial.seen_rows[site] |= {tensor.shape[0] for tensor in rows}
         return super().exchange(task, payloads, receive)
+
+    def _of_classes(self, channels: Mapping[str, Tensor]) -> list[Tensor]:
+        """Those with a row for each class: facts of classes, and what is declared so."""
+        if not channels:  # before there is a model
+            return []
+        method = self._trial.plan.method
+        forms = method.egress(layout_of(self._trial.server.model, method)).forms("down")
+        whole = {name for name, (shape, _) in forms.items() if shape[:1] != (OF_CLASSES,)}
+        return [tensor for name, tensor in channels.items() if name not in whole]
 
 
 def _payload(packed: Packed) -> Payload:

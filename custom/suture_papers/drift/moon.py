@@ -32,12 +32,13 @@ from suture.methods.base import About, LabelUse, hyperparameters
 from suture.methods.composed import Composed
 from suture.methods.roles import Step, Term, Value
 from suture.models import ModelSpec
-from suture.models.classifier import Classifier, check_tensors, frozen_copy, load_tensors, split_state
+from suture.models.classifier import Classifier, Layout, frozen_copy, load_tensors, split_state
+from suture.protocol.egress import Channel, prefixed, within
 
 NECK = 256
 """Width of the neck in the authors' program."""
 
-_PREVIOUS = "previous/"
+_PREVIOUS = "previous"
 
 
 @validated(frozen=True, config=STRICT)
@@ -70,9 +71,12 @@ class Contrastive(Term):
             before = previous.features(step.batch.inputs)
         return self.mu * contrast(step.features, step.received_features, before, self.tau)
 
-    def kept(self, model: Classifier) -> dict[str, Tensor]:
+    def channels(self, layout: Layout) -> tuple[Channel, ...]:
         """The trained model without the rows of its heads: features do not depend on them."""
-        return {f"{_PREVIOUS}{name}": tensor for name, tensor in split_state(model.state_dict())[0].items()}
+        return (Channel(_PREVIOUS, "site", Layout(layout.shared, {})),) if self.active else ()
+
+    def kept(self, model: Classifier) -> dict[str, Tensor]:
+        return prefixed(_PREVIOUS, split_state(model.state_dict())[0])
 
 
 def contrast(z: Tensor, received: Tensor, previous: Tensor, tau: float) -> Tensor:
@@ -88,16 +92,10 @@ def contrast(z: Tensor, received: Tensor, previous: Tensor, tau: float) -> Tenso
 
 
 def _previous(site: SiteContext, round_: LocalRound) -> Classifier | None:
-    """The model that the site sent last time, frozen and in eval mode; None if it has not sent any.
-
-    Raises:
-        ConfigError: what the site has kept is not of this model.
-    """
-    kept = {k.removeprefix(_PREVIOUS): t for k, t in round_.kept.items() if k.startswith(_PREVIOUS)}
-    if not kept:
+    """The model that the site sent last time, frozen and in eval mode; None if it has not sent any."""
+    kept = within(_PREVIOUS, round_.kept)
+    if not any(tensor.any() for tensor in kept.values()):
         return None
-    expected, _ = split_state(site.model.state_dict())
-    check_tensors(kept, expected, f"{site.name}: the model that it sent before round {round_.round}")
     previous = frozen_copy(site.model)
     load_tensors(previous, kept)
     return previous

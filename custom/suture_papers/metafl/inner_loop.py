@@ -35,10 +35,13 @@ from suture.methods.base import GlobalModel, LabelUse, Limits, Method, RoundCont
 from suture.methods.parameters import parts
 from suture.methods.share import put
 from suture.models.classifier import Layout, NormPolicy, load_tensors, split_state
-from suture.protocol.egress import Egress
+from suture.protocol.egress import Channel, Egress
 from suture.protocol.messages import Payload, Update, ones
 
 Parameters = dict[str, Tensor]
+
+_MOMENTS, _STEPS = ("exp_avg", "exp_avg_sq"), "step"
+"""What Adam calls its state of each tensor."""
 
 Objective = Callable[[Parameters, Batch], Tensor]
 """Parameters by name, and a batch, to a scalar."""
@@ -213,7 +216,9 @@ class MetaLearning(Method):
 
     def egress(self, layout: Layout) -> Egress:
         losses = {"query_loss": (0.0, 1e6)}
-        return Egress(layout.shared, layout.head, kind="gradient", losses=losses, why=WHY)
+        moments = tuple(Channel(name, "server", layout) for name in _MOMENTS)
+        adam = (*moments, Channel(_STEPS, "server")) if self.server.optimiser == "adam" else ()
+        return Egress(layout.shared, layout.head, adam, kind="gradient", losses=losses, why=WHY)
 
     def behind_losses(self, images: int, local: LocalTraining) -> int:
         return images // self.batches // 2
@@ -255,32 +260,26 @@ def stepped(
     theta = {name: t.clone().requires_grad_() for name, t in {**shared, **head}.items()}
     for name, gradient in {**mean.shared(), **mean.head()}.items():
         theta[name].grad = gradient
-    memory = _take_step(theta, previous, step)
+    channels = _take_step(theta, previous, step)
     whole = put(method.share, {**previous.shared, **previous.head}, {n: t.detach() for n, t in theta.items()})
     new_shared, new_head = split_state(whole)
-    return replace(previous, shared=new_shared, head=new_head, memory=memory)
+    return replace(previous, shared=new_shared, head=new_head, channels=channels)
 
 
 def _take_step(theta: Parameters, previous: GlobalModel, step: ServerStep) -> dict[str, Tensor]:
-    """Steps in place with the optimiser's moments from the round before; returns them as ``name/moment``."""
+    """Steps in place with the optimiser's moments from the round before; returns its state as channels."""
     if step.optimiser == "sgd":
         SGD(theta.values(), step.lr).step()
         return {}
-    optimiser = Adam(theta.values(), step.lr)
+    optimiser, steps = Adam(theta.values(), step.lr), previous.channels[_STEPS]
     for name, tensor in theta.items():
-        optimiser_state = {
-            key.removeprefix(f"{name}/"): t.clone()
-            for key, t in previous.memory.items()
-            if key.startswith(f"{name}/")
-        }
-        if optimiser_state and optimiser_state["exp_avg"].shape == tensor.shape:
-            optimiser.state[tensor] = optimiser_state
+        moments = {key: previous.channels[f"{key}/{name}"].clone() for key in _MOMENTS}
+        optimiser.state[tensor] = {_STEPS: steps.clone(), **moments}
     optimiser.step()
-    return {
-        f"{name}/{key}": value.detach()
-        for name, tensor in theta.items()
-        for key, value in optimiser.state[tensor].items()
+    moved = {
+        f"{key}/{name}": optimiser.state[t][key].detach() for key in _MOMENTS for name, t in theta.items()
     }
+    return {_STEPS: steps + 1, **moved}
 
 
 WHY = {

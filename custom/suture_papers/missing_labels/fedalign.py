@@ -59,9 +59,9 @@ from suture.learning.training import (
 from suture.methods.averaging import WHY, LocalAveraging, WeightedMean, owned
 from suture.methods.base import About, GlobalModel, LabelUse, RoundContext, hyperparameters
 from suture.models import ModelSpec
-from suture.models.classifier import Classifier, Layout, Shapes
+from suture.models.classifier import Classifier, Layout
 from suture.protocol.disclosure import on_grid, share
-from suture.protocol.egress import OWNERS, Egress
+from suture.protocol.egress import CLASSES, OWNERS, Channel, Egress
 from suture.protocol.messages import Payload, Update
 from suture_papers.missing_labels.confident import of_no_other_class
 from suture_papers.missing_labels.prototypes import along
@@ -136,19 +136,17 @@ class FedAlign(LocalAveraging):
         return replace(spec, neck=spec.neck or WIDTH, head="anchors", rows="named")
 
     def egress(self, layout: Layout) -> Egress:
-        per_class = ((), "torch.float32")
+        up = (
+            Channel(name, "up", (CLASSES,), range=(0.0, 1.0), rows="own", why=why)
+            for name, why in _WHY_UP.items()
+        )
         return Egress(
             shared=layout.shared,
             head=layout.head,
-            class_tensors={F1: per_class, MEASURED: per_class},
-            class_ranges={F1: (0.0, 1.0), MEASURED: (0.0, 1.0)},
-            class_rows={F1: "own", MEASURED: "own"},
+            channels=(*up, Channel(F1, "down", (CLASSES,))),
             class_weight=OWNERS,
             why=_WHY,
         )
-
-    def class_state(self, layout: Layout) -> Shapes:
-        return {F1: ((), "torch.float32")}
 
     def row_weights(self, site: SiteContext, received: Payload) -> Tensor:
         return owned(site)
@@ -167,12 +165,12 @@ class FedAlign(LocalAveraging):
         )
         update = replace(
             self.weighted(site, received, round_, fitted),
-            class_tensors={F1: f1, MEASURED: measured},
+            channels={F1: f1, MEASURED: measured},
         )
         return update, fitted.optimiser_state
 
     def _with_pseudo_labels(self, site: SiteContext, received: Payload) -> SiteContext:
-        train, foreign, f1 = site.samples["train"], owned(site) == 0, received.class_tensors[F1]
+        train, foreign, f1 = site.samples["train"], owned(site) == 0, received.channels[F1]
         label_type = site.model.labels.label_type
         several = label_type == "multilabel"
         z = predict(site, train) if several else along(site, F.normalize(site.model.head.weight, dim=1))
@@ -183,11 +181,11 @@ class FedAlign(LocalAveraging):
 
     def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
         merged = super().aggregate(previous, updates, ctx)
-        mean = WeightedMean(previous.labels, {}, {F1: previous.class_tensors[F1]})
+        mean = WeightedMean(previous.labels, {}, {F1: previous.channels[F1]})
         for update in updates:
-            sent = update.class_tensors
+            sent = update.channels
             mean.add_rows(update.labels, {F1: sent[F1]}, (sent[MEASURED] > 0).double())
-        return replace(merged, class_tensors=mean.head())
+        return replace(merged, channels=mean.head())
 
 
 def validation_f1(site: SiteContext) -> tuple[Tensor, Tensor]:
@@ -286,6 +284,9 @@ def _twice(
 _WHY = WHY | {
     "head": "anchors of all classes, averaged over the sites that annotate them",
     "class_weights": "1 for each class that the site annotates, else 0: the weight of its anchor",
+}
+
+_WHY_UP = {
     F1: "F1 of the site's own classes on its validation data, on a grid; the mean of all sites decides which "
     "classes get positive pseudo-labels",
     MEASURED: "1 where it was measured, 0 for classes of other sites and for too few images",

@@ -64,17 +64,16 @@ from suture.methods.base import (
 from suture.methods.class_weights import ClassWeights
 from suture.methods.composed import Composed
 from suture.methods.roles import Needs, Part
-from suture.models.classifier import Classifier, Layout, Shapes, frozen_copy
+from suture.models.classifier import Classifier, Layout, frozen_copy
 from suture.protocol.egress import Egress
 from suture.protocol.messages import Payload, Update
-from suture_papers.missing_labels.image_memory import remember, remembered
+from suture_papers.missing_labels.image_memory import memory, remember, remembered
 from suture_papers.missing_labels.prototypes import (
     PROTOTYPES,
     Merged,
     declared,
     measured,
     nothing,
-    shapes,
     similarity,
 )
 
@@ -167,10 +166,8 @@ class FedMLP(Composed):
         return in_two(super().phases(rounds), self.stage1, STAGE_1, STAGE_2)
 
     def egress(self, layout: Layout) -> Egress:
-        return declared(super().egress(layout), layout)
-
-    def class_state(self, layout: Layout) -> Shapes:
-        return shapes(layout)
+        egress = declared(super().egress(layout), layout)
+        return replace(egress, channels=(*egress.channels, *memory(tags="torch.int8")))
 
     def class_facts(self, statistics: LabelStatistics) -> ClassFacts:
         """The class weights, if there are any, and a note for each site that is too small to be tagged."""
@@ -193,7 +190,7 @@ class FedMLP(Composed):
         if tags is None:
             tags = torch.zeros(site.samples["train"].y.shape, dtype=torch.int8)
         if second:
-            tags = self._tagged(site, received.class_tensors[PROTOTYPES], tags)
+            tags = self._tagged(site, received.channels[PROTOTYPES], tags)
         held = self.consistency or not second
         teacher = frozen_copy(site.model) if held else None
         loss = self.supervised.of(site, received, round_)
@@ -208,7 +205,7 @@ class FedMLP(Composed):
         due = second or (round_.phase == STAGE_1 and round_.phase_round == round_.phase_rounds)
         update = replace(
             self.weighted(site, received, round_, fitted),
-            class_tensors=measured(site) if due else nothing(site),
+            channels=measured(site) if due else nothing(site),
         )
         return update, fitted.optimiser_state | (remember(site, tags=tags) if second else {})
 
@@ -228,11 +225,11 @@ class FedMLP(Composed):
 
     def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
         model = WeightedMean(previous.labels, previous.shared, previous.head)
-        prototypes = Merged(previous.labels, previous.class_tensors)
+        prototypes = Merged(previous.labels, previous.channels)
         for update in updates:
             model.add(update)
             prototypes.add(update)
-        return replace(model.applied_to(previous), class_tensors=prototypes.tensors())
+        return replace(model.applied_to(previous), channels=prototypes.tensors())
 
 
 # Training

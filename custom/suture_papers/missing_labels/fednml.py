@@ -45,18 +45,19 @@ from suture.learning.training import (
     fit,
     predict,
 )
-from suture.methods.base import KEPT, ROWS, About, LabelUse, Phase, hyperparameters, in_two
+from suture.methods.base import About, LabelUse, Phase, hyperparameters, in_two
 from suture.methods.class_weights import ClassWeights
 from suture.methods.composed import Composed
 from suture.methods.roles import Needs, Part
-from suture.models.classifier import Classifier, frozen_copy
+from suture.models.classifier import Classifier, Layout, frozen_copy
+from suture.protocol.egress import CLASSES, Channel, Egress
 from suture.protocol.messages import Payload, Update
-from suture_papers.missing_labels.image_memory import remember, remembered
+from suture_papers.missing_labels.image_memory import memory, remember, remembered
 
 KNOWN, SOFT = "known", "soft"
 """The phases."""
 
-COUNTS = f"{ROWS}counts"
+COUNTS = "counts"
 """N ``[c]`` at a site."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -128,6 +129,11 @@ class FedNML(Composed):
     def _parts(self) -> tuple[Part, ...]:
         return (self.supervised, self.soft_labels)
 
+    def egress(self, layout: Layout) -> Egress:
+        egress, counts = super().egress(layout), Channel(COUNTS, "site", (CLASSES,))
+        kept = memory(soft="torch.float32", labelled="torch.bool")
+        return replace(egress, channels=(*egress.channels, *kept, counts))
+
     def phases(self, rounds: int) -> tuple[Phase, ...]:
         """The warm-up, if there is one, and two phases in the place of the main one."""
         return in_two(super().phases(rounds), self.start, KNOWN, SOFT)
@@ -138,7 +144,7 @@ class FedNML(Composed):
         if round_.phase != SOFT:
             return super().train(site, received, round_)
         labelled, y = current(site, round_)
-        before, counts = round_.kept.get(COUNTS, torch.zeros(y.shape[1])), y.sum(dim=0)
+        before, counts = round_.kept[COUNTS], y.sum(dim=0)
         counts = torch.where(before > 0, before, counts)  # 0 where there is none yet
         omega = self.soft_labels.omega(round_.phase_round - 1, round_.phase_rounds)
         if (round_.phase_round - 1) % self.soft_labels.every == 0:
@@ -149,7 +155,7 @@ class FedNML(Composed):
         learner = replace(site, samples={**site.samples, "train": replace(site.samples["train"], y=y)})
         fitted = fit(learner, objective(teacher, prior, omega), round_)
         update = self.weighted(site, received, round_, fitted)
-        kept = remember(site, soft=y, labelled=labelled) | {f"{KEPT}{COUNTS}": counts}
+        kept = remember(site, soft=y, labelled=labelled) | {COUNTS: counts}
         return update, fitted.optimiser_state | kept
 
     def _refined(self, site: SiteContext, round_: LocalRound, labelled: Tensor, y: Tensor) -> Tensor:

@@ -10,19 +10,22 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.learning.training import SiteContext
-from suture.methods.base import KEPT, ROWS
+from suture.protocol.egress import ANY, CLASSES, Channel
 
 _OF = "images"
 """Name of a checksum of the images that it remembers something of."""
 
-_NONE = torch.tensor(-1)
-"""In its place where a state has none; no CRC-32 is negative."""
+
+def memory(**dtypes: str) -> tuple[Channel, ...]:
+    """Declare tensors of each training image and class, of the given types, which `remember` keeps."""
+    of_images = (Channel(name, "site", (CLASSES, ANY), dtype) for name, dtype in dtypes.items())
+    return (*of_images, Channel(_OF, "site", (), "torch.int64"))
 
 
 def remember(site: SiteContext, **tensors: Tensor) -> dict[str, Tensor]:
     """Return tensors ``[n, c]`` of the training images as what `Method.train` keeps."""
-    kept = {f"{KEPT}{ROWS}{name}": tensor.T.contiguous() for name, tensor in tensors.items()}
-    return kept | {f"{KEPT}{_OF}": _checksum(site)}
+    kept = {name: tensor.T.contiguous() for name, tensor in tensors.items()}
+    return kept | {_OF: _checksum(site)}
 
 
 def remembered(site: SiteContext, kept: Mapping[str, Tensor], name: str) -> Tensor | None:
@@ -31,9 +34,9 @@ def remembered(site: SiteContext, kept: Mapping[str, Tensor], name: str) -> Tens
     Raises:
         ConfigError: it is of other images than the site has now.
     """
-    if (rows := kept.get(f"{ROWS}{name}")) is None:
+    if (rows := kept.get(name)) is None:
         return None
-    if rows.shape[1] != len(site.samples["train"]) or not torch.equal(kept.get(_OF, _NONE), _checksum(site)):
+    if rows.shape[1] != len(site.samples["train"]) or not torch.equal(kept[_OF], _checksum(site)):
         raise ConfigError(
             f"{site.name} had {rows.shape[1]} training images in earlier rounds and now has "
             f"{len(site.samples['train'])}, or others, or in another order; restore the images and the "

@@ -16,16 +16,16 @@ from suture.data.batch import Batch
 from suture.learning.batch_size import evaluation_batch
 from suture.learning.training import SiteContext, ready_inputs
 from suture.methods.averaging import WeightedMean, owned
-from suture.models.classifier import Layout, Shapes
+from suture.models.classifier import Layout
 from suture.protocol.disclosure import near
-from suture.protocol.egress import ALIKE, IMAGES, Egress
+from suture.protocol.egress import ALIKE, CLASSES, IMAGES, Channel, Egress
 from suture.protocol.messages import Labels, Update
 
 PROTOTYPES, DEGREE = "prototypes", "learning_degree"
-"""Class tensors: P ``[c, 2, d]`` and d ``[c]``."""
+"""Channels: P ``[c, 2, d]`` and d ``[c]``."""
 
 OF_PROTOTYPES, OF_DEGREE = "prototype_images", "degree_images"
-"""Class tensors: the images behind P_c0 and P_c1 ``[c, 2]``, and behind d_c ``[c]``."""
+"""Channels up: the images behind P_c0 and P_c1 ``[c, 2]``, and behind d_c ``[c]``."""
 
 SURE = (0.3, 0.7)
 """Probabilities below and above which an image counts for d."""
@@ -44,25 +44,21 @@ WHY = {
 }
 
 
-def shapes(layout: Layout) -> Shapes:
-    """P and d, which the server keeps."""
-    return {PROTOTYPES: ((2, layout.features), "torch.float32"), DEGREE: ((), "torch.float32")}
-
-
 def declared(egress: Egress, layout: Layout) -> Egress:
-    """The declaration with what a site sends of prototypes."""
-    counts: Shapes = {OF_PROTOTYPES: ((2,), "torch.float32"), OF_DEGREE: ((), "torch.float32")}
-    return replace(
-        egress,
-        class_tensors={**shapes(layout), **counts},
-        class_ranges={PROTOTYPES: ALIKE, DEGREE: (0.0, 1.0), OF_PROTOTYPES: IMAGES, OF_DEGREE: IMAGES},
-        class_rows={PROTOTYPES: "own", DEGREE: "others", OF_PROTOTYPES: "own", OF_DEGREE: "others"},
-        why={**egress.why, **WHY},
+    """The declaration with what a site sends of prototypes, and P and d, which the server keeps."""
+    means, each = (CLASSES, 2, layout.features), (CLASSES,)
+    up = (
+        Channel(PROTOTYPES, "up", means, range=ALIKE, rows="own", why=WHY[PROTOTYPES]),
+        Channel(DEGREE, "up", each, range=(0.0, 1.0), rows="others", why=WHY[DEGREE]),
+        Channel(OF_PROTOTYPES, "up", (CLASSES, 2), range=IMAGES, rows="own", why=WHY[OF_PROTOTYPES]),
+        Channel(OF_DEGREE, "up", each, range=IMAGES, rows="others", why=WHY[OF_DEGREE]),
     )
+    down = (Channel(PROTOTYPES, "down", means), Channel(DEGREE, "down", each))
+    return replace(egress, channels=(*egress.channels, *up, *down))
 
 
 def nothing(site: SiteContext) -> dict[str, Tensor]:
-    """Class tensors of no images."""
+    """What a site sends of no images."""
     classes, width = len(site.model.labels), site.model.head.in_features
     return {
         PROTOTYPES: torch.zeros(classes, 2, width),
@@ -136,7 +132,7 @@ class Merged:
 
     def add(self, update: Update) -> None:
         """Add what one site sent."""
-        sent = update.class_tensors
+        sent = update.channels
         images = (*sent[OF_PROTOTYPES].unbind(dim=1), sent[OF_DEGREE])
         for mean, part, n in zip(self._means, _parts(sent), images, strict=True):
             mean.add_rows(update.labels, part, n)

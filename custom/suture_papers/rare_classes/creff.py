@@ -38,14 +38,14 @@ from suture.methods.class_weights import ClassWeights
 from suture.methods.composed import Composed
 from suture.methods.roles import Needs, Part, class_counts
 from suture.models import ModelSpec
-from suture.models.classifier import Layout, Shapes
+from suture.models.classifier import Layout
 from suture.models.heads import head_rows
-from suture.protocol.egress import CLASSES, Egress
+from suture.protocol.egress import CLASSES, Channel, Egress
 from suture.protocol.messages import Payload, Update, by_name
 from suture_papers.rare_classes.federated_features import FederatedFeatures, head_gradient
 
-GRADIENTS, RETRAINED, FEATURES = "class_gradients", "retrained", "features/"
-"""Names of G, up, and of psi~, down; and what the names of the features of each class begin with."""
+GRADIENTS, RETRAINED, FEATURES = "class_gradients", "retrained", "features"
+"""Names of G, up, of psi~, down, and of V, at the server; zeros for a class that has none."""
 
 
 @validated(frozen=True, config=STRICT)
@@ -119,69 +119,65 @@ class CReFF(Composed):
             raise ConfigError("CReFF re-trains one linear head; set model.head=linear and second_head=false")
 
     def egress(self, layout: Layout) -> Egress:
-        egress = super().egress(layout)
-        rows = {GRADIENTS: ((CLASSES, layout.features + 1), "torch.float32")}
-        why = {**egress.why, **_WHY}
-        return replace(egress, class_tensors=rows, class_rows={GRADIENTS: "own"}, why=why)
+        egress, d = super().egress(layout), layout.features
+        channels = (
+            Channel(GRADIENTS, "up", (CLASSES, CLASSES, d + 1), rows="own", why=_WHY),
+            Channel(RETRAINED, "down", (CLASSES, d + 1)),
+            Channel(FEATURES, "server", (CLASSES, self.federated_features.per_class, d)),
+        )
+        return replace(egress, channels=(*egress.channels, *channels))
 
-    def class_state(self, layout: Layout) -> Shapes:
-        return {RETRAINED: ((layout.features + 1,), "torch.float32")}
-
-    def served_head(
-        self, head: Mapping[str, Tensor], class_tensors: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        rows = retrained_rows(head, class_tensors)
+    def served_head(self, head: Mapping[str, Tensor], channels: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        rows = retrained_rows(head, channels)
         return {"head.weight": rows[:, :-1].contiguous(), "head.bias": rows[:, -1].contiguous()}
 
     def train(
         self, site: SiteContext, received: Payload, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
         draws = seed_for(round_.seed, site.name, round_.round, GRADIENTS)
-        rows = retrained_rows(received.head, received.class_tensors)
+        rows = retrained_rows(received.head, received.channels)
         gradients = self.class_gradients.of(site, rows, draws)
         update, kept = super().train(site, received, round_)
-        return replace(update, class_tensors={GRADIENTS: gradients}), kept
+        return replace(update, channels={GRADIENTS: gradients}), kept
 
     def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
         merged = super().aggregate(previous, updates, ctx)
         target, sent = mean_gradients(previous, updates)
-        used = retrained_rows(previous.head, previous.class_tensors).double()
-        memory = dict(previous.memory)
+        used = retrained_rows(previous.head, previous.channels).double()
+        features = previous.channels[FEATURES].clone()
         if len(sent):
             start = torch.stack([self._features(previous, c, ctx.seed) for c in sent.tolist()])
-            found = self.federated_features.matched(start, sent, used, target[sent])
-            memory |= {_name(previous, c): v.float() for c, v in zip(sent.tolist(), found, strict=True)}
+            features[sent] = self.federated_features.matched(start, sent, used, target[sent]).float()
         rows = joined(merged.head)
-        classes = [c for c in range(len(rows)) if _name(previous, c) in memory]
+        classes = features.flatten(1).any(dim=1).nonzero().flatten().tolist()
         classes.sort(key=previous.labels.__getitem__)  # batches are drawn from them in their order
         if classes:
-            rows[classes] = self._retrained(previous, memory, classes, ctx)
-        return replace(merged, memory=memory, class_tensors={RETRAINED: rows})
+            rows[classes] = self._retrained(previous, features, classes, ctx)
+        return replace(merged, channels={RETRAINED: rows, FEATURES: features})
 
     def _features(self, previous: GlobalModel, c: int, seed: int) -> Tensor:
         """V_c where the last round left it; at first from N(0, 1)."""
-        if (name := _name(previous, c)) in previous.memory:
-            return previous.memory[name].double()
-        shape = self.federated_features.per_class, previous.head["head.weight"].shape[1]
-        return torch.randn(shape, generator=generator_for(seed, name), dtype=torch.float64)
+        held = previous.channels[FEATURES][c]
+        if held.any():
+            return held.double()
+        generator = generator_for(seed, f"{FEATURES}/{previous.labels[c]}")
+        return torch.randn(held.shape, generator=generator, dtype=torch.float64)
 
     def _retrained(
-        self, previous: GlobalModel, memory: Mapping[str, Tensor], classes: list[int], ctx: RoundContext
+        self, previous: GlobalModel, features: Tensor, classes: list[int], ctx: RoundContext
     ) -> Tensor:
         """The rows of psi~ of classes that have features, ``[s, d + 1]``."""
-        features = torch.stack([memory[_name(previous, c)] for c in classes]).double()
         names = LabelSet(tuple(previous.labels[c] for c in classes), previous.label_type)
         fresh = head_rows(names, features.shape[2], seed_for(ctx.seed, RETRAINED, ctx.round))
         order = generator_for(ctx.seed, RETRAINED, ctx.round)
-        return self.federated_features.retrained(features, joined(fresh).double(), order).float()
+        having = features[classes].double()
+        return self.federated_features.retrained(having, joined(fresh).double(), order).float()
 
 
-_WHY = {
-    GRADIENTS: (
-        "mean gradient of the re-trained head on the site's images of each class: reveals to the server "
-        "which classes the site has and, approximately, the mean features of their images"
-    ),
-}
+_WHY = (
+    "mean gradient of the re-trained head on the site's images of each class: reveals to the server "
+    "which classes the site has and, approximately, the mean features of their images"
+)
 
 
 def mean_gradients(previous: GlobalModel, updates: Iterable[Update]) -> tuple[Tensor, Tensor]:
@@ -192,22 +188,18 @@ def mean_gradients(previous: GlobalModel, updates: Iterable[Update]) -> tuple[Te
     labels, rows = previous.labels, joined(previous.head).double()
     mean = WeightedMean(labels, {}, {GRADIENTS: rows.new_zeros(len(rows), *rows.shape)})
     for update in updates:
-        sent = update.class_tensors[GRADIENTS]
+        sent = update.channels[GRADIENTS]
         has = sent.flatten(1).any(dim=1)
         mean.add_rows(update.labels, {GRADIENTS: by_name(sent, update.labels, labels, axis=1)}, has)
     return mean.head()[GRADIENTS], mean.class_weights.nonzero().flatten()
 
 
-def retrained_rows(head: Mapping[str, Tensor], class_tensors: Mapping[str, Tensor]) -> Tensor:
+def retrained_rows(head: Mapping[str, Tensor], channels: Mapping[str, Tensor]) -> Tensor:
     """psi~, ``[c, d + 1]``: before there is one, and for a class that is new, the row of the head itself."""
-    rows = class_tensors[RETRAINED]
+    rows = channels[RETRAINED]
     return torch.where(rows.any(dim=1, keepdim=True), rows, joined(head))
 
 
 def joined(head: Mapping[str, Tensor]) -> Tensor:
     """The rows of a linear head with their biases, ``[c, d + 1]``."""
     return torch.cat([head["head.weight"], head["head.bias"].unsqueeze(1)], dim=1)
-
-
-def _name(model: GlobalModel, c: int) -> str:
-    return f"{FEATURES}{model.labels[c]}"

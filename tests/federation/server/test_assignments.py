@@ -37,17 +37,17 @@ def assigned(method: Method) -> dict[str, tuple[Payload, Expectation]]:
 def test_a_site_receives_its_own_classes_in_its_own_order() -> None:
     sent = {site: payload for site, (payload, _) in assigned(SurgicalAggregation()).items()}
     assert sent["a"].labels == ("Effusion", "Mass")
-    assert sent["a"].class_tensors["value"].tolist() == [30, 10]
+    assert sent["a"].channels["value"].tolist() == [30, 10]
     assert sent["a"].head["head.bias"].tolist() == [31, 11]
     assert sent["b"].labels == ("Nodule", "Edema")
-    assert sent["b"].class_tensors["value"].tolist() == [20, 0]
+    assert sent["b"].channels["value"].tolist() == [20, 0]
 
 
 def test_a_site_that_sees_all_classes_receives_all() -> None:
     sent = {site: payload for site, (payload, _) in assigned(FedAvg()).items()}
     assert sent["a"].labels == ("Edema", "Mass", "Nodule", "Effusion")  # its own spelling of what it knows
     for payload in sent.values():
-        assert payload.class_tensors["value"].tolist() == [0, 10, 20, 30]
+        assert payload.channels["value"].tolist() == [0, 10, 20, 30]
 
 
 def test_sites_that_see_the_same_classes_share_tensors_and_declaration() -> None:
@@ -55,7 +55,7 @@ def test_sites_that_see_the_same_classes_share_tensors_and_declaration() -> None
     (first, held), (second, likewise) = assigned(FedAvg()).values()
     assert first.labels != second.labels  # each in its own spelling
     assert first.head["head.bias"] is second.head["head.bias"]
-    assert first.class_tensors["value"] is second.class_tensors["value"]
+    assert first.channels["value"] is second.channels["value"]
     assert held.egress is likewise.egress
 
 

@@ -14,7 +14,7 @@ import suture.federation.server.collector as collecting
 from suture.core.errors import FederationError
 from suture.federation.server.collector import UpdateCollector
 from suture.protocol.check import Expectation
-from suture.protocol.egress import Egress
+from suture.protocol.egress import CLASSES, Channel, Egress
 from suture.protocol.messages import Abstain, Metrics, Payload, Update, ones
 from suture.protocol.packing import Packed, pack
 
@@ -180,7 +180,7 @@ def test_an_update_comes_back_as_it_was_received(
         {"w": torch.tensor([1.0, 2.0])},
         {"bias": torch.tensor([3.0, 4.0])},
         torch.tensor([1.0, 0.5], dtype=torch.float64),
-        class_tensors={"proxy": torch.tensor([5.0, 6.0])},
+        channels={"proxy": torch.tensor([5.0, 6.0])},
         scalars={"steps": 7.0},
         train_loss=0.25,
         metrics=Metrics(0, "validation", 3, 0.5, {}),
@@ -188,7 +188,7 @@ def test_an_update_comes_back_as_it_was_received(
     egress = Egress(
         EGRESS.shared,
         {"bias": ((), "torch.float32")},
-        {"proxy": ((), "torch.float32")},
+        (Channel("proxy", "up", (CLASSES,)),),
         class_weight=(0.0, 1.0),
         scalars={"steps": (0.0, 10.0)},
     )

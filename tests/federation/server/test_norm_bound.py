@@ -157,7 +157,7 @@ def tiny_updates(site: str, task: Payload, answer: Packed) -> Packed:
     base = {**task.shared, **task.head} if update.kind == "weights" else {}
     small = {
         group: {k: _scaled(t, base.get(k), 1e-6) for k, t in getattr(update, group).items()}
-        for group in ("shared", "head", "class_tensors")
+        for group in ("shared", "head", "channels")
     }
     return pack(replace(update, **small))
 

@@ -147,7 +147,7 @@ def test_a_step_of_the_server_that_diverges_is_blamed_on_no_site(rate: float, wh
     assert all(tensor.isfinite().all() for tensor in server.model.shared.values())
 
 
-@pytest.mark.parametrize("group", ["shared", "head", "memory"])
+@pytest.mark.parametrize("group", ["shared", "head", "channels"])
 def test_a_number_of_the_next_model_that_is_not_finite_names_the_server_s_step(
     group: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

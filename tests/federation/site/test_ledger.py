@@ -22,6 +22,7 @@ from suture.federation.differential_privacy import describe_spent
 from suture.federation.site.abstention import BudgetSpent
 from suture.federation.site.ledger import Ledger, Release, release_of, tally_of
 from suture.federation.site.statement import budget_lines, read_statement, state_of
+from suture.protocol.egress import CLASSES, Channel, Layout
 from suture.protocol.messages import (
     ClassScore,
     Evaluation,
@@ -50,8 +51,8 @@ def release(number: int, experiment: str = "one", noise: float = 2.0, **more: An
     return Release("2026-01-01T00:00:00+00:00", experiment, "train", number, **{**facts, **more})
 
 
-def released(reply: Reply, task: Payload) -> Release:
-    return release_of(reply, pack(reply), task, "one", LIMITS)
+def released(reply: Reply, task: Payload, *channels: Channel) -> Release:
+    return release_of(reply, pack(reply), task, "one", LIMITS, channels)
 
 
 def test_everything_that_an_answer_says_is_counted() -> None:
@@ -66,9 +67,19 @@ def test_everything_that_an_answer_says_is_counted() -> None:
     found = released(update, Payload("train", 2))
     assert (found.figures, found.update, found.numbers) == ({"A": 1}, False, 6 + 1 + 1 + 1 + 1)
     told = {"f1": torch.tensor([0.5, 0.0, 0.1]), "prototypes": torch.tensor([[0.0, 2.0], [0, 0], [0, 0]])}
-    rows = Update(2, ("A", "B", "C"), {}, {}, ones(("A", "B", "C")), class_tensors=told, metrics=own)
-    found = released(rows, Payload("train", 2))
+    told |= {
+        "ages": torch.ones(7),
+        "control/backbone.weight": torch.ones(5),
+        "control/head.bias": torch.ones(3),
+    }
+    rows = Update(2, ("A", "B", "C"), {}, {}, ones(("A", "B", "C")), channels=told, metrics=own)
+    like = Layout({"backbone.weight": ((5,), "torch.float32")}, {"head.bias": ((), "torch.float32")})
+    of_classes = Channel("f1", "up", (CLASSES,)), Channel("prototypes", "up", (CLASSES, 2))
+    found = released(
+        rows, Payload("train", 2), *of_classes, Channel("ages", "up", (7,)), Channel("control", "up", like)
+    )
     assert (found.figures, found.update) == ({"A": 2, "C": 1}, True)
+    assert found.numbers == 6 + 1 + 3 + 7  # of metrics, weights, and ages
     info = SiteInfo(("A", "B"), {"train": 3}, 1, "x", counts={"A": (1, 2), "B": None})
     found = released(info, Payload("handshake"))
     assert (found.figures, found.update, found.numbers) == ({}, False, 3)

@@ -80,7 +80,7 @@ def bench_of(tiny: Any, method: FedLSM, **options: Any) -> tuple[SiteContext, Pa
         labels=EVERY,
         shared=dict(model.shared),
         head=dict(model.head),
-        class_tensors={"positive_weight": torch.ones(len(EVERY))},
+        channels={"positive_weight": torch.ones(len(EVERY))},
     )
     return site._context(task, site._state(task)), task
 

@@ -209,7 +209,7 @@ def test_a_round_of_several_labels_is_that_of_the_equations() -> None:
         several_labels,
     )
     assert tally.seen == {"sure", "unsure"}
-    told = replace(task, class_tensors={"positive_weight": torch.tensor(WEIGHT)})
+    told = replace(task, channels={"positive_weight": torch.tensor(WEIGHT)})
     assert_trained_alike(site, told, method, expected, tally)
 
 

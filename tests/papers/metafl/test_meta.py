@@ -18,7 +18,7 @@ from suture.data.batch import Batch, Samples
 from suture.learning.losses import masked_loss
 from suture.learning.training import SiteContext
 from suture.methods.base import GlobalModel, Phase, RoundContext
-from suture.methods.parameters import local_parameters, parts, shared_parameters
+from suture.methods.parameters import local_parameters, parts, shared_parameters, with_channels
 from suture.methods.share import Share, cut, put
 from suture.models import ModelSpec
 from suture.models.backbones import text_lstm
@@ -63,7 +63,7 @@ def test_two_steps_on_a_parabola(order: int, gradient: float, after: float) -> N
     assert torch.stack(grads).mean().item() == pytest.approx(gradient)
     method = MetaFL(server=ServerStep("sgd", 0.5))
     updates = [Update(1, (), {"w": g}, {}, ones(()), kind="gradient") for g in grads]
-    model = GlobalModel((), {"w": torch.ones(1, dtype=torch.float64)}, {})
+    model = with_channels(GlobalModel((), {"w": torch.ones(1, dtype=torch.float64)}, {}), method)
     assert stepped(method, model, updates, method.server).shared["w"].item() == pytest.approx(after)
 
 
@@ -74,7 +74,7 @@ def test_equal_losses_with_different_gradients_move_the_server_differently() -> 
         update = Update(
             1, (), {"w": torch.tensor([sign])}, {}, ones(()), kind="gradient", scalars={"query_loss": 0.7}
         )
-        model = GlobalModel((), {"w": torch.zeros(1)}, {})
+        model = with_channels(GlobalModel((), {"w": torch.zeros(1)}, {}), MetaFL())
         moved.append(stepped(MetaFL(), model, [update], ServerStep()).shared["w"].item())
     assert moved == pytest.approx([-1e-3, 1e-3])
 
@@ -142,7 +142,7 @@ def federation(
     """The method's own halves, round after round; the server's tensors after each, and the sites' models."""
     models = {site: text_model(0).double() for site in SITES}
     state, head = split_state(text_model(0).double().state_dict())
-    server = GlobalModel(TARGET.names, state, head)
+    server = with_channels(GlobalModel(TARGET.names, state, head), method)
     after = []
     for round_ in range(1, rounds + 1):
         updates = []

@@ -45,9 +45,7 @@ def bench_of(tiny: Any, method: FedAlign, f1: float = 0.0) -> tuple[SiteContext,
     site = tiny(method).sites()["alpha"]
     model = initial(site.plan, EVERY)
     told = {F1: torch.full((4,), f1)}
-    task = Payload(
-        "train", 1, labels=EVERY, shared=dict(model.shared), head=dict(model.head), class_tensors=told
-    )
+    task = Payload("train", 1, labels=EVERY, shared=dict(model.shared), head=dict(model.head), channels=told)
     return site._context(task, site._state(task)), task
 
 
@@ -136,14 +134,14 @@ def test_anchors_by_owners_and_f1_by_who_measured_it() -> None:
         ("A", "B", "C"),
         {"w": torch.zeros(1)},
         {"head.weight": torch.tensor([[1.0], [2.0], [3.0]])},
-        class_tensors={F1: torch.tensor([0.0, 0.4, 0.9])},
+        channels={F1: torch.tensor([0.0, 0.4, 0.9])},
     )
 
     def sent(w: float, rows: list[float], own: list[float], f1: list[float], measured: list[float]) -> Update:
         tensors = {F1: torch.tensor(f1), MEASURED: torch.tensor(measured)}
         head = {"head.weight": torch.tensor(rows)[:, None]}
         weights = torch.tensor(own).double()
-        return Update(1, before.labels, {"w": torch.tensor([w])}, head, weights, class_tensors=tensors)
+        return Update(1, before.labels, {"w": torch.tensor([w])}, head, weights, channels=tensors)
 
     updates = [
         sent(1.0, [10, 4, 50], [1, 1, 0], [0.2, 0.9, 0.0], [1, 0, 0]),
@@ -153,11 +151,11 @@ def test_anchors_by_owners_and_f1_by_who_measured_it() -> None:
     after = FedAlign().aggregate(before, updates, CTX)
     assert after.shared["w"].tolist() == [3.0]
     assert after.head["head.weight"].squeeze(1).tolist() == [15.0, 5.0, 3.0]
-    assert after.class_tensors[F1].tolist() == pytest.approx([0.5, 0.6, 0.9])
+    assert after.channels[F1].tolist() == pytest.approx([0.5, 0.6, 0.9])
     # A site that claims to have measured more often counts as much as the others.
     claimed = {F1: torch.tensor([1.0, 0, 0]), MEASURED: torch.tensor([99.0, 0, 0])}
-    loud = replace(updates[0], class_tensors=claimed)
-    assert FedAlign().aggregate(before, [loud, updates[1]], CTX).class_tensors[F1][0] == pytest.approx(0.9)
+    loud = replace(updates[0], channels=claimed)
+    assert FedAlign().aggregate(before, [loud, updates[1]], CTX).channels[F1][0] == pytest.approx(0.9)
 
 
 # A literal, slow transcription, in double precision
@@ -368,7 +366,7 @@ def test_positive_pseudo_labels_wait_for_the_f1_of_their_class(tiny: Any) -> Non
         update, _ = train_round(method, observed, task, CTX)
         made[f1] = seen[0].sum(dim=0)
         assert update.class_weights.tolist() == [0, 0, 1, 1]
-        assert update.class_tensors[MEASURED][:2].tolist() == [0, 0]
+        assert update.channels[MEASURED][:2].tolist() == [0, 0]
     assert made[0.0].tolist() == [0, 0, 0, 0]
     assert made[1.0][:2].min() > 0
     assert made[1.0][2:].tolist() == [0, 0]
@@ -381,15 +379,15 @@ def test_anchors_begin_at_names_and_so_does_a_class_that_joins(tiny: Any) -> Non
     begun = initial(plan, EVERY)
     assert begun.head.keys() == {"head.weight"}
     assert torch.equal(begun.head["head.weight"], name_vectors(EVERY, 256))
-    grown = with_labels(replace(begun, class_tensors={F1: torch.full((4,), 0.9)}), (*EVERY, "Edema"), plan)
+    grown = with_labels(replace(begun, channels={F1: torch.full((4,), 0.9)}), (*EVERY, "Edema"), plan)
     assert torch.equal(grown.head["head.weight"][4], name_vectors(("Edema",), 256)[0])
-    assert grown.class_tensors[F1].tolist() == pytest.approx([0.9] * 4 + [0.0])
+    assert grown.channels[F1].tolist() == pytest.approx([0.9] * 4 + [0.0])
 
 
 def test_the_server_keeps_the_mean_f1_of_each_class(tiny: Any) -> None:
     model = tiny(FedAlign(local=LOCAL), rounds=2).run().model
-    assert model.class_tensors.keys() == {F1}
-    assert 0 < float(model.class_tensors[F1].max()) <= 1
+    assert model.channels.keys() == {F1}
+    assert 0 < float(model.channels[F1].max()) <= 1
 
 
 def test_a_site_that_adds_noise_takes_no_part(tiny: Any) -> None:

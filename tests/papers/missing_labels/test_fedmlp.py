@@ -27,6 +27,7 @@ from suture.methods.base import GlobalModel, LabelStatistics, Phase, RoundContex
 from suture.methods.fedavg import FedAvg
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier, Layout
+from suture.protocol.egress import CLASSES
 from suture.protocol.messages import Payload, Update
 from suture.protocol.packing import Packed
 from suture_papers.missing_labels.fedmlp import (
@@ -91,7 +92,7 @@ def first_round(site: Site, **tensors: Tensor) -> Payload:
         labels=EVERY,
         shared=dict(model.shared),
         head=dict(model.head),
-        class_tensors={**model.class_tensors, **tensors},
+        channels={**model.channels, **tensors},
     )
 
 
@@ -138,7 +139,7 @@ def images_of(sent: Mapping[str, Tensor]) -> list[list[float]]:
 def an_update(prototypes: Tensor, images: Tensor, degree: Tensor, *labels: str) -> Update:
     tensors = {PROTOTYPES: prototypes, OF_PROTOTYPES: images[:, :2], DEGREE: degree, OF_DEGREE: images[:, 2]}
     n = torch.ones(len(labels)).double()
-    return Update(1, labels, {"w": torch.zeros(1)}, {"b": torch.zeros(len(labels))}, n, class_tensors=tensors)
+    return Update(1, labels, {"w": torch.zeros(1)}, {"b": torch.zeros(len(labels))}, n, channels=tensors)
 
 
 def before(width: int, *labels: str, value: float = 0.0, dtype: torch.dtype = torch.float32) -> GlobalModel:
@@ -146,7 +147,7 @@ def before(width: int, *labels: str, value: float = 0.0, dtype: torch.dtype = to
         PROTOTYPES: torch.full((len(labels), 2, width), value, dtype=dtype),
         DEGREE: torch.full((len(labels),), value, dtype=dtype),
     }
-    return GlobalModel(labels, {"w": torch.zeros(1)}, {"b": torch.zeros(len(labels))}, class_tensors=tensors)
+    return GlobalModel(labels, {"w": torch.zeros(1)}, {"b": torch.zeros(len(labels))}, channels=tensors)
 
 
 def test_owners_prototypes_count_by_their_images() -> None:
@@ -157,7 +158,7 @@ def test_owners_prototypes_count_by_their_images() -> None:
     two = an_update(
         torch.tensor([[[0.0, 2], [0, 1]]]), torch.tensor([[70.0, 10, 0]]), torch.tensor([0.0]), "A"
     )
-    after = FedMLP().aggregate(before(2, "A"), [one, two], STAGE_2).class_tensors
+    after = FedMLP().aggregate(before(2, "A"), [one, two], STAGE_2).channels
     assert after[PROTOTYPES].tolist() == [[[1.0, 1.0], [0.75, 0.25]]]
 
 
@@ -166,7 +167,7 @@ def test_the_learning_degree_is_that_of_the_sites_that_do_not_annotate_a_class()
     zero = torch.zeros(1, 2, 1)
     sent = [((0.0, 0, 30), 0.2), ((0.0, 0, 10), 0.6), ((50.0, 50, 0), 0.0)]
     updates = [an_update(zero, torch.tensor([n]), torch.tensor([d]), "A") for n, d in sent]
-    after = FedMLP().aggregate(before(1, "A"), updates, STAGE_2).class_tensors
+    after = FedMLP().aggregate(before(1, "A"), updates, STAGE_2).channels
     assert float(after[DEGREE]) == pytest.approx(0.3)
 
 
@@ -212,13 +213,13 @@ def test_an_owner_without_positives_does_not_shift_the_prototype() -> None:
     some = measured(features_as_they_are(x, torch.tensor([[0.0], [1]])))
     assert images_of(none) == [[2, 0, 0]]
     updates = [an_update(s[PROTOTYPES], torch.tensor(images_of(s)), s[DEGREE], "A") for s in (none, some)]
-    after = FedMLP().aggregate(before(2, "A"), updates, STAGE_2).class_tensors[PROTOTYPES]
+    after = FedMLP().aggregate(before(2, "A"), updates, STAGE_2).channels[PROTOTYPES]
     assert after[0, 1].tolist() == [3, 1]
 
 
 def test_a_class_that_nobody_counted_keeps_its_prototypes() -> None:
     silent = an_update(torch.zeros(2, 2, 3), torch.zeros(2, 3), torch.zeros(2), "A", "B")
-    after = FedMLP().aggregate(before(3, "A", "B", value=0.7), [silent], STAGE_2).class_tensors
+    after = FedMLP().aggregate(before(3, "A", "B", value=0.7), [silent], STAGE_2).channels
     assert torch.equal(after[PROTOTYPES], torch.full((2, 2, 3), 0.7))
     assert torch.equal(after[DEGREE], torch.full((2,), 0.7))
 
@@ -267,8 +268,8 @@ def test_a_class_without_both_prototypes_is_never_tagged(tiny: Any) -> None:
     prototypes[0, 1] = 0  # of Fibrosis nobody has an image
     context, task = bench_of(tiny, method, prototypes)
     _, state = train_round(method, context, task, STAGE_2)
-    assert state["kept/rows/tags"].abs().sum(dim=1).tolist()[0] == 0
-    assert state["kept/rows/tags"].abs().sum(dim=1).tolist()[1] > 0
+    assert state["tags"].abs().sum(dim=1).tolist()[0] == 0
+    assert state["tags"].abs().sum(dim=1).tolist()[1] > 0
 
 
 # Tags at a site
@@ -288,7 +289,7 @@ def tagging_round(
 def test_tags_are_of_unknown_classes_and_for_ever(tiny: Any) -> None:
     context, one = tagging_round(tiny)
     _, two = tagging_round(tiny, one, seed=1)
-    first, second = one["kept/rows/tags"], two["kept/rows/tags"]
+    first, second = one["tags"], two["tags"]
     own = torch.tensor([name in ("Mass", "Nodule") for name in EVERY])
     assert not first[own].any()
     assert first[~own].any(dim=1).all()
@@ -300,14 +301,14 @@ def test_tags_are_of_unknown_classes_and_for_ever(tiny: Any) -> None:
 def test_tags_follow_their_class_when_another_one_joins(tiny: Any) -> None:
     """The state is of three classes in another order; Hernia is new and so has no tag."""
     _, one = tagging_round(tiny)
-    tags = one["kept/rows/tags"]
-    held = one | {"kept/rows/tags": tags[[3, 0, 2]]}
+    tags = one["tags"]
+    held = one | {"tags": tags[[3, 0, 2]]}
     method = FedMLP(local=LOCAL, tagging=Tagging(negative=0.0, positive=0.0))
     context, task = bench_of(tiny, method)
     packed = Packed(held, {"labels": ["Nodule", "Fibrosis", "Mass"], "phase": "stage-2"})
     _, after = train_round(method, context, task, STAGE_2, packed)
-    assert torch.equal(after["kept/rows/tags"][0], tags[0])
-    assert not after["kept/rows/tags"][1:].any()
+    assert torch.equal(after["tags"][0], tags[0])
+    assert not after["tags"][1:].any()
 
 
 def test_tags_of_other_images_are_refused(tiny: Any) -> None:
@@ -362,9 +363,9 @@ def test_prototypes_leave_from_the_end_of_the_first_stage_on(tiny: Any) -> None:
     for name, round_, sends in (("stage-1", 1, False), ("stage-1", 2, True), ("stage-2", 1, True)):
         context, task = bench_of(tiny, method)
         update, _ = train_round(method, context, task, RoundContext(1, Phase(name, 2), 1, round_))
-        assert bool(update.class_tensors[PROTOTYPES].any()) == sends
-        assert bool(update.class_tensors[OF_PROTOTYPES].any()) == sends
-        assert bool(update.class_tensors[OF_DEGREE].any()) == sends
+        assert bool(update.channels[PROTOTYPES].any()) == sends
+        assert bool(update.channels[OF_PROTOTYPES].any()) == sends
+        assert bool(update.channels[OF_DEGREE].any()) == sends
 
 
 def test_prototypes_are_of_the_trained_model_and_of_plain_images(tiny: Any) -> None:
@@ -372,7 +373,7 @@ def test_prototypes_are_of_the_trained_model_and_of_plain_images(tiny: Any) -> N
     context, task = bench_of(tiny, method)
     update, _ = train_round(method, context, task, STAGE_2)
     again = measured(context)  # the context holds the trained model
-    assert all(torch.equal(update.class_tensors[name], again[name]) for name in again)
+    assert all(torch.equal(update.channels[name], again[name]) for name in again)
 
 
 def test_prototypes_are_of_labels_and_not_of_tags(tiny: Any) -> None:
@@ -384,11 +385,11 @@ def test_prototypes_are_of_labels_and_not_of_tags(tiny: Any) -> None:
     y[:6, mass] = math.nan
     partly = replace(context, samples={"train": replace(train, y=y)})
     update, kept = train_round(method, partly, task, STAGE_2)
-    assert kept["kept/rows/tags"][mass].any()
+    assert kept["tags"][mass].any()
     labels = [float((y[:, mass] == kind).sum()) for kind in (0, 1)]
-    assert update.class_tensors[OF_PROTOTYPES][mass].tolist() == labels
+    assert update.channels[OF_PROTOTYPES][mass].tolist() == labels
     again = measured(partly)
-    assert torch.equal(update.class_tensors[PROTOTYPES], again[PROTOTYPES])
+    assert torch.equal(update.channels[PROTOTYPES], again[PROTOTYPES])
 
 
 @pytest.mark.parametrize("phase", ["stage-1", "stage-2"])
@@ -445,14 +446,14 @@ def test_the_rounding_of_counts_is_the_sites_setting(tiny: Any) -> None:
 def test_what_crosses_is_declared() -> None:
     layout = Layout({}, {"head.weight": ((5,), "torch.float32")})
     declared = FedMLP().egress(layout)
-    assert {name: row for name, (row, _) in declared.class_tensors.items()} == {
-        PROTOTYPES: (2, 5),
-        DEGREE: (),
-        OF_PROTOTYPES: (2,),
-        OF_DEGREE: (),
+    assert {name: shape for name, (shape, _) in declared.forms("up").items()} == {
+        PROTOTYPES: (CLASSES, 2, 5),
+        DEGREE: (CLASSES,),
+        OF_PROTOTYPES: (CLASSES, 2),
+        OF_DEGREE: (CLASSES,),
     }
-    assert declared.class_tensors.keys() <= declared.why.keys()
-    assert FedMLP().class_state(layout).keys() == {PROTOTYPES, DEGREE}
+    assert all(channel.why for channel in declared.going("up"))
+    assert declared.forms("down").keys() == {PROTOTYPES, DEGREE}
 
 
 # Reductions, and the equations as written
@@ -563,7 +564,7 @@ def test_the_equations_as_written(seed: int) -> None:
     merged = FedMLP().aggregate(before(d, "A", "B", "C", dtype=torch.float64), updates, STAGE_2)
     for (k, v), (total, counted) in sums.items():
         expected = [t / max(counted, 1) for t in total]
-        assert merged.class_tensors[PROTOTYPES][k, v].tolist() == pytest.approx(expected, abs=1e-10)
+        assert merged.channels[PROTOTYPES][k, v].tolist() == pytest.approx(expected, abs=1e-10)
 
 
 def test_the_received_model_is_left_as_it_was() -> None:

@@ -134,7 +134,7 @@ def test_unknown_labels_begin_as_0(tiny: Any) -> None:
     """After the first refinement they are .2 q, so at most .2; a withheld label would enter with .8."""
     context, _, kept = soft_round(tiny, 1)
     unknown = context.samples["train"].y.isnan()
-    soft = kept["kept/rows/soft"].T
+    soft = kept["soft"].T
     assert unknown.any()
     assert float(soft[unknown].max()) <= 0.2
     known = context.samples["train"].y[~unknown]
@@ -164,8 +164,8 @@ def test_labels_are_refined_every_fifth_round(tiny: Any) -> None:
     changed = []
     for number in (2, 3, 4, 5, 6, 7):
         _, _, after = soft_round(tiny, number, one)
-        changed.append(not torch.equal(after["kept/rows/soft"], one["kept/rows/soft"]))
-        assert torch.equal(after["kept/rows/counts"], one["kept/rows/counts"]) != changed[-1]
+        changed.append(not torch.equal(after["soft"], one["soft"]))
+        assert torch.equal(after["counts"], one["counts"]) != changed[-1]
     assert changed == [False] * 4 + [True, False]
 
 
@@ -173,25 +173,25 @@ def test_a_label_that_comes_later_is_taken_as_it_is(tiny: Any) -> None:
     """Two classes were unknown when the state was made; one of them is a class of the site's now."""
     context, _, one = soft_round(tiny, 1)
     own = EVERY.index("Mass")
-    held = dict(one) | {"kept/rows/soft": one["kept/rows/soft"].clone()}
-    held["kept/rows/soft"][own] = 0.15
-    held["kept/rows/labelled"] = one["kept/rows/labelled"].clone()
-    held["kept/rows/labelled"][own] = False
+    held = dict(one) | {"soft": one["soft"].clone()}
+    held["soft"][own] = 0.15
+    held["labelled"] = one["labelled"].clone()
+    held["labelled"][own] = False
     _, _, after = soft_round(tiny, 2, held)
-    assert torch.equal(after["kept/rows/soft"][own], context.samples["train"].y[:, own])
-    assert torch.equal(after["kept/rows/soft"][0], one["kept/rows/soft"][0])
+    assert torch.equal(after["soft"][own], context.samples["train"].y[:, own])
+    assert torch.equal(after["soft"][0], one["soft"][0])
 
 
 def test_a_new_class_begins_with_its_labels_and_their_count(tiny: Any) -> None:
     """The state has every class but Nodule, which the site annotates."""
     context, _, one = soft_round(tiny, 1)
-    held = {k: t[:3] if k.startswith("kept/rows/") else t for k, t in one.items()}
+    held = {k: t[:3] if k.startswith("") else t for k, t in one.items()}
     fresh, task = bench_of(tiny)
     packed = Packed(held, {"labels": list(EVERY[:3]), "phase": "soft"})
     _, after = train_round(METHOD, fresh, task, RoundContext(2, Phase("soft", 10), 3, 2), packed)
     y = context.samples["train"].y[:, 3]
-    assert torch.equal(after["kept/rows/soft"][3], y)
-    assert after["kept/rows/counts"][3] == y.sum()
+    assert torch.equal(after["soft"][3], y)
+    assert after["counts"][3] == y.sum()
 
 
 def test_positive_guesses_are_observed(tiny: Any) -> None:
@@ -239,7 +239,7 @@ def test_the_first_agreement_is_over_own_classes(tiny: Any, monkeypatch: pytest.
     p = torch.where(unknown, torch.where(last, 0.01, 0.99), p)
     monkeypatch.setattr(fednml, "predict", lambda *_: logit(p))
     _, kept = train_round(METHOD, context, task, RoundContext(1, Phase("soft", 10), 3))
-    changed = (y != kept["kept/rows/soft"].T) & ~unknown
+    changed = (y != kept["soft"].T) & ~unknown
     assert changed.any(dim=1).tolist() == last.flatten().tolist()
 
 
@@ -282,7 +282,7 @@ def test_nothing_but_weights_crosses(tiny: Any) -> None:
     declared, plain = FedNML().egress(layout), FedAvg(weights="equal", class_weights="none").egress(layout)
     assert declared == plain
     _, update, _ = soft_round(tiny, 1)
-    assert not update.class_tensors
+    assert not update.channels
     assert not update.scalars
 
 
@@ -373,8 +373,8 @@ def test_a_round_as_written(tiny: Any) -> None:
         omega = 0.8 * math.exp(-2 * (1 - (number - 1) / 10) ** 2)
         counts = [omega * float(y[:, c].sum()) + (1 - omega) * counts[c] for c in range(4)]
         _, _, state = soft_round(tiny, number, state)
-        assert torch.allclose(state["kept/rows/soft"].T, y, atol=1e-5)
-        assert state["kept/rows/counts"].tolist() == pytest.approx(counts, rel=1e-5)
+        assert torch.allclose(state["soft"].T, y, atol=1e-5)
+        assert state["counts"].tolist() == pytest.approx(counts, rel=1e-5)
 
 
 def test_adamw_decays_weights_apart_from_the_gradient() -> None:

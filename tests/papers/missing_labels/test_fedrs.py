@@ -119,7 +119,7 @@ def test_the_loss_is_that_of_equation_8(label_type: LabelType, graded: bool) -> 
             continue
         for c, label in enumerate(labels):
             p = 1 / (1 + math.exp(-a[c] * row[c]))
-            w = task.class_tensors["positive_weight"][c].item()
+            w = task.channels["positive_weight"][c].item()
             total -= w * label * math.log(p) + (1 - label) * math.log(1 - p)
             counted += 1
     assert objective(batch).item() == pytest.approx(total / counted, abs=1e-10)

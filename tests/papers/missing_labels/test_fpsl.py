@@ -106,8 +106,8 @@ def pairs(site: SiteContext, local: LocalTraining) -> Iterator[tuple[Batch, Batc
 def test_it_is_the_slow_transcription(label_type: LabelType, name: str) -> None:
     """Every parameter after two epochs of plain SGD."""
     site, received = at_site(FPSL(local=SGD), label_type, name)
-    received = replace(received, class_tensors={k: t.double() for k, t in received.class_tensors.items()})
-    site, weights = double(site), received.class_tensors.get(NAME, torch.ones(len(received.labels)))
+    received = replace(received, channels={k: t.double() for k, t in received.channels.items()})
+    site, weights = double(site), received.channels.get(NAME, torch.ones(len(received.labels)))
     model = copy.deepcopy(site.model).train().requires_grad_(True)
     steps = 0
     for a, b in pairs(site, SGD):

@@ -12,7 +12,6 @@ from test_fedmlp import features_as_they_are
 from suture.core.errors import ConfigError
 from suture.federation.loop import Loop
 from suture.learning.training import SiteContext
-from suture.methods.base import KEPT
 from suture.protocol.messages import Abstain, Payload
 from suture.protocol.packing import unpack
 from suture_papers.missing_labels.fedmlp import FedMLP
@@ -25,8 +24,7 @@ def site_of(*names: str) -> SiteContext:
 
 def test_it_is_remembered_as_it_was() -> None:
     site, values = site_of("a", "b"), torch.tensor([[1.0, 2, 3], [4, 5, 6]])
-    kept = {k.removeprefix(KEPT): t for k, t in remember(site, guess=values).items()}
-    found = remembered(site, kept, "guess")
+    found = remembered(site, remember(site, guess=values), "guess")
     assert found is not None
     assert torch.equal(found, values)
     assert remembered(site, {}, "guess") is None
@@ -36,15 +34,14 @@ def test_it_is_remembered_as_it_was() -> None:
 def test_of_other_images_it_is_refused(names: str) -> None:
     """Fewer, others, in another order, or more."""
     before = remember(site_of("a", "b", "c"), guess=torch.ones(3, 3))
-    kept = {k.removeprefix(KEPT): t for k, t in before.items()}
     now = f"alpha had 3 training images in earlier rounds and now has {len(names)}"
     with pytest.raises(ConfigError, match=now):
-        remembered(replace(site_of(*names), name="alpha"), kept, "guess")
+        remembered(replace(site_of(*names), name="alpha"), before, "guess")
 
 
 def test_without_a_checksum_it_is_refused() -> None:
     with pytest.raises(ConfigError, match="in another order"):
-        remembered(site_of("a", "b"), {"rows/guess": torch.ones(3, 2)}, "guess")
+        remembered(site_of("a", "b"), {"guess": torch.ones(3, 2), "images": torch.tensor(0)}, "guess")
 
 
 def test_a_site_whose_images_changed_abstains(tiny: Any) -> None:

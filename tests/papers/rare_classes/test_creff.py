@@ -22,12 +22,14 @@ from suture.data.siamese import siamese
 from suture.learning.training import SiteContext, ready_inputs
 from suture.methods.base import GlobalModel, Phase, RoundContext
 from suture.methods.fedavg import FedAvg
+from suture.methods.parameters import with_channels
 from suture.methods.retraining import Retraining
 from suture.models import ModelSpec
 from suture.protocol.messages import Update, ones
 from suture.simulation.trial import SITES, Trial
 from suture_papers.rare_classes import creff, federated_features
 from suture_papers.rare_classes.creff import (
+    FEATURES,
     GRADIENTS,
     RETRAINED,
     ClassGradients,
@@ -131,7 +133,7 @@ def test_the_sites_half_is_the_papers() -> None:
     with federation() as trial:
         payload = trial.payload("gamma")
         site = trial.context("gamma", payload)
-        head = retrained_rows(payload.head, payload.class_tensors)
+        head = retrained_rows(payload.head, payload.channels)
         found = ClassGradients(draws=3, images=2).of(site, head, 5)
         expected, train = torch.zeros_like(found).double(), site.samples["train"]
         site.model.eval().double()
@@ -174,12 +176,12 @@ def test_it_predicts_with_the_re_trained_head() -> None:
     with federation(rounds=1) as trial:
         trial.payload("alpha")
         begun = trial.server.model
-        assert METHOD.served_head(begun.head, begun.class_tensors).keys() == begun.head.keys()
-        for name, tensor in METHOD.served_head(begun.head, begun.class_tensors).items():
+        assert METHOD.served_head(begun.head, begun.channels).keys() == begun.head.keys()
+        for name, tensor in METHOD.served_head(begun.head, begun.channels).items():
             assert torch.equal(tensor, begun.head[name])  # before the first round there is no other
     with federation(rounds=1) as trial:
         trial.run()
-        rows = trial.server.model.class_tensors[RETRAINED]
+        rows = trial.server.model.channels[RETRAINED]
         assert torch.equal(joined(trial.server.selected().head), rows)
         assert not torch.equal(rows, joined(trial.server.model.head))
 
@@ -193,9 +195,7 @@ LABELS = ("A", "B", "C")
 def model(**more: Any) -> GlobalModel:
     g = torch.Generator().manual_seed(0)
     head = {"head.weight": torch.randn(3, 2, generator=g), "head.bias": torch.randn(3, generator=g)}
-    return GlobalModel(
-        LABELS, {"w": torch.zeros(2)}, head, class_tensors={RETRAINED: torch.zeros(3, 3)}, **more
-    )
+    return with_channels(GlobalModel(LABELS, {"w": torch.zeros(2)}, head, **more), METHOD)
 
 
 def sent(classes: dict[str, float], weight: float, seed: int = 0) -> Update:
@@ -210,7 +210,7 @@ def sent(classes: dict[str, float], weight: float, seed: int = 0) -> Update:
         head,
         weight * ones(LABELS),
         weight,
-        class_tensors={GRADIENTS: gradients},
+        channels={GRADIENTS: gradients},
     )
 
 
@@ -223,7 +223,7 @@ def test_gradients_are_averaged_equally_over_the_sites_that_have_the_class() -> 
 
 def test_gradients_are_averaged_by_name_on_both_axes() -> None:
     gradients = torch.arange(27.0).view(3, 3, 3) + 1
-    update = replace(sent({}, 1), labels=("C", "A", "B"), class_tensors={GRADIENTS: gradients})
+    update = replace(sent({}, 1), labels=("C", "A", "B"), channels={GRADIENTS: gradients})
     mean, _ = creff.mean_gradients(model(), [update])
     order = torch.tensor([1, 2, 0])
     assert torch.equal(mean.float(), gradients[order][:, order])
@@ -231,21 +231,21 @@ def test_gradients_are_averaged_by_name_on_both_axes() -> None:
 
 def test_a_class_that_nobody_ever_sent_keeps_its_row_and_has_no_features() -> None:
     one = METHOD.aggregate(model(), [sent({"A": 1.0}, 1), sent({"B": -1.0}, 1, seed=1)], CTX)
-    assert sorted(one.memory) == ["features/A", "features/B"]
-    assert torch.equal(one.class_tensors[RETRAINED][2], joined(one.head)[2])
+    assert one.channels[FEATURES].flatten(1).any(dim=1).tolist() == [True, True, False]
+    assert torch.equal(one.channels[RETRAINED][2], joined(one.head)[2])
     for c in (0, 1):
-        assert not torch.equal(one.class_tensors[RETRAINED][c], joined(one.head)[c])
+        assert not torch.equal(one.channels[RETRAINED][c], joined(one.head)[c])
     two = METHOD.aggregate(one, [sent({"A": 2.0}, 1)], replace(CTX, round=2))
-    assert torch.equal(two.memory["features/B"], one.memory["features/B"])
-    assert not torch.equal(two.memory["features/A"], one.memory["features/A"])
-    assert not torch.equal(two.class_tensors[RETRAINED][1], one.class_tensors[RETRAINED][1])  # drawn anew
-    assert torch.equal(two.class_tensors[RETRAINED][2], joined(two.head)[2])
+    assert torch.equal(two.channels[FEATURES][1], one.channels[FEATURES][1])
+    assert not torch.equal(two.channels[FEATURES][0], one.channels[FEATURES][0])
+    assert not torch.equal(two.channels[RETRAINED][1], one.channels[RETRAINED][1])  # drawn anew
+    assert torch.equal(two.channels[RETRAINED][2], joined(two.head)[2])
 
 
 def test_features_match_gradients_under_the_head_that_the_sites_used() -> None:
     """It is psi~ of the round before: neither psi, received or merged, nor the head of this round."""
     rows = torch.randn(3, 3, generator=torch.Generator().manual_seed(4))
-    before = replace(model(), class_tensors={RETRAINED: rows})
+    before = replace(model(), channels={**model().channels, RETRAINED: rows})
     after = METHOD.aggregate(before, [sent({"A": 1.0, "B": -1.0, "C": 0.5}, 1)], CTX)
     target, classes = creff.mean_gradients(before, [sent({"A": 1.0, "B": -1.0, "C": 0.5}, 1)])
     n = METHOD.federated_features.per_class
@@ -255,8 +255,8 @@ def test_features_match_gradients_under_the_head_that_the_sites_used() -> None:
             for c in LABELS
         ]
     )
-    found = torch.stack([after.memory[f"features/{c}"] for c in LABELS])
-    heads = [rows, joined(before.head), joined(after.head), after.class_tensors[RETRAINED]]
+    found = after.channels[FEATURES]
+    heads = [rows, joined(before.head), joined(after.head), after.channels[RETRAINED]]
     how = METHOD.federated_features
     matched = [how.matched(start, classes, head.double(), target).float() for head in heads]
     assert [torch.allclose(one, found) for one in matched] == [True, False, False, False]
@@ -266,13 +266,13 @@ def test_a_site_measures_gradients_of_the_re_trained_head() -> None:
     with federation() as trial:
         payload = trial.payload("gamma")
         site = trial.context("gamma", payload)
-        rows = torch.randn(payload.class_tensors[RETRAINED].shape, generator=torch.Generator().manual_seed(2))
-        other = replace(payload, class_tensors={**payload.class_tensors, RETRAINED: rows})
+        rows = torch.randn(payload.channels[RETRAINED].shape, generator=torch.Generator().manual_seed(2))
+        other = replace(payload, channels={**payload.channels, RETRAINED: rows})
         update, _ = train_round(METHOD, site, other, CTX)
         for head, same in ((rows, True), (joined(payload.head), False)):
             site = trial.context("gamma", payload)
             found = METHOD.class_gradients.of(site, head, seed_for(CTX.seed, "gamma", 1, GRADIENTS))
-            assert torch.equal(update.class_tensors[GRADIENTS], found) == same
+            assert torch.equal(update.channels[GRADIENTS], found) == same
 
 
 def test_with_one_site_the_merge_is_its_own_tensors() -> None:
@@ -287,7 +287,7 @@ def test_finite_gradients_of_any_size_leave_finite_features_and_rows() -> None:
     one = METHOD.aggregate(model(), [lie, sent({"A": 1.0, "B": 1.0, "C": 1.0}, 1)], CTX)
     two = METHOD.aggregate(one, [lie], replace(CTX, round=2))
     for after in (one, two):
-        for tensor in (*after.memory.values(), after.class_tensors[RETRAINED]):
+        for tensor in after.channels.values():
             assert bool(torch.isfinite(tensor).all())
 
 
@@ -316,15 +316,14 @@ def test_the_head_learns_from_gradients_alone_to_tell_classes_apart() -> None:
 def test_a_continued_federation_keeps_the_features() -> None:
     with federation(rounds=2) as whole:
         whole.run()
-        memory = {name: tensor.clone() for name, tensor in whole.server.model.memory.items()}
+        model = whole.server.model
         found = whole.server.states.newest()
         assert found is not None
-        stored = {name: t for name, t in found[1].tensors.items() if name.startswith("memory/features/")}
-        assert stored.keys() == {f"memory/{name}" for name in memory} != set()
-        for name, tensor in memory.items():
-            assert torch.equal(stored[f"memory/{name}"], tensor)
+        assert torch.equal(found[1].tensors[f"channels/{FEATURES}"], model.channels[FEATURES])
+        for name, tensor in zip(model.labels, model.channels[FEATURES], strict=True):
             assert tensor.shape == (20, 128)
-            start = torch.randn(20, 128, generator=generator_for(1, name), dtype=torch.float64)
+            generator = generator_for(1, f"features/{name}")
+            start = torch.randn(20, 128, generator=generator, dtype=torch.float64)
             assert not torch.equal(tensor, start.float())
 
 

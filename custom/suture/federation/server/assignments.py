@@ -12,11 +12,10 @@ from torch import Tensor
 from suture.federation.expectation import expected_answer
 from suture.federation.server.registry import SiteRegistry
 from suture.methods.base import GlobalModel, Method
-from suture.methods.parameters import parts
-from suture.models.classifier import Layout
+from suture.methods.parameters import layout_of, parts
 from suture.protocol.check import Expectation
 from suture.protocol.decisions import Decision, Rule
-from suture.protocol.egress import CLASSES, Egress
+from suture.protocol.egress import Egress, in_order
 from suture.protocol.messages import Labels, Payload, TaskName
 
 _Rows = tuple[dict[str, Tensor], dict[str, Tensor]]
@@ -48,7 +47,7 @@ class Assigner:
         committed: the newest committed round.
         best: the best round so far of each site; 0 while there is none.
         holders: the sites that already hold the tensors that are sent only once.
-        class_tensors: further values of each class, in the order of the registry's classes.
+        facts: of each class, in the order of the registry's classes; they go down besides the channels.
         half: whether the model's tensors travel in half precision.
         decisions: by what each site decides its classes, in its own names.
         rule: see `Payload`.
@@ -61,7 +60,7 @@ class Assigner:
     committed: int
     best: Mapping[str, int]
     holders: Collection[str]
-    class_tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    facts: Mapping[str, Tensor] = field(default_factory=dict)
     half: bool = False
     decisions: Mapping[str, Mapping[str, Decision]] = field(default_factory=dict)
     rule: Rule = "sensitivity"
@@ -93,15 +92,15 @@ class Assigner:
 
     @cached_property
     def _egress(self) -> Egress:
-        return self.method.egress(Layout.of(*self._exchanged))
+        return self.method.egress(layout_of(self.model, self.method))
 
     def _rows(self, labels: Labels) -> _Rows:
-        """Return the head's rows and the tensors of some classes."""
-        return self.model.rows(labels), self._class_tensors(labels)
+        """Return the head's rows and the channels for some classes."""
+        return self.model.rows(labels), self._channels(labels)
 
     def _payload(self, task: Task, site: str, rows: Labels, rows_of: Callable[[Labels], _Rows]) -> Payload:
         shared, exchanged_head = self._exchanged
-        head, class_tensors = rows_of(rows)
+        head, channels = rows_of(rows)
         return Payload(
             task.name,
             self.best[site] if task.round is None else task.round,
@@ -112,22 +111,19 @@ class Assigner:
             shared,
             head if exchanged_head else {},
             {} if site in self.holders else self._sent_once(head),
-            class_tensors,
+            channels,
             self.best[site],
             dict(self.decisions.get(site, {})),
             self.rule,
             self.ledgers.get(site),
         )
 
-    def _class_tensors(self, rows: Labels) -> dict[str, Tensor]:
-        """Return the facts and the method's tensors of the classes that a site may see."""
-        where, order = self.model.where(rows), list(map(self.registry.labels.index, rows))
-        sent = {name: tensor[order] for name, tensor in self.class_tensors.items()}
-        for name, (shape, _) in self.method.class_state(Layout.of(*self._exchanged)).items():
-            tensor = self.model.class_tensors[name][where]
-            for axis, length in enumerate(shape, 1):
-                tensor = tensor.index_select(axis, where) if length == CLASSES else tensor
-            sent[name] = tensor
+    def _channels(self, rows: Labels) -> dict[str, Tensor]:
+        """Return what goes down besides the model, of the classes that a site may see, and the facts."""
+        order, model = list(map(self.registry.labels.index, rows)), self.model
+        sent = {name: tensor[order] for name, tensor in self.facts.items()}
+        for name, form in self._egress.forms("down").items():
+            sent[name] = in_order(form, model.channels[name], model.labels, rows)
         return sent
 
     def _sent_once(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -195,7 +195,7 @@ class UpdateCollector:
             self.norms[site] = norms
             self._accepted_at[site] = time.monotonic()
             # What stays in memory does not grow with the model: `updates` puts the tensors back.
-            no_tensors: dict[str, Any] = {"shared": {}, "head": {}, "class_tensors": {}}
+            no_tensors: dict[str, Any] = {"shared": {}, "head": {}, "channels": {}}
             reply = replace(reply, class_weights=reply.class_weights[:0].clone(), **no_tensors)
         self._answers[site] = reply
         return line

@@ -20,15 +20,15 @@ from suture.federation.plan import Plan
 from suture.federation.server.norm_bound import NormBound
 from suture.federation.store import Rounds
 from suture.methods.base import GlobalModel
-from suture.methods.parameters import local_parameters, parts, shared_parameters
+from suture.methods.parameters import layout_of, local_parameters, shared_parameters, with_channels
 from suture.models import build
-from suture.models.classifier import Classifier, Layout, Shapes, check_tensors, relabelled, split_state
+from suture.models.classifier import Classifier, check_tensors, relabelled, split_state
 from suture.models.saved import save_model
-from suture.protocol.egress import CLASSES, whole
-from suture.protocol.messages import Codes, Count, Label, Labels, Word, by_name
+from suture.protocol.egress import in_order
+from suture.protocol.messages import Codes, Count, Label, Labels, Word
 from suture.protocol.packing import Packed
 
-_GROUPS = ("shared", "head", "fixed", "memory", "class_tensors")
+_GROUPS = ("shared", "head", "fixed", "channels")
 
 _FIXED_SETTINGS = {
     "seed": "seed",
@@ -55,38 +55,23 @@ def initial(
         {name: rows.clone() for name, rows in head.items()},
         {name: state[name].clone() for name in sorted(fixed)},
         label_type=label_type,
+        buffers=model.buffer_names & set(shared),
     )
-    zeros = {
-        name: torch.zeros(whole(row, len(labels)), dtype=getattr(torch, dtype.removeprefix("torch.")))
-        for name, (row, dtype) in _class_state(begun, plan).items()
-    }
-    return replace(begun, class_tensors=zeros)
-
-
-def _class_state(model: GlobalModel, plan: Plan) -> Shapes:
-    return plan.method.class_state(layout_of(model, plan))
-
-
-def layout_of(model: GlobalModel, plan: Plan) -> Layout:
-    """The layout of what is exchanged each round."""
-    return Layout.of(*parts(plan.method, model.shared, model.head))
+    return with_channels(begun, plan.method)
 
 
 def with_labels(model: GlobalModel, labels: Labels, plan: Plan) -> GlobalModel:
     """Return the model with a row for each of `labels`: known classes keep theirs, others are initialised."""
     spec = plan.model
     head = relabelled(model.head, model.labels, labels, plan.seed, spec.rows, spec.name_vectors)
-    tensors = dict(model.class_tensors)
-    for name, (row, _) in _class_state(model, plan).items():
-        for axis, length in enumerate((CLASSES, *row)):
-            if length == CLASSES:
-                tensors[name] = by_name(tensors[name], model.labels, labels, axis=axis)
-    return replace(model, labels=labels, head=head, class_tensors=tensors)
+    forms = plan.method.egress(layout_of(model, plan.method)).forms("down", "server")
+    channels = {n: in_order(form, model.channels[n], model.labels, labels) for n, form in forms.items()}
+    return replace(model, labels=labels, head=head, channels=channels)
 
 
 def served(model: GlobalModel, plan: Plan) -> GlobalModel:
     """Return the model that predicts; see `Method.served_head`."""
-    return replace(model, head={**model.head, **plan.method.served_head(model.head, model.class_tensors)})
+    return replace(model, head={**model.head, **plan.method.served_head(model.head, model.channels)})
 
 
 def pack_model(model: GlobalModel, header: Mapping[str, Any]) -> Packed:
@@ -120,13 +105,19 @@ def unpack_model(packed: Packed, where: str = "the state") -> GlobalModel:
     groups: dict[str, dict[str, torch.Tensor]] = {group: {} for group in _GROUPS}
     for name, tensor in packed.tensors.items():
         group, _, rest = name.partition("/")
+        if group == "memory":
+            raise ConfigError(
+                f"{where} is of a former version, which kept {as_word(rest)} in another form; continue with "
+                "that version, or begin a new experiment"
+            )
+        group = "channels" if group == "class_tensors" else group  # as former versions called it
         if group not in groups:
             raise ConfigError(
                 f"{where}: the tensor {as_word(name)} does not belong to the model; restore the file from a "
                 "backup"
             )
         groups[group][rest] = tensor
-    return GlobalModel(classes.labels, **groups, label_type=classes.label_type)
+    return GlobalModel(classes.labels, label_type=classes.label_type, **groups)  # type: ignore[arg-type]
 
 
 def read_model(packed: Packed, plan: Plan, where: str) -> GlobalModel:
@@ -137,9 +128,9 @@ def read_model(packed: Packed, plan: Plan, where: str) -> GlobalModel:
     """
     model = unpack_model(packed, where)
     expected = initial(plan, model.labels, model.label_type, pretrained=False)
-    for group in ("shared", "head", "fixed", "class_tensors"):
+    for group in _GROUPS:
         check_tensors(getattr(model, group), getattr(expected, group), where)
-    return model
+    return replace(model, buffers=expected.buffers)
 
 
 def classifier(model: GlobalModel, plan: Plan) -> Classifier:

@@ -32,14 +32,13 @@ class Norms:
         update: of its change to the parameters received, shared tensors and rows as one vector; or of its
             gradient.
         model: of these parameters.
-        classes: of each tensor of classes without a range of its own: they have no common measure with one
-            another.
+        channels: of each channel that is `ALIKE`: they have no common measure with one another.
         direction: of the update; see `Direction.unit`.
     """
 
     update: float
     model: float
-    classes: Mapping[str, float] = field(default_factory=dict)
+    channels: Mapping[str, float] = field(default_factory=dict)
     direction: Tensor = field(default_factory=lambda: torch.zeros(0), compare=False, repr=False)
 
 
@@ -64,7 +63,11 @@ class Measure:
                     direction.add_rows(name, signs[start // row :][: len(rows)], rows)
                 else:
                     direction.add(name, start, block)
-        alike = {k: _norm(t) for k, t in update.class_tensors.items() if egress.class_ranges.get(k) == ALIKE}
+        alike = {
+            channel.name: math.hypot(*(_norm(update.channels[name]) for name in channel.forms))
+            for channel in egress.going("up")
+            if channel.range == ALIKE
+        }
         model = math.hypot(*map(self._norm_received, base.values()))
         return Norms(math.hypot(*moved), model, alike, direction.unit())
 
@@ -113,7 +116,7 @@ class NormBound:
         initial: norm of the model that the experiment began with, as the server has made it; None where a
             former version did not keep it. Updates could shrink the received model until nothing fits it.
         phase: the phase of training that `largest` is of.
-        largest: the largest norms that were accepted of each site, by tensor of classes; "" is the update.
+        largest: the largest norms that were accepted of each site, by channel; "" is the update.
     """
 
     factor: float | None = None
@@ -164,7 +167,7 @@ class NormBound:
 
     @staticmethod
     def _sent(norms: Norms) -> dict[str, float]:
-        return {"": norms.update, **norms.classes}
+        return {"": norms.update, **norms.channels}
 
 
 def untrainable(norms: Mapping[str, float], unable: Collection[str]) -> str | None:

@@ -30,7 +30,6 @@ from suture.federation.server.global_model import (
     Progress,
     fixed_settings,
     initial,
-    layout_of,
     pack_model,
     read_model,
     read_progress,
@@ -70,7 +69,7 @@ from suture.federation.server.selection import (
 from suture.federation.store import Rounds
 from suture.learning.metrics import mean_defined
 from suture.methods.base import ClassFacts, GlobalModel, Method, Phase, RoundContext
-from suture.methods.parameters import parts
+from suture.methods.parameters import check_channels, layout_of, parts
 from suture.models.classifier import Layout
 from suture.protocol.check import all_finite
 from suture.protocol.decisions import Decisions, Diagrams
@@ -260,7 +259,7 @@ class Server:
         self.record.update(
             status="running",
             rounds=rounds,
-            egress=what_leaves(self.plan, layout_of(self.model, self.plan), self.registry.label_type),
+            egress=what_leaves(self.plan, layout_of(self.model, self.plan.method), self.registry.label_type),
             labels=labels,
             sites={s: {"labels": list(m.names), "n": dict(m.n)} for s, m in self.reported_sites.items()},
             threads={"server": 1, **{s: m.threads for s, m in members.items()}},
@@ -315,6 +314,7 @@ class Server:
             OSError: the round could not be committed; the one before stands.
         """
         ctx = round_context(self.plan, self.schedule.rounds, self.round + 1)
+        ctx = replace(ctx, sites=len(self.registry.members))
         self._close(missing)
         self._holders -= self.collector.abstained("missing_state")
         usable = self.collector.accepted()
@@ -417,6 +417,7 @@ class Server:
             log.exception("round %d", ctx.round)
             what = f"round {ctx.round}: {as_word(error)}"
             raise self._diverged(what) from error
+        check_channels(model, self.plan.method)
         for name, tensor in pack_model(model, {}).tensors.items():
             if tensor.is_floating_point() and not all_finite(tensor):
                 raise self._diverged(f"{name} of the model of round {ctx.round} is not finite")

@@ -34,6 +34,7 @@ from suture.federation.site.chain import (
     write_anchor,
 )
 from suture.federation.store import EXPERIMENTS, open_experiment
+from suture.protocol.egress import Channel, Layout
 from suture.protocol.messages import (
     ClassScore,
     Evaluation,
@@ -70,7 +71,7 @@ class Release:
         round, split: of the task.
         update: whether tensors of an update left.
         clip, noise, delta: the settings of the site at that time; see `PrivacyConfig`.
-        figures: number of times that figures of each class left, and tensors of classes.
+        figures: number of times that figures of each class left, and channels of classes.
         numbers: number of other numbers that no noise protects: losses, counts, weights, scalars.
         answer: BLAKE3 of the answer; see `digest`.
     """
@@ -103,21 +104,30 @@ _RELEASE = TypeAdapter(Release)
 
 
 def release_of(
-    reply: Reply, packed: Packed, task: Payload, experiment: str, privacy: PrivacyConfig
+    reply: Reply,
+    packed: Packed,
+    task: Payload,
+    experiment: str,
+    privacy: PrivacyConfig,
+    channels: Sequence[Channel] = (),
 ) -> Release:
-    """Describe an answer, which is also given as it is packed, as a release."""
+    """Describe an answer, which is also given as it is packed, as a release.
+
+    Args:
+        channels: what an update may have besides the model.
+    """
     return Release(
         now(),
         experiment,
         task.task,
         task.round,
         task.split if task.task == "evaluate" else "",
-        isinstance(reply, Update) and bool(reply.shared or reply.head or reply.class_tensors),
+        isinstance(reply, Update) and bool(reply.shared or reply.head or reply.channels),
         privacy.clip,
         privacy.noise,
         privacy.delta,
-        dict(sum((_figures(metrics) for metrics in _metrics(reply)), _told(reply))),
-        _numbers(reply),
+        dict(sum((_figures(metrics) for metrics in _metrics(reply)), _told(reply, channels))),
+        _numbers(reply, channels),
         digest(packed),
     )
 
@@ -132,13 +142,13 @@ def _figures(metrics: Metrics) -> Counter[str]:
     return Counter(name for name, score in metrics.classes.items() if _said(score))
 
 
-def _told(reply: Reply) -> Counter[str]:
-    """Count the classes of which tensors of classes say something, such as an F1 or a prototype."""
+def _told(reply: Reply, channels: Sequence[Channel]) -> Counter[str]:
+    """Count the classes of which channels of classes say something, such as an F1 or a prototype."""
     if isinstance(reply, Scores):
         return Counter(reply.labels)
     if not isinstance(reply, Update):
         return Counter()
-    tensors = reply.class_tensors.values()
+    tensors = [reply.channels[channel.name] for channel in channels if channel.of_classes]
     return Counter({name for t in tensors for name, row in zip(reply.labels, t, strict=True) if row.any()})
 
 
@@ -147,8 +157,8 @@ def _said(score: ClassScore) -> bool:
     return any(value is not None for value in (score.auroc, score.recall, score.positives, score.negatives))
 
 
-def _numbers(reply: Reply) -> int:
-    """Count the numbers of an answer that are neither tensors nor figures of a class."""
+def _numbers(reply: Reply, channels: Sequence[Channel]) -> int:
+    """Count the numbers of an answer that are neither tensors of the model's form nor figures of a class."""
     count = sum(
         2
         + len(metrics.overall)
@@ -157,6 +167,8 @@ def _numbers(reply: Reply) -> int:
         for metrics in _metrics(reply)
     )
     if isinstance(reply, Update):
+        whole = [c for c in channels if not (c.of_classes or isinstance(c.shape, Layout))]
+        count += sum(reply.channels[channel.name].numel() for channel in whole)
         return count + 1 + len(reply.class_weights) + len(reply.scalars) + (reply.train_loss is not None)
     if isinstance(reply, Scores):
         return sum(int((counts >= 0).sum()) for counts in reply.class_tensors.values())
@@ -305,7 +317,7 @@ class Ledger:
             BudgetSpent: names the budget and its setting.
         """
         split = task.split if task.task == "evaluate" else ""
-        trains = task.task == "train" and bool(task.shared or task.head or task.class_tensors)
+        trains = task.task == "train" and bool(task.shared or task.head or task.channels)
         figures = dict.fromkeys(classes, 1)
         noise = self._limits.noise
         self.releases()

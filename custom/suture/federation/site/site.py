@@ -34,7 +34,8 @@ from suture.federation.site.ledger import FILE as LEDGER
 from suture.federation.site.ledger import Ledger, release_of
 from suture.federation.site.left_out import write_left_out
 from suture.federation.site.state import (
-    check_class_tensors,
+    as_kept,
+    check_channels,
     fixed_tensors,
     kept_by_method,
     local_model,
@@ -49,11 +50,11 @@ from suture.learning.loss_scale import GradientOverflow
 from suture.learning.memory import check_memory
 from suture.learning.samples import SiteSamples, load_samples, single_target
 from suture.learning.training import SiteContext, on_known
-from suture.methods.base import KEPT, RoundContext, local_round
-from suture.methods.parameters import parts, shared_parameters, stored_parameters
+from suture.methods.base import RoundContext, local_round
+from suture.methods.parameters import exchanged, stored_parameters
 from suture.methods.share import put
 from suture.models import build
-from suture.models.classifier import AMP_DTYPES, Classifier, Layout, load_tensors, split_state
+from suture.models.classifier import AMP_DTYPES, Classifier, Layout, load_tensors
 from suture.models.priors import Prior, check_width, load_prior
 from suture.models.saved import save_model
 from suture.protocol.check import Expectation
@@ -168,13 +169,10 @@ class Site:
         """Return what this site may answer to a task; the site's filter checks the answer against it."""
         own, samples = self._data()
         labels, method = task.labels or own.names, self.plan.method
-        model = self._model(labels)
-        state, head = split_state(model.state_dict())
-        shared = {name: state[name] for name in shared_parameters(model, method)}
         return expected_answer(
             method,
             replace(task, labels=labels),
-            method.egress(Layout.of(*parts(method, shared, head))),
+            method.egress(exchanged(self._model(labels), method)),
             own.names,
             len(samples["train"]),
             self.config.privacy,
@@ -214,8 +212,8 @@ class Site:
         if kept is None:
             ledger.check(task, self._experiment, self._data()[0].names)
             reply = self._new_answer(task)
-            packed = pack(reply)
-            kept = reply, release_of(reply, packed, task, self._experiment, privacy)
+            packed, channels = pack(reply), self.expectation(task).egress.going("up")
+            kept = reply, release_of(reply, packed, task, self._experiment, privacy, channels)
             answers.keep(task, request, packed, kept[1])
         reply, release = kept
         self._stated = ledger.record(release)
@@ -267,11 +265,9 @@ class Site:
             "phase": ctx.phase.name,
             "round": task.round,
         }
-        own = stored_parameters(context.model, self.plan.method) | {
-            k if k.startswith(KEPT) else f"optimiser/{k}": t.detach().cpu() for k, t in keep.items()
-        }
-        self.states.save(task.round, Packed(own, header), task.committed)
         method, images = self.plan.method, len(self._data()[1]["train"])
+        own = stored_parameters(context.model, method) | as_kept(keep, method, context.model)
+        self.states.save(task.round, Packed(own, header), task.committed)
         losses = self.expectation(task).egress.losses
         samples = method.behind_losses(images, context.own(method.local))
         allowed = protected(update, task, self.config.privacy, losses, samples)
@@ -395,7 +391,7 @@ class Site:
         """Return the model with all received tensors, and the data with the columns of its classes."""
         training = self.config.training
         model = self._model(task.labels).to(training.device)
-        check_class_tensors(task, Layout.of(task.shared, task.head), self.plan.method)
+        check_channels(task, model, self.plan.method)
         own_part = fixed_tensors(task, state, model, self.plan.method, self.plan.seed, self.plan.model.rows)
         load_tensors(model, put(self.plan.method.share, own_part, {**task.shared, **task.head}))
         own, samples = self._data()
@@ -471,10 +467,10 @@ def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
         raise ConfigError(
             f"{site}: [data.groups] has no effect at a site; move it to the server's suture.toml"
         )
-    if config.privacy.clip is not None and (sent := plan.method.egress(Layout({}, {})).class_tensors):
+    if config.privacy.clip is not None and (sent := plan.method.egress(Layout({}, {})).going("up")):
         raise ConfigError(
-            f"{site}: [privacy] clip and noise do not cover {min(sent)}, which "
-            f"{plan.method.about.title} sends for each class; remove them, or use another method"
+            f"{site}: [privacy] clip and noise do not cover {min(channel.name for channel in sent)}, which "
+            f"{plan.method.about.title} sends besides weights; remove them, or use another method"
         )
     training = config.training
     check_device(training.device, site)

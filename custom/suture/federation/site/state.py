@@ -22,14 +22,19 @@ from suture.data.config import TrainingConfig
 from suture.federation.plan import Plan
 from suture.federation.site.abstention import ComputationChanged, MissingState
 from suture.federation.store import Rounds
-from suture.methods.base import KEPT, Method
-from suture.methods.parameters import local_parameters
+from suture.learning.loss_scale import LOSS_SCALE
+from suture.methods.base import Method
+from suture.methods.parameters import exchanged, local_parameters
 from suture.models import build
-from suture.models.classifier import HEADS, Classifier, Layout, check_tensors, load_tensors, relabelled
+from suture.models.classifier import HEADS, Classifier, check_tensors, load_tensors, relabelled
 from suture.models.heads import RowStart
-from suture.protocol.egress import whole
+from suture.protocol.egress import misfit
 from suture.protocol.messages import Count, Labels, Payload
 from suture.protocol.packing import Packed
+
+KEPT, _FORMER = "kept/", "rows/"
+"""What the names of a site's channels begin with in its state; and, in one of a former version, those with a
+row for each class after that."""
 
 
 @dataclass(frozen=True, config=OPEN)
@@ -88,9 +93,31 @@ def group(state: Packed, prefix: str) -> dict[str, Tensor]:
 
 
 def kept_by_method(state: Packed) -> dict[str, Tensor]:
-    """Return what the method has kept, as it returned it: the optimiser state, and the rest under `KEPT`."""
-    kept = {name: tensor for name, tensor in state.tensors.items() if name.startswith(KEPT)}
+    """Return what the method has kept, as it returned it: the optimiser state and its channels."""
+    kept = {name.removeprefix(_FORMER): tensor for name, tensor in group(state, KEPT).items()}
     return group(state, "optimiser/") | kept
+
+
+def as_kept(keep: Mapping[str, Tensor], method: Method, model: Classifier) -> dict[str, Tensor]:
+    """Return what a method keeps, as a state has it; see `kept_by_method`.
+
+    Raises:
+        ConfigError: the method keeps what it does not declare.
+    """
+    declared = method.egress(exchanged(model, method)).forms("site")
+    moments = {*model.names, LOSS_SCALE}
+    for name, tensor in keep.items():
+        if name not in declared and name.rpartition("/")[0] not in moments:
+            raise ConfigError(
+                f"{method.about.title} keeps {name!r} at a site and does not declare it; add a "
+                'Channel(..., way="site") to its egress'
+            )
+        if name in declared and (wrong := misfit(declared[name], tensor, len(model.labels))):
+            raise ConfigError(
+                f"{method.about.title} keeps {name!r} at a site, which is {wrong}; change the tensor, or the "
+                "channel that its egress declares"
+            )
+    return {f"{KEPT if k in declared else 'optimiser/'}{k}": t.detach().cpu() for k, t in keep.items()}
 
 
 def fixed_tensors(
@@ -111,26 +138,25 @@ def fixed_tensors(
     return _with_rows({name: held[name] for name in names}, task, state, model, seed, start)
 
 
-def check_class_tensors(task: Payload, layout: Layout, method: Method) -> None:
-    """Check that the tensors of classes that the server sent are those that the method declares.
+def check_channels(task: Payload, model: Classifier, method: Method) -> None:
+    """Check that the server sent the channels that the method declares.
 
     Raises:
         ConfigError: names the first tensor that is missing or has another form.
     """
-    for name, (row, dtype) in method.class_state(layout).items():
-        sent, needs = task.class_tensors.get(name), f"{whole(row, len(task.labels))} {dtype}"
-        has = "missing" if sent is None else f"{tuple(sent.shape)} {sent.dtype}"
-        if has != needs:
+    classes = len(task.labels)
+    for name, form in method.egress(exchanged(model, method)).forms("down").items():
+        if wrong := misfit(form, task.channels.get(name), classes):
             raise ConfigError(
-                f"the server's {name} of round {task.round} is {has} instead of {needs}; run the same "
-                "version of suture on both sides"
+                f"the server's {name} of round {task.round} is {wrong}; run the same version of suture on "
+                "both sides"
             )
 
 
 @contextmanager
 def predicting(model: Classifier, method: Method, task: Payload) -> Iterator[None]:
     """Give the received model the head that predicts, while it is measured; see `Method.served_head`."""
-    rows = method.served_head(task.head, task.class_tensors)
+    rows = method.served_head(task.head, task.channels)
     if not rows:
         yield
         return

@@ -1,0 +1,41 @@
+"""FedAdam: the server takes the mean change of the sites as a gradient for Adam.
+
+Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan. Adaptive Federated Optimization. ICLR 2021,
+Algorithm 2. v begins as tau^2, the least that it permits; as there, moments have no bias correction.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from suture import About, LabelUse, LocalAveraging, LocalTraining, hyperparameters
+from suture.protocol.egress import Channel, prefixed, within
+
+
+@hyperparameters
+class FedAdam(LocalAveraging):
+    """FedAdam; `server_lr` is eta."""
+
+    about = About("fedadam", "FedAdam", "Reddi et al., ICLR 2021, Algorithm 2", "sites differ")
+    labels = LabelUse(view="own")
+    server_rates = ("server_lr",)
+    local: LocalTraining = LocalTraining(lr=0.01, optimiser="sgd", momentum=0.0)
+    server_lr: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 1e-3
+
+    def egress(self, layout):
+        channels = (Channel("m", "server", layout.trained), Channel("v", "server", layout.trained))
+        return replace(super().egress(layout), channels=channels)
+
+    def aggregate(self, previous, updates, ctx):
+        mean = super().aggregate(previous, updates, ctx)
+        x, y = previous.trained, mean.trained
+        m, v = within("m", previous.channels), within("v", previous.channels)
+        delta = {name: y[name] - x[name] for name in m}
+        v = {name: torch.where(old == 0, self.tau**2, old) for name, old in v.items()}
+        m = {name: self.beta1 * m[name] + (1 - self.beta1) * d for name, d in delta.items()}
+        v = {name: self.beta2 * v[name] + (1 - self.beta2) * d**2 for name, d in delta.items()}
+        moved = {n: x[n] + self.server_lr * m[n] / (v[n].sqrt() + self.tau) for n in m}
+        return replace(mean.moved_to(moved), channels=prefixed("m", m) | prefixed("v", v))

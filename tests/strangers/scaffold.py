@@ -1,0 +1,60 @@
+"""SCAFFOLD: each local step is corrected by the difference of two control variates.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. SCAFFOLD: Stochastic Controlled Averaging for Federated
+Learning. ICML 2020, Algorithm 1 with option II.
+"""
+
+from dataclasses import replace
+
+from suture import About, LabelUse, LocalAveraging, LocalTraining, hyperparameters
+from suture.core.errors import ConfigError
+from suture.learning.training import fit
+from suture.methods.averaging import mean_of_channel
+from suture.protocol.egress import Channel, prefixed, within
+
+
+@hyperparameters
+class Scaffold(LocalAveraging):
+    """SCAFFOLD; `server_lr` is eta_g."""
+
+    about = About("scaffold", "SCAFFOLD", "Karimireddy et al., ICML 2020, Algorithm 1", "sites differ")
+    labels = LabelUse(view="own")
+    server_rates = ("server_lr",)
+    local: LocalTraining = LocalTraining(lr=0.01, optimiser="sgd", momentum=0.0)
+    server_lr: float = 1.0
+
+    def __post_init__(self):
+        if self.local.optimiser != "sgd" or self.local.momentum:
+            raise ConfigError("SCAFFOLD takes plain steps; set local.optimiser=sgd and local.momentum=0")
+
+    def egress(self, layout):
+        like, why = layout.trained, "change of the control variate: the site's mean gradient in the round"
+        up = Channel("change", "up", like, why=why)
+        channels = (Channel("control", "down", like), Channel("own_control", "site", like), up)
+        return replace(super().egress(layout), channels=channels)
+
+    def train(self, site, received, round_):
+        c, own, steps = within("control", received.channels), within("own_control", round_.kept), []
+        y = dict(site.model.named_parameters())
+        x = {name: y[name].detach().cpu().clone() for name in c}
+        shift = {name: (c[name] - own[name]).to(site.device) for name in c}
+
+        def corrected():
+            steps.append(round_.local.lr)
+            for name in (name for name in c if y[name].grad is not None):
+                y[name].grad += shift[name]
+
+        fitted = fit(site, self.objective_at(site), round_, before_step=corrected)
+        new = {name: own[name] - c[name] + (x[name] - y[name].detach().cpu()) / sum(steps) for name in c}
+        change = prefixed("change", {name: new[name] - own[name] for name in c})
+        update = replace(self.weighted(site, received, round_, fitted), channels=change)
+        return update, fitted.optimiser_state | prefixed("own_control", new)
+
+    def aggregate(self, previous, updates, ctx):
+        mean = super().aggregate(previous, updates, ctx)
+        x, y = previous.trained, mean.trained
+        c, change = within("control", previous.channels), mean_of_channel(updates, "change", previous.labels)
+        share = sum(1 for _ in updates) / ctx.sites
+        moved = mean.moved_to({name: x[name] + self.server_lr * (y[name] - x[name]) for name in c})
+        control = {name: c[name] + share * change[name] for name in c}
+        return replace(moved, channels=prefixed("control", control))
