@@ -41,7 +41,10 @@ ROOT = Path(__file__).resolve().parents[1]
 ENGINE, PAPERS = "suture", "suture_papers"
 AVERAGING = ("surgical", "partial", "vanilla")
 NO_CODE = ("COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER")
-WRITTEN = ("Job", "SiteConfig", "ServerConfig", "Experiment", "Pretraining", "SimulatedSites", "DatasetConfig")
+WRITTEN = (
+    *("Job", "SiteConfig", "ServerConfig", "Experiment", "Pretraining"),
+    *("DatasetConfig", "SimulatedSites", "SingleTargetSites", "StudySites"),
+)
 """The classes of what a user writes, or their base."""
 USES = ("jobs", "experiments", "examples", "benchmarks")
 ANSWERED = ("train_loss", "spent", "computed_on")
