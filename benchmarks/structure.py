@@ -206,7 +206,7 @@ def commands(tree: Path) -> dict[str, int]:
     """Commands and their options, from their generated page."""
     page = (tree / "docs" / "reference" / "commands.md").read_text()
     return {
-        "commands": len(re.findall(r"^## `", page, re.M)),
+        "commands": len(re.findall(r"^##+ `", page, re.M)),
         "options": len(re.findall(r"^\| `-", page, re.M)),
     }
 
