@@ -90,9 +90,7 @@ def test_a_second_package_beside_it_is_refused(install: Install) -> None:
     """It would not travel with the job, and its changes would not change the hash."""
     info = install()
     (info / "top_level.txt").write_text("near_helpers\nnear_method\n")
-    with pytest.raises(
-        ConfigError, match="near installs near_method and near_helpers; only near_method"
-    ):
+    with pytest.raises(ConfigError, match="near installs near_method and near_helpers; only near_method"):
         source_of(method_class("near"))
 
 
