@@ -180,7 +180,7 @@ def test_the_data_of_a_simulation_are_named_or_in_the_shared_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SUTURE_DATA", raising=False)
-    with pytest.raises(ConfigError, match=r"ISIC.* SUTURE_DATA to the folder that holds ham"):
+    with pytest.raises(ConfigError, match=r"ISIC.* SUTURE_DATA to the folder that contains ham"):
         data_folder(None, "ham", "ISIC")
     with pytest.raises(ConfigError, match=r"simulation\.root=DIR"):
         IsicSites().prepare(tmp_path / "s", tmp_path, 1, METHODS["fedlsm"])

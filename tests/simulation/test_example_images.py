@@ -71,7 +71,7 @@ def test_the_shareable_report_stays_without_images(run: Path) -> None:
     assert "data:image/png" not in (run / "report.html").read_text()
     assert "images of patients" not in (run / "report.html").read_text()
     page = (run / "report_with_examples.html").read_text()
-    assert "This page holds images of patients" in page
+    assert "This page contains images of patients" in page
     assert page.count("<img ") == sum(map(len, example_images(run).values()))
 
 

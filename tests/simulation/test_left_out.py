@@ -48,21 +48,18 @@ def test_images_sites_and_classes_that_no_figure_covers_are_named(
     out = run_job(study, out=tmp_path / "r", progress=True)
     printed = capsys.readouterr().out
     images = tmp_path / "study" / "alpha" / "images"
-    whole = {
-        f"alpha: 5 of 40 rows have no image in {images} and are left out",
-        "alpha: 1 of 35 images cannot be read and are left out; `suture data check` of its suture.toml "
-        "names them",
-        "The round was selected by the validation losses of alpha and gamma alone: beta has no validation "
-        "images",
-        "The final figures come from alpha and gamma only: beta has no test images",
-        (
-            "No validation AUROC: Hernia. The validation data have no positive or no negative, or fewer "
-            "than min_count"
-        ),
-        "No test AUROC: Hernia (not evaluated)",
-    }
-    said = json.loads((out / "run.json").read_text())["left_out"]
-    assert set(said) == whole
+    facts = [
+        ("alpha", "5 of 40 rows", str(images)),
+        ("alpha", "1 of 35 images", "suture data check"),
+        ("selected", "alpha and gamma", "beta has no validation images"),
+        ("final", "alpha and gamma", "beta has no test images"),
+        ("validation AUROC", "Hernia", "min_count"),
+        ("test AUROC", "Hernia", "not evaluated"),
+    ]
+    whole = json.loads((out / "run.json").read_text())["left_out"]
+    assert len(whole) == len(facts)
+    for words in facts:
+        assert any(all(word in sentence for word in words) for sentence in whole), words
     show_run(out)
     shown = " ".join(capsys.readouterr().out.split())
     page = " ".join((out / "report.html").read_text().split())

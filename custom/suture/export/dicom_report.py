@@ -201,9 +201,7 @@ def write_reports(
             refused[str(name)] = str(error)
             continue
         except Exception as error:  # noqa: BLE001  what the packages raise of values that break the standard
-            refused[str(name)] = printable(
-                f"its values do not conform to the standard ({type(error).__name__}: {error})"
-            )
+            refused[str(name)] = printable(f"invalid DICOM values ({type(error).__name__}: {error})")
             continue
         atomic_write(path, encoded.getvalue())
         reports.append(path)

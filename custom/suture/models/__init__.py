@@ -313,9 +313,7 @@ def _check(spec: ModelSpec) -> None:
     if spec.size < entry.smallest:  # its last pooling would leave no pixel, or batch norm a single one
         raise ConfigError(f"model.size {spec.size} is too small for {spec.name}; {entry.smallest} or more")
     if spec.weights and not entry.weights:
-        raise ConfigError(
-            f"model.weights: {spec.name} has no pretrained weights; remove it, or set model.name"
-        )
+        raise ConfigError(f"model.weights: {spec.name} has none; remove it, or set model.name")
     words = {word for other in MODELS.values() for word in other.weights}
     if spec.weights in words - set(entry.weights):
         raise ConfigError(
@@ -333,9 +331,7 @@ def _check(spec: ModelSpec) -> None:
     if spec.modalities and entry.reads != "image":
         raise ConfigError(f"model.modalities is for images, but {spec.name} reads {entry.reads}; remove it")
     if entry.vectors and spec.longest is not None:
-        raise ConfigError(
-            "model.longest limits the number of words, but this model reads whole documents; remove it"
-        )
+        raise ConfigError("model.longest limits words, but this model reads whole documents; remove it")
     if not entry.vectors and spec.embedding != TFIDF:
         raise ConfigError(f"model.embedding is not for {spec.name}; set model.name=vectors, or remove it")
     if spec.padding and spec.longest is None:

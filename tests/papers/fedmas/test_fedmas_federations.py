@@ -55,7 +55,8 @@ def test_a_checkpoint_of_another_width_ends_it_before_the_first_round(tiny: Any,
     refused(federation, f"cannot start; alpha: {told}; beta: {told}; gamma: {told}")
     errors = (federation.folder / "run" / "sites" / "alpha" / "errors.jsonl").read_text()
     assert (
-        "alpha: the prior 'of seed 1' has 128 features and the model 64; set model.projection=128" in errors
+        "alpha: the prior 'of seed 1' has 128 features, but the model has 64; set model.projection=128"
+        in errors
     )
 
 

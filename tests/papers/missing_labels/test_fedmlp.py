@@ -247,10 +247,11 @@ def test_a_run_notes_sites_that_are_too_small_to_tag() -> None:
     }
     statistics = LabelStatistics(("A", "B"), {"a": 99, "b": 150, "c": 200, "d": 10}, counts)
     notes = FedMLP().class_facts(statistics).notes
-    assert [note.split(":")[0] for note in notes] == [
-        "a has 99 training images, too few .*absent or present",
-        "b has 150 training images, too few .*absent",
-    ]
+    of_a, of_b = notes
+    assert of_a.startswith("a has 99 training images")
+    assert "absent or present" in of_a
+    assert of_b.startswith("b has 150 training images")
+    assert "present" not in of_b
     assert all("method.tagging.minimum" in note for note in notes)
     assert not FedMLP(tagging=Tagging(minimum=1)).class_facts(statistics).notes
 

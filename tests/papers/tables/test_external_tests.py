@@ -120,7 +120,7 @@ def test_models_are_found_and_tested_after_their_run(tmp_path: Path) -> None:
     assert (without.tests, without.untested) == ({}, {"away": "{data}/server/labels.csv"})
     assert mean_of(spec, "ours", without, spec.columns[0]) is None
     why = why_undefined(spec, "ours", [without], spec.columns[0])
-    assert why == f"the data of the test were missing: {data}/server/labels.csv"
+    assert why == "the data of the test were missing: {data}/server/labels.csv"
     (data / "later.csv").rename(table)
     results = do_runs(runs, session, 1)
     ours, pfl = (results[run.name].tests["away"] for run in runs)
