@@ -29,15 +29,14 @@ class Scaffold(LocalAveraging):
 
     def egress(self, layout):
         like, why = layout.trained, "change of the control variate: the site's mean gradient in the round"
-        up = Channel("change", "up", like, why=why)
-        channels = (Channel("control", "down", like), Channel("own_control", "site", like), up)
-        return replace(super().egress(layout), channels=channels)
+        kept = Channel("control", "down", like), Channel("own_control", "site", like)
+        return replace(super().egress(layout), channels=(*kept, Channel("change", "up", like, why=why)))
 
     def train(self, site, received, round_):
         c, own, steps = within("control", received.channels), within("own_control", round_.kept), []
         y = dict(site.model.named_parameters())
-        x = {name: y[name].detach().cpu().clone() for name in c}
-        shift = {name: (c[name] - own[name]).to(site.device) for name in c}
+        x = {k: y[k].detach().cpu().clone() for k in c}
+        shift = {k: (c[k] - own[k]).to(site.device) for k in c}
 
         def corrected():
             steps.append(round_.local.lr)
@@ -47,14 +46,12 @@ class Scaffold(LocalAveraging):
         fitted = fit(site, self.objective_at(site), round_, before_step=corrected)
         new = {name: own[name] - c[name] + (x[name] - y[name].detach().cpu()) / sum(steps) for name in c}
         change = prefixed("change", {name: new[name] - own[name] for name in c})
-        update = replace(self.weighted(site, received, round_, fitted), channels=change)
-        return update, fitted.optimiser_state | prefixed("own_control", new)
+        update = self.weighted(site, received, round_, fitted)
+        return replace(update, channels=change), fitted.optimiser_state | prefixed("own_control", new)
 
     def aggregate(self, previous, updates, ctx):
-        mean = super().aggregate(previous, updates, ctx)
-        x, y = previous.trained, mean.trained
+        mean, x = super().aggregate(previous, updates, ctx), previous.trained
+        y, share = mean.trained, sum(1 for _ in updates) / ctx.sites
         c, change = within("control", previous.channels), mean_of_channel(updates, "change", previous.labels)
-        share = sum(1 for _ in updates) / ctx.sites
         moved = mean.moved_to({name: x[name] + self.server_lr * (y[name] - x[name]) for name in c})
-        control = {name: c[name] + share * change[name] for name in c}
-        return replace(moved, channels=prefixed("control", control))
+        return replace(moved, channels=prefixed("control", {k: c[k] + share * change[k] for k in c}))
