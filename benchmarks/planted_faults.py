@@ -153,7 +153,7 @@ FAULTS = (
     Fault(
         "names that look alike at two sites",
         _renamed("Cardiomegaly", "Cardiomegalie"),
-        r"'Cardiomega(ly|lie)' \(\w+\) and 'Cardiomega(ly|lie)' \(\w+\) look alike.*\[data\.synonyms\]",
+        r"'Cardiomega(ly|lie)' \(\w+\) and 'Cardiomega(ly|lie)' \(\w+\) are nearly the same.*\[data\.synonyms\]",
     ),
     Fault(
         "a site without validation images",
