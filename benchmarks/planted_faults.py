@@ -153,7 +153,7 @@ FAULTS = (
     Fault(
         "names that look alike at two sites",
         _renamed("Cardiomegaly", "Cardiomegalie"),
-        r"'Cardiomega(ly|lie)' \(\w+\) and 'Cardiomega(ly|lie)' \(\w+\) look alike.*\[data\.synonyms\]",
+        r"'Cardiomega(ly|lie)' \(\w+\) and 'Cardiomega(ly|lie)' \(\w+\) .*\[data\.synonyms\]",
     ),
     Fault(
         "a site without validation images",
@@ -182,7 +182,7 @@ FAULTS = (
         _edit("alpha/labels.csv", ROW.format(split="train"), r"\1vielleicht,\3,\4"),
         r"labels\.csv.*row 2.*'?vielleicht",
     ),
-    Fault("a row without a patient", _edit("alpha/labels.csv", ",p3,", ",,"), r"row 5\b.*no patient"),
+    Fault("a row without a patient", _edit("alpha/labels.csv", ",p3,", ",,"), r"row 5\b.*the patient"),
     Fault("a misspelt split", _edit("alpha/labels.csv", ",test,", ",tset,"), r"unknown split 'tset'"),
     Fault(
         "a new patient without a split",

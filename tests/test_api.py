@@ -182,7 +182,7 @@ def test_mistakes_are_one_sentence(results: suture.Results, tmp_path: Path) -> N
         suture.run("demoo")
     with pytest.raises(suture.SutureError, match="unknown setting 'imges'"):
         suture.run("demo", settings={"imges": 3})
-    with pytest.raises(suture.SutureError, match="holds a run of demo"):
+    with pytest.raises(suture.SutureError, match="contains a run of demo"):
         suture.run("demo", rounds=2, out=results.folder, settings=SMALL)
     with pytest.raises(suture.SutureError, match="is not a run folder"):
         suture.open_results(tmp_path)

@@ -93,7 +93,7 @@ def test_a_damaged_run_is_not_continued_and_says_why(name: str, harm: str, tmp_p
     (tmp_path / "job.json").write_text(json.dumps({"plan": JOB.plan("x").to_dict()}))
     check_folder(tmp_path, JOB, resume=True, overwrite=False)
     (tmp_path / name).write_bytes(DAMAGE[harm])
-    with pytest.raises(ConfigError, match=rf"{name}.* with --overwrite|holds a run of .*choose another"):
+    with pytest.raises(ConfigError, match=rf"{name}.* with --overwrite|contains a run of .*choose another"):
         check_folder(tmp_path, JOB, resume=True, overwrite=False)
     check_folder(tmp_path, JOB, resume=False, overwrite=True)
 

@@ -93,7 +93,7 @@ def test_an_image_in_two_splits_and_names_that_look_alike_are_found(tmp_path: Pa
     result = RUNNER.invoke(app, ["check", str(tmp_path / "s")])
     said = " ".join(result.output.split())
     assert "such as '0.png' and '6.png'" in said
-    assert "'Pneumothorax' (a) and 'Pneumotorax' (b) look alike" in said
+    assert "'Pneumothorax' (a) and 'Pneumotorax' (b) are nearly the same" in said
     assert 'accept_labels = ["Pneumotorax"]' in said
     assert isinstance(result.exception, SutureError)
 

@@ -260,7 +260,7 @@ def test_rows_of_classes_that_a_site_may_not_see_are_found_without_their_names(
     ("method", "found"),
     [
         (FedProx, r"FedProx is a class; check an instance of it: FedProx\(\)"),
-        ("fedprox", "'fedprox' is no method"),
+        ("fedprox", "'fedprox' is not a method"),
         (LocalAveraging(), "LocalAveraging has no name; give it about"),
     ],
 )

@@ -40,7 +40,8 @@ def test_a_site_that_cannot_measure_a_class_is_named(split: Split) -> None:
 def test_a_class_that_no_site_can_measure_is_told_once() -> None:
     findings = {"alpha": site("test"), "beta": site("test")}
     together = compare(dict.fromkeys(findings, CONFIG), findings)
-    assert together.warnings == ("'Mass': no site has a positive test image",)
+    (warning,) = together.warnings
+    assert warning.startswith("'Mass': no site has a positive test image")
 
 
 def test_a_faulty_job_is_a_problem() -> None:
@@ -97,7 +98,8 @@ def coded(**codes: str) -> SiteConfig:
 def test_codes_that_merge_classes_are_told_and_contradictions_stop_the_run() -> None:
     findings = {"alpha": site(), "beta": replace(site(), counts={"Lump": site().counts["Mass"]})}
     merged = compare({"alpha": coded(Mass="RADLEX:RID1"), "beta": coded(Lump="RADLEX:RID1")}, findings)
-    assert merged.warnings == ("beta's 'Lump' is the class 'Mass', by its codes",)
+    (warning,) = merged.warnings
+    assert all(fact in warning for fact in ("codes", "beta", "'Lump'", "'Mass'"))
     assert merged.problems == ()
     [problem] = compare({"alpha": coded(Mass="SCT:36118008"), "beta": CONFIG}, findings).problems
     assert (

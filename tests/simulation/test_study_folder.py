@@ -133,7 +133,7 @@ def test_the_sites_of_a_study_are_not_written_over(study: Path) -> None:
     before = (study / "alpha" / "suture.toml").read_bytes()
     result = CliRunner().invoke(app, ["data", "simulate", str(study), "--out", str(study)])
     assert isinstance(result.exception, ConfigError)
-    assert "folders already" in str(result.exception)
+    assert "use the folders of its study" in str(result.exception)
     assert (study / "alpha" / "suture.toml").read_bytes() == before
 
 

@@ -179,7 +179,7 @@ def it_describes_itself(subject: Subject) -> None:
     for kind, name in _undeclared(type(method)):
         _ensure(
             False,
-            f"{name} of {kind.__name__} is not a hyperparameter; decorate the class with @hyperparameters",
+            f"{name} of {kind.__name__} is not a hyperparameter; decorate it with @hyperparameters",
         )
     values = json.loads(json.dumps(dataclasses.asdict(method)))  # type: ignore[call-overload]
     again = parse(type(method), values, method.about.name)
