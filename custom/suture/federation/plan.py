@@ -74,8 +74,6 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_experiment(self.experiment)
-        # Here, so that every party settles it alike, whoever made the plan.
-        object.__setattr__(self, "model", self.method.adapted(self.model))
         check_portable(self.model, "a job")
         if self.method.batch_norm == "local" and self.method.personal == "nothing":
             raise ConfigError(
@@ -101,7 +99,8 @@ class Plan:
                 f"model.name_vectors: only the server reads the file, and {self.method.about.title} "
                 "begins rows at the sites; remove it: named rows need no file"
             )
-        self.method.check_model(self.model)
+        # Here, so that every party settles it alike, whoever made the plan.
+        object.__setattr__(self, "model", self.method.adapted(self.model))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values for the configuration of a job."""

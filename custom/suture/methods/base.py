@@ -313,15 +313,11 @@ class Method(ABC):
         """The model that the method trains, from the one that a job names; by default the same.
 
         Only what the method cannot do without is set, such as the neck of MOON.
-        """
-        return spec
-
-    def check_model(self, spec: ModelSpec) -> None:  # noqa: B027 - most methods train any model
-        """Refuse a model that the method cannot train, before a job begins; by default none is refused.
 
         Raises:
-            ConfigError: naming the setting and the remedy.
+            ConfigError: the method cannot train the model; names the setting and the remedy.
         """
+        return spec
 
     @abstractmethod
     def egress(self, layout: Layout) -> Egress:

@@ -116,11 +116,6 @@ class Composed(LocalAveraging):
     def adapted(self, spec: ModelSpec) -> ModelSpec:
         for part in self._parts:
             spec = part.adapted(spec)
-        return spec
-
-    def check_model(self, spec: ModelSpec) -> None:
-        for part in self._parts:
-            part.check_model(spec)
         if MODELS[spec.name].reads != "image":
             for term in self.terms:
                 if term.second_view:
@@ -129,6 +124,7 @@ class Composed(LocalAveraging):
                         f"{spec.name!r} reads {MODELS[spec.name].reads}s; choose a model of images, or "
                         "leave it out"
                     )
+        return spec
 
     @property
     def label_types(self) -> tuple[LabelType, ...]:

@@ -100,9 +100,6 @@ class Part:
         """The model with what the part cannot do without; see `Method.adapted`."""
         return spec
 
-    def check_model(self, spec: ModelSpec) -> None:
-        """Refuse a model that the part cannot be used with; see `Method.check_model`."""
-
 
 class Supervised(Part, ABC):
     """The loss of known labels."""

@@ -53,7 +53,7 @@ def alternatives(
 
 def _fits(method: Method, model: ModelSpec) -> bool:
     try:
-        method.check_model(method.adapted(model))
+        method.adapted(model)
     except SutureError:
         return False
     return True

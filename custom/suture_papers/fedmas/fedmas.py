@@ -107,8 +107,8 @@ class FedMAS(LocalAveraging):
     keep_local: bool = False
     retrain: Retraining | None = None
 
-    def check_model(self, spec: ModelSpec) -> None:
-        second, width = self.supervision == "program", PRIORS[self.prior.name].width
+    def adapted(self, spec: ModelSpec) -> ModelSpec:
+        second, width = self.supervision == "program", PRIORS.find(self.prior.name).width
         if spec.second_head != second:
             raise ConfigError(
                 f"method.supervision={self.supervision} does not fit the model; set "
@@ -121,6 +121,7 @@ class FedMAS(LocalAveraging):
                 f"the prior {self.prior.name!r} has {width} features and the model {spec.projection}; set "
                 f"model.projection={width}"
             )
+        return spec
 
     def egress(self, layout: Layout) -> Egress:
         by_images = self.aggregation == "images"

@@ -113,10 +113,11 @@ class CReFF(Composed):
     def _parts(self) -> tuple[Part, ...]:
         return (*super()._parts, self.class_gradients)
 
-    def check_model(self, spec: ModelSpec) -> None:
-        super().check_model(spec)
+    def adapted(self, spec: ModelSpec) -> ModelSpec:
+        spec = super().adapted(spec)
         if spec.head != "linear" or spec.second_head:
             raise ConfigError("CReFF re-trains one linear head; set model.head=linear and second_head=false")
+        return spec
 
     def egress(self, layout: Layout) -> Egress:
         egress, d = super().egress(layout), layout.features

@@ -53,14 +53,12 @@ class LabelDistributionMargin(Supervised):
     start: Annotated[float, Field(ge=0, le=1)] = 0.8
 
     def adapted(self, spec: ModelSpec) -> ModelSpec:
-        return replace(spec, head="cosine") if spec.head == "linear" else spec
-
-    def check_model(self, spec: ModelSpec) -> None:
-        if spec.head != "cosine":
+        if spec.head not in ("linear", "cosine"):
             raise ConfigError(
                 f"LDAM's margins need cosine similarities, which model.head={spec.head} does not "
                 "compute; set model.head=cosine"
             )
+        return replace(spec, head="cosine")
 
     def of(self, site: SiteContext, received: Payload, round_: LocalRound) -> Loss:
         counts = class_counts(site).double()

@@ -301,8 +301,8 @@ def test_a_model_of_text_is_refused() -> None:
     with pytest.raises(
         ConfigError, match="PseudoLabels needs two views of an image, but the model 'lstm' reads text"
     ):
-        FixMatch().check_model(ModelSpec("lstm"))
-    FixMatch().check_model(SMALL)
+        FixMatch().adapted(ModelSpec("lstm"))
+    FixMatch().adapted(SMALL)
     assert FixMatch.limits.images_only
 
 

@@ -346,8 +346,8 @@ def test_a_head_re_trained_at_the_sites_would_never_predict_and_is_refused() -> 
 )
 def test_it_re_trains_a_linear_head(spec: ModelSpec) -> None:
     with pytest.raises(ConfigError, match=r"re-trains one linear head; set model\.head=linear"):
-        CReFF().check_model(spec)
-    CReFF().check_model(ModelSpec())
+        CReFF().adapted(spec)
+    CReFF().adapted(ModelSpec())
 
 
 def test_gradients_of_fewer_images_than_the_smallest_count_are_not_sent() -> None:
