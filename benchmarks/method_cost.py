@@ -83,7 +83,7 @@ def seconds(method: Method, label_type: LabelType) -> float:
 def cost(name: str, pairs: int) -> float | None:
     """The median ratio to FedAvg; None of a method that trains in no federation."""
     method = method_of(name)
-    if method.limits.here_only:
+    if method.limits.local_only:
         return None
     label_type = method.label_types[0]
     plain = method_of("fedavg")

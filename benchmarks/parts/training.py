@@ -22,7 +22,6 @@ from parts.sites import bare_step
 from suture.core.labels import LabelSet
 from suture.data.augmentation import MILD, augment
 from suture.data.batch import Batch, Samples, parts
-from suture.data.prefetch import ahead
 from suture.learning.losses import masked_bce
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known
 from suture.models import ModelSpec, build
@@ -87,7 +86,7 @@ def feeding(folder: Path, repeats: int) -> list[Figure]:
         return prepare(batch.inputs["image"])
 
     def feed(use: Callable[[Batch], object], prefetch: int) -> None:
-        for batch in ahead(map(samples.batch, parts(order, 64)), prefetch):
+        for batch in prefetch(map(samples.batch, parts(order, 64)), prefetch):
             use(batch)
 
     def index() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from suture.core.errors import DataError
-from suture.data.prefetch import ahead
+from suture.data.prefetch import prefetch
 
 
 def threads() -> list[str]:
@@ -20,7 +20,7 @@ def threads() -> list[str]:
 @pytest.mark.parametrize("count", [0, 1, 2, 9])
 @pytest.mark.parametrize("n", [0, 1, 5])
 def test_items_come_in_their_order_and_the_thread_ends(count: int, n: int) -> None:
-    assert list(ahead(range(n), count)) == list(range(n))
+    assert list(prefetch(range(n), count)) == list(range(n))
     assert threads() == []
 
 
@@ -36,7 +36,7 @@ def numbers(made: list[int], until: threading.Semaphore | None = None) -> Iterat
 def test_so_many_are_made_ahead_and_no_more(count: int) -> None:
     made: list[int] = []
     done = threading.Semaphore(0)
-    items = ahead(numbers(made, done), count)
+    items = prefetch(numbers(made, done), count)
     assert next(items) == 0
     for _ in range(count + 1):  # the item in use, and those that wait
         assert done.acquire(timeout=10)
@@ -47,7 +47,7 @@ def test_so_many_are_made_ahead_and_no_more(count: int) -> None:
 
 def test_without_a_thread_each_is_made_when_it_is_asked_for() -> None:
     made: list[int] = []
-    items = ahead(numbers(made), 0)
+    items = prefetch(numbers(made), 0)
     assert [next(items), next(items)] == [0, 1]
     assert made == [0, 1]
     assert threads() == []
@@ -61,7 +61,7 @@ def test_an_error_is_raised_in_place_of_its_item(count: int, error: Exception) -
         yield 1
         raise error
 
-    found = ahead(items(), count)
+    found = prefetch(items(), count)
     assert [next(found), next(found)] == [0, 1]
     with pytest.raises(type(error)) as raised:
         next(found)
@@ -71,7 +71,7 @@ def test_an_error_is_raised_in_place_of_its_item(count: int, error: Exception) -
 
 def test_closed_early_the_thread_ends() -> None:
     made: list[int] = []
-    items = ahead(numbers(made), 2)
+    items = prefetch(numbers(made), 2)
     next(items)
     assert threads() == ["suture-batches_0"]
     items.close()  # type: ignore[attr-defined]
@@ -81,7 +81,7 @@ def test_closed_early_the_thread_ends() -> None:
 
 def test_a_loop_that_fails_ends_the_thread() -> None:
     def loop() -> None:
-        for item in ahead(numbers([]), 2):
+        for item in prefetch(numbers([]), 2):
             raise ValueError(item)
 
     with pytest.raises(ValueError, match="0"):
@@ -97,7 +97,7 @@ def test_an_interrupt_is_heard_while_an_item_is_awaited() -> None:
         time.sleep(0.1)
         yield 1
 
-    items = ahead(slow(), 1)
+    items = prefetch(slow(), 1)
     assert next(items) == 0
     with pytest.raises(KeyboardInterrupt):
         next(items)

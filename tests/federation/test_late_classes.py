@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rounds import conformant
-from suture.federation.server.selection import Standings
+from suture.federation.server.selection import ModelSelection
 from suture.federation.server.server import Server
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
@@ -29,13 +29,13 @@ DECIDED = {"decision": DecisionSettings()}
 def first_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first round that is measured stays the best one."""
     for name in ("note", "note_loss"):
-        before = getattr(Standings, name)
+        before = getattr(ModelSelection, name)
 
-        def once(self: Standings, candidate: Any, before: Any = before) -> None:
+        def once(self: ModelSelection, candidate: Any, before: Any = before) -> None:
             if self.best is None:
                 before(self, candidate)
 
-        monkeypatch.setattr(Standings, name, once)
+        monkeypatch.setattr(ModelSelection, name, once)
 
 
 def in_turn(tiny: Any, method: Any, steps: Sequence[Sequence[str]], **schedule: object) -> tuple[Server, Any]:
@@ -54,7 +54,7 @@ def federated() -> list[str]:
         name
         for name in sorted(METHODS)
         if "multilabel" in (method := conformant(name)).label_types
-        and not (method.limits.here_only or method.labels.single_target)
+        and not (method.limits.local_only or method.labels.single_target)
     ]
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from small_job import SMALL
 from suture.core.errors import ConfigError, FederationError
-from suture.federation.workers import Workers, dealt
+from suture.federation.workers import Workers, balanced_shares
 from suture.protocol.messages import Abstain, Payload, TaskName
 from suture.protocol.packing import Packed, pack, unpack
 from suture.simulation.run import run_job
@@ -119,9 +119,9 @@ RESULTS = ("metrics.json", "model/model.safetensors")
 
 def test_images_are_dealt_evenly() -> None:
     images = {"a": 1, "b": 5, "c": 4, "d": 2, "e": 0}
-    assert dealt(images, 2) == [["b", "a", "e"], ["c", "d"]]
-    assert dealt(images, 9) == [["b"], ["c"], ["d"], ["a"], ["e"]]
-    assert dealt(images, 1) == [["b", "c", "d", "a", "e"]]
+    assert balanced_shares(images, 2) == [["b", "a", "e"], ["c", "d"]]
+    assert balanced_shares(images, 9) == [["b"], ["c"], ["d"], ["a"], ["e"]]
+    assert balanced_shares(images, 1) == [["b", "c", "d", "a", "e"]]
 
 
 def test_a_method_that_other_processes_cannot_load_is_refused(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def _trial(method: Method, transport: Transport) -> Trial:
 
 
 @pytest.mark.parametrize("transport", get_args(Transport))
-@pytest.mark.parametrize("name", sorted(name for name, kind in METHODS.items() if not kind.limits.here_only))
+@pytest.mark.parametrize("name", sorted(name for name, kind in METHODS.items() if not kind.limits.local_only))
 def test_flares_messages_change_no_byte(name: str, transport: Transport) -> None:
     register()
     method = conformant(name)

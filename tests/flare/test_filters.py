@@ -17,19 +17,19 @@ from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.tensors import register
 from suture.flare.executor import EXPECTATION
 from suture.flare.filters import EgressFilter
-from suture.protocol.check import Expectation
+from suture.protocol.check import AllowedReply
 from suture.protocol.egress import Egress
 from suture.protocol.messages import Abstain, Payload, Update, ones
 from suture.protocol.packing import Packed, pack, unpack
 
 F32 = "torch.float32"
 UPDATE = Update(1, ("Mass",), {"w": torch.arange(3.0)}, {"b": torch.ones(1)}, ones(("Mass",)))
-EXPECTED = Expectation(
+EXPECTED = AllowedReply(
     "train", 1, 0, "validation", ("Mass",), ("Mass",), Egress({"w": ((3,), F32)}, {"b": ((), F32)})
 )
 
 
-def context(expected: Expectation | None = EXPECTED) -> FLContext:
+def context(expected: AllowedReply | None = EXPECTED) -> FLContext:
     fl_ctx = FLContext()
     fl_ctx.set_prop(EXPECTATION, expected, private=True, sticky=False)
     return fl_ctx

@@ -10,7 +10,16 @@ import torch
 from torchvision.transforms.functional import gaussian_blur
 
 from suture.data.augmentation import resample
-from suture.learning.pretraining import Views, bells, blurred, colours, crops, mixed, toned, view
+from suture.learning.pretraining import (
+    Views,
+    blurred,
+    color_jitter,
+    colours,
+    crops,
+    gaussian_kernels,
+    mixed,
+    view,
+)
 
 OFF = Views(crop=1.0, flip=0.0, tone_chance=0.0, gray_chance=0.0, blur_chance=0.0)
 
@@ -48,7 +57,7 @@ def test_a_crop_is_inside_the_image_and_of_the_area_that_is_asked() -> None:
 
 def test_brightness_and_contrast_of_some() -> None:
     x = images(n=40) * 0.2 + 100  # far from both ends, where values are cut
-    out = toned(x, seeded(), replace(OFF, tone=0.2, tone_chance=0.5))
+    out = color_jitter(x, seeded(), replace(OFF, tone=0.2, tone_chance=0.5))
     same = (out - x).abs().amax((1, 2, 3)) < 1e-3
     assert 0 < same.sum() < len(x)
     assert (out.mean((1, 2, 3)) / x.mean((1, 2, 3))).min() >= 0.8
@@ -76,7 +85,7 @@ def test_hue_turns_red_towards_its_neighbours() -> None:
 
 def test_blur_is_torchvisions() -> None:
     x, sigma = images(3), torch.linspace(0.3, 1.0, 6)
-    weights = bells(sigma, 1.0)
+    weights = gaussian_kernels(sigma, 1.0)
     assert weights.shape == (6, 7)
     out = blurred(x, weights)
     inner = (slice(None), slice(3, -3), slice(3, -3))  # borders are continued in another way

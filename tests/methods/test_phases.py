@@ -134,7 +134,7 @@ def test_an_annealed_phase_begins_with_its_rate_and_ends_above_0(rounds: int, ra
 
 def test_a_fresh_head_is_the_same_at_every_site_and_drawn_once() -> None:
     method = SurgicalAggregation()
-    phase = Phase("later", 2, "head", lr=1e-30, fresh_head=True, local=LocalTraining(optimiser="sgd"))
+    phase = Phase("later", 2, "head", lr=1e-30, reinit_head=True, local=LocalTraining(optimiser="sgd"))
     with Trial(method, ModelSpec("cnn", size=16, hidden=8), "multiclass") as trial:
         sent = {}
         for name in ("alpha", "gamma"):

@@ -60,7 +60,7 @@ def in_retraining(method: Method, phase_round: int = 1) -> RoundContext:
 
 def test_the_last_rounds_are_of_the_head_alone() -> None:
     phases = CRT.phases(7)
-    assert [(p.name, p.rounds, p.trainable, p.fresh_head, p.selectable) for p in phases] == [
+    assert [(p.name, p.rounds, p.trainable, p.reinit_head, p.selectable) for p in phases] == [
         ("main", 5, "all", False, False),
         ("retraining", 2, "head", True, True),
     ]

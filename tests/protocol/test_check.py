@@ -15,7 +15,7 @@ from suture.learning.training import LocalTraining
 from suture.methods.base import Method
 from suture.methods.fedavg import FedAvg
 from suture.models.classifier import Layout
-from suture.protocol.check import Expectation, check_reply
+from suture.protocol.check import AllowedReply, check_reply
 from suture.protocol.egress import IMAGES, Egress
 from suture.protocol.messages import Abstain, ClassScore, Evaluation, Figures, Metrics, SiteInfo, Update, ones
 from suture.protocol.packing import pack, unpack
@@ -24,7 +24,7 @@ from suture_papers.fedlsm.fedlsm import FedLSM
 from suture_papers.fedmas.fedmas import FedMAS
 
 F32 = "torch.float32"
-EXPECTED = Expectation(
+EXPECTED = AllowedReply(
     "train",
     4,
     3,
@@ -151,7 +151,7 @@ ASKED = replace(EXPECTED, task="handshake", egress=replace(EXPECTED.egress, coun
     ],
 )
 def test_counts_are_of_the_sites_classes_and_only_where_they_are_asked_for(
-    counts: dict[str, Any], expected: Expectation
+    counts: dict[str, Any], expected: AllowedReply
 ) -> None:
     info = SiteInfo(("Mass", "Nodule"), {"train": 12}, 1, "x", counts=counts)
     with pytest.raises(RejectedUpdate, match="counts of other classes than were asked for"):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from suture.core.errors import RejectedUpdate
-from suture.protocol.check import Expectation, check_reply
+from suture.protocol.check import AllowedReply, check_reply
 from suture.protocol.egress import Egress
 from suture.protocol.half import Narrow, narrow, received, restored, sent
 from suture.protocol.messages import Payload, Update
@@ -119,7 +119,7 @@ def test_a_variance_does_not_become_negative() -> None:
 def test_halves_are_taken_only_where_the_job_says_so() -> None:
     model = payload(torch.zeros(3))
     update = sent(trained(model, 0.1), model)
-    full = Expectation("train", 1, 0, "validation", LABELS, LABELS, EGRESS)
+    full = AllowedReply("train", 1, 0, "validation", LABELS, LABELS, EGRESS)
     check_reply(update, replace(full, half=True))
     with pytest.raises(RejectedUpdate, match=r"shared/w is torch.float16 instead of torch.float32"):
         check_reply(update, full)
@@ -127,7 +127,7 @@ def test_halves_are_taken_only_where_the_job_says_so() -> None:
 
 def test_an_infinite_half_and_an_integer_in_halves_are_refused() -> None:
     model = payload(torch.zeros(3))
-    half = Expectation("train", 1, 0, "validation", LABELS, LABELS, EGRESS, half=True)
+    half = AllowedReply("train", 1, 0, "validation", LABELS, LABELS, EGRESS, half=True)
     update = sent(trained(model, 0.1), model)
     bad = update.shared["w"].clone()
     bad[0] = float("inf")

@@ -12,7 +12,7 @@ from suture.cli import app
 from suture.cli.common import device_of
 from suture.core.errors import ConfigError
 from suture.data.config import TrainingConfig, load_server_config, load_site_config
-from suture.simulation.sites import compute_on, dealt, this_machine
+from suture.simulation.sites import compute_on, on_devices, this_machine
 
 SMALL = ["--set", "simulation.images=20", "--set", "simulation.held_out=30"]
 
@@ -50,7 +50,7 @@ def test_sites_take_turns_on_several_devices(tmp_path: Path) -> None:
     server = load_server_config(tmp_path / "server" / "suture.toml").held_out
     assert server is not None
     assert server.training.device == "cpu"
-    assert [training.device for training in dealt(tuple("abcde")).values()] == [
+    assert [training.device for training in on_devices(tuple("abcde")).values()] == [
         "cpu",
         "cpu:0",
         "cpu",

@@ -25,7 +25,16 @@ from suture.federation.site.site import TAKEOVER
 from suture.simulation import simulator, start_watch
 from suture.simulation.activity import SIMULATOR, Activity, Standstill
 from suture.simulation.simulator import _OVER, LOG, MESSAGES, Simulator, simulate, tell_over
-from suture.simulation.start_watch import LONGEST, PATIENCE, STILL, UNANSWERED, Lost, RollCall, Seen, end
+from suture.simulation.start_watch import (
+    LONGEST,
+    PATIENCE,
+    STILL,
+    UNANSWERED,
+    Lost,
+    Seen,
+    StartupMonitor,
+    end,
+)
 
 START = subprocess.Popen
 
@@ -51,7 +60,7 @@ def seen(present: str, fetched: str = "ab", answered: str = "", still: str = "")
     ],
 )
 def test_which_site_has_ended(looks: list[tuple[float, str]], lost: str | None) -> None:
-    calls = RollCall("ab")
+    calls = StartupMonitor("ab")
     said = [calls.lost(seen(present), now) for now, present in looks]
     assert said[-1] == (Lost(lost, "ended") if lost else None)
     assert not any(said[:-1])
@@ -75,12 +84,12 @@ def test_which_site_has_ended(looks: list[tuple[float, str]], lost: str | None) 
     ],
 )
 def test_which_site_hangs(shown: Seen, lost: Lost | None) -> None:
-    assert RollCall("ab").lost(shown, 0) == lost
+    assert StartupMonitor("ab").lost(shown, 0) == lost
 
 
 def test_a_site_hangs_that_stands_still_together_with_the_simulator_for_long_enough() -> None:
     def lost(simulator: int, site: int, fetched: str) -> Lost | None:
-        return RollCall("ab").lost(Seen({SIMULATOR: simulator, "a": 0, "b": site}, fetched, "a"), 0)
+        return StartupMonitor("ab").lost(Seen({SIMULATOR: simulator, "a": 0, "b": site}, fetched, "a"), 0)
 
     assert not lost(STILL - 1, 999, "a")
     assert not lost(999, STILL - 1, "a")
@@ -96,13 +105,13 @@ def test_a_site_waits_for_the_lock_of_its_folder_without_being_lost() -> None:
 
 def test_what_works_without_end_is_lost_after_all() -> None:
     sites = [f"s{i}" for i in range(20)]
-    calls, last = RollCall(sites), LONGEST + 20 * 30.0
+    calls, last = StartupMonitor(sites), LONGEST + 20 * 30.0
     works = Seen(dict.fromkeys([SIMULATOR, *sites], 0), sites[:19])
     assert calls.lost(works, 0) is None
     assert calls.lost(works, last - 1) is None
     assert calls.lost(works, last) == Lost("s19", "did not fetch a task")
-    assert RollCall([]).lost(Seen({SIMULATOR: 0}), 0) is None
-    calls = RollCall([])  # they share processes
+    assert StartupMonitor([]).lost(Seen({SIMULATOR: 0}), 0) is None
+    calls = StartupMonitor([])  # they share processes
     assert calls.lost(Seen({SIMULATOR: 0}), 0) is None
     assert calls.lost(Seen({SIMULATOR: 0}), LONGEST) == Lost(None, "did not start")
 
@@ -118,7 +127,7 @@ def test_no_site_is_lost_that_works_at_every_other_look_or_has_answered(
     course: list[tuple[str, bool, bool]],
 ) -> None:
     """Whatever the others and the simulator do, in less than the longest time."""
-    calls, still = RollCall("ab"), Standstill()
+    calls, still = StartupMonitor("ab"), Standstill()
     for now, (answered, rests, simulator_rests) in enumerate(course * 5):
         cpu = {SIMULATOR: 0.0 if simulator_rests else now, "a": 0.0 if rests else now, "b": now // 2}
         activities = {name: Activity({len(name)}, float(used)) for name, used in cpu.items()}

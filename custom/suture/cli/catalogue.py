@@ -113,7 +113,7 @@ def _sent(method: Any) -> str:
     from suture.models.classifier import Layout
     from suture.protocol.egress import IMAGES
 
-    if method.limits.here_only:
+    if method.limits.local_only:
         return "nothing: it is a reference, not a federation"
     egress = method.egress(Layout({}, {}))
     part = "gradient" if egress.kind == "gradient" else "weights"

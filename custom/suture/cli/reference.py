@@ -97,7 +97,7 @@ def _method_row(name: str, kind: Any, jobs: list[str]) -> list[str]:
 
     method = kind()
     module = f"`{kind.__module__.replace('.', '/')}.py`"
-    if method.limits.here_only:
+    if method.limits.local_only:
         run = f"`--set method={name}`, `--env local` only"
     else:
         run = f"jobs {', '.join(jobs)}" if jobs else f"`--set method={name}`"

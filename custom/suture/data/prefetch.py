@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def ahead(items: Iterable[T], count: int) -> Iterator[T]:
+def prefetch(items: Iterable[T], count: int) -> Iterator[T]:
     """Yield the items in their order, while one thread makes the `count` next ones.
 
     An error of making an item is raised where that item would have been yielded. The thread has ended when

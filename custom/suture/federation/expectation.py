@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from suture.methods.base import Method
-from suture.protocol.check import Expectation
+from suture.protocol.check import AllowedReply
 from suture.protocol.egress import Egress
 from suture.protocol.messages import Labels, Payload
 from suture.protocol.privacy import PrivacyConfig
@@ -19,7 +19,7 @@ def expected_answer(
     *,
     half: bool = False,
     ledger: str | None = None,
-) -> Expectation:
+) -> AllowedReply:
     """Return what one site may answer to a task.
 
     Args:
@@ -32,7 +32,7 @@ def expected_answer(
         limits: of the site; None at the server, which does not know them.
         ledger: the digest of its ledger that the site states; None at the server.
     """
-    return Expectation(
+    return AllowedReply(
         task.task,
         task.round,
         task.committed,

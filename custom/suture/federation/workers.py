@@ -53,7 +53,7 @@ class Workers:
         self._server.wait()  # one that was not forked yet would begin after `close`
         make_folder(folder)
         self._folder = folder
-        shares = dealt(images, len(self._workers))
+        shares = balanced_shares(images, len(self._workers))
         for surplus in self._workers[len(shares) :]:
             surplus.kill()
         self._workers = self._workers[: len(shares)]
@@ -90,7 +90,7 @@ class Workers:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def dealt(images: Mapping[str, int], processes: int) -> list[list[str]]:
+def balanced_shares(images: Mapping[str, int], processes: int) -> list[list[str]]:
     """Deal sites to processes, the one of most images first, each to the process that has fewest so far."""
     shares: list[list[str]] = [[] for _ in range(min(processes, len(images)))]
     for name in sorted(images, key=lambda name: (-images[name], name)):

@@ -16,7 +16,7 @@ from suture.federation.site.abstention import abstention, record_error
 from suture.federation.site.site import Site
 from suture.federation.store import open_experiment
 from suture.flare.codec import from_shareable_, from_text, to_shareable
-from suture.flare.compat.bell import Bell
+from suture.flare.compat.bell import TaskNotifier
 from suture.flare.compat.tensors import register
 from suture.flare.workspace import (
     check_method_allowed,
@@ -25,7 +25,7 @@ from suture.flare.workspace import (
     with_own_prior,
     workspace_root,
 )
-from suture.protocol.check import Expectation
+from suture.protocol.check import AllowedReply
 from suture.protocol.messages import Abstain, Payload, Reply
 from suture.protocol.packing import pack, unpack
 
@@ -48,7 +48,7 @@ class SiteExecutor(Executor):
         self.plan = plan
         self.rounds = rounds
         self.bell = bell
-        self._bell = Bell() if bell else None
+        self._bell = TaskNotifier() if bell else None
         self._site: Site | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -74,7 +74,7 @@ class SiteExecutor(Executor):
         fl_ctx.set_prop(EXPECTATION, expectation, private=True, sticky=False)
         return to_shareable(pack(reply))
 
-    def _answer(self, task: Payload, fl_ctx: FLContext) -> tuple[Reply, Expectation | None]:
+    def _answer(self, task: Payload, fl_ctx: FLContext) -> tuple[Reply, AllowedReply | None]:
         """Return the site's answer, and what may be in it; an abstention needs no expectation."""
         try:
             self._site = self._site or self._open(fl_ctx)

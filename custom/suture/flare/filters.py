@@ -16,7 +16,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from suture.core.errors import RejectedUpdate
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.executor import EXPECTATION
-from suture.protocol.check import Expectation, check_reply
+from suture.protocol.check import AllowedReply, check_reply
 from suture.protocol.messages import Abstain, Payload, Reply
 from suture.protocol.packing import pack, unpack
 
@@ -58,7 +58,7 @@ def _checked(shareable: Shareable, expected: object) -> Reply:
     if isinstance(reply, Payload):
         raise RejectedUpdate("a payload does not leave a site")
     if not isinstance(reply, Abstain):
-        if not isinstance(expected, Expectation):
+        if not isinstance(expected, AllowedReply):
             raise RejectedUpdate("nothing was requested of this site")
         check_reply(reply, expected)
     return reply

@@ -306,7 +306,7 @@ def view(images: Tensor, generator: torch.Generator, spec: Views) -> Tensor:
         ``[n, 1 or 3, h, w]`` in [0, 255].
     """
     n = len(images)
-    images = toned(resample(images, crops(n, generator, spec)), generator, spec)
+    images = color_jitter(resample(images, crops(n, generator, spec)), generator, spec)
     if images.shape[1] == 3:
         images = mixed(images, colours(n, generator, spec).to(images, non_blocking=True))
     low, high = (sigma * images.shape[-1] / WIDEST for sigma in BLUR)
@@ -316,7 +316,7 @@ def view(images: Tensor, generator: torch.Generator, spec: Views) -> Tensor:
         return images
     rows, weights = (
         rows.to(images.device, non_blocking=True),
-        bells(sigma, high).to(images, non_blocking=True),
+        gaussian_kernels(sigma, high).to(images, non_blocking=True),
     )
     return images.index_copy(0, rows, blurred(images.index_select(0, rows), weights))
 
@@ -337,7 +337,7 @@ def crops(n: int, generator: torch.Generator, spec: Views) -> Tensor:
     return torch.cat([scale, centre.unsqueeze(2)], dim=2)
 
 
-def toned(images: Tensor, generator: torch.Generator, spec: Views) -> Tensor:
+def color_jitter(images: Tensor, generator: torch.Generator, spec: Views) -> Tensor:
     """Change the brightness of some images, then their contrast around the mean of their gray image."""
     n = len(images)
     some = chosen(n, generator, TONE_CHANCE)
@@ -369,7 +369,7 @@ def mixed(images: Tensor, mixes: Tensor) -> Tensor:
     return (mixes @ images.flatten(2)).clamp_(0, 255).view_as(images)
 
 
-def bells(sigma: Tensor, widest: float) -> Tensor:
+def gaussian_kernels(sigma: Tensor, widest: float) -> Tensor:
     """Return the weights ``[n, k]`` of Gaussian filters, cut at three of the widest standard deviations."""
     reach = max(1, math.ceil(3 * widest))
     weights = torch.exp(-0.5 * (torch.arange(-reach, reach + 1) / sigma.view(-1, 1)) ** 2)

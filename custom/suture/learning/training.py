@@ -21,7 +21,7 @@ from suture.core.seeds import generator_for, seed_for, seeded
 from suture.core.validation import LIMIT, STRICT
 from suture.data.augmentation import Augmentation, augment
 from suture.data.batch import Batch, Samples, class_aware, endless, parts
-from suture.data.prefetch import ahead
+from suture.data.prefetch import prefetch
 from suture.data.table import Split
 from suture.learning.batch_size import evaluation_batch, that_fits
 from suture.learning.loss_scale import LossScale
@@ -168,7 +168,7 @@ class LocalRound:
         head_only: whether the backbone rests, in eval mode, and only the head is trained.
         keep_best: the validation loss by which the best epoch is kept; None keeps the last epoch.
         phase, phase_round, phase_rounds: name of the phase, the round within it from 1, and their number.
-        fresh_head: whether the head is drawn anew before the round.
+        reinit_head: whether the head is drawn anew before the round.
         kept: the method's channels that stay at the site, as it left them in its last round; see `Channel`.
         head_rate: learning rate of the head's rows, relative to that of the rest.
     """
@@ -183,7 +183,7 @@ class LocalRound:
     phase: str = "main"
     phase_round: int = 1
     phase_rounds: int = 1
-    fresh_head: bool = False
+    reinit_head: bool = False
     kept: Mapping[str, Tensor] = field(default_factory=dict)
     head_rate: float = 1.0
 
@@ -273,8 +273,8 @@ def _prepared(
     model, local = site.model, round_.local
     if (local.epochs or local.iterations) and not len(site.samples["train"]):
         raise SutureError(f"{site.name} has no training images; give it a split with some")
-    draw_head(site, round_)
-    rest(model, round_.head_only)
+    reinit_head(site, round_)
+    freeze_backbone(model, round_.head_only)
     set_training(model, round_.norm, round_.head_only)
     optimiser = optimiser_of(model, round_.local, round_.head_rate)
     load_optimiser_state(optimiser, model, round_.optimiser_state)
@@ -283,11 +283,11 @@ def _prepared(
     return optimiser
 
 
-def draw_head(site: SiteContext, round_: LocalRound) -> None:
+def reinit_head(site: SiteContext, round_: LocalRound) -> None:
     """Draw the head anew if the round begins with that; drawn a second time, it is the same."""
     if round_.head_only and round_.local.warmup_init == "independent":
         redraw_head(site.model, seed_for(round_.seed, site.name, "init"))
-    elif round_.fresh_head:
+    elif round_.reinit_head:
         redraw_head(site.model, seed_for(round_.seed, "head", round_.round))
 
 
@@ -361,8 +361,8 @@ def step(
     return value.detach()
 
 
-def rest(model: Classifier, head_only: bool) -> None:
-    """Sets which parameters are trained: all, or all but the backbone."""
+def freeze_backbone(model: Classifier, head_only: bool) -> None:
+    """Freeze the backbone if the head alone is trained; train all parameters otherwise."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not (head_only and name.startswith("backbone.")))
 
@@ -401,7 +401,7 @@ def training_batches(
     if site.device.type != "cpu":
         read = map(Batch.pinned, read)
     # One generator for order and augmentation: rows drawn ahead would take numbers that are the views'.
-    for batch in ahead(read, 0 if shuffle is noise else site.prefetch):
+    for batch in prefetch(read, 0 if shuffle is noise else site.prefetch):
         yield seen(ready_inputs(site, batch), noise)
 
 

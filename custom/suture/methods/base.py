@@ -51,7 +51,7 @@ class Phase:
         epochs: passes over the local data a round; None takes the method's.
         keep_best: a site returns the epoch of the lowest validation loss rather than the last.
         local: how a site trains in it; None for the method's local training.
-        fresh_head: whether the head is drawn anew before its first round, at every site alike.
+        reinit_head: whether the head is drawn anew before its first round, at every site alike.
         selectable: whether a model of it may be the result of the run.
     """
 
@@ -62,7 +62,7 @@ class Phase:
     epochs: int | None = None
     keep_best: bool = False
     local: LocalTraining | None = None
-    fresh_head: bool = False
+    reinit_head: bool = False
     annealed: bool = False
     selectable: bool = True
 
@@ -228,13 +228,13 @@ class Limits:
         fixed_batches: the job alone sets the batches of a round: a site has no batch size of its own to
             choose, or to halve when its memory is full, and no mixed precision.
         pooled: one party trains on the data of all sites together: a reference, not a federation.
-        here_only: why it cannot run in a federation; empty where it can.
+        local_only: why it cannot run in a federation; empty where it can.
     """
 
     images_only: bool = False
     fixed_batches: bool = False
     pooled: bool = False
-    here_only: str = ""
+    local_only: str = ""
 
 
 class Method(ABC):
@@ -292,7 +292,7 @@ class Method(ABC):
             )
         before = (replace(phase, selectable=False) for phase in _trained_in(local, rounds - retrain.rounds))
         head = Phase(RETRAINING, retrain.rounds, "head", retrain.lr, retrain.epochs, local=retrain.local)
-        return (*before, replace(head, fresh_head=True, annealed=True))
+        return (*before, replace(head, reinit_head=True, annealed=True))
 
     @property
     def least_rounds(self) -> int:
@@ -436,7 +436,7 @@ def local_round(method: Method, site: SiteContext, state: Packed, ctx: RoundCont
         phase.name,
         ctx.phase_round,
         phase.rounds,
-        phase.fresh_head and ctx.phase_round == 1,
+        phase.reinit_head and ctx.phase_round == 1,
         _kept(egress.going("site"), state.tensors, before, labels.names, where),
     )
 

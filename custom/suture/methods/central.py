@@ -25,7 +25,7 @@ class Central(LocalAveraging):
         "central", "Centralised training", "Kulkarni et al. 2024, Sec. 3.3.1", question="references"
     )
     labels = LabelUse(view="own", unknown="negative")
-    limits = Limits(pooled=True, here_only=_WHY)
+    limits = Limits(pooled=True, local_only=_WHY)
 
 
 @hyperparameters
@@ -39,4 +39,4 @@ class CentralFull(LocalAveraging):
         question="references",
     )
     labels = LabelUse(view="own", complete=True)
-    limits = Limits(pooled=True, here_only=_WHY)
+    limits = Limits(pooled=True, local_only=_WHY)

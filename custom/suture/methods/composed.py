@@ -25,9 +25,9 @@ from suture.learning.training import (
     LocalRound,
     LocalTraining,
     SiteContext,
-    draw_head,
     first_view,
     fit,
+    reinit_head,
     training_batches,
     view,
 )
@@ -156,7 +156,7 @@ class Composed(LocalAveraging):
         supervised, terms = self.supervised, tuple(term for term in self.terms if term.active)
         if round_.phase == RETRAINING:
             supervised, terms = CrossEntropy(), ()
-        draw_head(site, round_)  # before the terms look at the model that the round begins with
+        reinit_head(site, round_)  # before the terms look at the model that the round begins with
         training = _Training(supervised, terms, site, received, round_)
         fitted = fit(site, training.objective, round_, batches=partial(training.batches, round_.local))
         update = self.weighted(site, received, round_, fitted)

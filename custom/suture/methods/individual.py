@@ -24,4 +24,4 @@ class Individual(LocalAveraging):
         "individual", "Individual training", "Kulkarni et al. 2024, Sec. 3.2.1", question="references"
     )
     labels = LabelUse(view="own")
-    limits = Limits(here_only="trains every site by itself and exchanges nothing")
+    limits = Limits(local_only="trains every site by itself and exchanges nothing")

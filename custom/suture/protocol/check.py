@@ -42,7 +42,7 @@ _ANSWERS: dict[TaskName, type[Reply]] = {
 
 
 @dataclass(frozen=True)
-class Expectation:
+class AllowedReply:
     """What a site may answer to a task; see `suture.federation.expectation`.
 
     Attributes:
@@ -75,7 +75,7 @@ class Expectation:
     ledger: str | None = None
 
 
-def check_reply(reply: Reply, expected: Expectation) -> None:
+def check_reply(reply: Reply, expected: AllowedReply) -> None:
     """Check a reply against the expectation, and so against what the method declares.
 
     Raises:
@@ -120,7 +120,7 @@ def _check_codes(info: SiteInfo) -> None:
         raise RejectedUpdate(f"codes: {error}") from None
 
 
-def _check_scores(scores: Scores, expected: Expectation) -> None:
+def _check_scores(scores: Scores, expected: AllowedReply) -> None:
     """Check that every count is of enough images of a class that the site annotates."""
     if scores.round != expected.round:
         raise RejectedUpdate(f"scores of round {scores.round} instead of {expected.round}")
@@ -142,7 +142,7 @@ def _check_scores(scores: Scores, expected: Expectation) -> None:
             raise RejectedUpdate(f"class_tensors/{name} has a count above {LARGEST:,}")
 
 
-def _check_update(update: Update, expected: Expectation) -> None:
+def _check_update(update: Update, expected: AllowedReply) -> None:
     egress = expected.egress
     if update.round != expected.round:
         raise RejectedUpdate(f"round {update.round} instead of {expected.round}")
@@ -183,7 +183,7 @@ def _check_update(update: Update, expected: Expectation) -> None:
         _check_metrics(update.metrics, expected, expected.committed)
 
 
-def _check_channel(channel: Channel, update: Update, expected: Expectation) -> None:
+def _check_channel(channel: Channel, update: Update, expected: AllowedReply) -> None:
     """Check the range of a channel, and that it says nothing of classes that it is not about."""
     low, high = _range_of(channel, expected.images)
     for name in channel.forms:
@@ -209,7 +209,7 @@ def _range_of(channel: Channel, images: int) -> Range:
     return (0, images) if channel.range == IMAGES else channel.range
 
 
-def _check_weights(update: Update, expected: Expectation) -> None:
+def _check_weights(update: Update, expected: AllowedReply) -> None:
     """Check the weight of the site in the mean of shared tensors, and in that of each row."""
     egress = expected.egress
     if egress.weight == IMAGES:
@@ -270,7 +270,7 @@ def all_finite(tensor: Tensor) -> bool:
     return not tensor.numel() or all(math.isfinite(extreme.item()) for extreme in tensor.aminmax())
 
 
-def _check_metrics(metrics: Metrics, expected: Expectation, of_round: int) -> None:
+def _check_metrics(metrics: Metrics, expected: AllowedReply, of_round: int) -> None:
     split = expected.split if expected.task == "evaluate" else "validation"
     if metrics.round != of_round or metrics.split != split:
         raise RejectedUpdate(f"metrics of round {metrics.round} ({metrics.split}) were not asked for")

@@ -202,8 +202,8 @@ def _rows(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 def _method(method: Method) -> str:
     """Return the section of a method: what it declares for a small model."""
     title = f"### `{method.about.name}`: {method.about.title}\n\n"
-    if method.limits.here_only and method.limits.pooled:
-        return f"{title}No federation: it {method.limits.here_only}.\n"
+    if method.limits.local_only and method.limits.pooled:
+        return f"{title}No federation: it {method.limits.local_only}.\n"
     egress = method.egress(_layout(method))
     own = {row["field"]: row for row in declared(egress)}
     facts = [(name, text, own.get(name, {}).get("why", "")) for name, text in _sent(method, egress)]

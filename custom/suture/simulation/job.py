@@ -212,9 +212,9 @@ def check_federated(job: Job) -> None:
             package, so that no other process can load it.
     """
     method = job.method
-    if method.limits.here_only:
+    if method.limits.local_only:
         raise ConfigError(
-            f"{method.about.title} {method.limits.here_only}, so it cannot run in a federation; "
+            f"{method.about.title} {method.limits.local_only}, so it cannot run in a federation; "
             "use --env local"
         )
     source_of(type(method))

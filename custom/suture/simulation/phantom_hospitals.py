@@ -20,7 +20,7 @@ from suture.core.files import make_folder, read_json, remove_leftovers, temporar
 from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for
 from suture.core.validation import LARGEST_SEED, LIMIT, STRICT
-from suture.data.prefetch import ahead
+from suture.data.prefetch import prefetch
 from suture.data.readers import DataConfig
 from suture.data.readers.hospital import HospitalConfig
 from suture.data.split import by_patient
@@ -47,7 +47,7 @@ def write_hospitals(folder: Path, spec: PhantomSpec, seed: int) -> dict[str, Pat
     with drawing([order for own in orders.values() for order in own]) as parts:
         drawn = ((name, _joined(islice(parts, len(own)))) for name, own in orders.items())
         # Compression and the disk leave a core to the next hospital's drawing.
-        for name, part in ahead(drawn, 1):
+        for name, part in prefetch(drawn, 1):
             _write(folder / name, part, *_annotated(every[name], spec), spec, seed)
     return {name: folder / name / "labels.csv" for name in every}
 

@@ -144,7 +144,7 @@ def write_sites(to: Destination, sites: Mapping[str, DataConfig]) -> list[str]:
     for name in to.learning_rates:
         if name not in sites:
             raise unknown("site of simulation.learning_rates", name, sites)
-    own = dealt([name for name in sites if name != SERVER])
+    own = on_devices([name for name in sites if name != SERVER])
     for name, data in sites.items():
         make_folder(to.folder / name)
         training = this_machine() if name == SERVER else own[name]
@@ -324,8 +324,8 @@ def this_machine() -> TrainingConfig:
     return _training(_environment())
 
 
-def dealt(sites: Sequence[str]) -> dict[str, TrainingConfig]:
-    """`this_machine` for each site; the devices are dealt in turn, in the order of the sites.
+def on_devices(sites: Sequence[str]) -> dict[str, TrainingConfig]:
+    """`this_machine` for each site; the devices are assigned in turn, in the order of the sites.
 
     Raises:
         ConfigError: as `this_machine`.

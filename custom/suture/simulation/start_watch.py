@@ -75,7 +75,7 @@ class Seen:
     answered: Collection[str] = ()
 
 
-class RollCall:
+class StartupMonitor:
     """Says which site has no process although the simulator has begun to start them, or one that hangs.
 
     How long a process takes is its own affair as long as it works: it may import on a crowded machine, or
@@ -123,7 +123,7 @@ def watch_start(process: subprocess.Popen[bytes], out: Path, sites: Collection[s
         process: FLARE's simulator.
         sites: each of which has a process for the whole run; none where they share processes.
     """
-    calls, still, path, earlier = RollCall(sites), Standstill(), out / "events.jsonl", _end(out)
+    calls, still, path, earlier = StartupMonitor(sites), Standstill(), out / "events.jsonl", _end(out)
     before = len(whole_lines(path))
     while process.poll() is None and _end(out) in (None, earlier):
         events = [json.loads(line) for line in whole_lines(path)[before:]]

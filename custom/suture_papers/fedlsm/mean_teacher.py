@@ -23,7 +23,7 @@ from suture.core.seeds import generator_for, seed_for
 from suture.core.validation import LIMIT, STRICT
 from suture.data.augmentation import STRONG, WEAK, Augmentation
 from suture.data.batch import Batch, endless
-from suture.data.prefetch import ahead
+from suture.data.prefetch import prefetch
 from suture.learning.losses import probabilities
 from suture.learning.training import LocalRound, SiteContext, predict, ready_inputs, view
 from suture.models.classifier import Classifier, frozen_copy
@@ -186,9 +186,9 @@ class MeanTeacher:
         site, see = self._site, partial(self._seen, noise)
         read = map(self._read, self._drawn(shuffle))
         if site.device.type == "cpu":
-            seen = ahead(map(see, read), min(site.prefetch, 1))  # views are large, and made in no time
+            seen = prefetch(map(see, read), min(site.prefetch, 1))  # views are large, and made in no time
         else:
-            seen = map(see, ahead(read, site.prefetch))
+            seen = map(see, prefetch(read, site.prefetch))
         return map(self._taught, seen)
 
     def _drawn(self, shuffle: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:

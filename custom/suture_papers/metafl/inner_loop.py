@@ -29,7 +29,7 @@ from suture.data.batch import Batch
 from suture.learning.losses import LabelLoss
 from suture.learning.optimisers import SGD, Adam
 from suture.learning.step_losses import NonFiniteLoss
-from suture.learning.training import LocalRound, LocalTraining, SiteContext, ready_inputs, rest, set_training
+from suture.learning.training import LocalRound, LocalTraining, SiteContext, ready_inputs, set_training
 from suture.methods.averaging import WeightedMean
 from suture.methods.base import GlobalModel, LabelUse, Limits, Method, RoundContext, hyperparameters
 from suture.methods.parameters import parts
@@ -161,7 +161,7 @@ def adapted(
     """
     model, local = site.model, round_.local
     support, query = batch_of(site, round_.round, batches, round_.seed)
-    rest(model, head_only=False)
+    freeze_backbone(model, head_only=False)
     set_training(model, "frozen", head_only=False)
 
     def objective(parameters: Parameters, batch: Batch) -> Tensor:

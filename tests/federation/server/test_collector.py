@@ -13,7 +13,7 @@ import torch
 import suture.federation.server.collector as collecting
 from suture.core.errors import FederationError
 from suture.federation.server.collector import UpdateCollector
-from suture.protocol.check import Expectation
+from suture.protocol.check import AllowedReply
 from suture.protocol.egress import CLASSES, Channel, Egress
 from suture.protocol.messages import Abstain, Metrics, Payload, Update, ones
 from suture.protocol.packing import Packed, pack
@@ -34,7 +34,7 @@ def collector(tmp_path: Path) -> UpdateCollector:
 
 
 def open_round(collector: UpdateCollector, number: int = 1) -> None:
-    expected = Expectation("train", number, number - 1, "validation", ("Mass",), ("Mass",), EGRESS)
+    expected = AllowedReply("train", number, number - 1, "validation", ("Mass",), ("Mass",), EGRESS)
     collector.open({site: (Payload("train", number), expected) for site in SITES})
 
 
@@ -192,7 +192,7 @@ def test_an_update_comes_back_as_it_was_received(
         class_weight=(0.0, 1.0),
         scalars={"steps": (0.0, 10.0)},
     )
-    expected = Expectation("train", 1, 0, "validation", sent.labels, sent.labels, egress)
+    expected = AllowedReply("train", 1, 0, "validation", sent.labels, sent.labels, egress)
     collector.open({"a": (Payload("train", 1), expected)})
     collector.receive("a", pack(sent))
     assert collector.close({})["a"]["status"] == "accepted"

@@ -12,7 +12,7 @@ from suture.federation.expectation import expected_answer
 from suture.federation.server.collector import UpdateCollector
 from suture.methods import METHODS
 from suture.models.classifier import Layout
-from suture.protocol.check import Expectation
+from suture.protocol.check import AllowedReply
 from suture.protocol.egress import Egress
 from suture.protocol.messages import Payload, Update
 from suture.protocol.packing import Packed, pack
@@ -47,7 +47,7 @@ for _ in range(3_000):
 )
 def test_what_is_no_message_is_rejected_and_the_exchange_goes_on(packed: Packed, tmp_path: Path) -> None:
     collector = UpdateCollector(tmp_path / "spool", lambda *_, **__: None)
-    expected = Expectation("handshake", 0, 0, "", (), (), Egress({}, {}))
+    expected = AllowedReply("handshake", 0, 0, "", (), (), Egress({}, {}))
     collector.open({site: (Payload("handshake"), expected) for site in ("a", "b")})
     collector.receive("a", packed)
     lines = collector.close({})

@@ -15,7 +15,7 @@ from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan
 from suture.federation.server.global_model import check_unchanged, fixed_settings
 from suture.federation.server.ledgers import LEDGERS
-from suture.federation.server.selection import Best, Standings, better, lower_loss
+from suture.federation.server.selection import Best, ModelSelection, better, lower_loss
 from suture.federation.store import FORMAT
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
@@ -80,10 +80,10 @@ def test_a_corrupt_best_model_is_named_and_the_newest_takes_its_place(tiny: Any)
     with pytest.raises(SutureError, match=f"{best.name} is corrupt.*delete the files of round 6 in"):
         states.read_best(6)
     for best_round, expected in ((Best(6, -0.5), Best(6, -0.5)), (None, None)):
-        standings = Standings(best_round)
+        standings = ModelSelection(best_round)
         standings.fall_back(states, 6)
         assert standings.best == expected
-    standings = Standings(Best(1, -0.5))
+    standings = ModelSelection(Best(1, -0.5))
     standings.fall_back(states, 5)
     assert standings.best is not None
     assert standings.best.round == 5
@@ -175,18 +175,18 @@ def test_rounds_of_equal_loss_are_told_apart_by_auroc_and_else_the_later_is_kept
         best = lower_loss(best, Best(round_, -loss, auroc))
         chosen.append(best.round)
     assert chosen == [1, 2, 3, 4, 4, 4]
-    standings = Standings()
+    standings = ModelSelection()
     standings.note_loss(Best(1, -0.5, 0.7))
     standings.note_own({"a": Best(1, -0.5), "b": Best(1, -0.5, 0.9)})
     standings.note_own({"a": Best(2, -0.5), "b": Best(2, -0.5, 0.8)})
     assert (standings.of("a"), standings.of("b")) == (2, 1)
-    assert Standings.from_dict(standings.to_dict()) == standings
-    assert Standings.from_dict({"best": {"round": 3, "value": -0.5}, "own": {}}).best == Best(3, -0.5)
+    assert ModelSelection.from_dict(standings.to_dict()) == standings
+    assert ModelSelection.from_dict({"best": {"round": 3, "value": -0.5}, "own": {}}).best == Best(3, -0.5)
 
 
 def test_a_run_that_continues_by_another_rule_does_not_compare_its_values_with_those_of_the_former() -> None:
     """The last round has the value 0, an AUROC is above it, and a loss below: it would never be the best."""
-    standings = Standings(by="last", best=Best(2, 0.0))
+    standings = ModelSelection(by="last", best=Best(2, 0.0))
     standings.continue_by("last", 3)
     assert standings.best == Best(2, 0.0)
     standings.continue_by("site_loss", 3)
@@ -195,7 +195,7 @@ def test_a_run_that_continues_by_another_rule_does_not_compare_its_values_with_t
     standings.continue_by("site_loss", 5)
     assert standings.best == Best(4, -0.5)
     assert not standings.over(5, 2)
-    former = Standings(Best(1, -0.5))
+    former = ModelSelection(Best(1, -0.5))
     former.continue_by("site_loss", 2)
     assert former.best == Best(1, -0.5)
 

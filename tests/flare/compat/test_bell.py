@@ -14,7 +14,7 @@ from nvflare.apis.signal import Signal
 
 from suture.flare.codec import as_text
 from suture.flare.compat import bell
-from suture.flare.compat.bell import TOPIC, Bell, ring
+from suture.flare.compat.bell import TOPIC, TaskNotifier, ring
 from suture.flare.executor import SiteExecutor
 
 
@@ -38,7 +38,7 @@ class Hung:
     """A site's bell as FLARE drives it."""
 
     def __init__(self) -> None:
-        self.engine, self.abort, self.bell = Engine(), Signal(), Bell()
+        self.engine, self.abort, self.bell = Engine(), Signal(), TaskNotifier()
         self.event(EventType.START_RUN)
 
     def event(self, name: str) -> None:
@@ -106,7 +106,7 @@ def test_whatever_a_bell_holds_it_causes_one_poll_and_answers_nothing(hung: Hung
     assert reply.get_return_code() == ReturnCode.OK
     assert set(reply) == set(Shareable()), "the answer holds something"
     assert hung.poll()
-    assert not hung.poll(), "a thousand bells before a poll are one"
+    assert not hung.poll(), "a thousand gaussian_kernels before a poll are one"
 
 
 def test_the_server_rings_at_the_sites_of_the_exchange_alone() -> None:
@@ -122,7 +122,7 @@ def test_the_server_rings_at_the_sites_of_the_exchange_alone() -> None:
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_site_that_shares_its_thread_does_not_wait(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     polls: list[Signal | None] = []
-    monkeypatch.setattr(Bell, "wait", lambda _, abort: polls.append(abort))
+    monkeypatch.setattr(TaskNotifier, "wait", lambda _, abort: polls.append(abort))
     executor, engine, fl_ctx = SiteExecutor(as_text({}), 1, bell=waits), Engine(), FLContext()
     fl_ctx.get_engine = lambda: engine
     for event in (EventType.START_RUN, EventType.BEFORE_PULL_TASK):

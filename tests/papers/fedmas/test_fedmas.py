@@ -284,7 +284,5 @@ def test_rows_of_the_second_head_are_averaged_and_kept(tiny: Any) -> None:
 def test_a_prior_of_another_width_is_refused(tiny: Any) -> None:
     context, task = bench_of(tiny)
     assert context.prior is not None
-    with pytest.raises(
-        ConfigError, match=r"alpha: .* has 7 features.* 5; set model\.projection=7"
-    ):
+    with pytest.raises(ConfigError, match=r"alpha: .* has 7 features.* 5; set model\.projection=7"):
         train_round(METHOD, replace(context, prior=replace(context.prior, width=7)), task, CTX)

@@ -51,7 +51,7 @@ class Answer:
     day: str
 
 
-class Said:
+class MessageLog:
     """Sentences about places; those of one file that are alike become one, which names all of the places."""
 
     def __init__(self) -> None:
@@ -78,8 +78,8 @@ class Remarks:
         notes: what it leaves out.
     """
 
-    faults: Said = field(default_factory=Said)
-    notes: Said = field(default_factory=Said)
+    faults: MessageLog = field(default_factory=MessageLog)
+    notes: MessageLog = field(default_factory=MessageLog)
 
 
 def day_of(cell: str) -> str | None:

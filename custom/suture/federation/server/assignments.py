@@ -13,7 +13,7 @@ from suture.federation.expectation import expected_answer
 from suture.federation.server.registry import SiteRegistry
 from suture.methods.base import GlobalModel, Method
 from suture.methods.parameters import layout_of, parts
-from suture.protocol.check import Expectation
+from suture.protocol.check import AllowedReply
 from suture.protocol.decisions import Decision, Rule
 from suture.protocol.egress import Egress, in_order
 from suture.protocol.messages import Labels, Payload, TaskName
@@ -66,7 +66,7 @@ class Assigner:
     rule: Rule = "sensitivity"
     ledgers: Mapping[str, str] = field(default_factory=dict)
 
-    def assign(self, task: Task) -> dict[str, tuple[Payload, Expectation]]:
+    def assign(self, task: Task) -> dict[str, tuple[Payload, AllowedReply]]:
         """Return the payload of every site in the order of their names, with what it may answer.
 
         A model of an earlier round may lack classes that have joined since: their rows are left out, and so

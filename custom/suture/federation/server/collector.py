@@ -19,7 +19,7 @@ from suture.core.printable import printable
 from suture.federation.server.attendance import Attendance
 from suture.federation.server.direction import cosines
 from suture.federation.server.norm_bound import Measure, NormBound, Norms
-from suture.protocol.check import Expectation, check_reply
+from suture.protocol.check import AllowedReply, check_reply
 from suture.protocol.half import Narrow, restored
 from suture.protocol.messages import (
     Abstain,
@@ -42,7 +42,7 @@ IN_MEMORY = 128 * 2**20
 Line = dict[str, Any]
 """What history.jsonl says of one site, or of one round."""
 
-Assignments = Mapping[str, tuple[Payload, Expectation]]
+Assignments = Mapping[str, tuple[Payload, AllowedReply]]
 """The payload of each site, and what the site may answer."""
 
 
@@ -81,7 +81,7 @@ class UpdateCollector:
         self._held_bytes = 0
         self._lock = threading.Lock()
         self._payloads: dict[str, Payload] = {}
-        self._expected: dict[str, Expectation] = {}
+        self._expected: dict[str, AllowedReply] = {}
         self._answers: dict[str, Reply] = {}
         self._accepted_at: dict[str, float] = {}
         self.norms: dict[str, Norms] = {}

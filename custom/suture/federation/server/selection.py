@@ -80,7 +80,7 @@ def lower_loss(best: Best | None, candidate: Best) -> Best:
 
 
 @dataclass(config=OPEN)
-class Standings:
+class ModelSelection:
     """The best round so far, of the federation and of each site.
 
     Attributes:
@@ -152,7 +152,7 @@ class Standings:
         self.best = Best(restored, -sys.float_info.max)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Standings:
+    def from_dict(cls, values: Mapping[str, Any]) -> ModelSelection:
         """Read what `to_dict` has returned.
 
         Raises:

@@ -62,7 +62,7 @@ from suture.federation.server.selection import (
     MEASURED_HERE,
     Best,
     HeldOut,
-    Standings,
+    ModelSelection,
     check_measurable,
     check_selection,
 )
@@ -138,7 +138,7 @@ class Server:
         self.round = 0
         self.registry = SiteRegistry({}, ())
         self.model: GlobalModel
-        self.standings = Standings(by=self.schedule.selection)
+        self.standings = ModelSelection(by=self.schedule.selection)
         self._facts = ClassFacts()
         self._holders: set[str] = set()  # sites that hold the tensors sent only once
         self._pending: Line | None = None  # the last round's history, until its losses are known
@@ -191,7 +191,7 @@ class Server:
         # Where the others are too few, `agree` raises and says what all sites have.
         self.registry = agree(infos, previous, named, accepted, began.prior, began.codes)
         check_label_type(self.plan.method, self.registry.label_type)
-        best = Standings.from_dict(found.header.standings).best if found else None
+        best = ModelSelection.from_dict(found.header.standings).best if found else None
         check_measurable(self.schedule, {site: infos[site] for site in self.registry.members}, best)
         if found:
             self._check_phase(found)
@@ -228,7 +228,7 @@ class Server:
 
     def _restore(self, found: Progress) -> None:
         self.round = found.round
-        self.standings = Standings.from_dict(found.header.standings)
+        self.standings = ModelSelection.from_dict(found.header.standings)
         self.standings.fall_back(self.states, found.round)
         self.standings.continue_by(self.schedule.selection, found.round)
         self._pending = found.header.pending

@@ -57,7 +57,7 @@ from suture.models import build
 from suture.models.classifier import AMP_DTYPES, Classifier, Layout, load_tensors
 from suture.models.priors import Prior, check_width, load_prior
 from suture.models.saved import save_model
-from suture.protocol.check import Expectation
+from suture.protocol.check import AllowedReply
 from suture.protocol.half import received, sent
 from suture.protocol.messages import (
     Evaluation,
@@ -165,7 +165,7 @@ class Site:
         """Leave the folder to other processes."""
         self._lock = None
 
-    def expectation(self, task: Payload) -> Expectation:
+    def expectation(self, task: Payload) -> AllowedReply:
         """Return what this site may answer to a task; the site's filter checks the answer against it."""
         own, samples = self._data()
         labels, method = task.labels or own.names, self.plan.method

@@ -38,7 +38,7 @@ def ring(sites: Sequence[str], fl_ctx: FLContext) -> None:
         engine.fire_and_forget_aux_request(list(sites), TOPIC, Shareable(), fl_ctx, optional=True)
 
 
-class Bell:
+class TaskNotifier:
     """A site's bell. It has rung when it is made, so that the first poll waits for nothing."""
 
     def __init__(self) -> None:
