@@ -130,7 +130,7 @@ def test_so_a_site_answers(task: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
     assert seen == [[True] * 3]
 
 
-ENTRIES = ("cli.run", "flare.executor", "flare.simulate", "federation.workers", "learning.pretraining")
+ENTRIES = ("cli.run", "flare.executor", "flare.simulate", "federation.workers")
 
 
 @pytest.mark.parametrize("entry", ENTRIES)

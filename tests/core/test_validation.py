@@ -10,9 +10,9 @@ import pytest
 
 from suture.core.errors import ConfigError
 from suture.core.validation import REMOVED, flat, lasting, parse
-from suture.learning.pretraining import Pretraining
 from suture.methods import METHODS
 from suture.simulation.job import load_job, with_settings
+from suture_papers.fedmas.pretraining import Pretraining
 from suture_papers.tables.spec import Experiment
 
 TEXT = """

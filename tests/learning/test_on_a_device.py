@@ -19,7 +19,6 @@ from suture.learning.finetuning import FineTuning, finetune
 from suture.learning.losses import masked_bce
 from suture.learning.memory import activations
 from suture.learning.prediction import Model
-from suture.learning.pretraining import Pretraining, Trainer
 from suture.learning.training import (
     LocalRound,
     LocalTraining,
@@ -31,6 +30,7 @@ from suture.learning.training import (
 )
 from suture.models import ModelSpec, build
 from suture.models.backbones import TextLSTM
+from suture_papers.fedmas.pretraining import Pretraining, Trainer
 
 SPEC = ModelSpec("cnn", size=32)
 LABELS = LabelSet(("Edema", "Mass"))

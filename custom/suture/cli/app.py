@@ -28,7 +28,6 @@ from suture.cli.model import model_app
 from suture.cli.party import doctor, egress, ledger, policy
 from suture.cli.plot import plot_app
 from suture.cli.poc import poc_app
-from suture.cli.pretrain import pretrain
 from suture.cli.research import compare, evaluate, predict
 from suture.cli.run import demo, export, run
 from suture.cli.study import check, init
@@ -137,7 +136,7 @@ PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Start": (demo, init, check, list_),
     "Run": (run, watch, report, track, export, status, results, resume),
     "Use a model": (predict, evaluate, compare, explain, finetune, model_app),
-    "Research": (plot_app, pretrain, vocab, reference),
+    "Research": (plot_app, vocab, reference),
     "Site and server": (doctor, policy, ledger, egress, data_app, poc_app),
 }
 """The commands as the help and the reference group them; those of papers and other packages follow."""

@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 
 from suture.cli import app
 from suture.core.errors import ConfigError, DataError
-from suture.learning.pretraining import (
+from suture.learning.step_losses import NonFiniteLoss
+from suture.models.priors import PriorSpec, load_prior, read_prior
+from suture_papers.fedmas.pretraining import (
     Encoder,
     Pretraining,
     Queue,
@@ -23,8 +25,6 @@ from suture.learning.pretraining import (
     info_nce,
     pretrain,
 )
-from suture.learning.step_losses import NonFiniteLoss
-from suture.models.priors import PriorSpec, load_prior, read_prior
 
 SHORT = Pretraining(
     size=16,

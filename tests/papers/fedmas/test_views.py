@@ -10,7 +10,7 @@ import torch
 from torchvision.transforms.functional import gaussian_blur
 
 from suture.data.augmentation import resample
-from suture.learning.pretraining import (
+from suture_papers.fedmas.pretraining import (
     Views,
     blurred,
     color_jitter,

@@ -18,7 +18,7 @@ from suture.core.files import make_folder
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from suture.learning.pretraining import Pretraining
+    from suture_papers.fedmas.pretraining import Pretraining
 
 
 def pretrain(
@@ -46,7 +46,7 @@ def pretrain(
     import torch
 
     from suture.core.validation import parse
-    from suture.learning.pretraining import Pretraining
+    from suture_papers.fedmas.pretraining import Pretraining
 
     chosen: dict[str, Any] = {"backbone": backbone, "size": size, "color": color, "epochs": epochs}
     spec = parse(Pretraining, chosen | _settings(settings or []), "suture pretrain")
@@ -90,9 +90,9 @@ def _pretrain(
     configs: list[Path], spec: Pretraining, out: Path, seed: int, device: str, licence: str | None
 ) -> Path:
     """Train a prior and write it into OUT; return the path of its .json."""
-    from suture.learning.pretraining import pretrain as train
     from suture.models.priors import save_prior
     from suture.models.priors.prior import freeze
+    from suture_papers.fedmas.pretraining import pretrain as train
 
     images, data = _images(configs, spec.size, spec.color)
     print_line(f"{len(images)} images of {len(data)} data sets")
