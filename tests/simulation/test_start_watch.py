@@ -273,8 +273,7 @@ def test_a_site_that_is_silent_twice_is_named(started: Any) -> None:
     out = started("ab", "ab", "ab", heard=("a", "a", "ab"), logged=False)
     with pytest.raises(
         FederationError,
-        match=r"^b: its process in FLARE's simulator fetched no task before the first round, twice; "
-        r"\S+flare.log and the logs in \S+flare have details$",
+        match=r"^b: .* before the first round, twice; \S+flare.log and the logs in \S+flare have details$",
     ):
         simulate(out, 2)
     assert len(list(out.glob("turn-*"))) == 2
