@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -84,6 +86,19 @@ def values(tmp_path: Path) -> dict[str, object]:
 
 def test_a_correct_reader_passes(values: dict[str, object]) -> None:
     assert len(check_dataset(DataSet(PondConfig, read_ponds, "ponds"), values)) == 3
+
+
+def test_the_reader_of_the_documentation_passes(
+    values: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "adding_a_method.md").read_text()
+    [text] = [block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "PONDS" in block]
+    (tmp_path / "ponds.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = importlib.import_module("ponds")
+    rows = "".join(f"{i}.png,P{i // 2},{i % 2},{i % 3 // 2}\n" for i in range(40))
+    (tmp_path / "ponds.csv").write_text("image,pond,Fish,Frog\n" + rows)
+    assert set(check_dataset(made.PONDS, values).split) == {"train", "validation", "test"}
 
 
 @pytest.mark.parametrize(

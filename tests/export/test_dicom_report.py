@@ -173,7 +173,7 @@ def test_inputs_without_a_report_are_counted_or_named(tmp_path: Path) -> None:
     assert found.refused == {
         str(lacking): "it has no valid StudyInstanceUID",
         str(wicked): "it has no valid SOPInstanceUID",
-        str(twin): "SOPInstanceUID",
+        str(twin): "another input has the same SOPInstanceUID",
     }
     assert list((tmp_path / "reports").iterdir()) == list(found.reports)  # nothing half written beside it
 

@@ -54,16 +54,16 @@ def in_folder(folder: Path, name: str = "x") -> None:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda folder: change(folder / "model.json"), "signed: changed: model.json; get the"),
-        (lambda folder: change(folder / "model.safetensors"), "signed: changed: model.safetensors; get the"),
-        (lambda folder: (folder / "README.md").unlink(), "signed: missing: README.md; get the"),
-        (lambda folder: (folder / "notes.txt").touch(), "signed: added: notes.txt; get the"),
-        (lambda folder: (folder / ".gitignore").touch(), r"signed: added: \.gitignore; get the"),
+        (lambda folder: change(folder / "model.json"), "changed: model.json; get the"),
+        (lambda folder: change(folder / "model.safetensors"), "changed: model.safetensors; get the"),
+        (lambda folder: (folder / "README.md").unlink(), "missing: README.md; get the"),
+        (lambda folder: (folder / "notes.txt").touch(), "added: notes.txt; get the"),
+        (lambda folder: (folder / ".gitignore").touch(), r"added: \.gitignore; get the"),
         (lambda folder: (folder / ".gitattributes").touch(), r"added: \.gitattributes; get the"),
-        (lambda folder: in_folder(folder / ".git"), r"signed: added: \.git/x; get the"),
-        (lambda folder: in_folder(folder / ".github"), r"signed: added: \.github/x; get the"),
-        (lambda folder: in_folder(folder / "a" / ".b"), r"signed: added: a/\.b/x; get the"),
-        (lambda folder: in_folder(folder / "a", "model.sig"), r"signed: added: a/model\.sig; get the"),
+        (lambda folder: in_folder(folder / ".git"), r"added: \.git/x; get the"),
+        (lambda folder: in_folder(folder / ".github"), r"added: \.github/x; get the"),
+        (lambda folder: in_folder(folder / "a" / ".b"), r"added: a/\.b/x; get the"),
+        (lambda folder: in_folder(folder / "a", "model.sig"), r"added: a/model\.sig; get the"),
         (lambda folder: (folder / "l").symlink_to("model.json"), "links or special files: l; replace"),
         (lambda folder: (folder / ".git").symlink_to("/"), r"links or special files: \.git; replace"),
         (lambda folder: os.mkfifo(folder / "pipe"), "links or special files: pipe; replace"),
@@ -116,7 +116,7 @@ def test_a_signature_of_another_tool_that_leaves_files_out_is_no_signature_of_al
     verify(model, public)
     for path in (model / "extra", model / ".git"):
         in_folder(path)
-        with pytest.raises(DataError, match=rf"does not cover: {re.escape(path.name)}/x; remove it"):
+        with pytest.raises(DataError, match=rf"does not cover: {re.escape(path.name)}/x; remove"):
             verify(model, public)
         shutil.rmtree(path)
 

@@ -58,7 +58,7 @@ def test_a_run_that_works_has_a_page(page: LivePage) -> None:
     status, text, _ = ask(page)
     assert status == 200
     assert "This run is still running." in text
-    assert "2 rounds of 8" in text
+    assert "2 of 8 rounds" in text
     assert "Round 3 of 8: training; harbour accepted." in text
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert(1)" in text
@@ -70,7 +70,7 @@ def test_the_page_of_a_remote_run_says_what_it_cannot_know(page: LivePage) -> No
     run = run_record() | {"env": "poc", "status": "running", "sites": {}, "labels": []}
     (page.folder / "run.json").write_text(json.dumps(run))
     text = ask(page)[1]
-    assert "at the server until it has ended" in text
+    assert "sites, classes and rounds are at the server" in text
     assert "Round 3 of 8: training; harbour accepted." in text
 
 
@@ -81,7 +81,7 @@ def test_the_page_follows_the_files_and_head_tells_without_rendering(page: LiveP
     with (page.folder / "history.jsonl").open("a") as file:
         file.write(json.dumps(history_records(3)[2]) + "\n" + '{"round": 4, "ph')  # half of the next
     assert ask(page, method="HEAD")[2] != first[2]
-    assert "3 rounds of 8" in ask(page)[1]
+    assert "3 of 8 rounds" in ask(page)[1]
 
 
 def test_it_says_when_the_run_has_ended(page: LivePage) -> None:
@@ -187,6 +187,6 @@ def test_states_are_said_once_each(tmp_path: Path) -> None:
     said += islice(found, 1)
     assert [line.partition(":")[0] for line in said] == [
         "waiting for a run",
-        "the run works",
+        "the run is running",
         "the run has ended",
     ]
