@@ -130,7 +130,7 @@ def test_a_process_that_draws_and_is_killed_is_told(monkeypatch: pytest.MonkeyPa
     with drawing(ORDERS) as parts:
         next(parts)
         psutil.Process().children()[0].kill()
-        with pytest.raises(SutureError, match=r"draws images ended with code -9; .* says why"):
+        with pytest.raises(SutureError, match="draws images ended with code -9"):
             list(parts)
     assert not psutil.Process().children()
 
