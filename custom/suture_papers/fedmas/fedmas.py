@@ -108,7 +108,7 @@ class FedMAS(LocalAveraging):
     retrain: Retraining | None = None
 
     def check_model(self, spec: ModelSpec) -> None:
-        second, width = self.supervision == "program", PRIORS[self.prior.name].width
+        second, width = self.supervision == "program", PRIORS.find(self.prior.name).width
         if spec.second_head != second:
             raise ConfigError(
                 f"method.supervision={self.supervision} does not fit the model; set "
