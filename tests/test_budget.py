@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 BUDGET = {
-    "lines of code, engine": 28_410,
+    "lines of code, engine": 28_430,
     "lines of code, papers": 5_700,
     "settings": 370,
     "words of docs": 36_800,

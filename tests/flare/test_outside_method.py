@@ -33,7 +33,7 @@ from suture.flare.codec import as_text, from_shareable_, from_text
 from suture.flare.compat.tensors import register
 from suture.flare.controller import FederationController
 from suture.flare.recipe import FederationRecipe, export_job, recipe_of
-from suture.flare.workspace import check_method_allowed
+from suture.flare.workspace import check_method_allowed, check_prior_allowed
 from suture.methods import method_class, outside
 from suture.methods.source import code_hash
 from suture.protocol.messages import Abstain, Payload
@@ -169,6 +169,18 @@ def test_a_site_that_has_not_listed_it_abstains_and_does_not_import_it(
     assert reply.reason == "configuration"
     line = json.loads((tmp_path / "alpha" / "suture" / "errors.jsonl").read_text())
     assert f"--allow {MODULE}." in line["message"]
+    assert MODULE not in sys.modules
+
+
+def test_a_prior_of_another_package_is_listed_too(tmp_path: Path, installed: Path) -> None:
+    points = tmp_path / "installed" / METADATA / "entry_points.txt"
+    points.write_text(points.read_text() + f"[suture.priors]\nown = {MODULE}:OWN\n")
+    for name in ("phantoms", "efficientnet_lite0", "unknown"):
+        check_prior_allowed({"prior": {"name": name}}, context(tmp_path / name, []))
+    chosen = {"prior": {"name": "own"}}
+    check_prior_allowed(chosen, context(tmp_path / "alpha", [f"{MODULE}."]))
+    with pytest.raises(ConfigError, match=rf"alpha does not allow the prior 'own' \({MODULE}.OWN"):
+        check_prior_allowed(chosen, context(tmp_path / "beta", []))
     assert MODULE not in sys.modules
 
 

@@ -36,7 +36,8 @@ class Counting(LocalAveraging):
 
     def egress(self, layout: Layout) -> Egress:
         rounds = Channel("rounds", "site", (1,)), Channel("of_classes", "site", (CLASSES, 2))
-        return replace(super().egress(layout), channels=(*rounds, Channel("before", "site", layout.trained)))
+        like = [Channel(name, "site", layout.trained) for name in ("before", "rows")]
+        return replace(super().egress(layout), channels=(*rounds, *like))
 
     def train(
         self, site: SiteContext, received: Payload, round_: LocalRound
@@ -44,7 +45,8 @@ class Counting(LocalAveraging):
         self.seen.append((site.name, round_))
         update, state = super().train(site, received, round_)
         kept = {name: round_.kept[name] + 1 for name in ("rounds", "of_classes")}
-        model = prefixed("before", dict(site.model.named_parameters()))
+        trained = dict(site.model.named_parameters())
+        model = prefixed("before", trained) | prefixed("rows", trained)
         return update, state | kept | model | self.undeclared
 
 
@@ -151,6 +153,13 @@ def test_a_state_of_a_former_version_goes_on(tiny: Any) -> None:
         site.close()
     federation.run()
     assert rounds_of("alpha")[-1].kept["of_classes"].tolist() == [[1, 1]] * 4
+
+
+def test_a_channel_may_have_the_name_that_rows_of_classes_once_began_with(tiny: Any) -> None:
+    tiny(Counting(local=LOCAL), rounds=2).run()
+    kept = rounds_of("alpha")[-1].kept
+    assert kept["rows/head.weight"].any()
+    assert torch.equal(kept["rows/head.weight"], kept["before/head.weight"])
 
 
 def test_it_outlives_the_process(tiny: Any) -> None:

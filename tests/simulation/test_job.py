@@ -118,6 +118,8 @@ def test_a_job_of_an_earlier_version_learns_where_a_module_is_now(tmp_path: Path
     for old, new in (
         ("suture.methods.fedmas", "import suture_papers.fedmas.fedmas instead"),
         ("suture.methods.meta.pmfl", "import suture_papers.metafl.pmfl instead"),
+        ("suture.simulation.openi", "import suture_papers.chest_xrays.openi_sites instead"),
+        ("suture.data.readers.openi", "import suture_papers.chest_xrays.openi instead"),
         ("suture.nowhere", "No module named"),
     ):
         path.write_text(f"import {old}\n")

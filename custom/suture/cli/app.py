@@ -141,14 +141,18 @@ PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
 }
 """The commands as the help and the reference group them; those of papers and other packages follow."""
 
+_own = set()
 for panel, commands in PANELS.items():
     for command in commands:
         if isinstance(command, typer.Typer):
             app.add_typer(command, rich_help_panel=panel)
+            _own.add(str(command.info.name))
         else:
             app.command(command.__name__.strip("_"), rich_help_panel=panel)(command)
+            _own.add(command.__name__.strip("_"))
 for name, points in sorted(found("suture.commands").items()):
-    app.command(name, rich_help_panel="Research")(command_of(points[0]))
+    if name not in _own:  # no package replaces a command
+        app.command(name, rich_help_panel="Research")(command_of(points[0]))
 
 
 def main() -> None:

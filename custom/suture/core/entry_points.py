@@ -49,7 +49,9 @@ def moved(line: str) -> str:
     The papers' modules were the engine's in earlier versions.
     """
     papers, old = Path(__file__).parents[2] / PACKAGES[1], re.search(r"\bsuture\.[\w.]+", line)
-    paths = papers.rglob(f"{old[0].rpartition('.')[2]}.py") if old else ()
+    name = old[0].rpartition(".")[2] if old else ""
+    sites = [*papers.rglob(f"{name}_sites.py")] if old and ".simulation." in old[0] else []
+    paths = sites or papers.rglob(f"{name}.py")  # a data set's reader and its sites had the same name
     places = [".".join(path.relative_to(papers.parent).with_suffix("").parts) for path in paths]
     return f"; import {' or '.join(sorted(places))} instead" if places else ""
 

@@ -20,6 +20,7 @@ from suture.flare.compat.bell import TaskNotifier
 from suture.flare.compat.tensors import register
 from suture.flare.workspace import (
     check_method_allowed,
+    check_prior_allowed,
     claim_experiment,
     with_own_embedding,
     with_own_prior,
@@ -91,6 +92,7 @@ class SiteExecutor(Executor):
         root = workspace_root(fl_ctx)
         settings = from_text(self.plan)
         check_method_allowed(str(settings.get("method")), fl_ctx)
+        check_prior_allowed(settings.get("hyperparameters"), fl_ctx)
         plan = Plan.from_dict(settings)
         config = load_site_config(find_site_config(name, root))
         plan = with_own_embedding(plan, config.storage.files)

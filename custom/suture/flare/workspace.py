@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey
 
+from suture.core.entry_points import registered
 from suture.core.errors import ConfigError
 from suture.core.files import named_file
 from suture.data.embedding import TFIDF
@@ -22,6 +25,7 @@ from suture.flare.compat.allow_list import refusal
 from suture.methods import entry_of
 from suture.methods.source import class_path, list_entry
 from suture.models import MODELS
+from suture.models.priors import PRIORS
 
 
 def workspace_root(fl_ctx: FLContext) -> Path:
@@ -62,15 +66,33 @@ def check_method_allowed(method: str, fl_ctx: FLContext) -> None:
     Raises:
         ConfigError: the party does not allow the class; names the command that allows its package.
     """
-    point = entry_of(method)
-    if point is None:
-        return
+    if point := entry_of(method):
+        _check_allowed("method", point, fl_ctx)
+
+
+def check_prior_allowed(hyperparameters: object, fl_ctx: FLContext) -> None:
+    """Check a prior of another package as `check_method_allowed` checks a method.
+
+    Args:
+        hyperparameters: of the method in the plan, whatever they are.
+
+    Raises:
+        ConfigError: the party does not allow it; names the command that allows its package.
+    """
+    prior = hyperparameters.get("prior") if isinstance(hyperparameters, Mapping) else None
+    name = prior.get("name") if isinstance(prior, Mapping) else None
+    points = [] if simulated() else registered(PRIORS.group).get(str(name), [])
+    for point in points:
+        _check_allowed("prior", point, fl_ctx)
+
+
+def _check_allowed(what: str, point: EntryPoint, fl_ctx: FLContext) -> None:
     path = class_path(point)
     if refusal({"path": path, "args": {}}, fl_ctx=fl_ctx):
         package = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
         root = shlex.quote(str(workspace_root(fl_ctx)))
         raise ConfigError(
-            f"{fl_ctx.get_identity_name()} does not allow the method {method!r} ({path}{package}); its "
+            f"{fl_ctx.get_identity_name()} does not allow the {what} {point.name!r} ({path}{package}); its "
             f"administrator can allow it with `suture policy {root} --allow "
             f"{list_entry(point)}`, which adds the package to class_allow_list in local/resources.json"
         )

@@ -8,6 +8,7 @@ import os
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,8 @@ def test_everything_that_an_answer_says_is_counted() -> None:
     )
     assert (found.figures, found.update) == ({"A": 2, "C": 1}, True)
     assert found.numbers == 6 + 1 + 3 + 7  # of metrics, weights, and ages
+    lacking = replace(rows, channels={"f1": told["f1"]})  # which the site's filter refuses, with the reason
+    assert released(lacking, Payload("train", 2), *of_classes).figures == {"A": 2, "C": 1}
     info = SiteInfo(("A", "B"), {"train": 3}, 1, "x", counts={"A": (1, 2), "B": None})
     found = released(info, Payload("handshake"))
     assert (found.figures, found.update, found.numbers) == ({}, False, 3)

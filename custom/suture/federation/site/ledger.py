@@ -148,7 +148,8 @@ def _told(reply: Reply, channels: Sequence[Channel]) -> Counter[str]:
         return Counter(reply.labels)
     if not isinstance(reply, Update):
         return Counter()
-    tensors = [reply.channels[channel.name] for channel in channels if channel.of_classes]
+    told = [channel.name for channel in channels if channel.of_classes]
+    tensors = [tensor for name, tensor in reply.channels.items() if name in told]  # one may be missing
     return Counter({name for t in tensors for name, row in zip(reply.labels, t, strict=True) if row.any()})
 
 
@@ -167,8 +168,8 @@ def _numbers(reply: Reply, channels: Sequence[Channel]) -> int:
         for metrics in _metrics(reply)
     )
     if isinstance(reply, Update):
-        whole = [c for c in channels if not (c.of_classes or isinstance(c.shape, Layout))]
-        count += sum(reply.channels[channel.name].numel() for channel in whole)
+        whole = [c.name for c in channels if not (c.of_classes or isinstance(c.shape, Layout))]
+        count += sum(tensor.numel() for name, tensor in reply.channels.items() if name in whole)
         return count + 1 + len(reply.class_weights) + len(reply.scalars) + (reply.train_loss is not None)
     if isinstance(reply, Scores):
         return sum(int((counts >= 0).sum()) for counts in reply.class_tensors.values())

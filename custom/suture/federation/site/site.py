@@ -306,8 +306,8 @@ class Site:
         self._ready(context)
         watch = self._watching(context)
         observed = watch.over(context) if watch else context
-        last = Packed(kept_by_method(state), state.header)
         method = self.plan.method
+        last = Packed(kept_by_method(state, method, context.model), state.header)
         update, keep = method.train(observed, task, local_round(method, observed, last, ctx))
         if watch:
             watch.write(task.round)

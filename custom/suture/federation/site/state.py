@@ -92,9 +92,10 @@ def group(state: Packed, prefix: str) -> dict[str, Tensor]:
     return {k.removeprefix(prefix): t for k, t in state.tensors.items() if k.startswith(prefix)}
 
 
-def kept_by_method(state: Packed) -> dict[str, Tensor]:
+def kept_by_method(state: Packed, method: Method, model: Classifier) -> dict[str, Tensor]:
     """Return what the method has kept, as it returned it: the optimiser state and its channels."""
-    kept = {name.removeprefix(_FORMER): tensor for name, tensor in group(state, KEPT).items()}
+    declared = method.egress(exchanged(model, method)).forms("site")
+    kept = {k if k in declared else k.removeprefix(_FORMER): t for k, t in group(state, KEPT).items()}
     return group(state, "optimiser/") | kept
 
 

@@ -1,0 +1,28 @@
+"""Commands of other packages, which are found by entry point."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_a_command_of_another_package_is_added_and_replaces_none(tmp_path: Path) -> None:
+    info = tmp_path / "other-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    names = ("count = other:count", "run = other:count", "plot = other:count", "broken = other:NUMBER")
+    (info / "entry_points.txt").write_text("[suture.commands]\n" + "\n".join(names))
+    (tmp_path / "other.py").write_text('NUMBER = 3\ndef count():\n    """Count."""\n    print("counted")\n')
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+    def suture(*words: str) -> str:
+        command = [sys.executable, "-m", "suture", *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=tmp_path)
+        return done.stdout + done.stderr
+
+    assert suture("count") == "counted\n"
+    assert "--env" in suture("run", "--help")
+    assert "labels" in suture("plot", "--help")
+    assert suture("broken") == "error: the command 'broken' of other 1.0 is no function\n"
