@@ -285,6 +285,6 @@ def test_a_prior_of_another_width_is_refused(tiny: Any) -> None:
     context, task = bench_of(tiny)
     assert context.prior is not None
     with pytest.raises(
-        ConfigError, match=r"alpha: .* has 7 features and the model 5; set model\.projection=7"
+        ConfigError, match=r"alpha: .* has 7 features, but the model has 5; set model\.projection=7"
     ):
         train_round(METHOD, replace(context, prior=replace(context.prior, width=7)), task, CTX)
