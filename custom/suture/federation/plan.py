@@ -227,7 +227,7 @@ class RoundSettings:
     patience: Annotated[int, Field(ge=1, le=LIMIT)] | None = None
     max_failed_rounds: Annotated[int, Field(ge=1, le=LIMIT)] = 2
     max_update: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = 100.0
-    label_map: dict[LabelName, LabelName] = Field(default_factory=dict)
+    label_map: dict[LabelName, LabelName] = dataclasses.field(default_factory=dict)
     accept_labels: bool | tuple[str, ...] = False
     decision: DecisionSettings | None = None
 
