@@ -78,7 +78,7 @@ class Idle:
         )
 
     def schedule(self) -> Schedule:
-        return Schedule(rounds=self.rounds, job="cost", title="cost of a round")
+        return Schedule(self.rounds, "cost", "cost of a round")
 
 
 def weigh(peak: dict[str, float]) -> None:

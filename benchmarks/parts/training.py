@@ -86,8 +86,8 @@ def feeding(folder: Path, repeats: int) -> list[Figure]:
     def normalise(batch: Batch) -> object:
         return prepare(batch.inputs["image"])
 
-    def feed(use: Callable[[Batch], object], count: int) -> None:
-        for batch in prefetch(map(samples.batch, parts(order, 64)), count):
+    def feed(use: Callable[[Batch], object], prefetch: int) -> None:
+        for batch in prefetch(map(samples.batch, parts(order, 64)), prefetch):
             use(batch)
 
     def index() -> None:

@@ -36,9 +36,9 @@ def test_a_second_head_that_nobody_trains_is_refused() -> None:
 
 def test_patience_without_a_best_round_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"patience=3 .* or remove patience"):
-        Schedule(rounds=5, selection="last", patience=3)
-    assert Schedule(rounds=5, selection="server_metric", patience=3).patience == 3
-    assert Schedule(rounds=5, selection="last").patience is None
+        Schedule(5, selection="last", patience=3)
+    assert Schedule(5, selection="server_metric", patience=3).patience == 3
+    assert Schedule(5, selection="last").patience is None
 
 
 def test_enough_sites_are_a_number_or_a_share_rounded_up() -> None:
@@ -93,7 +93,7 @@ def test_a_plan_of_other_keys_is_refused(change: dict[str, Any]) -> None:
 def test_a_server_refuses_a_job_that_another_version_made(tmp_path: Path) -> None:
     plan = Plan.from_dict({**FORMER, "hyperparameters": {}})
     with pytest.raises(CodeMismatch, match=r"the server runs another version .* export the job again"):
-        open_server(plan, Schedule(rounds=1), None, tmp_path)
+        open_server(plan, Schedule(1), None, tmp_path)
     assert not any(tmp_path.iterdir())
 
 

@@ -188,11 +188,12 @@ def _other_code(party: str, own: str, code: str) -> str:
     )
 
 
-@dataclass(frozen=True, config=STRICT, kw_only=True)
-class RoundSettings:
-    """The settings of rounds, which a job states and only its server receives.
+@dataclass(frozen=True, config=STRICT)
+class Schedule:
+    """What only the server needs to know.
 
     Attributes:
+        job, title: name and title of the job, for people.
         rounds: number of communication rounds.
         min_sites: number of usable updates that a round needs, or (below 1) their share of the participating
             sites, rounded up; None needs all. At the start, the run needs this number or share of the
@@ -220,6 +221,8 @@ class RoundSettings:
     """
 
     rounds: Annotated[int, Field(ge=1, le=LIMIT)]
+    job: str = "job"
+    title: str = "federated training"
     min_sites: Quorum | None = None
     round_timeout: Annotated[int, Field(ge=1, le=LIMIT)] = 3600
     grace: Annotated[float, Field(ge=0, le=LIMIT)] | None = None
@@ -237,18 +240,6 @@ class RoundSettings:
                 f"patience={self.patience} has no effect with selection='last', because there every "
                 "round counts as the best; select by 'site_loss' or 'server_metric', or remove patience"
             )
-
-
-@dataclass(frozen=True, config=STRICT)
-class Schedule(RoundSettings):
-    """What only the server needs to know: the settings of rounds, and how the job is called.
-
-    Attributes:
-        job, title: name and title of the job, for people.
-    """
-
-    job: str = "job"
-    title: str = "federated training"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the schedule as plain values for the configuration of a job."""

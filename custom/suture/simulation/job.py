@@ -22,15 +22,16 @@ from suture.core.entry_points import moved
 from suture.core.errors import ConfigError, SutureError, shown, unknown
 from suture.core.names import as_job, check_job
 from suture.core.plain import read_regular, read_toml
-from suture.core.validation import LARGEST_SEED, bare, parse, why_removed
+from suture.core.validation import LARGEST_SEED, LIMIT, LabelName, bare, parse, why_removed
 from suture.data.augmentation import Augmentation
-from suture.federation.plan import Plan, RoundSettings, Schedule, code_hash
+from suture.federation.plan import Plan, Quorum, Schedule, Selection, code_hash
 from suture.learning.finetuning import FineTuning
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method
 from suture.methods.source import source_of
 from suture.models import MODELS, ModelSpec, vocabulary_of
 from suture.models.documents import with_digest
+from suture.protocol.decisions import DecisionSettings
 from suture.protocol.half import Transport
 from suture.simulation.job_files import job_file
 from suture.simulation.kinds import SIMULATIONS, Simulation
@@ -40,7 +41,7 @@ _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
 
 @dataclass(frozen=True, config=_STRICT)
-class Job(RoundSettings):
+class Job:
     """One federated training job.
 
     Attributes:
@@ -50,7 +51,7 @@ class Job(RoundSettings):
         shared_with: names of FLARE users who, besides the submitter, may continue the experiment. Others are
             refused.
         finetuning: how the global model is fine-tuned on tasks that no site has; None for no fine-tuning.
-        The other attributes are those of `Plan` and `RoundSettings`.
+        The other attributes are those of `Plan` and `Schedule`.
 
     Raises:
         ConfigError: the name cannot be used in a path, or the sites would train nothing.
@@ -60,15 +61,25 @@ class Job(RoundSettings):
     title: str
     method: Method
     model: ModelSpec
+    rounds: Annotated[int, Field(ge=1, le=LIMIT)]
     seed: Annotated[int, Field(ge=-LARGEST_SEED, le=LARGEST_SEED)] = 1
     augmentation: Augmentation = dataclasses.field(default_factory=Augmentation)
+    selection: Selection = "site_loss"
+    patience: Annotated[int, Field(ge=1, le=LIMIT)] | None = None
+    min_sites: Quorum | None = None
+    round_timeout: Annotated[int, Field(ge=1, le=LIMIT)] = 3600
+    grace: Annotated[float, Field(ge=0, le=LIMIT)] | None = None
+    max_failed_rounds: Annotated[int, Field(ge=1, le=LIMIT)] = 2
+    max_update: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = 100.0
+    label_map: dict[LabelName, LabelName] = dataclasses.field(default_factory=dict)
+    accept_labels: bool | tuple[str, ...] = False
+    decision: DecisionSettings | None = None
     shared_with: tuple[str, ...] = ()
     simulation: Simulation | None = None
     finetuning: FineTuning | None = None
     transport: Transport = "float32"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_job(self.name)
         if not (self.method.local.epochs or self.method.local.iterations):
             raise ConfigError(
@@ -100,8 +111,21 @@ class Job(RoundSettings):
             ConfigError: the method needs more rounds.
         """
         self.method.phases(self.rounds)
-        settings = {field.name: getattr(self, field.name) for field in dataclasses.fields(RoundSettings)}
-        return Schedule(job=self.name, title=self.title, **settings)
+        return Schedule(
+            rounds=self.rounds,
+            job=self.name,
+            title=self.title,
+            min_sites=self.min_sites,
+            round_timeout=self.round_timeout,
+            grace=self.grace,
+            selection=self.selection,
+            patience=self.patience,
+            max_failed_rounds=self.max_failed_rounds,
+            max_update=self.max_update,
+            label_map=self.label_map,
+            accept_labels=self.accept_labels,
+            decision=self.decision,
+        )
 
 
 def load_job(job: str | Path, *, trust: bool = False) -> Job:
