@@ -22,6 +22,7 @@ from parts.sites import bare_step
 from suture.core.labels import LabelSet
 from suture.data.augmentation import MILD, augment
 from suture.data.batch import Batch, Samples, parts
+from suture.data.prefetch import prefetch
 from suture.learning.losses import masked_bce
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known
 from suture.models import ModelSpec, build
@@ -85,8 +86,8 @@ def feeding(folder: Path, repeats: int) -> list[Figure]:
     def normalise(batch: Batch) -> object:
         return prepare(batch.inputs["image"])
 
-    def feed(use: Callable[[Batch], object], prefetch: int) -> None:
-        for batch in prefetch(map(samples.batch, parts(order, 64)), prefetch):
+    def feed(use: Callable[[Batch], object], count: int) -> None:
+        for batch in prefetch(map(samples.batch, parts(order, 64)), count):
             use(batch)
 
     def index() -> None:

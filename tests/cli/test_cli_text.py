@@ -48,8 +48,8 @@ def test_what_cannot_be_done_is_one_clear_error(tmp_path: Path) -> None:
     out, empty = tmp_path / "words.txt", tmp_path / "texts.txt"
     empty.write_text("\n")
     wrong = [
-        ((), ConfigError, "--data or as --texts"),
-        (("--texts", empty, "--data", hospital(tmp_path)), ConfigError, "one of the two"),
+        ((), ConfigError, "--data or --texts"),
+        (("--texts", empty, "--data", hospital(tmp_path)), ConfigError, "either --data or --texts"),
         (("--texts", empty), DataError, "holds no document"),
         (("--texts", tmp_path / "nowhere"), DataError, "nowhere cannot be read"),
     ]
@@ -65,7 +65,7 @@ def test_images_make_no_vocabulary(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('text_column = "report"', 'root = "."\nlabels = ["Mass"]'))
     error = vocab("--data", path, "--out", tmp_path / "words.txt").exception
     assert isinstance(error, DataError)
-    assert "its data are images" in str(error)
+    assert "data are images" in str(error)
 
 
 @pytest.mark.data

@@ -155,7 +155,7 @@ def test_without_operating_points_it_decides_nothing_and_says_so(tmp_path: Path)
     done = run_bundle(bundle, images, out)
     assert done.returncode == 0, done.stderr
     assert list(pd.read_csv(out)) == ["image", *LABELS]
-    assert "decides nothing" in (bundle / "docs" / "README.md").read_text()
+    assert "no operating points" in (bundle / "docs" / "README.md").read_text()
     np.save(images / "array.npy", np.zeros((4, 4)))
     assert "array.npy: this bundle does not read arrays" in run_bundle(bundle, images, out).stderr
     (images / "array.npy").unlink()

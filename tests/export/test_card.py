@@ -119,4 +119,4 @@ def test_the_modalities_of_the_model_are_stated(run_dir: Path) -> None:
     record = run_record()
     record["model"] = {**record["model"], "modalities": ["CR", "DX"]}
     (run_dir / "run.json").write_text(json.dumps(record))
-    assert "- DICOM images that it is for: CR, DX\n" in write_card(run_dir).read_text()
+    assert "- DICOM modalities: CR, DX\n" in write_card(run_dir).read_text()

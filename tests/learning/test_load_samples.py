@@ -114,12 +114,10 @@ def test_documents_of_sites_are_pooled(reader: ModelSpec, tmp_path: Path) -> Non
 def test_a_model_that_reads_something_else_is_refused(
     reader: ModelSpec, config_file: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(
-        ConfigError, match=r"site 'alpha': .*labels\.csv holds images .* 'reader' reads texts"
-    ):
+    with pytest.raises(ConfigError, match=r"site 'alpha': .*labels\.csv holds images.* 'reader' reads texts"):
         load_samples(load_site_config(config_file), reader, "alpha")
     path = write_reports(tmp_path / "b", "no")
-    with pytest.raises(ConfigError, match=r"site 'b': .*reports\.csv holds texts .* 'cnn' reads images"):
+    with pytest.raises(ConfigError, match=r"site 'b': .*reports\.csv holds texts.* 'cnn' reads images"):
         load_samples(load_site_config(path), PIXELS, "b")
 
 

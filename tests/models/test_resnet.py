@@ -39,5 +39,5 @@ def test_resnet18_gives_torchvisions_outputs(tmp_path: Path) -> None:
     with torch.no_grad():
         torch.testing.assert_close(theirs.fc(ours.backbone(x)), theirs(x), rtol=0, atol=1e-5)
     torch.save({"conv1.weight": torch.ones(1)}, tmp_path / "weights.pth")
-    with pytest.raises(ConfigError, match=r"weights\.pth is no ResNet-18.*conv1\.weight"):
+    with pytest.raises(ConfigError, match=r"weights\.pth does not contain ResNet-18.*conv1\.weight"):
         build(spec, LABELS, 1, pretrained=True)

@@ -73,7 +73,7 @@ def test_thresholds_are_youdens() -> None:
 
 
 def test_bad_input_is_named() -> None:
-    with pytest.raises(LabelError, match="'Hernia' is not among Mass, Edema, Lung Lesion"):
+    with pytest.raises(LabelError, match="'Hernia' is not one of Mass, Edema, Lung Lesion"):
         contingency(LABELS, SCORES, THRESHOLDS, "Mass", "Hernia")
     with pytest.raises(LabelError, match="'Lung Lesion' has no threshold"):
         contingency(LABELS, SCORES, {"Mass": 0.5}, "Mass", "Lung Lesion")

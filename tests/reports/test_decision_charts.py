@@ -98,7 +98,7 @@ def test_a_class_without_curves_is_named_and_a_run_of_an_earlier_version_is_draw
     del decisions["diagrams"]["Nodule"]
     write_json(folder / "metrics.json", metrics)
     page = render_report(folder)
-    assert "can be counted: Nodule." in page
+    assert "with or without the class: Nodule." in page
     assert "<summary>Nodule at" not in page
     del decisions["site_diagrams"]
     for name in ("own", "images"):

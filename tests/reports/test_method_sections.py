@@ -132,7 +132,7 @@ def test_a_row_that_other_sites_take_over_is_reported() -> None:
     wild = counted(2, a={"Mass": 3, "Edema": 0}, b={"Mass": 31, "Edema": 2}, c={"Mass": 900, "Edema": 3})
     assert run_away([calm], owners) == []
     (note,) = run_away([calm, wild], owners)
-    assert note.startswith("Mass: from round 2 sites that do not annotate it")
+    assert note.startswith("Mass: from round 2 ")
     assert "(in round 2: b, c)" in note
     # Without counts of an owner, or with counts of 0, ten of another site are still few.
     assert run_away([counted(1, b={"Mass": 10.0})], owners) == []

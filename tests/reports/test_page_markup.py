@@ -49,7 +49,7 @@ def test_curves_of_many_sites_fold_and_stay_small(tmp_path: Path) -> None:
     assert len(html) < 400_000
     assert "<summary>Nodule at 32 sites</summary>" in html
     assert "<summary>Pneumothorax at 34 sites</summary>" in html
-    assert "no counts have come: hospital-00, hospital-01." in html
+    assert "sent no counts: hospital-00, hospital-01." in html
     assert html.count(": ROC of Nodule, area ") == 32
     found = Outline(html)
     ids = [attrs["id"] for _, attrs in found.tags if "id" in attrs]

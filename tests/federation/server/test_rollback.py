@@ -19,6 +19,7 @@ from suture.federation.store import Rounds
 from suture.learning.training import LocalTraining
 from suture.methods.base import GlobalModel
 from suture.methods.surgical import SurgicalAggregation
+from suture.protocol.egress import Channel
 from suture.protocol.messages import Abstain, Payload, Update
 from suture.protocol.packing import Packed, pack, unpack
 from suture.reports.report import write_report
@@ -151,7 +152,12 @@ def test_a_step_of_the_server_that_diverges_is_blamed_on_no_site(rate: float, wh
 def test_a_number_of_the_next_model_that_is_not_finite_names_the_server_s_step(
     group: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    aggregate = SurgicalAggregation.aggregate
+    aggregate, egress = SurgicalAggregation.aggregate, SurgicalAggregation.egress
+    if group == "channels":
+        declared = (Channel("x", "server", (1,)),)
+        monkeypatch.setattr(
+            SurgicalAggregation, "egress", lambda *args: replace(egress(*args), channels=declared)
+        )
 
     def broken(self: SurgicalAggregation, previous: GlobalModel, *args: Any) -> GlobalModel:
         found = aggregate(self, previous, *args)
