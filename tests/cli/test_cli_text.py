@@ -50,7 +50,7 @@ def test_what_cannot_be_done_is_one_clear_error(tmp_path: Path) -> None:
     wrong = [
         ((), ConfigError, "--data or --texts"),
         (("--texts", empty, "--data", hospital(tmp_path)), ConfigError, "either --data or --texts"),
-        (("--texts", empty), DataError, "holds no document"),
+        (("--texts", empty), DataError, "no document"),
         (("--texts", tmp_path / "nowhere"), DataError, "nowhere cannot be read"),
     ]
     for words, kind, says in wrong:
