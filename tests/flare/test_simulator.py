@@ -206,7 +206,7 @@ def test_failure_in_the_simulator_tells_the_sites_own_error(
         return sites
 
     monkeypatch.setattr(PhantomSites, "prepare", spoil)
-    with pytest.raises(FederationError, match="northfield.*'Cardiomegaly' and 'Cardiomegaly'") as caught:
+    with pytest.raises(FederationError, match=r"northfield.*'Cardiomegaly' and 'Cardiomegaly'") as caught:
         run("sim", tmp_path / "r")
     assert "Traceback" not in str(caught.value)
     assert json.loads((tmp_path / "r" / "run.json").read_text())["status"] == "failed"
