@@ -122,7 +122,7 @@ def test_processes_are_at_most_one_for_each_site(tmp_path: Path, monkeypatch: py
 
 
 def test_workers_that_would_be_ignored_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--workers 0: .* from 1"):
+    with pytest.raises(ConfigError, match=r"--workers 0: .*1"):
         run_job(SMALL, "local", tmp_path / "r", workers=0)
     done = CliRunner().invoke(app, ["run", "demo", "--env", "poc", "--workers", "2"])
     assert isinstance(done.exception, ConfigError)

@@ -10,6 +10,7 @@ import torch
 from torchvision.transforms.functional import gaussian_blur
 
 from suture.data.augmentation import resample
+from suture_papers.fedmas import pretraining
 from suture_papers.fedmas.pretraining import (
     Views,
     blurred,
@@ -21,7 +22,13 @@ from suture_papers.fedmas.pretraining import (
     view,
 )
 
-OFF = Views(crop=1.0, flip=0.0, tone_chance=0.0, gray_chance=0.0, blur_chance=0.0)
+OFF = Views(crop=1.0, flip=0.0)
+
+
+def chances(monkeypatch: pytest.MonkeyPatch, tone: float = 0.0, gray: float = 0.0) -> None:
+    """How likely an image is toned, and made gray; constants of MoCo v2."""
+    monkeypatch.setattr(pretraining, "TONE_CHANCE", tone)
+    monkeypatch.setattr(pretraining, "GRAY_CHANCE", gray)
 
 
 def images(channels: int = 1, n: int = 6) -> torch.Tensor:
@@ -55,9 +62,10 @@ def test_a_crop_is_inside_the_image_and_of_the_area_that_is_asked() -> None:
     torch.testing.assert_close(resample(images(), crops(6, seeded(), OFF)), images(), rtol=0, atol=1e-3)
 
 
-def test_brightness_and_contrast_of_some() -> None:
+def test_brightness_and_contrast_of_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    chances(monkeypatch, tone=0.5)
     x = images(n=40) * 0.2 + 100  # far from both ends, where values are cut
-    out = color_jitter(x, seeded(), replace(OFF, tone=0.2, tone_chance=0.5))
+    out = color_jitter(x, seeded(), replace(OFF, tone=0.2))
     same = (out - x).abs().amax((1, 2, 3)) < 1e-3
     assert 0 < same.sum() < len(x)
     assert (out.mean((1, 2, 3)) / x.mean((1, 2, 3))).min() >= 0.8
@@ -65,18 +73,21 @@ def test_brightness_and_contrast_of_some() -> None:
     assert spread.min() < 0.9 < 1.1 < spread.max()
 
 
-def test_gray_has_no_colour_and_off_changes_none() -> None:
+def test_gray_has_no_colour_and_off_changes_none(monkeypatch: pytest.MonkeyPatch) -> None:
     x = images(3)
+    chances(monkeypatch)
     torch.testing.assert_close(mixed(x, colours(6, seeded(), OFF)), x, rtol=0, atol=0.1)
-    gray = mixed(x, colours(6, seeded(), replace(OFF, gray_chance=1.0)))
+    chances(monkeypatch, gray=1.0)
+    gray = mixed(x, colours(6, seeded(), OFF))
     torch.testing.assert_close(gray[:, 0], gray[:, 2], rtol=0, atol=0.1)
     weights = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
     torch.testing.assert_close(gray[:, :1], (x * weights).sum(1, keepdim=True), rtol=0, atol=0.1)
 
 
-def test_hue_turns_red_towards_its_neighbours() -> None:
+def test_hue_turns_red_towards_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    chances(monkeypatch, tone=1.0)
     red = torch.tensor([200.0, 60.0, 60.0]).view(1, 3, 1, 1).expand(50, 3, 2, 2)
-    spec = replace(OFF, tone_chance=1.0, tone=0.0, hue=0.1)
+    spec = replace(OFF, tone=0.0, hue=0.1)
     out = mixed(red, colours(50, seeded(), spec))[:, :, 0, 0] / 255
     hues = torch.tensor([(colorsys.rgb_to_hsv(*pixel)[0] + 0.5) % 1 - 0.5 for pixel in out.tolist()])
     assert -0.16 < hues.min() < -0.05
