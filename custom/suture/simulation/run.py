@@ -439,15 +439,17 @@ def preparing(out: Path, job: Job, *, resume: bool, overwrite: bool) -> Iterator
     before, others = files_of_run(out)
     if others:
         log.warning("%s has files that no run wrote, and keeps them: %s", out, ", ".join(others))
-    with writing(out):
-        begin_here(out)
-        delete(out, before)
     try:
+        with writing(out):
+            begin_here(out)
+            delete(out, before)
         yield
     except BaseException:
-        with suppress(OSError, ConfigError):
-            delete(out, [*files_of_run(out)[0], *(out / name for name in (LOCK, PREPARING, MADE))])
-            out.rmdir()
+        # Without the mark nothing of a former run was deleted yet, and none of it may be lost.
+        if (out / PREPARING).exists() or not before:
+            with suppress(OSError, ConfigError):
+                delete(out, [*files_of_run(out)[0], *(out / name for name in (LOCK, PREPARING, MADE))])
+                out.rmdir()
         raise
     (out / PREPARING).unlink()
 
