@@ -7,14 +7,14 @@ from typing import Any
 
 from suture.federation.loop import Loop
 from suture.federation.server.collector import Receiver
-from suture.protocol.messages import Payload, TaskName
+from suture.protocol.messages import TaskData, TaskName
 from suture.protocol.packing import Packed, pack, unpack
 
 
 class Between(Loop):
     """A loop in which a test may change, lose or break what a site answers."""
 
-    def __init__(self, sites: Any, change: Callable[[str, Payload, Packed], Packed | None]) -> None:
+    def __init__(self, sites: Any, change: Callable[[str, TaskData, Packed], Packed | None]) -> None:
         super().__init__(sites)
         self.change = change
 
@@ -22,7 +22,7 @@ class Between(Loop):
         missing = {}
         for name, packed in payloads.items():
             payload = unpack(packed)
-            assert isinstance(payload, Payload)
+            assert isinstance(payload, TaskData)
             answer = self.change(name, payload, pack(self._sites[name].answer(payload)))
             if answer is None:
                 missing[name] = "lost on the way"

@@ -23,7 +23,7 @@ from suture.federation.server.server import Server, open_server
 from suture.federation.site.site import Site
 from suture.methods.base import Method
 from suture.models import ModelSpec
-from suture.protocol.messages import Payload
+from suture.protocol.messages import TaskData
 from suture.protocol.packing import pack, unpack
 from suture.reports.report import write_report
 
@@ -148,6 +148,6 @@ def tiny(tmp_path: Path) -> MakeTiny:
     return make
 
 
-def say(site: Site, task: Payload) -> object:
+def say(site: Site, task: TaskData) -> object:
     """A site's answer as it crosses the wire."""
     return unpack(pack(site.answer(task)))

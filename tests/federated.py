@@ -15,7 +15,7 @@ from suture.learning.training import LocalRound, LocalTraining, SiteContext
 from suture.methods.base import GlobalModel
 from suture.methods.composed import Composed, _Training
 from suture.models import ModelSpec
-from suture.protocol.messages import Payload, Update
+from suture.protocol.messages import TaskData, Update
 from suture.simulation.method_checks import SMALL
 from suture.simulation.trial import Trial
 
@@ -40,7 +40,7 @@ def same(one: GlobalModel | Update, two: GlobalModel | Update) -> bool:
 
 def at_site(
     method: Any, label_type: LabelType = "multilabel", site: str = "alpha"
-) -> tuple[SiteContext, Payload]:
+) -> tuple[SiteContext, TaskData]:
     """What a site works with in round 1, with a model of double precision."""
     with Trial(method, SMALL, label_type) as trial:
         received = trial.payload(site)
@@ -50,7 +50,7 @@ def at_site(
 
 
 def objective_of(
-    method: Composed, site: SiteContext, received: Payload, round_: LocalRound = ROUND
+    method: Composed, site: SiteContext, received: TaskData, round_: LocalRound = ROUND
 ) -> Callable[[Batch], Tensor]:
     """What a local step of the method minimises, for the site's model as it is then."""
     training = _Training(

@@ -10,7 +10,7 @@ from torch import Tensor
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods import METHODS
 from suture.methods.base import Method, RoundContext, local_round
-from suture.protocol.messages import Payload, Update
+from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed
 from suture_papers.metafl.inner_loop import INNER, ServerStep
 from suture_papers.rare_classes.creff import ClassGradients
@@ -28,7 +28,7 @@ NEW = Packed({}, {})
 
 
 def train_round(
-    method: Method, site: SiteContext, received: Payload, ctx: RoundContext, state: Packed = NEW
+    method: Method, site: SiteContext, received: TaskData, ctx: RoundContext, state: Packed = NEW
 ) -> tuple[Update, dict[str, Tensor]]:
     """What the site sends and stores after a round from `state`."""
     return method.train(site, received, local_round(method, site, state, ctx))

@@ -61,7 +61,7 @@ from suture.models import ModelSpec, build
 from suture.models.saved import load_model, save_model
 from suture.protocol import messages
 from suture.protocol.decisions import Decisions, DecisionSettings, Operating
-from suture.protocol.messages import Payload, SiteInfo
+from suture.protocol.messages import SiteInfo, TaskData
 from suture.protocol.packing import Packed, pack, unpack
 from suture.protocol.records import Metrics, Run
 from suture.protocol.records import parse as parse_record
@@ -175,7 +175,7 @@ def test_the_server_refuses_the_site_and_goes_on(name: str) -> None:
         server = trial.server
         server.schedule = replace(server.schedule, min_sites=1)
 
-        def lie(site: str, task: Payload, answer: Packed) -> Packed:
+        def lie(site: str, task: TaskData, answer: Packed) -> Packed:
             if site != "alpha" or task.task != "handshake":
                 return answer
             own = answer.header["labels"]

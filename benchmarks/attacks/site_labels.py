@@ -41,7 +41,7 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.classifier import split_state
 from suture.protocol.check import check_reply
-from suture.protocol.messages import Evaluation, Metrics, Payload
+from suture.protocol.messages import Evaluation, Metrics, TaskData
 
 Floats = NDArray[np.float64]
 
@@ -112,7 +112,7 @@ class Server:
         self._model.head.bias.data = torch.from_numpy(row[-1:]).float()
         shared, head = split_state(self._model.state_dict())
         self.answers += 1
-        task = Payload("evaluate", self.answers, labels=(LABEL,), shared=shared, head=head)
+        task = TaskData("evaluate", self.answers, labels=(LABEL,), shared=shared, head=head)
         answer = self._site.answer(task)
         assert isinstance(answer, Evaluation), answer
         check_reply(answer, self._site.expectation(task))

@@ -26,7 +26,7 @@ from suture.methods.fedavg import FedAvg
 from suture.models import ModelSpec
 from suture.models.classifier import split_state
 from suture.models.priors import PriorSpec, load_prior
-from suture.protocol.messages import Payload
+from suture.protocol.messages import TaskData
 from suture.protocol.packing import Packed
 from suture_papers.fedmas.fedmas import FedMAS
 
@@ -54,7 +54,7 @@ PARTS = {
 def epoch(site: SiteContext, method: Method, folder: Path) -> Callable[[], object]:
     """A round of one epoch, in a process that remembers nothing but what lies in a cache folder."""
     shared, head = split_state(site.model.state_dict())
-    task = Payload("train", 1, 0, labels=LABELS.names, shared=shared, head=head)
+    task = TaskData("train", 1, 0, labels=LABELS.names, shared=shared, head=head)
     own = replace(site, cache={}, cache_dir=folder)
     return lambda: method.train(own, task, local_round(method, own, Packed({}, {}), CTX))
 

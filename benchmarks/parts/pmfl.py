@@ -34,7 +34,7 @@ from suture.learning.samples import load_samples, single_target
 from suture.learning.training import LocalRound, SiteContext
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier, load_tensors, split_state
-from suture.protocol.messages import Payload
+from suture.protocol.messages import TaskData
 from suture.protocol.privacy import PrivacyConfig
 from suture_papers.metafl.fl import FL
 from suture_papers.metafl.inner_loop import MetaLearning, batch_of
@@ -95,7 +95,7 @@ def alone(method: FL | MetaLearning, data: list[Samples]) -> Work:
     """The sites' own work in a round: no message, file or check."""
     theta, rounds = _theta(), itertools.count(1)
     shared, head = split_state(theta.state_dict())
-    task = Payload("train", 1, 0, labels=theta.labels.names, shared=shared, head=head)
+    task = TaskData("train", 1, 0, labels=theta.labels.names, shared=shared, head=head)
     sites = [_bench(copy.deepcopy(theta), train) for train in data]
 
     def step(round_: LocalRound) -> None:

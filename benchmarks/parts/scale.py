@@ -30,7 +30,7 @@ from suture.federation.server.server import open_server
 from suture.methods.averaging import WeightedMean
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import MODELS, Backbone, ModelSpec
-from suture.protocol.messages import Payload, SiteInfo, Update, ones
+from suture.protocol.messages import SiteInfo, TaskData, Update, ones
 from suture.protocol.packing import Packed, load, pack, save, unpack
 
 Case = tuple[int, int, float]
@@ -73,7 +73,7 @@ class Cost:
 
 def _answer(packed: Packed, labels: tuple[str, ...], plan: Plan) -> Packed:
     task = unpack(packed)
-    assert isinstance(task, Payload)
+    assert isinstance(task, TaskData)
     if task.task == "handshake":
         return pack(SiteInfo(labels, {"train": 8, "validation": 2}, 1, plan.code))
     return pack(Update(task.round, task.labels, task.shared, task.head, ones(task.labels)))
@@ -95,13 +95,13 @@ class Memory:
         return next(int(text.split()[1]) for text in status if text.startswith(line)) * 1024 / 1e6
 
 
-def packing(message: Payload) -> float:
+def packing(message: TaskData) -> float:
     """Peak in MB of packing, storing, reading and unpacking a message, with the message itself."""
     with tempfile.TemporaryDirectory() as folder:
         memory = Memory()
         save(Path(folder) / "model", pack(message))
         found = unpack(load(Path(folder) / "model"))
-        assert isinstance(found, Payload)
+        assert isinstance(found, TaskData)
         if not all(torch.equal(tensor, found.shared[name]) for name, tensor in message.shared.items()):
             raise RuntimeError("what was read is something else than what was stored")
         return (
@@ -146,7 +146,7 @@ def measured(sites: int, classes: int, mb: float) -> Cost:
             seconds.append(time.process_time() - began)
         peak = memory.peak()
     shared, head = dict(server.model.shared), dict(server.model.head)
-    message = Payload("train", labels=labels, shared=shared, head=head)
+    message = TaskData("train", labels=labels, shared=shared, head=head)
     tensors = [*shared.values(), *head.values()]
     size = sum(tensor.nbytes for tensor in tensors) / 1e6
     packed = packing(message)

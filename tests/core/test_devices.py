@@ -20,7 +20,7 @@ from suture.federation.site.site import Site, check_consent
 from suture.learning.batch_size import that_fits
 from suture.learning.finetuning import FineTuning, tune_task
 from suture.methods.surgical import SurgicalAggregation
-from suture.protocol.messages import Payload, SiteInfo
+from suture.protocol.messages import SiteInfo, TaskData
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99", "", "cpu:x", "mps", "meta", "xpu:0"])
@@ -126,7 +126,7 @@ def test_so_a_site_answers(task: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("suture.federation.site.site.check_device", lambda *_: None)
     for name in ("_introduced", "_answered"):
         monkeypatch.setattr(Site, name, lambda *_: seen.append(choices()))
-    site.answer(Payload(task))
+    site.answer(TaskData(task))
     assert seen == [[True] * 3]
 
 

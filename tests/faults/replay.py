@@ -14,7 +14,7 @@ from suture.federation.loop import Loop, federate
 from suture.federation.server.collector import Receiver
 from suture.federation.server.server import open_server
 from suture.federation.site.site import Site
-from suture.protocol.messages import Payload, TaskName
+from suture.protocol.messages import TaskData, TaskName
 from suture.protocol.packing import Packed, pack, unpack
 from suture.simulation.job import Job
 
@@ -38,7 +38,7 @@ class Replay(Loop):
     def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receiver) -> dict[str, str]:
         for name, packed in payloads.items():
             payload = unpack(packed)
-            assert isinstance(payload, Payload)
+            assert isinstance(payload, TaskData)
             here = (name, payload.round)
             if task != "train" or here not in self._absent:
                 receive(name, pack(self._sites[name].answer(payload)))

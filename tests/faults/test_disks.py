@@ -24,7 +24,7 @@ from suture.federation.server.server import Server
 from suture.federation.store import Rounds
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
-from suture.protocol.messages import Evaluation, Payload, Update
+from suture.protocol.messages import Evaluation, TaskData, Update
 from suture.protocol.packing import Packed, load, pack, unpack
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
@@ -179,7 +179,7 @@ def test_falling_back_finds_the_best_round_of_that_time(
     """Round 2 is the best until round 7 is committed; then 6 is, and round 7 rots."""
     losses = {1: 0.9, 2: 0.5, 3: 0.8, 4: 0.8, 5: 0.8, 6: 0.4, 7: 0.7, 8: 0.7}
 
-    def with_losses(site: str, task: Payload, answer: Packed) -> Packed:
+    def with_losses(site: str, task: TaskData, answer: Packed) -> Packed:
         reply = unpack(answer)
         if not isinstance(reply, (Update, Evaluation)) or not reply.metrics or task.split == "test":
             return answer

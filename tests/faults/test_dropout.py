@@ -14,7 +14,7 @@ from between import Between
 from suture.federation.loop import federate
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
-from suture.protocol.messages import Payload
+from suture.protocol.messages import TaskData
 from suture.protocol.packing import Packed
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
@@ -28,7 +28,7 @@ def test_ten_sites_of_which_some_drop_out(share: float, attempt: int, tiny: Any,
     federation = tiny(METHOD, SITES, n=10, rounds=4, min_sites=4, max_failed_rounds=5)
     lost = 0
 
-    def drop(site: str, task: Payload, answer: Packed) -> Packed | None:
+    def drop(site: str, task: TaskData, answer: Packed) -> Packed | None:
         nonlocal lost
         # Not the order of asking, but who and when: a second run loses the same answers.
         if task.task == "train" and random.Random(f"{attempt}{site}{task.round}").random() < share:

@@ -18,7 +18,7 @@ from suture.learning.training import LocalTraining
 from suture.methods.base import Method
 from suture.methods.fedavg import FedAvg
 from suture.methods.surgical import SurgicalAggregation
-from suture.protocol.messages import Payload, Update
+from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed, pack, unpack
 from suture_papers.fedlsm.fedlsm import FedLSM
 
@@ -114,13 +114,13 @@ def train(site: str, answer: Packed) -> Update | None:
     return update if site == "alpha" and isinstance(update, Update) else None
 
 
-def as_it_is(site: str, task: Payload, answer: Packed) -> Packed:
+def as_it_is(site: str, task: TaskData, answer: Packed) -> Packed:
     """Changes nothing."""
     return answer
 
 
 def run(
-    tiny: Any, out: str, change: Callable[[str, Payload, Packed], Packed | None], method: Method = METHOD
+    tiny: Any, out: str, change: Callable[[str, TaskData, Packed], Packed | None], method: Method = METHOD
 ) -> Any:
     federation = tiny(method, min_sites=2, selection="last")
     server = federation.server(out)
@@ -137,11 +137,11 @@ def lines(server: Any) -> list[dict[str, Any]]:
 def test_a_hostile_update_is_rejected_whole(kind: str, attempt: int, tiny: Any, note: Any) -> None:
     make, words = LIES[kind]
 
-    def lie(site: str, task: Payload, answer: Packed) -> Packed:
+    def lie(site: str, task: TaskData, answer: Packed) -> Packed:
         update = train(site, answer)
         return make(update) if update else answer
 
-    def lose(site: str, task: Payload, answer: Packed) -> Packed | None:
+    def lose(site: str, task: TaskData, answer: Packed) -> Packed | None:
         return None if train(site, answer) else answer
 
     lied = run(tiny, "lied", lie)
@@ -169,11 +169,11 @@ def test_a_huge_weight_of_a_class_does_not_take_its_row_over(
 ) -> None:
     """Where sites count with their numbers of images, a row counts with the same."""
 
-    def lie(site: str, task: Payload, answer: Packed) -> Packed:
+    def lie(site: str, task: TaskData, answer: Packed) -> Packed:
         update = train(site, answer)
         return pack(replace(update, class_weights=update.class_weights * 1e6)) if update else answer
 
-    def lose(site: str, task: Payload, answer: Packed) -> Packed | None:
+    def lose(site: str, task: TaskData, answer: Packed) -> Packed | None:
         return None if train(site, answer) else answer
 
     lied, lost = run(tiny, "lied", lie, method), run(tiny, "lost", lose, method)
@@ -189,13 +189,13 @@ def test_a_huge_weight_of_a_class_does_not_take_its_row_over(
 def test_an_update_counts_in_its_round_and_once(kind: str, attempt: int, tiny: Any, note: Any) -> None:
     kept: list[Packed] = []
 
-    def replay(site: str, task: Payload, answer: Packed) -> Packed:
+    def replay(site: str, task: TaskData, answer: Packed) -> Packed:
         if train(site, answer):
             kept.append(answer)
             return kept[0]
         return answer
 
-    def after_the_first(site: str, task: Payload, answer: Packed) -> Packed | None:
+    def after_the_first(site: str, task: TaskData, answer: Packed) -> Packed | None:
         return None if train(site, answer) and task.round > 1 else answer
 
     class Twice(Between):

@@ -21,7 +21,7 @@ from suture.federation.site.site import Site
 from suture.federation.store import EXPERIMENTS
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
-from suture.protocol.messages import Abstain, Payload, SiteInfo, Update
+from suture.protocol.messages import Abstain, SiteInfo, TaskData, Update
 from suture.protocol.packing import Packed, unpack
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
@@ -139,7 +139,7 @@ def test_a_ledger_that_breaks_in_a_run_is_noted_once(house: House) -> None:
     class Breaking(Loop):
         def exchange(self, task: Any, payloads: Mapping[str, Packed], receive: Any) -> dict[str, str]:
             sent = unpack(payloads["alpha"])
-            assert isinstance(sent, Payload)
+            assert isinstance(sent, TaskData)
             if task == "train" and sent.round == 2:
                 house.ledger().write_text("")
             return super().exchange(task, payloads, receive)
@@ -167,7 +167,7 @@ def test_the_digest_is_of_the_answer_and_the_filter_lets_no_other_one_through(ho
     from suture.core.errors import RejectedUpdate
     from suture.protocol.check import check_reply
 
-    site, task = house.site("alpha", "one"), Payload("handshake")
+    site, task = house.site("alpha", "one"), TaskData("handshake")
     reply = site.answer(task)
     assert isinstance(reply, SiteInfo)
     check_reply(reply, site.expectation(task))
@@ -188,7 +188,7 @@ def last_error(house: House, experiment: str) -> str:
     return str(json.loads(path.read_text().splitlines()[-1])["message"])
 
 
-def task_of(house: House) -> Payload:
+def task_of(house: House) -> TaskData:
     """The task of a first round, from a server of its own."""
     server = house.server("asks")
     lent = House(house.federation, house.privacy)
@@ -196,7 +196,7 @@ def task_of(house: House) -> Payload:
     sites = {name: lent.site(name, "asks") for name in ("alpha", "beta")}
     server.begin(Loop(sites).exchange("handshake", server.handshake(list(sites)), server.receiver()))
     task = unpack(server.assign()["alpha"])
-    assert isinstance(task, Payload)
+    assert isinstance(task, TaskData)
     return replace(task, ledger=None)
 
 
@@ -212,7 +212,7 @@ def test_epsilon_has_a_bound_over_all_experiments(house: House) -> None:
     assert "with another one ε would be 20.2" in last_error(house, "e-4")
     first = house.site("alpha", "e-0", max_epsilon=20.0)
     assert isinstance(first.answer(task), Update)  # the kept one is no other release
-    assert isinstance(house.site("alpha", "e-9", max_epsilon=20.0).answer(Payload("handshake")), SiteInfo)
+    assert isinstance(house.site("alpha", "e-9", max_epsilon=20.0).answer(TaskData("handshake")), SiteInfo)
     assert isinstance(house.site("alpha", "e-4", max_epsilon=20.2).answer(task), Update)
     assert house.site("alpha", "e-5", max_epsilon=1e6, noise=1e-6).answer(task).reason == "budget"  # type: ignore[union-attr]
 
@@ -226,7 +226,7 @@ def test_an_update_without_noise_exceeds_every_bound(house: House) -> None:
 
 def test_experiments_have_a_bound(house: House) -> None:
     for number in range(4):
-        answer = house.site("alpha", f"e-{number}", max_experiments=2).answer(Payload("handshake"))
+        answer = house.site("alpha", f"e-{number}", max_experiments=2).answer(TaskData("handshake"))
         assert isinstance(answer, SiteInfo) == (number < 2)
     assert "max_experiments = 2 under [privacy]" in last_error(house, "e-3")
     assert "answers in 2 experiments, not counting e-3" in last_error(house, "e-3")
@@ -248,7 +248,7 @@ def test_bounds_hold_for_experiments_that_run_at_once(bound: dict[str, Any], hou
             site = house.site("alpha", f"e-{number}", **bound)
             real = site._new_answer
 
-            def late(task: Payload, real: Any = real) -> Any:
+            def late(task: TaskData, real: Any = real) -> Any:
                 answer = real(task)
                 os.write(writing, b"x")
                 while not (house.federation.folder / "go").exists():

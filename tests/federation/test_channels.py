@@ -24,7 +24,7 @@ from suture.methods.parameters import layout_of
 from suture.models.classifier import Layout
 from suture.protocol.check import check_reply
 from suture.protocol.egress import ALIKE, CLASSES, Channel, Egress, within
-from suture.protocol.messages import Abstain, Payload, Update, ones
+from suture.protocol.messages import Abstain, TaskData, Update, ones
 from suture.protocol.packing import Packed, pack, unpack
 from suture.simulation.method_checks import aggregation_returns_the_channels, subject_of
 
@@ -49,13 +49,13 @@ def begun(server: Server, loop: Loop) -> Server:
     return server
 
 
-def tasks(server: Server) -> dict[str, Payload]:
+def tasks(server: Server) -> dict[str, TaskData]:
     return {name: payload_of(packed) for name, packed in server.assign().items()}
 
 
-def payload_of(packed: Packed) -> Payload:
+def payload_of(packed: Packed) -> TaskData:
     message = unpack(packed)
-    assert isinstance(message, Payload)
+    assert isinstance(message, TaskData)
     return message
 
 
@@ -128,7 +128,7 @@ def test_a_site_with_noise_refuses_what_noise_does_not_cover(tiny: Any) -> None:
     path = tiny(METHOD).configs["alpha"].data.table.parent / "suture.toml"
     path.write_text(path.read_text() + "clip = 1.0\nnoise = 0.5\n")
     site = tiny(METHOD).sites()["alpha"]
-    for task in (Payload("handshake"), Payload("train", 1)):
+    for task in (TaskData("handshake"), TaskData("train", 1)):
         answer = site.answer(task)
         assert isinstance(answer, Abstain)
         assert answer.reason == "configuration"
@@ -136,7 +136,7 @@ def test_a_site_with_noise_refuses_what_noise_does_not_cover(tiny: Any) -> None:
     assert "clip and noise do not cover change, which SCAFFOLD sends besides weights" in log
     update = Update(1, (), {}, {}, ones(()), channels={"change/w": torch.ones(2)})
     with pytest.raises(ConfigError, match="clip does not cover change/w"):
-        Noise(1.0, 0.5).apply(update, Payload("train", 1))
+        Noise(1.0, 0.5).apply(update, TaskData("train", 1))
 
 
 def test_half_precision_leaves_channels_as_they_are(tiny: Any) -> None:
@@ -238,6 +238,6 @@ def test_a_channel_says_what_it_is() -> None:
 
 def test_messages_take_no_other_names() -> None:
     for name in ("a/b/c", "/a", "a/", "ä"):
-        packed = pack(Payload("train", 1, channels={"a/b": torch.ones(1)}))
+        packed = pack(TaskData("train", 1, channels={"a/b": torch.ones(1)}))
         with pytest.raises(RejectedUpdate):
             unpack(replace(packed, tensors={f"channels/{name}": torch.ones(1)}))

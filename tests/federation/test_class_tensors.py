@@ -36,7 +36,7 @@ from suture.models.classifier import Layout
 from suture.models.saved import load_model
 from suture.protocol.check import check_reply
 from suture.protocol.egress import CLASSES, Channel, Egress, declared
-from suture.protocol.messages import Abstain, Payload, Update, by_name
+from suture.protocol.messages import Abstain, TaskData, Update, by_name
 from suture.protocol.packing import Packed, pack, unpack
 from suture.simulation import method_checks as checks
 from suture.simulation.method_checks import SMALL, subject_of
@@ -62,7 +62,7 @@ class Pairs(LocalAveraging):
 
     about = About("pairs", "Pairs", "none")
     labels = LabelUse(view="own")
-    received: ClassVar[list[tuple[str, Payload]]] = []
+    received: ClassVar[list[tuple[str, TaskData]]] = []
     walks: ClassVar[list[list[Update]]] = []
     view: LabelView = "own"
 
@@ -75,7 +75,7 @@ class Pairs(LocalAveraging):
         return replace(super().egress(layout), channels=(up, Channel("pairs", "down", PAIRS)))
 
     def train(
-        self, site: SiteContext, received: Payload, round_: LocalRound
+        self, site: SiteContext, received: TaskData, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
         self.received.append((site.name, received))
         update, kept = super().train(site, received, round_)
@@ -99,7 +99,7 @@ class Careless(Pairs):
     """It sends what it has of every class, however few images there are."""
 
     def train(
-        self, site: SiteContext, received: Payload, round_: LocalRound
+        self, site: SiteContext, received: TaskData, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
         return super().train(replace(site, min_count=0), received, round_)
 
@@ -215,7 +215,7 @@ def test_a_class_that_nobody_sends_keeps_its_tensor(federation: Any) -> None:
     assert bool(torch.isfinite(model.channels["pairs"]).all())
 
 
-def begun(federation: Any, **more: Any) -> tuple[Server, dict[str, Any], dict[str, Payload]]:
+def begun(federation: Any, **more: Any) -> tuple[Server, dict[str, Any], dict[str, TaskData]]:
     """A server that has sent round 1, its sites, and what they were sent."""
     small = federation(Pairs(local=LOCAL), **more)
     server, sites = small.server(), small.sites()
@@ -224,9 +224,9 @@ def begun(federation: Any, **more: Any) -> tuple[Server, dict[str, Any], dict[st
     return server, sites, {name: _payload(packed) for name, packed in server.assign().items()}
 
 
-def _payload(packed: Packed) -> Payload:
+def _payload(packed: Packed) -> TaskData:
     message = unpack(packed)
-    assert isinstance(message, Payload)
+    assert isinstance(message, TaskData)
     return message
 
 
@@ -277,7 +277,7 @@ def test_a_site_that_clips_takes_no_part(federation: Any) -> None:
     path.write_text(path.read_text() + "clip = 1.0\nnoise = 0.5\n")
     small = federation(Pairs(local=LOCAL))
     site = small.sites()["alpha"]
-    for task in (Payload("handshake"), Payload("train", 1)):
+    for task in (TaskData("handshake"), TaskData("train", 1)):
         answer = site.answer(task)
         assert isinstance(answer, Abstain)
         assert answer.reason == "configuration"

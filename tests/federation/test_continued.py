@@ -13,7 +13,7 @@ from suture.federation.site.ledger import Ledger, Release
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.check import check_reply
-from suture.protocol.messages import Payload, Update
+from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import unpack
 from suture.protocol.privacy import PrivacyConfig
 
@@ -39,7 +39,7 @@ def test_a_tightened_limit_does_not_hold_back_the_open_round(tiny: Any) -> None:
     transport = Loop(sites)
     server.begin(transport.exchange("handshake", server.handshake(transport.sites), server.receiver()))
     task, site = unpack(server.assign()["alpha"]), sites["alpha"]
-    assert isinstance(task, Payload)
+    assert isinstance(task, TaskData)
     first = site.answer(task)
     limits = site.config.privacy.model_copy(update={"min_count": 5, "min_loss": 20})
     site.config = site.config.model_copy(update={"privacy": limits})
@@ -51,7 +51,7 @@ def test_a_tightened_limit_does_not_hold_back_the_open_round(tiny: Any) -> None:
 
 def test_more_rounds_are_no_other_question_about_the_same_model(tiny: Any) -> None:
     federation = tiny(METHOD)
-    task = Payload("evaluate", 1, split="test", labels=("Mass", "Nodule"))
+    task = TaskData("evaluate", 1, split="test", labels=("Mass", "Nodule"))
     requests = []
     for rounds in (3, 9):
         site = replace(federation, schedule=replace(federation.schedule, rounds=rounds)).sites()["alpha"]

@@ -22,7 +22,7 @@ from suture.federation.differential_privacy import Noise, describe_spent, epsilo
 from suture.learning.step_losses import NonFiniteLoss
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
-from suture.protocol.messages import Payload, Spent, Update, ones
+from suture.protocol.messages import Spent, TaskData, Update, ones
 from suture.protocol.privacy import PrivacyConfig
 
 
@@ -30,7 +30,7 @@ def update(w: list[float], row: list[float], kind: Any = "weights") -> Update:
     return Update(1, ("A",), {"w": torch.tensor(w)}, {"head": torch.tensor([row])}, ones(("A",)), kind=kind)
 
 
-SENT = Payload("train", 1, 0, shared={"w": torch.tensor([1.0, 1.0])}, head={"head": torch.tensor([[0.0]])})
+SENT = TaskData("train", 1, 0, shared={"w": torch.tensor([1.0, 1.0])}, head={"head": torch.tensor([[0.0]])})
 
 
 def test_the_change_is_clipped_as_one_vector() -> None:
@@ -55,7 +55,7 @@ def test_what_cannot_be_clipped_does_not_leave() -> None:
 
 def test_equal_updates_have_noise_of_its_deviation_that_is_never_the_same() -> None:
     n = 20_000
-    sent = Payload("train", shared={"w": torch.zeros(n), "v": torch.zeros(n)})
+    sent = TaskData("train", shared={"w": torch.zeros(n), "v": torch.zeros(n)})
     still = Update(1, (), {"w": torch.zeros(n), "v": torch.zeros(n)}, {}, ones(()))
     one, again = (Noise(2.0, 0.5).apply(still, sent).shared for _ in range(2))
     drawn = [one["w"], one["v"], again["w"], again["v"]]
@@ -70,7 +70,7 @@ def test_two_answers_with_other_noise_do_not_give_the_update_away() -> None:
     g = torch.Generator().manual_seed(1)
     change = torch.randn(10_000, generator=g)
     clipped = change / change.norm()
-    sent, trained = Payload("train", shared={"w": torch.zeros(10_000)}), {"w": change}
+    sent, trained = TaskData("train", shared={"w": torch.zeros(10_000)}), {"w": change}
     one, two = (
         Noise(1.0, z).apply(Update(1, (), trained, {}, ones(())), sent).shared["w"] for z in (1.0, 2.0)
     )
@@ -96,7 +96,7 @@ def test_normal_numbers_are_those_of_their_bits() -> None:
 def test_a_variance_stays_one() -> None:
     """Of 1000 variances the noise would make half negative, and the model no number."""
     name = "backbone.norm.running_var"
-    sent = Payload("train", shared={name: torch.zeros(1_000)})
+    sent = TaskData("train", shared={name: torch.zeros(1_000)})
     noisy = Noise(1.0, 1.0).apply(Update(1, (), {name: torch.zeros(1_000)}, {}, ones(())), sent, counter())
     assert noisy.shared[name].min() == 0
     assert (noisy.shared[name] > 0).double().mean().item() == pytest.approx(0.5, abs=0.06)
@@ -105,7 +105,7 @@ def test_a_variance_stays_one() -> None:
 def test_what_the_noise_does_not_cover_is_refused() -> None:
     counted = Update(1, (), {"n": torch.tensor(7)}, {}, ones(()))
     with pytest.raises(ConfigError, match="does not cover n"):
-        Noise(1.0, 1.0).apply(counted, Payload("train", shared={"n": torch.tensor(3)}))
+        Noise(1.0, 1.0).apply(counted, TaskData("train", shared={"n": torch.tensor(3)}))
     per_class = replace(update([1.0, 1.0], [0.0]), channels={"seen": torch.ones(1)})
     with pytest.raises(ConfigError, match="does not cover seen"):
         Noise(1.0).apply(per_class, SENT)

@@ -24,7 +24,7 @@ from suture.methods.pfl import PersonalisedFL
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.check import check_reply
 from suture.protocol.decisions import JOINED, Decided, DecidedClass, DecidedGroup
-from suture.protocol.messages import Metrics, Payload, Scores
+from suture.protocol.messages import Metrics, Scores, TaskData
 from suture.protocol.packing import Packed, unpack
 from suture.reports.report import render_report
 
@@ -33,7 +33,7 @@ MEASURED = ("measured", "counts", "diagrams", "site_diagrams")
 DECISION = {"sensitivity": 0.8, "calibration": "temperature"}
 
 
-def run(federation: Any, change: Callable[[str, Payload, Packed], Packed | None] | None = None) -> Server:
+def run(federation: Any, change: Callable[[str, TaskData, Packed], Packed | None] | None = None) -> Server:
     server = federation.server()
     federate(server, Between(federation.sites(), change or (lambda *said: said[-1])))
     return server
@@ -76,7 +76,7 @@ def test_a_sites_curves_are_those_of_the_counts_it_has_sent_once(tiny: Any) -> N
     """Nothing else leaves for them: the same counts, read by themselves, give every point."""
     answers: dict[str, list[Scores]] = {}
 
-    def note(site: str, task: Payload, answer: Packed) -> Packed:
+    def note(site: str, task: TaskData, answer: Packed) -> Packed:
         reply = unpack(answer)
         if isinstance(reply, Scores):
             answers.setdefault(site, []).append(reply)
@@ -102,7 +102,7 @@ def test_a_sites_curves_are_those_of_the_counts_it_has_sent_once(tiny: Any) -> N
 def test_without_the_setting_nothing_more_is_asked(tiny: Any) -> None:
     asked = set()
 
-    def note(site: str, task: Payload, answer: Packed) -> Packed:
+    def note(site: str, task: TaskData, answer: Packed) -> Packed:
         asked.add((task.task, bool(task.decisions)))
         return answer
 
@@ -122,7 +122,7 @@ def test_a_site_counts_its_validation_images_once_in_the_ledger(tiny: Any) -> No
     federation = open_sites(tiny(METHOD, n=60, decision=DECISION))
     answers: dict[str, Scores] = {}
 
-    def note(site: str, task: Payload, answer: Packed) -> Packed:
+    def note(site: str, task: TaskData, answer: Packed) -> Packed:
         if task.task == "calibrate":
             scores = unpack(answer)
             assert isinstance(scores, Scores)
@@ -147,7 +147,7 @@ def test_no_count_is_of_fewer_patients_than_the_limit(tiny: Any) -> None:
     """Every image of these sites is of a patient of its own."""
     seen = []
 
-    def note(site: str, task: Payload, answer: Packed) -> Packed:
+    def note(site: str, task: TaskData, answer: Packed) -> Packed:
         if task.task == "calibrate":
             scores = unpack(answer)
             assert isinstance(scores, Scores)
@@ -165,7 +165,7 @@ def test_a_server_that_asks_for_counts_of_many_models_spends_the_sites_answers(t
     federation = open_sites(tiny(METHOD, n=60, rounds=6, selection="last"))
     sites, asked = federation.sites(), []
 
-    def ask(site: str, task: Payload, answer: Packed) -> Packed:
+    def ask(site: str, task: TaskData, answer: Packed) -> Packed:
         if task.task == "train" and task.committed and site == "alpha":
             asked.append(sites[site].answer(replace(task, task="calibrate", round=task.committed)))
         return answer
@@ -179,7 +179,7 @@ def test_rounded_counts_show_no_cell_as_empty(tiny: Any) -> None:
     """A run whose sites round to twice their `min_count` decides all classes that they show."""
     tried = []
 
-    def note(site: str, task: Payload, answer: Packed) -> Packed:
+    def note(site: str, task: TaskData, answer: Packed) -> Packed:
         if task.task == "calibrate":
             scores = unpack(answer)
             assert isinstance(scores, Scores)
@@ -216,7 +216,7 @@ def test_the_sites_filter_refuses_counts_that_were_not_declared(tiny: Any, what:
     federation = open_sites(tiny(METHOD, n=120, decision=DECISION), min_count=4)
     tried = []
 
-    def lie(site: str, task: Payload, answer: Packed) -> Packed:
+    def lie(site: str, task: TaskData, answer: Packed) -> Packed:
         if task.task == "calibrate":
             scores = unpack(answer)
             assert isinstance(scores, Scores)
@@ -241,7 +241,7 @@ def i(at: int) -> Any:
 
 
 def test_a_site_that_does_not_answer_uses_the_threshold_of_the_others(tiny: Any) -> None:
-    def silent(site: str, task: Payload, answer: Packed) -> Packed | None:
+    def silent(site: str, task: TaskData, answer: Packed) -> Packed | None:
         return None if site == "alpha" and task.task == "calibrate" else answer
 
     server = run(open_sites(tiny(METHOD, n=60, decision=DECISION)), silent)
@@ -258,7 +258,7 @@ def test_figures_of_decisions_that_were_not_asked_for_are_refused(tiny: Any) -> 
     federation = open_sites(tiny(METHOD, n=60, decision=DECISION))
     refused = []
 
-    def note(site: str, task: Payload, answer: Packed) -> Packed:
+    def note(site: str, task: TaskData, answer: Packed) -> Packed:
         if task.split == "test":
             reply: Any = unpack(answer)
             with pytest.raises(RejectedUpdate, match="were not asked for"):
@@ -302,7 +302,7 @@ def test_each_group_is_decided_and_shown(tiny: Any) -> None:
 def test_a_group_that_the_site_has_not_named_is_refused(tiny: Any) -> None:
     federation = with_sexes(open_sites(tiny(METHOD, n=120, decision=DECISION)))
 
-    def rename(site: str, task: Payload, answer: Packed) -> Packed:
+    def rename(site: str, task: TaskData, answer: Packed) -> Packed:
         if task.split != "test":
             return answer
         text = json.dumps(answer.header).replace('"groups": {"F"', '"groups": {"John Doe"')

@@ -17,7 +17,7 @@ from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.protocol.half import narrow
-from suture.protocol.messages import Payload, Update
+from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed, digest, pack, unpack
 from suture.simulation.trial import Trial
 
@@ -61,10 +61,10 @@ def test_a_round_travels_in_halves_and_an_evaluation_in_full() -> None:
 
 
 def test_a_site_trains_on_the_halves_that_the_server_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, Payload] = {}
+    seen: dict[str, TaskData] = {}
     before = SurgicalAggregation.train
 
-    def noting(self: Any, site: Any, received: Payload, local: Any) -> Any:
+    def noting(self: Any, site: Any, received: TaskData, local: Any) -> Any:
         seen[site.name] = received
         model = site.model.state_dict()
         assert all(torch.equal(model[name], t) for name, t in received.shared.items())
@@ -76,7 +76,7 @@ def test_a_site_trains_on_the_halves_that_the_server_sent(monkeypatch: pytest.Mo
         federate(run.server, loop)
         sent = {site: unpack(p) for site, p in loop.down if p.header["task"] == "train"}
         for site, payload in sent.items():
-            assert isinstance(payload, Payload)
+            assert isinstance(payload, TaskData)
             for name, tensor in payload.shared.items():
                 assert torch.equal(seen[site].shared[name], tensor.to(seen[site].shared[name].dtype))
     assert len(seen) == 3

@@ -20,7 +20,7 @@ from suture.learning.training import LocalTraining
 from suture.methods.base import Method
 from suture.protocol.check import check_reply
 from suture.protocol.egress import CLASSES, Channel, Egress
-from suture.protocol.messages import Payload, Update, ones
+from suture.protocol.messages import TaskData, Update, ones
 from suture.protocol.packing import Packed, pack, unpack
 from suture.simulation.method_checks import SMALL
 from suture.simulation.trial import Trial
@@ -61,7 +61,7 @@ def lied(method: Method, change: Callable[[Update], Update] | None, **schedule: 
         server = trial.server
         server.schedule = replace(server.schedule, min_sites=2, **schedule)
 
-        def lie(site: str, task: Payload, answer: Packed) -> Packed | None:
+        def lie(site: str, task: TaskData, answer: Packed) -> Packed | None:
             update = unpack(answer)
             if site != "alpha" or not isinstance(update, Update):
                 return answer
@@ -111,7 +111,7 @@ def test_norms_of_classes_by_hand() -> None:
     update = Update(1, ("x", "y"), {}, {}, ones(("x", "y")), channels=sent)
     a = Channel("a", "up", (CLASSES,), range="alike")
     egress = Egress({}, {}, (a, Channel("b", "up", (CLASSES,), range=(0.0, 1.0))))
-    assert Measure()(update, Payload("train"), egress) == Norms(0.0, 0.0, {"a": 5.0})
+    assert Measure()(update, TaskData("train"), egress) == Norms(0.0, 0.0, {"a": 5.0})
     bound = NormBound(10.0, 1.0).after({"p": Norms(1.0, 1.0, {"a": 0.2}), "q": Norms(1.0, 1.0, {"a": 0.4})})
     bound.check("p", Norms(1.0, 1.0, {"a": 3.0}))  # the median is .3
     with pytest.raises(RejectedUpdate, match=r"^a of norm 3.1, more than 10 times the usual one, 0.3 "):

@@ -8,7 +8,7 @@ import torch
 
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
-from suture.protocol.messages import Payload, Update
+from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import pack, unpack
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
@@ -23,7 +23,7 @@ def changed(tiny: Any, other: tuple[str, ...], out: str) -> dict[str, bool]:
     def exchange(payloads: Any) -> None:
         for site, packed in payloads.items():
             payload = unpack(packed)
-            assert isinstance(payload, Payload)
+            assert isinstance(payload, TaskData)
             reply = sites[site].answer(payload)
             server.collector.receive(site, pack(reply))
             sent.extend([reply] if site == "beta" and isinstance(reply, Update) else [])
@@ -33,7 +33,7 @@ def changed(tiny: Any, other: tuple[str, ...], out: str) -> dict[str, bool]:
     exchange(server.assign())
     server.close_round({})
     back = unpack(server.assign()["beta"])
-    assert isinstance(back, Payload)
+    assert isinstance(back, TaskData)
     assert back.labels == sent[0].labels == ("Mass", "Nodule"), "no other site's class is named"
     return {
         label: any(not torch.equal(back.head[key][i], rows[i]) for key, rows in sent[0].head.items())

@@ -17,7 +17,7 @@ from suture.federation.site.first_counts import FIRST_COUNTS
 from suture.learning.prediction import predict_to_csv
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
-from suture.protocol.messages import KEYS, Payload
+from suture.protocol.messages import KEYS, TaskData
 
 EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
 LABELS = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia"), "gamma": ("Fibrosis", "Nodule", "Mass")}
@@ -153,7 +153,7 @@ def test_no_site_sends_counts_that_nobody_uses(name: str, data: Path, tiny: Any)
     """Class weights are of binary cross-entropies; here there are none, and no word of counts withheld."""
     federation = tiny(method(name, iterations=1), LABELS, rounds=1)
     for site in federation.sites().values():
-        assert site.answer(Payload("handshake")).counts == {}
+        assert site.answer(TaskData("handshake")).counts == {}
         assert not (site.folder / FIRST_COUNTS).exists()
     server = federation.run()
     assert json.loads((Path(server.record.folder) / "run.json").read_text())["notes"] == []

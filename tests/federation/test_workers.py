@@ -18,11 +18,11 @@ import pytest
 from small_job import SMALL
 from suture.core.errors import ConfigError, FederationError
 from suture.federation.workers import Workers, balanced_shares
-from suture.protocol.messages import Abstain, Payload, TaskName
+from suture.protocol.messages import Abstain, TaskData, TaskName
 from suture.protocol.packing import Packed, pack, unpack
 from suture.simulation.run import run_job
 
-TASK = pack(Payload("handshake"))
+TASK = pack(TaskData("handshake"))
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class OddSite:
 
     name: str
 
-    def answer(self, task: Payload) -> Abstain:
+    def answer(self, task: TaskData) -> Abstain:
         if self.name == "fails":
             raise ZeroDivisionError("by its own code")
         if self.name == "killed":

@@ -19,7 +19,7 @@ from nvflare.private.fed.client.client_runner import ClientRunner, ClientRunnerC
 from suture.federation.plan import Plan
 from suture.flare.codec import as_text, to_shareable
 from suture.flare.executor import SiteExecutor
-from suture.protocol.messages import Payload
+from suture.protocol.messages import TaskData
 from suture.protocol.packing import pack
 
 POLICY = Path(__file__).resolve().parents[2] / "poc_workspace" / "policy"
@@ -83,7 +83,7 @@ class OneSite:
         private = {FLContextKey.SCOPE_OBJECT: self.scope, FLContextKey.WORKSPACE_OBJECT: workspace}
         self._contexts = FLContextManager(self.engine, "alpha", JOB, {}, private)
 
-    def answer(self, task: Payload) -> Shareable:
+    def answer(self, task: TaskData) -> Shareable:
         """What the site sends for a task: FLARE's runner, from the executor through all filters."""
         with self._contexts.new_context() as fl_ctx:
             server = FLContext()

@@ -29,7 +29,7 @@ from suture.learning.step_losses import NonFiniteLoss
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.protocol.messages import Abstain, Payload, Update
+from suture.protocol.messages import Abstain, TaskData, Update
 from suture.protocol.packing import unpack
 
 CANARY = "Kanarienvogel"
@@ -73,11 +73,11 @@ class House:
     def train(self) -> Shareable:
         """SiteInfo, and the answer to the first round."""
         info = unpack(self.server.handshake(["alpha"])["alpha"])
-        assert isinstance(info, Payload)
+        assert isinstance(info, TaskData)
         self.server.collector.receive("alpha", from_shareable_(self.site.answer(info)))
         self.server.begin({})
         task = unpack(self.server.assign()["alpha"])
-        assert isinstance(task, Payload)
+        assert isinstance(task, TaskData)
         return self.site.answer(task)
 
     def errors(self) -> str:
@@ -185,7 +185,7 @@ def test_a_failure_before_training(
 ) -> None:
     house = House(tmp_path, "images")
     spoil(house)
-    reply = house.site.answer(Payload("handshake"))
+    reply = house.site.answer(TaskData("handshake"))
     silent(house, reply, caplog)
     abstained = unpack(from_shareable_(reply))
     assert isinstance(abstained, Abstain)

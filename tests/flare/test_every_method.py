@@ -21,7 +21,7 @@ from suture.methods import METHODS
 from suture.methods.base import Method
 from suture.models import ModelSpec
 from suture.protocol.half import Transport
-from suture.protocol.messages import Abstain, Payload
+from suture.protocol.messages import Abstain, TaskData
 from suture.protocol.packing import Packed, pack, unpack
 from suture.simulation.trial import Trial
 
@@ -38,7 +38,7 @@ class _ThroughFlare(Loop):
     def exchange(self, task: Any, payloads: Mapping[str, Packed], receive: Any) -> dict[str, str]:
         for name, packed in payloads.items():
             payload = unpack(_sent(packed))
-            assert isinstance(payload, Payload)
+            assert isinstance(payload, TaskData)
             site, context = self._sites[name], FLContext()
             answer = site.answer(payload)
             self.abstained += isinstance(answer, Abstain)

@@ -25,7 +25,7 @@ from suture.flare.executor import SiteExecutor
 from suture.flare.recipe import export_job
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
-from suture.protocol.messages import Abstain, Payload, SiteInfo
+from suture.protocol.messages import Abstain, SiteInfo, TaskData
 from suture.simulation.job import load_job, with_settings
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
@@ -101,7 +101,7 @@ def test_no_name_of_an_experiment_takes_the_place_of_a_file(
     before = {path.name for path in party.iterdir()}
     for experiment in (name, "next"):
         plan = as_text({**federation.plan.to_dict(), "experiment": experiment})
-        answer = SiteExecutor(plan, 2)._answer(Payload("handshake"), context("alpha", MINE))[0]
+        answer = SiteExecutor(plan, 2)._answer(TaskData("handshake"), context("alpha", MINE))[0]
         assert isinstance(answer, SiteInfo)
         controller = FederationController(plan, as_text(federation.schedule.to_dict()))
         controller._open(context("server", MINE))
@@ -121,7 +121,7 @@ def test_experiments_of_a_former_version_are_moved_once_and_go_on(
 
     def ask(submitter: tuple[str, str]) -> object:
         executor = SiteExecutor(as_text(federation.plan.to_dict()), 2)
-        return executor._answer(Payload("handshake"), context("alpha", submitter))[0]
+        return executor._answer(TaskData("handshake"), context("alpha", submitter))[0]
 
     assert isinstance(ask(MINE), SiteInfo)
     new, former = party / "suture" / EXPERIMENTS / name, party / "suture" / name
@@ -145,7 +145,7 @@ def test_a_site_abstains_from_the_job_of_another(context: Any, tiny: Any, tmp_pa
 
     def ask(submitter: tuple[str, str]) -> object:
         fl_ctx = context("alpha", submitter)
-        return SiteExecutor(as_text(federation.plan.to_dict()), 2)._answer(Payload("handshake"), fl_ctx)[0]
+        return SiteExecutor(as_text(federation.plan.to_dict()), 2)._answer(TaskData("handshake"), fl_ctx)[0]
 
     assert isinstance(ask(MINE), SiteInfo)
     state = tmp_path / "party" / "local" / "state" / EXPERIMENTS / federation.plan.experiment

@@ -19,7 +19,7 @@ from suture.flare.executor import EXPECTATION
 from suture.flare.filters import EgressFilter
 from suture.protocol.check import AllowedReply
 from suture.protocol.egress import Egress
-from suture.protocol.messages import Abstain, Payload, Update, ones
+from suture.protocol.messages import Abstain, TaskData, Update, ones
 from suture.protocol.packing import Packed, pack, unpack
 
 F32 = "torch.float32"
@@ -64,7 +64,7 @@ def stray(where: str) -> Shareable:
     if where == "kind":
         return DXO(DataKind.METRICS, {"loss": 1.0}).to_shareable()
     if where == "task":
-        return to_shareable(pack(Payload("train")))
+        return to_shareable(pack(TaskData("train")))
     return Shareable({"raw": b"pixels"})
 
 

@@ -22,7 +22,7 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.priors import PriorSpec
 from suture.models.saved import load_model, load_spec, save_model
-from suture.protocol.messages import Abstain, Payload
+from suture.protocol.messages import Abstain, TaskData
 from suture.protocol.packing import unpack
 from suture.simulation.job import Job
 from suture_papers.fedmas.fedmas import FedMAS
@@ -131,7 +131,7 @@ def test_a_site_abstains_from_a_job_that_names_another_file(
     for name in ("there", "none"):
         plan = job(name="checkpoint", path=str(tmp_path / name)).plan("trial")
         site = OneSite(tmp_path / f"site-{name}", plan, tmp_path / "suture.toml")
-        reply = unpack(from_shareable_(site.answer(Payload("handshake", 0))))
+        reply = unpack(from_shareable_(site.answer(TaskData("handshake", 0))))
         answers.append(reply)
         (line,) = (tmp_path / f"site-{name}" / "suture" / "errors.jsonl").read_text().splitlines()
         assert "by its bare name" in json.loads(line)["message"]

@@ -36,7 +36,7 @@ from suture.flare.recipe import FederationRecipe, export_job, recipe_of
 from suture.flare.workspace import check_method_allowed, check_prior_allowed
 from suture.methods import method_class, outside
 from suture.methods.source import code_hash
-from suture.protocol.messages import Abstain, Payload
+from suture.protocol.messages import Abstain, TaskData
 from suture.protocol.packing import unpack
 from suture.simulation.job import Job, check_federated, load_job, with_settings
 from suture.simulation.run import run_job
@@ -164,7 +164,7 @@ def test_a_site_that_has_not_listed_it_abstains_and_does_not_import_it(
     register()
     site = OneSite(tmp_path / "alpha", plan, tmp_path / "none.toml")
     (tmp_path / "alpha" / "local" / "resources.json").write_text('{"class_allow_list": ["suture."]}')
-    reply = unpack(from_shareable_(site.answer(Payload("handshake", 0))))
+    reply = unpack(from_shareable_(site.answer(TaskData("handshake", 0))))
     assert isinstance(reply, Abstain)
     assert reply.reason == "configuration"
     line = json.loads((tmp_path / "alpha" / "suture" / "errors.jsonl").read_text())

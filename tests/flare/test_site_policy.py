@@ -31,7 +31,7 @@ from suture.flare.filters import EgressFilter
 from suture.flare.recipe import export_job
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
-from suture.protocol.messages import Payload, SiteInfo, Update
+from suture.protocol.messages import SiteInfo, TaskData, Update
 from suture.protocol.packing import Packed, pack, unpack
 from suture.simulation.job import load_job
 
@@ -84,11 +84,11 @@ def trained(site: OneSite, tiny: Any, asks: str = "asks") -> Shareable:
     """The site's answer to the first round's task of a server."""
     server = tiny(METHOD, {"alpha": ("Mass", "Nodule")}).server(asks)
     asked = unpack(server.handshake(["alpha"])["alpha"])
-    assert isinstance(asked, Payload)
+    assert isinstance(asked, TaskData)
     server.collector.receive("alpha", from_shareable_(site.answer(asked)))
     server.begin({})
     task = unpack(server.assign()["alpha"])
-    assert isinstance(task, Payload)
+    assert isinstance(task, TaskData)
     return site.answer(task)
 
 
@@ -96,10 +96,10 @@ def test_the_policy_guards_a_job_without_a_filter(site: Any, tiny: Any) -> None:
     reply = trained(site(), tiny)
     assert reply.get_return_code() == ReturnCode.OK
     assert isinstance(unpack(from_shareable_(reply)), Update)
-    held = site("leaking", Leaking).answer(Payload("handshake"))
+    held = site("leaking", Leaking).answer(TaskData("handshake"))
     assert held.get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR
     assert SECRET not in str(dict(held))
-    through = site("unguarded", Leaking, policy=False).answer(Payload("handshake"))
+    through = site("unguarded", Leaking, policy=False).answer(TaskData("handshake"))
     assert SECRET in str(dict(through)), "without a policy and a filter nothing is held back"
 
 
@@ -118,14 +118,14 @@ def test_the_check_may_be_made_twice(site: Any, tiny: Any) -> None:
 
 
 def test_another_executor_sends_nothing(site: Any) -> None:
-    reply = site(executor=Stranger).answer(Payload("handshake"))
+    reply = site(executor=Stranger).answer(TaskData("handshake"))
     assert reply.get_return_code() == ReturnCode.TASK_RESULT_FILTER_ERROR
 
 
 def test_a_filter_of_the_job_comes_after_the_sites_so_the_allow_list_must_refuse_it(
     site: Any, tmp_path: Path
 ) -> None:
-    reply = site(job_filters=[Adding()]).answer(Payload("handshake"))
+    reply = site(job_filters=[Adding()]).answer(TaskData("handshake"))
     assert reply["diary"] == SECRET  # FLARE's order: the policy alone is not enough
     with pytest.raises(UnsafeComponentError, match="not in allow_list"):
         authorize(tmp_path, f"{__name__}.Adding")

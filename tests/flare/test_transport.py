@@ -19,7 +19,7 @@ from suture.flare.codec import to_shareable
 from suture.flare.controller import Aborted, FlareTransport
 from suture.protocol.check import AllowedReply
 from suture.protocol.egress import Egress
-from suture.protocol.messages import Payload, Update, ones
+from suture.protocol.messages import TaskData, Update, ones
 from suture.protocol.packing import Packed, pack
 
 EGRESS = Egress({"w": ((2,), "torch.float32")}, {})
@@ -77,7 +77,7 @@ def ask(tmp_path: Path) -> Ask:
     ) -> tuple[Tasks, UpdateCollector, dict[str, str]]:
         tasks, collector = Tasks(answers), UpdateCollector(tmp_path / "spool", lambda *_, **__: None)
         expected = AllowedReply("train", 1, 0, "validation", ("Mass",), ("Mass",), EGRESS)
-        packed = collector.open({site: (Payload("train", 1), expected) for site in ("a", "b", "c")})
+        packed = collector.open({site: (TaskData("train", 1), expected) for site in ("a", "b", "c")})
         engine = silent(asked_to_stop=stopped)
         fl_ctx: Any = SimpleNamespace(get_engine=lambda: engine)
         transport = FlareTransport(tasks, fl_ctx, Signal(), timeout)  # type: ignore[arg-type]
@@ -150,7 +150,7 @@ class Refusing(Tasks):
 def test_a_refused_answer_ends_its_own_task_at_once_and_keeps_the_reason(tmp_path: Path) -> None:
     tasks, collector = Refusing({}), UpdateCollector(tmp_path / "spool", lambda *_, **__: None)
     expected = AllowedReply("train", 1, 0, "validation", ("Mass",), ("Mass",), EGRESS)
-    packed = collector.open({site: (Payload("train", 1), expected) for site in ("a", "b", "c")})
+    packed = collector.open({site: (TaskData("train", 1), expected) for site in ("a", "b", "c")})
     fl_ctx: Any = SimpleNamespace(get_engine=lambda: silent(asked_to_stop=False))
     tasks.transport = FlareTransport(tasks, fl_ctx, Signal(), 60)  # type: ignore[arg-type]
     missing = tasks.transport.exchange("train", packed, collector.receiver(2, None))
@@ -168,7 +168,7 @@ def test_a_site_is_gone_until_it_fetches_a_task(tmp_path: Path, monkeypatch: pyt
     fl_ctx: Any = SimpleNamespace(get_engine=lambda: silent(asked_to_stop=False))
     for number, timeout, fetches in ((1, 1, ()), (2, 60, ()), (3, 1, ("c",))):
         expected = AllowedReply("train", number, 0, "validation", ("Mass",), ("Mass",), EGRESS)
-        packed = collector.open({site: (Payload("train", number), expected) for site in ("a", "b", "c")})
+        packed = collector.open({site: (TaskData("train", number), expected) for site in ("a", "b", "c")})
         update = pack(Update(number, ("Mass",), {"w": torch.ones(2)}, {}, ones(("Mass",))))
         tasks = Fetching({site: to_shareable(update) for site in ("a", "b")}, fetches, timeout)
         transport = FlareTransport(tasks, fl_ctx, Signal(), timeout)  # type: ignore[arg-type]

@@ -54,8 +54,8 @@ from suture.protocol.messages import (
     Evaluation,
     Figures,
     Metrics,
-    Payload,
     SiteInfo,
+    TaskData,
     Update,
     ones,
 )
@@ -96,9 +96,9 @@ METRICS = Metrics(
 TESTED = replace(METRICS, round=4, split="test", attributes={"dark": Figures(3, None, {"accuracy": 0.5})})
 SHARED, HEAD = {"w": torch.ones(2, 3), "b": torch.zeros(3)}, {"head.weight": torch.ones(2, 2)}
 TASKS = {
-    "handshake": Payload("handshake"),
-    "train": Payload("train", 4, 3, labels=LABELS, shared=SHARED, head=HEAD),
-    "evaluate": Payload("evaluate", 4, 4, split="test", labels=LABELS, shared=SHARED, head=HEAD),
+    "handshake": TaskData("handshake"),
+    "train": TaskData("train", 4, 3, labels=LABELS, shared=SHARED, head=HEAD),
+    "evaluate": TaskData("evaluate", 4, 4, split="test", labels=LABELS, shared=SHARED, head=HEAD),
 }
 MESSAGES = (
     (
@@ -348,7 +348,7 @@ def _continue(home: Path) -> None:
 def _resume(home: Path) -> None:
     method = PERSONAL.method
     network = build(TINY, LabelSet(LABELS), 1, pretrained=False)
-    task = Payload("train", 2, 1, labels=LABELS, fixed=split_state(network.state_dict())[1])
+    task = TaskData("train", 2, 1, labels=LABELS, fixed=split_state(network.state_dict())[1])
     state = restored(Rounds(home / "state"), task, TrainingConfig(), "alpha")
     for tensors in (
         fixed_tensors(task, state, network, method, 1),

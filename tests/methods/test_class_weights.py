@@ -19,7 +19,7 @@ from suture.methods import METHODS
 from suture.methods.base import ClassFacts, LabelStatistics
 from suture.methods.class_weights import NAME, class_weights, received_weights
 from suture.models.classifier import Layout
-from suture.protocol.messages import Payload
+from suture.protocol.messages import TaskData
 
 CENSUS = LabelStatistics(
     ("Edema", "Hernia", "Mass"),
@@ -69,7 +69,7 @@ def test_counts_are_asked_for_where_there_are_weights(name: str) -> None:
 
 def test_weights_that_were_asked_for_and_not_told_stop_the_site() -> None:
     weight = torch.tensor([2.0, 1.0])
-    told, silent = Payload("train", 3, channels={NAME: weight}), Payload("train", 3)
+    told, silent = TaskData("train", 3, channels={NAME: weight}), TaskData("train", 3)
     assert received_weights(told, "known", "multilabel") is weight
     with pytest.raises(ConfigError, match="sent no positive_weight with round 3, but class_weights='known'"):
         received_weights(silent, "known", "multilabel")
@@ -82,7 +82,7 @@ def test_every_payload_of_a_federation_carries_them(
     name: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negatives by positives of the sites that know a class, counted here from their tables."""
-    seen: list[Payload] = []
+    seen: list[TaskData] = []
     answer = Site.answer
     monkeypatch.setattr(Site, "answer", lambda self, task: seen.append(task) or answer(self, task))
     kind: Any = METHODS[name]

@@ -15,17 +15,17 @@ from suture.learning.losses import balanced_ce
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import GlobalModel, Phase, RoundContext
 from suture.methods.fedavg import FedAvg
-from suture.protocol.messages import Payload, Update
+from suture.protocol.messages import TaskData, Update
 
 CTX = RoundContext(1, Phase("main", 1), 0)
 EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
 LOCAL = LocalTraining(lr=1e-2, batch_size=64)
 
 
-def bench_of(tiny: Any) -> tuple[SiteContext, Payload]:
+def bench_of(tiny: Any) -> tuple[SiteContext, TaskData]:
     site = tiny(FedAvg(local=LOCAL)).sites()["alpha"]
     model = initial(site.plan, EVERY)
-    task = Payload(
+    task = TaskData(
         "train",
         1,
         0,

@@ -18,7 +18,7 @@ from suture.methods.averaging import LocalAveraging
 from suture.methods.base import About, LabelUse, hyperparameters
 from suture.models.classifier import Layout
 from suture.protocol.egress import CLASSES, Channel, Egress, prefixed
-from suture.protocol.messages import Abstain, Payload, Update
+from suture.protocol.messages import Abstain, TaskData, Update
 from suture.protocol.packing import unpack
 
 LOCAL = LocalTraining(lr=1e-2, batch_size=8)
@@ -40,7 +40,7 @@ class Counting(LocalAveraging):
         return replace(super().egress(layout), channels=(*rounds, *like))
 
     def train(
-        self, site: SiteContext, received: Payload, round_: LocalRound
+        self, site: SiteContext, received: TaskData, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
         self.seen.append((site.name, round_))
         update, state = super().train(site, received, round_)
@@ -110,7 +110,7 @@ def test_another_form_than_the_declared_one_is_refused(
     loop = Loop(sites)
     begun(server, loop)
     task = unpack(server.assign()["alpha"])
-    assert isinstance(task, Payload)
+    assert isinstance(task, TaskData)
     answer = sites["alpha"].answer(task)
     assert isinstance(answer, Abstain)
     assert answer.reason == "configuration"

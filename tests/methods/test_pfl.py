@@ -17,7 +17,7 @@ from suture.methods.individual import Individual
 from suture.methods.pfl import PersonalisedFL
 from suture.methods.surgical import SurgicalAggregation
 from suture.models.saved import load_model
-from suture.protocol.messages import Payload, Update, ones
+from suture.protocol.messages import TaskData, Update, ones
 from suture.protocol.packing import load, unpack
 
 FAST = LocalTraining(lr=1e-2, batch_size=8)
@@ -145,7 +145,7 @@ def test_a_new_class_adds_a_row_to_a_personal_head(tiny: Any) -> None:
         "handshake", server.handshake(["alpha", "beta"]), server.collector.receive))  # fmt: skip
     packed = server.assign_validation()["beta"]
     task = unpack(packed)
-    assert isinstance(task, Payload)
+    assert isinstance(task, TaskData)
     context = site._context(task, site._state(task))
     assert context.model.labels.names == ("Nodule", "Hernia")
     assert torch.equal(context.model.head.weight[0], before[0])

@@ -19,7 +19,7 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.classifier import redraw_head
 from suture.models.heads import head_rows
-from suture.protocol.messages import Payload
+from suture.protocol.messages import TaskData
 from suture.protocol.packing import Packed
 from suture.simulation.trial import Trial
 
@@ -164,7 +164,9 @@ def test_the_best_epoch_is_kept(tiny: Any) -> None:
     from suture.federation.server.global_model import initial
 
     model = initial(site.plan, ("Mass", "Nodule"))
-    task = Payload("train", 1, 0, labels=("Mass", "Nodule"), shared=dict(model.shared), head=dict(model.head))
+    task = TaskData(
+        "train", 1, 0, labels=("Mass", "Nodule"), shared=dict(model.shared), head=dict(model.head)
+    )
     context = site._context(task, site._state(task))
     best = BestEpoch(context, loss_of(site.plan.method.loss, "multilabel"))
     best()

@@ -24,7 +24,7 @@ from suture.learning.training import LocalTraining, SiteContext, training_batche
 from suture.methods.averaging import LocalAveraging
 from suture.methods.base import About, LabelUse, hyperparameters
 from suture.models.classifier import load_tensors
-from suture.protocol.messages import Payload
+from suture.protocol.messages import TaskData
 from suture.protocol.packing import Packed, unpack
 from suture.testing import check_method
 
@@ -161,7 +161,7 @@ def test_it_is_the_algorithm_of_its_paper(method: Any, paper: Any, tiny: Any) ->
     assert buffers
     for name, packed in server.assign().items():
         task = unpack(packed)
-        assert isinstance(task, Payload)
+        assert isinstance(task, TaskData)
         context = sites[name]._context(task, Packed({}, {}))
         contexts[name] = replace(context, model=copy.deepcopy(context.model))
     moved = 0.0

@@ -12,7 +12,7 @@ from suture.core.errors import RejectedUpdate
 from suture.protocol.check import AllowedReply, check_reply
 from suture.protocol.egress import Egress
 from suture.protocol.half import Narrow, narrow, received, restored, sent
-from suture.protocol.messages import Payload, Update
+from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import pack, unpack
 
 LABELS = ("Edema", "Mass")
@@ -23,18 +23,18 @@ EGRESS = Egress(
 )
 
 
-def payload(w: Tensor, variance: float = 1.0) -> Payload:
+def payload(w: Tensor, variance: float = 1.0) -> TaskData:
     shared = {"w": w, "bn.running_var": torch.tensor([variance]), "n": torch.tensor(2**40 + 1)}
-    return Payload("train", 1, labels=LABELS, shared=shared, head={"head.weight": torch.full((2, 2), 0.1)})
+    return TaskData("train", 1, labels=LABELS, shared=shared, head={"head.weight": torch.full((2, 2), 0.1)})
 
 
-def travelled(model: Payload) -> Payload:
+def travelled(model: TaskData) -> TaskData:
     message = unpack(Narrow()(pack(model)))
-    assert isinstance(message, Payload)
+    assert isinstance(message, TaskData)
     return received(message)
 
 
-def trained(model: Payload, by: float) -> Update:
+def trained(model: TaskData, by: float) -> Update:
     shared = {n: t + by if t.is_floating_point() else t + 1 for n, t in model.shared.items()}
     head = {n: t + by for n, t in model.head.items()}
     return Update(1, LABELS, shared, head, torch.tensor([1 / 3, 1.0], dtype=torch.float64))

@@ -26,8 +26,8 @@ from suture.protocol.messages import (
     Figures,
     Message,
     Metrics,
-    Payload,
     SiteInfo,
+    TaskData,
     Update,
     ones,
 )
@@ -35,7 +35,7 @@ from suture.protocol.packing import Packed, _checksum, digest, load, pack, read_
 
 METRICS = Metrics(3, "validation", 7, 0.5, {"Mass": ClassScore(0.75, None, None, 2, 5)})
 MESSAGES: list[Message] = [
-    Payload("train", 4, 3, "main", "validation", ("Mass",), {"w": torch.ones(2)}, {"b": torch.ones(1)}),
+    TaskData("train", 4, 3, "main", "validation", ("Mass",), {"w": torch.ones(2)}, {"b": torch.ones(1)}),
     SiteInfo(("Mass", "Nodule"), {"train": 5, "test": 0}, 1, "abc"),
     Update(4, ("Mass",), {"w": torch.ones(2)}, {"b": torch.ones(1)}, ones(("Mass",)), metrics=METRICS),
     Evaluation(METRICS),
@@ -287,9 +287,9 @@ def test_packing_storing_and_reading_hold_no_third_copy(tmp_path: Path) -> None:
     code = (
         "import sys, torch\n"
         "from pathlib import Path\n"
-        "from suture.protocol.messages import Payload\n"
+        "from suture.protocol.messages import TaskData\n"
         "from suture.protocol.packing import load, pack, save, unpack\n"
-        "def kept(n): return Payload('train', labels=(), shared={'a': torch.ones(n), 'b': torch.ones(n)})\n"
+        "def kept(n): return TaskData('train', labels=(), shared={'a': torch.ones(n), 'b': torch.ones(n)})\n"
         "def peak(): return next(int(x.split()[1]) for x in open('/proc/self/status') if 'VmHWM' in x)\n"
         "def round(message, file):\n"
         "    save(file, pack(unpack(pack(message))))\n"

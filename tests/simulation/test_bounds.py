@@ -21,7 +21,7 @@ from suture.flare.executor import SiteExecutor
 from suture.methods import METHODS
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.protocol.messages import Abstain, Payload
+from suture.protocol.messages import Abstain, TaskData
 from suture.protocol.packing import pack
 from suture.simulation import PhantomSites, Simulation
 from suture.simulation.job import Job, with_settings
@@ -117,7 +117,7 @@ def test_server_and_site_refuse_it_too(
     config = hospital(tmp_path / "local", ("Mass",), 10, 0)
     assert load_site_config(config)
     executor = SiteExecutor(as_text(plan_of_another_tool()), 2)
-    reply, _ = executor._answer(Payload("handshake"), Context())  # type: ignore[arg-type]
+    reply, _ = executor._answer(TaskData("handshake"), Context())  # type: ignore[arg-type]
     assert isinstance(reply, Abstain)
     assert (reply.reason, reply.error) == ("configuration", "ConfigError")
     assert pack(reply)

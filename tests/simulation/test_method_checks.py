@@ -27,7 +27,7 @@ from suture.methods.base import (
     hyperparameters,
 )
 from suture.models.classifier import Classifier
-from suture.protocol.messages import Payload, Update
+from suture.protocol.messages import TaskData, Update
 from suture.simulation import method_checks as checks
 from suture.simulation.method_checks import subject_of
 from suture.testing import check_method
@@ -62,17 +62,17 @@ class RaisesForOneLabel(FedProx):
 
 
 class IgnoresOwnRate(FedProx):
-    def train(self, site: SiteContext, received: Payload, round_: LocalRound) -> Trained:
+    def train(self, site: SiteContext, received: TaskData, round_: LocalRound) -> Trained:
         return super().train(site, received, replace(round_, local=self.local))
 
 
 class IgnoresPhase(FedProx):
-    def train(self, site: SiteContext, received: Payload, round_: LocalRound) -> Trained:
+    def train(self, site: SiteContext, received: TaskData, round_: LocalRound) -> Trained:
         return super().train(site, received, replace(round_, head_only=False))
 
 
 class IgnoresOptimiserState(FedProx):
-    def train(self, site: SiteContext, received: Payload, round_: LocalRound) -> Trained:
+    def train(self, site: SiteContext, received: TaskData, round_: LocalRound) -> Trained:
         return super().train(site, received, replace(round_, optimiser_state={}))
 
 
@@ -85,7 +85,7 @@ class DrawsGlobally(FedProx):
 
     calls: ClassVar[list[int]] = []
 
-    def train(self, site: SiteContext, received: Payload, round_: LocalRound) -> Trained:
+    def train(self, site: SiteContext, received: TaskData, round_: LocalRound) -> Trained:
         self.calls.append(1)
         return super().train(site, received, replace(round_, seed=len(self.calls)))
 
@@ -247,7 +247,7 @@ def test_rows_of_classes_that_a_site_may_not_see_are_found_without_their_names(
 ) -> None:
     plain = Assigner._payload
 
-    def leaking(self: Assigner, task: Task, *how: Any) -> Payload:
+    def leaking(self: Assigner, task: Task, *how: Any) -> TaskData:
         payload = plain(self, task, *how)
         return replace(payload, fixed={**payload.fixed, "head.others": torch.zeros(4, 2)})
 

@@ -30,7 +30,7 @@ from suture.core.errors import ConfigError
 from suture.learning.step_losses import NonFiniteLoss
 from suture.protocol.disclosure import training_loss
 from suture.protocol.half import VARIANCE
-from suture.protocol.messages import Payload, Spent, Update, rounded
+from suture.protocol.messages import Spent, TaskData, Update, rounded
 from suture.protocol.privacy import PrivacyConfig
 
 Draw = Callable[[int], bytes]
@@ -54,7 +54,7 @@ class Noise:
         """Return what a site's configuration requests; None where it requests nothing."""
         return None if config.clip is None else cls(config.clip, config.noise)
 
-    def apply(self, update: Update, received: Payload, draw: Draw = os.urandom) -> Update:
+    def apply(self, update: Update, received: TaskData, draw: Draw = os.urandom) -> Update:
         """Return the update with its shared tensors and rows clipped together, and noise on each.
 
         Weights, scalars and metrics are unchanged. A batch norm variance that the noise has made negative
@@ -114,7 +114,7 @@ def gaussian(shape: tuple[int, ...], draw: Draw = os.urandom) -> Tensor:
 
 
 def protected(
-    update: Update, received: Payload, privacy: PrivacyConfig, losses: Collection[str], samples: int
+    update: Update, received: TaskData, privacy: PrivacyConfig, losses: Collection[str], samples: int
 ) -> Update:
     """Return the update that may leave a site under its [privacy]: clipped, with noise, figures rounded.
 

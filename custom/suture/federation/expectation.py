@@ -5,13 +5,13 @@ from __future__ import annotations
 from suture.methods.base import Method
 from suture.protocol.check import AllowedReply
 from suture.protocol.egress import Egress
-from suture.protocol.messages import Labels, Payload
+from suture.protocol.messages import Labels, TaskData
 from suture.protocol.privacy import PrivacyConfig
 
 
 def expected_answer(
     method: Method,
-    task: Payload,
+    task: TaskData,
     egress: Egress,
     own: Labels = (),
     images: int = 0,

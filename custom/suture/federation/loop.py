@@ -16,7 +16,7 @@ from suture.federation.server.collector import Receiver
 from suture.federation.server.results import finish
 from suture.federation.server.server import Server
 from suture.federation.site.site import Site
-from suture.protocol.messages import Metrics, Payload, TaskName
+from suture.protocol.messages import Metrics, TaskData, TaskName
 from suture.protocol.packing import Packed, pack, unpack
 
 
@@ -93,6 +93,6 @@ def answered(site: Site, task: TaskName, packed: Packed) -> Packed:
         RejectedUpdate: the message is something else than such a task.
     """
     payload = unpack(packed)
-    if not isinstance(payload, Payload) or payload.task != task:
+    if not isinstance(payload, TaskData) or payload.task != task:
         raise RejectedUpdate(f"{site.name} received a task other than {task}")
     return pack(site.answer(payload))

@@ -27,7 +27,7 @@ from suture.flare.workspace import (
     workspace_root,
 )
 from suture.protocol.check import AllowedReply
-from suture.protocol.messages import Abstain, Payload, Reply
+from suture.protocol.messages import Abstain, Reply, TaskData
 from suture.protocol.packing import pack, unpack
 
 EXPECTATION = "suture.expectation"
@@ -66,7 +66,7 @@ class SiteExecutor(Executor):
         abort_signal: Signal,
     ) -> Shareable:
         task = unpack(from_shareable_(shareable))
-        if not isinstance(task, Payload) or task.task != task_name:
+        if not isinstance(task, TaskData) or task.task != task_name:
             raise RejectedUpdate(f"the task {task_name!r} carries something else")
         try:
             reply, expectation = self._answer(task, fl_ctx)
@@ -75,7 +75,7 @@ class SiteExecutor(Executor):
         fl_ctx.set_prop(EXPECTATION, expectation, private=True, sticky=False)
         return to_shareable(pack(reply))
 
-    def _answer(self, task: Payload, fl_ctx: FLContext) -> tuple[Reply, AllowedReply | None]:
+    def _answer(self, task: TaskData, fl_ctx: FLContext) -> tuple[Reply, AllowedReply | None]:
         """Return the site's answer, and what may be in it; an abstention needs no expectation."""
         try:
             self._site = self._site or self._open(fl_ctx)

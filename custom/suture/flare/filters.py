@@ -17,7 +17,7 @@ from suture.core.errors import RejectedUpdate
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.executor import EXPECTATION
 from suture.protocol.check import AllowedReply, check_reply
-from suture.protocol.messages import Abstain, Payload, Reply
+from suture.protocol.messages import Abstain, Reply, TaskData
 from suture.protocol.packing import pack, unpack
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class EgressFilter(Filter):
 
 def _checked(shareable: Shareable, expected: object) -> Reply:
     reply = unpack(from_shareable_(shareable))
-    if isinstance(reply, Payload):
+    if isinstance(reply, TaskData):
         raise RejectedUpdate("a payload does not leave a site")
     if not isinstance(reply, Abstain):
         if not isinstance(expected, AllowedReply):

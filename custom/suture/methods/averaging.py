@@ -16,7 +16,7 @@ from suture.learning.training import Fitted, LocalRound, LocalTraining, Objectiv
 from suture.methods.base import GlobalModel, Method, RoundContext, hyperparameters
 from suture.models.classifier import Classifier, Layout, NormPolicy, frozen_copy, split_state
 from suture.protocol.egress import Egress, within
-from suture.protocol.messages import Labels, Payload, Update, ones
+from suture.protocol.messages import Labels, TaskData, Update, ones
 
 _BLOCK = 2**16
 """Numbers of a tensor to which all updates are added before the next ones: the cache holds their sums."""
@@ -187,17 +187,17 @@ class LocalAveraging(Method):
         """How much the site counts in the mean of each shared tensor; `egress` declares its range."""
         return 1.0
 
-    def row_weights(self, site: SiteContext, received: Payload) -> Tensor:
+    def row_weights(self, site: SiteContext, received: TaskData) -> Tensor:
         """How much it counts in the mean of each row, ``[c]``; `egress` declares the range."""
         return self.weight(site) * ones(received.labels)
 
     def train(
-        self, site: SiteContext, received: Payload, round_: LocalRound
+        self, site: SiteContext, received: TaskData, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
         fitted = fit(site, self.objective_at(site), round_)
         return self.weighted(site, received, round_, fitted), fitted.optimiser_state
 
-    def weighted(self, site: SiteContext, received: Payload, round_: LocalRound, fitted: Fitted) -> Update:
+    def weighted(self, site: SiteContext, received: TaskData, round_: LocalRound, fitted: Fitted) -> Update:
         """The update of a trained model, with the weights of the site and of its rows."""
         update = trained(site, received, round_, fitted)
         weight, rows = self.weight(site), self.row_weights(site, received).to(torch.float64)
@@ -215,7 +215,7 @@ class LocalAveraging(Method):
         return weighted_mean(sent, updates).applied_to(previous)
 
 
-def trained(site: SiteContext, received: Payload, round_: LocalRound, fitted: Fitted) -> Update:
+def trained(site: SiteContext, received: TaskData, round_: LocalRound, fitted: Fitted) -> Update:
     """The update of a trained model: all that was received, the site and each of its rows counting once."""
     shared, head = split_state(site.model.state_dict())
     return Update(

@@ -29,7 +29,7 @@ from suture.models import ModelSpec
 from suture.models.classifier import Layout, NormPolicy
 from suture.models.priors import PriorSpec
 from suture.protocol.egress import ANY, Channel, Egress, blank, in_order, misfit
-from suture.protocol.messages import Counts, Labels, Payload, Update
+from suture.protocol.messages import Counts, Labels, TaskData, Update
 from suture.protocol.packing import Packed
 
 Question = Literal["labels missing", "classes rare", "sites differ", "few labels", "references"]
@@ -331,7 +331,7 @@ class Method(ABC):
 
     @abstractmethod
     def train(
-        self, site: SiteContext, received: Payload, round_: LocalRound
+        self, site: SiteContext, received: TaskData, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
         """Train for one round at a site.
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.methods.base import ClassFacts, LabelStatistics
-from suture.protocol.messages import Payload
+from suture.protocol.messages import TaskData
 
 ClassWeights = Literal["known", "program", "none"]
 
@@ -68,7 +68,7 @@ def class_weights(statistics: LabelStatistics, rule: ClassWeights) -> ClassFacts
     return ClassFacts({NAME: torch.tensor(weights, dtype=torch.float32)}, tuple(notes))
 
 
-def received_weights(received: Payload, rule: ClassWeights, label_type: LabelType) -> Tensor | None:
+def received_weights(received: TaskData, rule: ClassWeights, label_type: LabelType) -> Tensor | None:
     """The weights that the server sent, ``[c]``; None where the rule and the label type have none.
 
     Raises:

@@ -55,7 +55,7 @@ from suture.methods.roles import (
 from suture.models import MODELS, ModelSpec
 from suture.models.classifier import Classifier, Layout, frozen_copy
 from suture.protocol.egress import IMAGES, OWNERS, WEIGHT, Egress
-from suture.protocol.messages import Payload, Update, ones
+from suture.protocol.messages import TaskData, Update, ones
 
 
 @hyperparameters
@@ -147,11 +147,11 @@ class Composed(LocalAveraging):
     def weight(self, site: SiteContext) -> float:
         return float(len(site.samples["train"])) if self.weights == "images" else 1.0
 
-    def row_weights(self, site: SiteContext, received: Payload) -> Tensor:
+    def row_weights(self, site: SiteContext, received: TaskData) -> Tensor:
         return self.weight(site) * (owned(site) if self.rows == "owners" else ones(received.labels))
 
     def train(
-        self, site: SiteContext, received: Payload, round_: LocalRound
+        self, site: SiteContext, received: TaskData, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
         supervised, terms = self.supervised, tuple(term for term in self.terms if term.active)
         if round_.phase == RETRAINING:
@@ -198,7 +198,7 @@ class _Training:
         supervised: Supervised,
         terms: tuple[Term, ...],
         site: SiteContext,
-        received: Payload,
+        received: TaskData,
         round_: LocalRound,
     ) -> None:
         self._site = site

@@ -30,7 +30,7 @@ from suture.methods.class_weights import ClassWeights, received_weights
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier, Layout
 from suture.protocol.egress import Channel
-from suture.protocol.messages import Payload
+from suture.protocol.messages import TaskData
 
 SEVERAL: tuple[LabelType, ...] = ("multilabel", "multiclass")
 
@@ -105,7 +105,7 @@ class Supervised(Part, ABC):
     """The loss of known labels."""
 
     @abstractmethod
-    def of(self, site: SiteContext, received: Payload, round_: LocalRound) -> Loss:
+    def of(self, site: SiteContext, received: TaskData, round_: LocalRound) -> Loss:
         """The loss of one round: logits, y and known ``[n, c]`` to a scalar."""
 
 
@@ -158,7 +158,7 @@ class CrossEntropy(Supervised):
 
     class_weights: ClassWeights = "none"
 
-    def of(self, site: SiteContext, received: Payload, round_: LocalRound) -> Loss:
+    def of(self, site: SiteContext, received: TaskData, round_: LocalRound) -> Loss:
         label_type = site.model.labels.label_type
         weight = received_weights(received, self.class_weights, label_type)
         if weight is not None:
@@ -179,7 +179,7 @@ class BalancedSoftmax(Supervised):
 
     needs: ClassVar[Needs] = Needs(label_types=("multiclass",))
 
-    def of(self, site: SiteContext, received: Payload, round_: LocalRound) -> Loss:
+    def of(self, site: SiteContext, received: TaskData, round_: LocalRound) -> Loss:
         counts = class_counts(site).to(site.device)
         return lambda logits, y, known: balanced_ce(logits, y, known, counts.to(logits))
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from suture.protocol.egress import Egress
-from suture.protocol.messages import Payload, Update
+from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed
 
 Transport = Literal["float32", "float16"]
@@ -61,7 +61,7 @@ class Narrow:
         return self._done.setdefault(id(tensor), (tensor, narrow(tensor)))[1]
 
 
-def received(payload: Payload) -> Payload:
+def received(payload: TaskData) -> TaskData:
     """Return the payload on which a site trains: what arrived in float16, in float32."""
     shared, head = ({n: _widened(t) for n, t in part.items()} for part in (payload.shared, payload.head))
     return replace(payload, shared=shared, head=head)
@@ -71,7 +71,7 @@ def _widened(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype == torch.float16 else tensor
 
 
-def sent(update: Update, trained_on: Payload) -> Update:
+def sent(update: Update, trained_on: TaskData) -> Update:
     """Return an update as it travels.
 
     Args:
@@ -88,7 +88,7 @@ def sent(update: Update, trained_on: Payload) -> Update:
     return _each(update, converted)
 
 
-def restored(update: Update, model: Payload, egress: Egress) -> Update:
+def restored(update: Update, model: TaskData, egress: Egress) -> Update:
     """Return the weights, or gradients, that an update stands for, in the types that `egress` declares.
 
     A variance of batch norm that becomes negative, because the two bases differ by a rounding, is 0.
@@ -109,7 +109,7 @@ def restored(update: Update, model: Payload, egress: Egress) -> Update:
     return _each(update, converted)
 
 
-def _bases(update: Update, model: Payload) -> Mapping[str, Tensor]:
+def _bases(update: Update, model: TaskData) -> Mapping[str, Tensor]:
     """Return the tensors of which an update sends the change."""
     return {} if update.kind == "gradient" else {**model.shared, **model.head}
 

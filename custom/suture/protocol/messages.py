@@ -1,6 +1,6 @@
 """The messages of a federation: everything that server and sites send to each other.
 
-The server sends a `Payload`. A site answers with a `SiteInfo`, an `Update`, `Scores`, an `Evaluation` or,
+The server sends a `TaskData`. A site answers with a `SiteInfo`, an `Update`, `Scores`, an `Evaluation` or,
 when it cannot perform the task, an `Abstain`. Each is a frozen value that validates its fields on
 construction, so that a received message is either well-formed or an error. `suture.protocol.packing`
 converts messages into tensors and a header.
@@ -235,7 +235,7 @@ class Spent:
 
 
 @dataclass(frozen=True, config=STRICT)
-class Payload:
+class TaskData:
     """What the server sends to one site.
 
     Attributes:
@@ -362,7 +362,7 @@ class Abstain:
 
 
 Reply = SiteInfo | Update | Scores | Evaluation | Abstain
-Message = Payload | Reply
+Message = TaskData | Reply
 
 
 def ones(labels: Labels) -> Tensor:

@@ -30,11 +30,18 @@ from suture.core.errors import RejectedUpdate, SutureError, as_word, shown
 from suture.core.files import replacing
 from suture.core.plain import LARGEST_FILE, open_regular, parse_json
 from suture.core.validation import in_words
-from suture.protocol.messages import MOST, Abstain, Evaluation, Message, Payload, Scores, SiteInfo, Update
+from suture.protocol.messages import MOST, Abstain, Evaluation, Message, Scores, SiteInfo, TaskData, Update
 
+# The words of the headers stay as they are when a class is renamed: kept answers and requests hold them.
 _TYPES: dict[str, type[Message]] = {
-    t.__name__.lower(): t for t in (Payload, SiteInfo, Update, Scores, Evaluation, Abstain)
+    "payload": TaskData,
+    "siteinfo": SiteInfo,
+    "update": Update,
+    "scores": Scores,
+    "evaluation": Evaluation,
+    "abstain": Abstain,
 }
+_WORDS = {kind: word for word, kind in _TYPES.items()}
 _ADAPTERS: dict[type[Message], TypeAdapter[Any]] = {t: TypeAdapter(t) for t in _TYPES.values()}
 _GROUPS = ("shared", "head", "fixed", "channels", "class_tensors")
 _SINGLE = "class_weights"
@@ -70,7 +77,7 @@ class Packed:
 
 def pack(message: Message) -> Packed:
     """Convert a message into tensors and a header. Contiguous tensors of the CPU are not copied."""
-    header: dict[str, Any] = {"type": type(message).__name__.lower()}
+    header: dict[str, Any] = {"type": _WORDS[type(message)]}
     for field in dataclasses.fields(message):
         value = getattr(message, field.name)
         if field.name not in (*_GROUPS, _SINGLE):

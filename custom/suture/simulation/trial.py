@@ -32,7 +32,7 @@ from suture.models import ModelSpec, build
 from suture.models.classifier import load_tensors, split_state
 from suture.protocol.egress import CLASSES as OF_CLASSES
 from suture.protocol.half import Transport, received, restored
-from suture.protocol.messages import Payload, Reply, Update
+from suture.protocol.messages import Reply, TaskData, Update
 from suture.protocol.packing import Packed, unpack
 from suture.protocol.privacy import PrivacyConfig
 
@@ -79,7 +79,7 @@ class Trial:
         self.sites = {name: self._site(name, rounds) for name in SITES}
         self.seen: dict[str, set[str]] = {name: set() for name in SITES}
         self.seen_rows: dict[str, set[int]] = {name: set() for name in SITES}
-        self._payloads: dict[str, Payload] = {}
+        self._payloads: dict[str, TaskData] = {}
 
     def __enter__(self) -> Trial:
         return self
@@ -91,7 +91,7 @@ class Trial:
         """All rounds."""
         federate(self.server, _Watched(self))
 
-    def payload(self, site: str) -> Payload:
+    def payload(self, site: str) -> TaskData:
         """What the server sends to a site for round 1."""
         if not self._payloads:
             loop = Loop(self.sites)
@@ -123,7 +123,7 @@ class Trial:
         """The figures of the selected model, as in metrics.json."""
         return read_json(self.folder / "run" / "metrics.json")
 
-    def context(self, site: str, payload: Payload) -> SiteContext:
+    def context(self, site: str, payload: TaskData) -> SiteContext:
         """What a method's half at the site is given, outside of a federation."""
         own, samples = self._samples(site)
         labels = LabelSet(payload.labels, self.label_type)
@@ -192,9 +192,9 @@ class _Watched(Loop):
         return [tensor for name, tensor in channels.items() if name not in whole]
 
 
-def _payload(packed: Packed) -> Payload:
+def _payload(packed: Packed) -> TaskData:
     message = unpack(packed)
-    assert isinstance(message, Payload)
+    assert isinstance(message, TaskData)
     return message
 
 

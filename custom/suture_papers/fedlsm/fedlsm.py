@@ -36,7 +36,7 @@ from suture.methods.base import About, ClassFacts, LabelStatistics, LabelUse, Li
 from suture.methods.class_weights import ClassWeights, class_weights, counted, received_weights, why_counted
 from suture.models.classifier import Layout
 from suture.protocol.egress import IMAGES, OWNERS, Egress
-from suture.protocol.messages import Payload, Update
+from suture.protocol.messages import TaskData, Update
 from suture_papers.fedlsm.mean_teacher import MeanTeacher, Teaching
 
 _COUNTED = (0.0, 1e9)
@@ -93,7 +93,7 @@ class FedLSM(LocalAveraging):
         return super().loss(logits, y, known, label_type)
 
     def train(
-        self, site: SiteContext, received: Payload, round_: LocalRound
+        self, site: SiteContext, received: TaskData, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
         batch_size = min(round_.local.batch_size, self.local.batch_size)
         round_ = replace(round_, local=replace(round_.local, batch_size=batch_size))

@@ -55,7 +55,7 @@ from suture.models.classifier import Classifier, Layout
 from suture.models.priors import PRIORS, Prior, PriorSpec, check_width
 from suture.models.priors.feature_cache import cached_features
 from suture.protocol.egress import IMAGES, WEIGHT, Egress
-from suture.protocol.messages import Payload, Update, ones
+from suture.protocol.messages import TaskData, Update, ones
 
 Rescue = Literal["paper", "normalised"]
 
@@ -150,7 +150,7 @@ class FedMAS(LocalAveraging):
         return FARTHEST**2 * max(passes, local.warmup_epochs, self.retrain.epochs if self.retrain else 0)
 
     def train(
-        self, site: SiteContext, received: Payload, round_: LocalRound
+        self, site: SiteContext, received: TaskData, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
         if self.supervision == "program":
             round_ = replace(round_, local=replace(round_.local, clip=round_.local.clip or CLIP))

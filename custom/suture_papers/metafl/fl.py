@@ -26,7 +26,7 @@ from suture.methods.averaging import LocalAveraging, trained
 from suture.methods.base import About, LabelUse, Limits, hyperparameters
 from suture.models.classifier import Layout, NormPolicy
 from suture.protocol.egress import IMAGES, WEIGHT, Egress
-from suture.protocol.messages import Payload, Update
+from suture.protocol.messages import TaskData, Update
 from suture_papers.metafl.inner_loop import INNER, adapted, check_inner
 
 
@@ -65,7 +65,7 @@ class FL(LocalAveraging):
         return 1.0 if self.weights == "equal" else float(len(site.samples["train"]))
 
     def train(
-        self, site: SiteContext, received: Payload, round_: LocalRound
+        self, site: SiteContext, received: TaskData, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
         done = adapted(site, self.loss, round_, self.batches, second_order=False)
         update = trained(site, received, round_, Fitted(done.support_loss, {}))

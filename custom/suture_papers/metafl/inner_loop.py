@@ -43,7 +43,7 @@ from suture.methods.parameters import parts
 from suture.methods.share import put
 from suture.models.classifier import Layout, NormPolicy, load_tensors, split_state
 from suture.protocol.egress import Channel, Egress
-from suture.protocol.messages import Payload, Update, ones
+from suture.protocol.messages import TaskData, Update, ones
 
 Parameters = dict[str, Tensor]
 
@@ -231,7 +231,7 @@ class MetaLearning(Method):
         return images // self.batches // 2
 
     def train(
-        self, site: SiteContext, received: Payload, round_: LocalRound
+        self, site: SiteContext, received: TaskData, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
         """L_k and its gradient, of the shared rows: with respect to phi (first order) or theta (second)."""
         done = adapted(site, self.loss, round_, self.batches, second_order=self.order == 2)

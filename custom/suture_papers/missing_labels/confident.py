@@ -35,7 +35,7 @@ from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.base import LabelUse, Limits, hyperparameters
 from suture.methods.composed import Composed
 from suture.methods.roles import Needs, Step, Supervised, Term, Value
-from suture.protocol.messages import Payload
+from suture.protocol.messages import TaskData
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 
@@ -73,7 +73,7 @@ class OverAllClasses(Supervised):
 
     loss: Supervised
 
-    def of(self, site: SiteContext, received: Payload, round_: LocalRound) -> Loss:
+    def of(self, site: SiteContext, received: TaskData, round_: LocalRound) -> Loss:
         loss, label_type = self.loss.of(site, received, round_), site.model.labels.label_type
         return lambda logits, y, known: loss(logits, *of_no_other_class(y, known, label_type))
 

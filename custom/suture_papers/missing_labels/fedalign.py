@@ -62,7 +62,7 @@ from suture.models import ModelSpec
 from suture.models.classifier import Classifier, Layout
 from suture.protocol.disclosure import on_grid, share
 from suture.protocol.egress import CLASSES, OWNERS, Channel, Egress
-from suture.protocol.messages import Payload, Update
+from suture.protocol.messages import TaskData, Update
 from suture_papers.missing_labels.confident import of_no_other_class
 from suture_papers.missing_labels.prototypes import along
 
@@ -148,11 +148,11 @@ class FedAlign(LocalAveraging):
             why=_WHY,
         )
 
-    def row_weights(self, site: SiteContext, received: Payload) -> Tensor:
+    def row_weights(self, site: SiteContext, received: TaskData) -> Tensor:
         return owned(site)
 
     def train(
-        self, site: SiteContext, received: Payload, round_: LocalRound
+        self, site: SiteContext, received: TaskData, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
         f1, measured = validation_f1(site)
         labelled = self._with_pseudo_labels(site, received)
@@ -169,7 +169,7 @@ class FedAlign(LocalAveraging):
         )
         return update, fitted.optimiser_state
 
-    def _with_pseudo_labels(self, site: SiteContext, received: Payload) -> SiteContext:
+    def _with_pseudo_labels(self, site: SiteContext, received: TaskData) -> SiteContext:
         train, foreign, f1 = site.samples["train"], owned(site) == 0, received.channels[F1]
         label_type = site.model.labels.label_type
         several = label_type == "multilabel"

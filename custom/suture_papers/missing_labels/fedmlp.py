@@ -66,7 +66,7 @@ from suture.methods.composed import Composed
 from suture.methods.roles import Needs, Part
 from suture.models.classifier import Classifier, Layout, frozen_copy
 from suture.protocol.egress import Egress
-from suture.protocol.messages import Payload, Update
+from suture.protocol.messages import TaskData, Update
 from suture_papers.missing_labels.image_memory import memory, remember, remembered
 from suture_papers.missing_labels.prototypes import (
     PROTOTYPES,
@@ -184,7 +184,7 @@ class FedMLP(Composed):
         return replace(facts, notes=(*facts.notes, *notes))
 
     def train(
-        self, site: SiteContext, received: Payload, round_: LocalRound
+        self, site: SiteContext, received: TaskData, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
         tags, second = remembered(site, round_.kept, "tags"), round_.phase == STAGE_2
         if tags is None:

@@ -51,7 +51,7 @@ from suture.methods.composed import Composed
 from suture.methods.roles import Needs, Part
 from suture.models.classifier import Classifier, Layout, frozen_copy
 from suture.protocol.egress import CLASSES, Channel, Egress
-from suture.protocol.messages import Payload, Update
+from suture.protocol.messages import TaskData, Update
 from suture_papers.missing_labels.image_memory import memory, remember, remembered
 
 KNOWN, SOFT = "known", "soft"
@@ -139,7 +139,7 @@ class FedNML(Composed):
         return in_two(super().phases(rounds), self.start, KNOWN, SOFT)
 
     def train(
-        self, site: SiteContext, received: Payload, round_: LocalRound
+        self, site: SiteContext, received: TaskData, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
         if round_.phase != SOFT:
             return super().train(site, received, round_)

@@ -30,7 +30,7 @@ from suture.methods.averaging import owned
 from suture.methods.base import About, LabelUse, hyperparameters
 from suture.methods.composed import Composed
 from suture.methods.roles import CrossEntropy, Needs, Part, Supervised, class_counts
-from suture.protocol.messages import Payload
+from suture.protocol.messages import TaskData
 
 
 @validated(frozen=True, config=STRICT)
@@ -49,7 +49,7 @@ class Restricted(Supervised):
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
     graded: bool = False
 
-    def of(self, site: SiteContext, received: Payload, round_: LocalRound) -> Loss:
+    def of(self, site: SiteContext, received: TaskData, round_: LocalRound) -> Loss:
         return Restricting(self, CrossEntropy()).of(site, received, round_)
 
     def factors(self, site: SiteContext) -> Tensor:
@@ -71,7 +71,7 @@ class Restricting(Supervised):
     restricted: Restricted
     loss: Supervised
 
-    def of(self, site: SiteContext, received: Payload, round_: LocalRound) -> Loss:
+    def of(self, site: SiteContext, received: TaskData, round_: LocalRound) -> Loss:
         loss, a = self.loss.of(site, received, round_), self.restricted.factors(site).to(site.device)
         return lambda logits, y, known: loss(a.to(logits) * logits, y, known)
 

@@ -34,7 +34,7 @@ from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.base import About, LabelUse, hyperparameters
 from suture.methods.composed import Composed
 from suture.methods.roles import Needs, Step, Supervised, Term, Value, all_labelled, class_counts
-from suture.protocol.messages import Payload
+from suture.protocol.messages import TaskData
 
 _ABSENT = 1e-9
 """e: the share of a class without images, as a logarithm has none of 0."""
@@ -52,7 +52,7 @@ class LogitSuppression(Supervised):
 
     weight: Annotated[float, Field(ge=0)] = 0.005
 
-    def of(self, site: SiteContext, received: Payload, round_: LocalRound) -> Loss:
+    def of(self, site: SiteContext, received: TaskData, round_: LocalRound) -> Loss:
         counts, every = class_counts(site).to(site.device), all_labelled(site)
 
         def loss(logits: Tensor, y: Tensor, known: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from suture.methods.base import About, LabelUse, hyperparameters
 from suture.methods.composed import Composed
 from suture.methods.retraining import RETRAINING
 from suture.models.classifier import Classifier
-from suture.protocol.messages import Payload, Update
+from suture.protocol.messages import TaskData, Update
 
 
 def bilevel_loss(model: Classifier, a: Batch, b: Batch, loss: Loss, eta: float) -> Tensor:
@@ -88,7 +88,7 @@ class FPSL(Composed):
     unknown: Literal["negative", "masked"] = "masked"
 
     def train(
-        self, site: SiteContext, received: Payload, round_: LocalRound
+        self, site: SiteContext, received: TaskData, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
         if round_.phase == RETRAINING:
             return super().train(site, received, round_)

@@ -41,7 +41,7 @@ from suture.models import ModelSpec
 from suture.models.classifier import Layout
 from suture.models.heads import head_rows
 from suture.protocol.egress import CLASSES, Channel, Egress
-from suture.protocol.messages import Payload, Update, by_name
+from suture.protocol.messages import TaskData, Update, by_name
 from suture_papers.rare_classes.federated_features import FederatedFeatures, head_gradient
 
 GRADIENTS, RETRAINED, FEATURES = "class_gradients", "retrained", "features"
@@ -133,7 +133,7 @@ class CReFF(Composed):
         return {"head.weight": rows[:, :-1].contiguous(), "head.bias": rows[:, -1].contiguous()}
 
     def train(
-        self, site: SiteContext, received: Payload, round_: LocalRound
+        self, site: SiteContext, received: TaskData, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
         draws = seed_for(round_.seed, site.name, round_.round, GRADIENTS)
         rows = retrained_rows(received.head, received.channels)

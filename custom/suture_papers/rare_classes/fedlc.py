@@ -26,7 +26,7 @@ from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.base import About, LabelUse, hyperparameters
 from suture.methods.composed import Composed
 from suture.methods.roles import Needs, Supervised, class_counts
-from suture.protocol.messages import Payload
+from suture.protocol.messages import TaskData
 
 FEWEST = 1e-8
 """What counts as n_c of a class without images: its logit loses tau x 100."""
@@ -45,7 +45,7 @@ class Calibrated(Supervised):
     tau: Annotated[float, Field(ge=0)] = 0.5
     denominator: Literal["keep", "paper"] = "keep"
 
-    def of(self, site: SiteContext, received: Payload, round_: LocalRound) -> Loss:
+    def of(self, site: SiteContext, received: TaskData, round_: LocalRound) -> Loss:
         offsets = calibration(class_counts(site), self.tau).to(site.device)
         ce = masked_ce if self.denominator == "keep" else ce_against_others
         return lambda logits, y, known: ce(logits - offsets.to(logits), y, known)

@@ -25,7 +25,7 @@ from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.base import About, LabelUse, hyperparameters
 from suture.methods.composed import Composed
 from suture.methods.roles import Needs, Supervised
-from suture.protocol.messages import Payload
+from suture.protocol.messages import TaskData
 
 
 @validated(frozen=True, config=STRICT)
@@ -39,7 +39,7 @@ class Focal(Supervised):
     needs: ClassVar[Needs] = Needs(label_types=("multiclass",))
     gamma: Annotated[float, Field(ge=0)] = 2.0
 
-    def of(self, site: SiteContext, received: Payload, round_: LocalRound) -> Loss:
+    def of(self, site: SiteContext, received: TaskData, round_: LocalRound) -> Loss:
         return lambda logits, y, known: focal_ce(logits, y, known, self.gamma)
 
 

@@ -33,7 +33,7 @@ from suture.methods.composed import Composed
 from suture.methods.roles import Needs, Supervised, class_counts
 from suture.models import ModelSpec
 from suture.models.heads import SCALE
-from suture.protocol.messages import Payload
+from suture.protocol.messages import TaskData
 
 
 @validated(frozen=True, config=STRICT)
@@ -60,7 +60,7 @@ class LabelDistributionMargin(Supervised):
             )
         return replace(spec, head="cosine")
 
-    def of(self, site: SiteContext, received: Payload, round_: LocalRound) -> Loss:
+    def of(self, site: SiteContext, received: TaskData, round_: LocalRound) -> Loss:
         counts = class_counts(site).double()
         shift = SCALE * margins(counts, self.largest)
         weights = effective_weights(counts, self.beta) if self.begins(round_) else torch.ones_like(counts)

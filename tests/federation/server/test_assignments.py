@@ -14,7 +14,7 @@ from suture.methods.base import GlobalModel, Method
 from suture.methods.fedavg import FedAvg
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.check import AllowedReply
-from suture.protocol.messages import Payload, SiteInfo
+from suture.protocol.messages import SiteInfo, TaskData
 from suture_papers.fedlsm.fedlsm import FedLSM
 from suture_papers.fedlsm.mean_teacher import Teaching
 
@@ -25,7 +25,7 @@ SITES = {
 }
 
 
-def assigned(method: Method) -> dict[str, tuple[Payload, AllowedReply]]:
+def assigned(method: Method) -> dict[str, tuple[TaskData, AllowedReply]]:
     """The assignments of the sites, with the values 0, 10, 20 and 30 of the four classes."""
     values = torch.arange(4) * 10.0
     model = GlobalModel(LABELS, {"w": torch.zeros(2)}, {"head.bias": values + 1})

@@ -12,7 +12,7 @@ from suture.federation.server.attendance import LATE, MOST_LATE, PATIENCE
 from suture.federation.server.collector import OpenExchange, UpdateCollector
 from suture.protocol.check import AllowedReply
 from suture.protocol.egress import Egress
-from suture.protocol.messages import Evaluation, Metrics, Payload, Update, ones
+from suture.protocol.messages import Evaluation, Metrics, TaskData, Update, ones
 from suture.protocol.packing import pack
 
 SITES = ("a", "b", "c")
@@ -38,7 +38,7 @@ class Rounds:
     def open(self, quorum: int = 2, grace: float | None = None, task: Any = "train") -> OpenExchange:
         self.number += 1
         expected = AllowedReply(task, self.number, 0, "validation", ("Mass",), ("Mass",), EGRESS)
-        self.collector.open({site: (Payload(task, self.number), expected) for site in SITES})
+        self.collector.open({site: (TaskData(task, self.number), expected) for site in SITES})
         return self.collector.receiver(quorum, grace)
 
     def answer(self, take: OpenExchange, *sites: str) -> None:

@@ -15,7 +15,7 @@ from suture.core.errors import FederationError
 from suture.federation.server.collector import UpdateCollector
 from suture.protocol.check import AllowedReply
 from suture.protocol.egress import CLASSES, Channel, Egress
-from suture.protocol.messages import Abstain, Metrics, Payload, Update, ones
+from suture.protocol.messages import Abstain, Metrics, TaskData, Update, ones
 from suture.protocol.packing import Packed, pack
 
 SITES = ("a", "b", "c")
@@ -35,7 +35,7 @@ def collector(tmp_path: Path) -> UpdateCollector:
 
 def open_round(collector: UpdateCollector, number: int = 1) -> None:
     expected = AllowedReply("train", number, number - 1, "validation", ("Mass",), ("Mass",), EGRESS)
-    collector.open({site: (Payload("train", number), expected) for site in SITES})
+    collector.open({site: (TaskData("train", number), expected) for site in SITES})
 
 
 class Clock:
@@ -193,7 +193,7 @@ def test_an_update_comes_back_as_it_was_received(
         scalars={"steps": (0.0, 10.0)},
     )
     expected = AllowedReply("train", 1, 0, "validation", sent.labels, sent.labels, egress)
-    collector.open({"a": (Payload("train", 1), expected)})
+    collector.open({"a": (TaskData("train", 1), expected)})
     collector.receive("a", pack(sent))
     assert collector.close({})["a"]["status"] == "accepted"
     ((site, read),) = collector.updates()

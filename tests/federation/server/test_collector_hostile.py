@@ -14,7 +14,7 @@ from suture.methods import METHODS
 from suture.models.classifier import Layout
 from suture.protocol.check import AllowedReply
 from suture.protocol.egress import Egress
-from suture.protocol.messages import Payload, Update
+from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed, pack
 
 DEEP: Any = []
@@ -48,7 +48,7 @@ for _ in range(3_000):
 def test_what_is_no_message_is_rejected_and_the_exchange_goes_on(packed: Packed, tmp_path: Path) -> None:
     collector = UpdateCollector(tmp_path / "spool", lambda *_, **__: None)
     expected = AllowedReply("handshake", 0, 0, "", (), (), Egress({}, {}))
-    collector.open({site: (Payload("handshake"), expected) for site in ("a", "b")})
+    collector.open({site: (TaskData("handshake"), expected) for site in ("a", "b")})
     collector.receive("a", packed)
     lines = collector.close({})
     assert lines["a"]["status"] == "rejected"
@@ -59,7 +59,7 @@ def test_what_is_no_message_is_rejected_and_the_exchange_goes_on(packed: Packed,
 def collected(tensors: dict[str, torch.Tensor], spool: Path) -> tuple[UpdateCollector, str]:
     """Send an update with these tensors in the place of its own; return the collector and the status."""
     shared, head = {"backbone.w": torch.zeros(3)}, {"head.weight": torch.zeros(2, 4)}
-    task = Payload("train", round=1, labels=("A", "B"))
+    task = TaskData("train", round=1, labels=("A", "B"))
     egress = METHODS["surgical"]().egress(Layout.of(shared, head))
     expected = expected_answer(METHODS["surgical"](), task, egress, ("A", "B"), 10)
     update = pack(Update(1, ("A", "B"), shared, head, torch.ones(2, dtype=torch.float64)))

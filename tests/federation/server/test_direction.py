@@ -16,7 +16,7 @@ from suture.federation.server.norm_bound import Measure
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.egress import Egress
-from suture.protocol.messages import Labels, Payload, Update, ones
+from suture.protocol.messages import Labels, TaskData, Update, ones
 from suture.protocol.outliers import site_updates
 from suture.protocol.packing import Packed, pack, unpack
 from suture.protocol.records import read_history
@@ -63,7 +63,7 @@ def test_large_updates_are_compared_to_a_few_hundredths(seed: int) -> None:
 
 
 def measured(labels: Labels, rows: Tensor, shared: Tensor) -> Tensor:
-    task = Payload(
+    task = TaskData(
         "train", labels=labels, shared={"w": torch.zeros_like(shared)}, head={"b": torch.zeros_like(rows)}
     )
     update = Update(1, labels, {"w": shared}, {"b": rows}, ones(labels))
@@ -81,7 +81,7 @@ def test_rows_of_classes_are_compared_by_name() -> None:
 def changed(factor: float) -> Any:
     """Alpha scales its change."""
 
-    def change(site: str, task: Payload, answer: Packed) -> Packed:
+    def change(site: str, task: TaskData, answer: Packed) -> Packed:
         update = unpack(answer)
         if site != "alpha" or not isinstance(update, Update):
             return answer

@@ -20,7 +20,7 @@ from suture.federation.server import results
 from suture.federation.server.server import Server
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
-from suture.protocol.messages import Evaluation, Payload, Reply, SiteInfo, Update
+from suture.protocol.messages import Evaluation, Reply, SiteInfo, TaskData, Update
 from suture.protocol.packing import Packed, load, pack, unpack
 from suture.reports.report import write_report
 
@@ -45,7 +45,7 @@ def lied(tiny: Any, out: str, kind: type[Reply], change: Change | None, **schedu
     """A federation in which alpha changes every answer of one kind, or loses it; its report is written."""
     federation = tiny(METHOD, **{"min_sites": 2, **schedule})
 
-    def lie(site: str, task: Payload, answer: Packed) -> Packed | None:
+    def lie(site: str, task: TaskData, answer: Packed) -> Packed | None:
         reply = unpack(answer)
         if site != "alpha" or not isinstance(reply, kind):
             return answer
@@ -157,7 +157,7 @@ def test_a_lie_about_the_test_data_costs_no_report(kind: str, tiny: Any) -> None
 def test_losses_at_the_edge_of_their_range_have_a_mean(tiny: Any) -> None:
     federation = tiny(METHOD)
 
-    def most(site: str, task: Payload, answer: Packed) -> Packed:
+    def most(site: str, task: TaskData, answer: Packed) -> Packed:
         reply = unpack(answer)
         return with_metrics(reply, loss=1e9) if isinstance(reply, Update) and reply.metrics else answer
 
@@ -197,7 +197,7 @@ def test_what_fails_after_the_last_round_leaves_model_metrics_and_the_error(
 def test_a_run_without_any_validation_loss_keeps_its_last_model(tiny: Any) -> None:
     federation = tiny(METHOD)
 
-    def without(site: str, task: Payload, answer: Packed) -> Packed:
+    def without(site: str, task: TaskData, answer: Packed) -> Packed:
         reply = unpack(answer)
         if isinstance(reply, (Update, Evaluation)) and reply.metrics:
             return pack(replace(reply, metrics=replace(reply.metrics, loss=None)))

@@ -18,7 +18,7 @@ from suture.federation.server.server import Server
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol import records
-from suture.protocol.messages import MOST_CLASSES, ClassScore, Metrics, Payload, SiteInfo
+from suture.protocol.messages import MOST_CLASSES, ClassScore, Metrics, SiteInfo, TaskData
 from suture.protocol.packing import Packed, pack, unpack
 from suture.protocol.records import parse
 
@@ -48,7 +48,7 @@ def lied(tiny: Any, out: str, change: dict[str, Any] | None, rounds: int = 2) ->
     """A federation in which alpha's site info is changed, or lost; gamma and beta share the class Nodule."""
     federation = tiny(METHOD, min_sites=2, rounds=rounds, selection="last")
 
-    def lie(site: str, task: Payload, answer: Packed) -> Packed | None:
+    def lie(site: str, task: TaskData, answer: Packed) -> Packed | None:
         reply = unpack(answer)
         if site != "alpha" or not isinstance(reply, SiteInfo):
             return answer
@@ -114,7 +114,7 @@ def test_the_experiment_decides_what_is_usual() -> None:
 def test_a_site_without_a_place_counts_against_the_quorum(tiny: Any) -> None:
     federation = tiny(METHOD)
 
-    def lie(site: str, task: Payload, answer: Packed) -> Packed:
+    def lie(site: str, task: TaskData, answer: Packed) -> Packed:
         reply = unpack(answer)
         is_alpha = site == "alpha" and isinstance(reply, SiteInfo)
         return pack(replace(reply, labels=("Mass", "mass"))) if is_alpha else answer

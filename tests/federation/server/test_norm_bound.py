@@ -20,7 +20,7 @@ from suture.methods import METHODS
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.egress import Egress
 from suture.protocol.half import VARIANCE
-from suture.protocol.messages import Payload, Update, ones
+from suture.protocol.messages import TaskData, Update, ones
 from suture.protocol.packing import Packed, pack, unpack
 from suture.simulation.method_checks import SMALL
 from suture.simulation.trial import Trial
@@ -29,7 +29,7 @@ METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 
 
 def test_norms_by_hand() -> None:
-    received = Payload("train", shared={"w": torch.tensor([3.0, 4.0])}, head={"b": torch.tensor([0.0])})
+    received = TaskData("train", shared={"w": torch.tensor([3.0, 4.0])}, head={"b": torch.tensor([0.0])})
     update = Update(1, ("x",), {"w": torch.tensor([3.0, 6.0])}, {"b": torch.tensor([1.0])}, ones(("x",)))
     egress = Egress({}, {})
     assert Measure()(update, received, egress) == Norms(pytest.approx(5**0.5), 5.0)
@@ -40,7 +40,7 @@ def test_norms_by_hand() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_norms_of_several_blocks_leave_what_they_measure(dtype: torch.dtype) -> None:
     n = 2 * 2**15 + 3
-    received = Payload("train", shared={"w": torch.ones(n, dtype=dtype)})
+    received = TaskData("train", shared={"w": torch.ones(n, dtype=dtype)})
     update = Update(1, (), {"w": torch.full((n,), 3.0, dtype=dtype)}, {}, ones(()))
     found = Measure()(update, received, Egress({}, {}))
     assert (found.update, found.model) == (pytest.approx(2 * n**0.5), pytest.approx(n**0.5))
@@ -49,7 +49,7 @@ def test_norms_of_several_blocks_leave_what_they_measure(dtype: torch.dtype) -> 
 
 
 def test_the_largest_floats_have_a_norm() -> None:
-    received = Payload("train", shared={"w": torch.full((4,), 3e38)})
+    received = TaskData("train", shared={"w": torch.full((4,), 3e38)})
     update = Update(1, (), {"w": torch.full((4,), -3e38)}, {}, ones(()))
     assert Measure()(update, received, Egress({}, {})).update == pytest.approx(1.2e39)
 
@@ -94,7 +94,7 @@ def lied(tiny: Any, out: str, method: Any, factor: float | None, since: int = 1,
     """A federation in which alpha scales its change from a round on; None loses its updates."""
     federation = tiny(method, **{"min_sites": 2, "selection": "last", **schedule})
 
-    def lie(site: str, task: Payload, answer: Packed) -> Packed | None:
+    def lie(site: str, task: TaskData, answer: Packed) -> Packed | None:
         update = unpack(answer)
         if site != "alpha" or not isinstance(update, Update) or task.round < since:
             return answer
@@ -149,7 +149,7 @@ def test_two_of_three_who_send_next_to_nothing_take_nobody_out(name: str) -> Non
     assert {line["sites"]["alpha"]["status"] for line in lines} == {"accepted"}
 
 
-def tiny_updates(site: str, task: Payload, answer: Packed) -> Packed:
+def tiny_updates(site: str, task: TaskData, answer: Packed) -> Packed:
     """A millionth of the honest update, of each tensor."""
     update = unpack(answer)
     if site == "alpha" or not isinstance(update, Update):
@@ -183,13 +183,13 @@ def test_what_is_too_large_does_not_end_the_wait_for_others(tiny: Any) -> None:
     receive = server.receiver()
     for site, factor in (("beta", 1.0), ("alpha", 1e30)):
         task = unpack(packed[site])
-        assert isinstance(task, Payload)
+        assert isinstance(task, TaskData)
         update = sites[site].answer(task)
         assert isinstance(update, Update)
         receive(site, pack(replace(update, shared={k: t * factor for k, t in update.shared.items()})))
     assert not receive.enough(["gamma"])
     gamma = unpack(packed["gamma"])
-    assert isinstance(gamma, Payload)
+    assert isinstance(gamma, TaskData)
     receive("gamma", pack(sites["gamma"].answer(gamma)))
     assert receive.enough([])
     server.close_round({})

@@ -20,7 +20,7 @@ from suture.learning.training import LocalTraining
 from suture.methods.base import GlobalModel
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.egress import Channel
-from suture.protocol.messages import Abstain, Payload, Update
+from suture.protocol.messages import Abstain, TaskData, Update
 from suture.protocol.packing import Packed, pack, unpack
 from suture.reports.report import write_report
 from suture_papers.metafl.inner_loop import ServerStep
@@ -33,7 +33,7 @@ class Dead(Exception):
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 
 
-def poison(site: str, task: Payload, answer: Packed) -> Packed:
+def poison(site: str, task: TaskData, answer: Packed) -> Packed:
     """From round 2 on, alpha sends the largest floats."""
     update = unpack(answer)
     if site != "alpha" or not isinstance(update, Update) or task.round < 2:
@@ -41,7 +41,7 @@ def poison(site: str, task: Payload, answer: Packed) -> Packed:
     return pack(replace(update, shared={k: torch.full_like(t, 3e38) for k, t in update.shared.items()}))
 
 
-def lose(site: str, task: Payload, answer: Packed) -> Packed | None:
+def lose(site: str, task: TaskData, answer: Packed) -> Packed | None:
     """From round 2 on, alpha's updates are lost."""
     return None if site == "alpha" and task.task == "train" and task.round >= 2 else answer
 
@@ -113,7 +113,7 @@ def test_where_every_site_is_needed_the_run_stops_with_the_model_before(tiny: An
 def test_a_site_cannot_have_another_excluded(tiny: Any) -> None:
     """It claims that the model cannot be trained; the others train, or there are too few to tell."""
 
-    def claim(site: str, task: Payload, answer: Packed) -> Packed:
+    def claim(site: str, task: TaskData, answer: Packed) -> Packed:
         refused = site == "alpha" and task.task == "train" and task.round == 2
         return pack(Abstain("non_finite_loss", "NonFiniteLoss")) if refused else answer
 
@@ -185,7 +185,7 @@ def test_a_learning_rate_that_diverges_at_every_site_is_blamed_on_none(tiny: Any
 def test_two_sites_cannot_have_the_third_excluded_by_claims(tiny: Any) -> None:
     """They send next to nothing, so that its update is the largest, and say that the model has diverged."""
 
-    def claim(site: str, task: Payload, answer: Packed) -> Packed:
+    def claim(site: str, task: TaskData, answer: Packed) -> Packed:
         if site == "alpha" or task.task != "train":
             return answer
         if task.round >= 2:
@@ -205,7 +205,7 @@ def test_two_sites_cannot_have_the_third_excluded_by_claims(tiny: Any) -> None:
 def test_claims_change_nothing_where_a_site_without_a_part_in_the_model_trains(tiny: Any) -> None:
     """Two sites made the model of round 2 alone, and say in round 3 that it has diverged."""
 
-    def claim(site: str, task: Payload, answer: Packed) -> Packed | None:
+    def claim(site: str, task: TaskData, answer: Packed) -> Packed | None:
         if task.task != "train" or task.round == 1:
             return answer
         if task.round == 2:

@@ -19,7 +19,7 @@ from suture.federation.server.server import Server
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.protocol.messages import Abstain, Payload, SiteInfo, TaskName, Update
+from suture.protocol.messages import Abstain, SiteInfo, TaskData, TaskName, Update
 from suture.protocol.packing import Packed, load, pack, unpack
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
@@ -70,13 +70,13 @@ KINDS = [
 def test_a_lying_site_is_rejected_whole_and_the_round_goes_on(kind: str, tiny: Any) -> None:
     """The result is the one without that site, bit by bit."""
 
-    def lie(site: str, task: Payload, answer: Packed) -> Packed:
+    def lie(site: str, task: TaskData, answer: Packed) -> Packed:
         update = unpack(answer)
         if site == "alpha" and task.task == "train" and isinstance(update, Update):
             return broken(update)[kind]
         return answer
 
-    def lose(site: str, task: Payload, answer: Packed) -> Packed | None:
+    def lose(site: str, task: TaskData, answer: Packed) -> Packed | None:
         return None if site == "alpha" and task.task == "train" else answer
 
     federation = tiny(METHOD, min_sites=2)
@@ -103,7 +103,7 @@ def test_identity_comes_from_the_transport(tiny: Any) -> None:
         ) -> dict[str, str]:
             super().exchange(task, payloads, receive)
             payload = unpack(next(iter(payloads.values())))
-            assert isinstance(payload, Payload)
+            assert isinstance(payload, TaskData)
             receive("stranger", pack(sites["alpha"].answer(payload)))
             receive("alpha", Packed({}, {"type": "handshake"}))
             return {}
@@ -116,7 +116,7 @@ def test_too_few_updates_leave_the_model_as_it_was_and_say_why(tiny: Any) -> Non
     federation = tiny(METHOD)
     server = federation.server()
 
-    def abstain(site: str, task: Payload, answer: Packed) -> Packed:
+    def abstain(site: str, task: TaskData, answer: Packed) -> Packed:
         if site == "beta" and task.task == "train" and task.round == 2:
             return pack(Abstain("out_of_memory", "MemoryError"))
         return answer
@@ -133,7 +133,7 @@ def test_a_passing_failure_costs_one_round_and_no_difference(tiny: Any) -> None:
     server = federation.server()
     lost: list[int] = []
 
-    def once(site: str, task: Payload, answer: Packed) -> Packed | None:
+    def once(site: str, task: TaskData, answer: Packed) -> Packed | None:
         if site == "gamma" and task.task == "train" and not lost:
             lost.append(task.round)
             return None
@@ -222,7 +222,7 @@ def test_a_typo_stops_the_job_and_the_label_map_settles_it(tiny: Any) -> None:
     mapped = tiny(METHOD, labels, rounds=1, label_map={"Nodul": "Nodule"})
     server, seen = mapped.server("mapped"), []
 
-    def listen(site: str, task: Payload, answer: Packed) -> Packed:
+    def listen(site: str, task: TaskData, answer: Packed) -> Packed:
         if site == "beta":
             seen.extend(task.labels)
         return answer
@@ -297,7 +297,7 @@ def test_a_site_that_lost_its_state_is_sent_everything_again(tiny: Any) -> None:
     federation = tiny(method, rounds=3)
     server, sites = federation.server(), federation.sites()
 
-    def wipe(site: str, task: Payload, answer: Packed) -> Packed:
+    def wipe(site: str, task: TaskData, answer: Packed) -> Packed:
         if site == "beta" and task.task == "train" and task.round == 1:
             for path in sites["beta"].folder.glob("round-*"):
                 path.unlink()
@@ -376,7 +376,7 @@ def test_models_spec_of_the_run_is_written(tiny: Any) -> None:
 def test_a_job_whose_sites_can_measure_nothing_ends_before_its_first_round(
     selection: str, validation: int, measures: bool, runs: bool, tiny: Any
 ) -> None:
-    def change(site: str, task: Payload, answer: Packed) -> Packed:
+    def change(site: str, task: TaskData, answer: Packed) -> Packed:
         info = unpack(answer)
         if not isinstance(info, SiteInfo):
             return answer

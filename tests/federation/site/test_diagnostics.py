@@ -22,7 +22,7 @@ from suture.federation.site.diagnostics import FILE, Diagnostics, collect
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.protocol.messages import Payload, Update
+from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed, unpack
 from suture.simulation.job import Job, with_settings
 from suture.simulation.run import run_job
@@ -203,7 +203,7 @@ def test_a_method_that_guesses_nothing_needs_no_truth(tiny: Any) -> None:
 def test_the_truth_is_not_what_a_site_trains_on(tiny: Any) -> None:
     """Its own table is; it knows its own classes."""
     site = with_truth(tiny(METHOD)).sites()["alpha"]
-    info = site.answer(Payload("handshake"))
+    info = site.answer(TaskData("handshake"))
     assert info.labels == ("Mass", "Nodule")
     assert min(min(counts) for counts in info.counts.values()) > 0  # the truth has no image without a mass
 

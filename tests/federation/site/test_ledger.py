@@ -29,9 +29,9 @@ from suture.protocol.messages import (
     Evaluation,
     Figures,
     Metrics,
-    Payload,
     Reply,
     SiteInfo,
+    TaskData,
     Update,
     ones,
 )
@@ -52,7 +52,7 @@ def release(number: int, experiment: str = "one", noise: float = 2.0, **more: An
     return Release("2026-01-01T00:00:00+00:00", experiment, "train", number, **{**facts, **more})
 
 
-def released(reply: Reply, task: Payload, *channels: Channel) -> Release:
+def released(reply: Reply, task: TaskData, *channels: Channel) -> Release:
     return release_of(reply, pack(reply), task, "one", LIMITS, channels)
 
 
@@ -60,12 +60,12 @@ def test_everything_that_an_answer_says_is_counted() -> None:
     score = ClassScore(0.5, 0.4, 0.6, 3, 4)
     classes = {"A": score, "B": ClassScore(None, None, None, None, None)}
     own = Metrics(0, "test", 9, 0.5, classes, {"accuracy": 0.5}, {"I": Figures(5, 0.5, {"recall": 0.1})})
-    found = released(Evaluation(own, own), Payload("evaluate", 3, split="test"))
+    found = released(Evaluation(own, own), TaskData("evaluate", 3, split="test"))
     assert found.key == ("one", "evaluate", 3, "test")
     assert (found.figures, found.update) == ({"A": 2}, False)
     assert found.numbers == 2 * (2 + 1 + 2 + 1)
     update = Update(2, ("A",), {}, {}, ones(("A",)), scalars={"x": 1.0}, train_loss=0.1, metrics=own)
-    found = released(update, Payload("train", 2))
+    found = released(update, TaskData("train", 2))
     assert (found.figures, found.update, found.numbers) == ({"A": 1}, False, 6 + 1 + 1 + 1 + 1)
     told = {"f1": torch.tensor([0.5, 0.0, 0.1]), "prototypes": torch.tensor([[0.0, 2.0], [0, 0], [0, 0]])}
     told |= {
@@ -77,14 +77,14 @@ def test_everything_that_an_answer_says_is_counted() -> None:
     like = Layout({"backbone.weight": ((5,), "torch.float32")}, {"head.bias": ((), "torch.float32")})
     of_classes = Channel("f1", "up", (CLASSES,)), Channel("prototypes", "up", (CLASSES, 2))
     found = released(
-        rows, Payload("train", 2), *of_classes, Channel("ages", "up", (7,)), Channel("control", "up", like)
+        rows, TaskData("train", 2), *of_classes, Channel("ages", "up", (7,)), Channel("control", "up", like)
     )
     assert (found.figures, found.update) == ({"A": 2, "C": 1}, True)
     assert found.numbers == 6 + 1 + 3 + 7  # of metrics, weights, and ages
     lacking = replace(rows, channels={"f1": told["f1"]})  # which the site's filter refuses, with the reason
-    assert released(lacking, Payload("train", 2), *of_classes).figures == {"A": 2, "C": 1}
+    assert released(lacking, TaskData("train", 2), *of_classes).figures == {"A": 2, "C": 1}
     info = SiteInfo(("A", "B"), {"train": 3}, 1, "x", counts={"A": (1, 2), "B": None})
-    found = released(info, Payload("handshake"))
+    found = released(info, TaskData("handshake"))
     assert (found.figures, found.update, found.numbers) == ({}, False, 3)
 
 

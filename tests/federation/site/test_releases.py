@@ -21,7 +21,7 @@ from suture.federation.site.site import Site
 from suture.federation.store import EXPERIMENTS, RETAINED
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
-from suture.protocol.messages import Abstain, Evaluation, Payload, SiteInfo, Update
+from suture.protocol.messages import Abstain, Evaluation, SiteInfo, TaskData, Update
 from suture.protocol.packing import Packed, pack, unpack
 from suture_papers.fedlsm.fedlsm import FedLSM
 
@@ -40,7 +40,7 @@ class Asked:
         server.collector.receive("alpha", pack(other.answer(info)))
         server.begin({})
         task = unpack(server.assign()["alpha"])
-        assert isinstance(task, Payload)
+        assert isinstance(task, TaskData)
         self.task = replace(task, ledger=None)  # that of the other site
         self.privacy = {"min_count": 0, "min_loss": 0, "clip": 1e-3, "noise": 1.0} | privacy
 
@@ -58,13 +58,13 @@ class Asked:
         base = {**self.task.shared, **self.task.head}
         return torch.cat([(t - base[name]).flatten() for name, t in sorted(sent.items())])
 
-    def other(self, number: int) -> Payload:
+    def other(self, number: int) -> TaskData:
         """The same task with another model."""
         name = next(iter(self.task.shared))
         return replace(self.task, shared={**self.task.shared, name: self.task.shared[name] + 1e-3 * number})
 
 
-def update_of(site: Site, task: Payload) -> Update:
+def update_of(site: Site, task: TaskData) -> Update:
     answer = site.answer(task)
     assert isinstance(answer, Update), answer
     return answer
@@ -172,13 +172,13 @@ def test_what_an_answer_depends_on_makes_it_another_task(tiny: Any) -> None:
 def test_an_experiment_has_a_budget_of_answers(tiny: Any) -> None:
     asked = Asked(tiny, max_answers=2)
     site = asked.site()
-    assert isinstance(site.answer(Payload("handshake")), SiteInfo)
+    assert isinstance(site.answer(TaskData("handshake")), SiteInfo)
     assert isinstance(site.answer(asked.task), Update)
     for question in (replace(asked.task, round=2), replace(asked.task, task="evaluate")):
         assert site.answer(question) == Abstain("budget", "BudgetSpent")
     assert isinstance(site.answer(asked.task), Update)  # the kept one
-    assert isinstance(site.answer(Payload("handshake")), SiteInfo)  # the same
-    assert asked.site(delta=1e-6).answer(Payload("handshake")) == Abstain("budget", "BudgetSpent")
+    assert isinstance(site.answer(TaskData("handshake")), SiteInfo)  # the same
+    assert asked.site(delta=1e-6).answer(TaskData("handshake")) == Abstain("budget", "BudgetSpent")
     assert isinstance(asked.site("two").answer(asked.task), Update)
 
 
@@ -197,18 +197,18 @@ def test_figures_have_a_budget_over_all_experiments(tiny: Any) -> None:
 def test_a_site_introduces_itself_again_without_another_release(tiny: Any) -> None:
     asked = Asked(tiny)
     for _ in range(3):
-        assert isinstance(asked.site().answer(Payload("handshake")), SiteInfo)
+        assert isinstance(asked.site().answer(TaskData("handshake")), SiteInfo)
     assert [line["task"] for line in lines(asked.site())] == ["handshake"]
     table = asked.site().config.data.table
     table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
-    asked.site().answer(Payload("handshake"))
+    asked.site().answer(TaskData("handshake"))
     assert [line["task"] for line in lines(asked.site())] == ["handshake"] * 2
 
 
 def test_counts_are_in_the_ledger_and_no_sign_of_an_older_experiment(tiny: Any) -> None:
     """The site writes the counts that it sends into the folder by which it knows older experiments."""
     site = tiny(FedLSM(local=METHOD.local), ALPHA).sites()["alpha"]
-    info = site.answer(Payload("handshake"))
+    info = site.answer(TaskData("handshake"))
     assert isinstance(info, SiteInfo)
     assert set(info.counts) == {"Mass", "Nodule"}
     (line,) = lines(site)
@@ -294,4 +294,4 @@ def test_a_run_of_sites_with_noise_says_their_epsilon(tiny: Any) -> None:
 
 
 def test_nothing_is_kept_before_the_first_answer(tmp_path: Path) -> None:
-    assert Answers(tmp_path).find(Payload("train", 1), "request") is None
+    assert Answers(tmp_path).find(TaskData("train", 1), "request") is None

@@ -23,7 +23,7 @@ from suture.methods.fedavg import FedAvg
 from suture.methods.pfl import PersonalisedFL
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
-from suture.protocol.messages import Abstain, Payload, SiteInfo, Update
+from suture.protocol.messages import Abstain, SiteInfo, TaskData, Update
 from suture.protocol.packing import Packed, digest, pack, save, unpack
 from suture_papers.metafl.fl import FL
 from suture_papers.metafl.metafl import MetaFL
@@ -43,7 +43,7 @@ def errors(site: Site) -> list[dict[str, Any]]:
 
 
 def test_introduces_itself_with_its_own_labels_only(site: Site) -> None:
-    info = site.answer(Payload("handshake"))
+    info = site.answer(TaskData("handshake"))
     assert isinstance(info, SiteInfo)
     assert info.labels == ("Mass", "Nodule")
     assert info.n == {"train": 15, "validation": 5, "test": 5}
@@ -64,7 +64,7 @@ def test_bad_data_is_an_abstention_and_the_whole_story_stays_at_the_site(
     break_it: Any, reason: str, site: Site
 ) -> None:
     break_it(site.config.data.table)
-    answer = site.answer(Payload("handshake"))
+    answer = site.answer(TaskData("handshake"))
     assert isinstance(answer, Abstain)
     assert answer.reason == reason
     assert "/" not in answer.error
@@ -157,13 +157,13 @@ def test_a_batch_beyond_the_gpu_is_told_before_the_first_step(
     assert sizes == [4]
 
 
-def said(site: Site, task: Payload) -> str:
+def said(site: Site, task: TaskData) -> str:
     """The digest of an answer, without that of the ledger, which is salted."""
     answer: Any = site.answer(task)
     return digest(pack(replace(answer, ledger=None)))
 
 
-def _train_task(tiny: Any, method: Method = METHOD) -> Payload:
+def _train_task(tiny: Any, method: Method = METHOD) -> TaskData:
     from suture.protocol.packing import unpack
 
     federation = tiny(method)
@@ -172,7 +172,7 @@ def _train_task(tiny: Any, method: Method = METHOD) -> Payload:
     server.collector.receive("alpha", _packed(federation.sites("tasks")["alpha"], asked["alpha"]))
     server.begin({})
     task = unpack(server.assign()["alpha"])
-    assert isinstance(task, Payload)
+    assert isinstance(task, TaskData)
     return replace(task, ledger=None)  # that of the site that has answered
 
 
@@ -180,7 +180,7 @@ def _packed(site: Site, packed: Any) -> Any:
     from suture.protocol.packing import pack, unpack
 
     task = unpack(packed)
-    assert isinstance(task, Payload)
+    assert isinstance(task, TaskData)
     return pack(site.answer(task))
 
 
@@ -252,7 +252,7 @@ def test_other_code_is_refused(site: Site, tiny: Any) -> None:
     site.answer(task)
     other = Site(site.name, site.config, replace(site.plan, code="another"), site.rounds, site.folder)
     for asked in (
-        Payload("handshake"),
+        TaskData("handshake"),
         task,
         replace(task, task="evaluate", round=0),
     ):
@@ -397,7 +397,7 @@ def test_a_state_of_a_former_version_is_an_abstention_that_says_what_to_do(site:
 
 def test_a_job_of_another_version_is_an_abstention_that_says_what_to_do(site: Site) -> None:
     former = Site(site.name, site.config, replace(site.plan, code="0123456789abcdef"), 2, site.folder)
-    answer = former.answer(Payload("handshake"))
+    answer = former.answer(TaskData("handshake"))
     assert isinstance(answer, Abstain)
     assert answer.reason == "code_mismatch"
     assert "install the same version, or export the job again" in errors(site)[-1]["message"]

@@ -19,13 +19,13 @@ from suture.methods.fedavg import FedAvg
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import build
 from suture.models.classifier import split_state
-from suture.protocol.messages import ClassScore, Evaluation, Metrics, Payload, SiteInfo
+from suture.protocol.messages import ClassScore, Evaluation, Metrics, SiteInfo, TaskData
 
 LOCAL = LocalTraining(lr=1e-2, batch_size=8)
 
 
 def asked(site: Site) -> SiteInfo:
-    info = site.answer(Payload("handshake"))
+    info = site.answer(TaskData("handshake"))
     assert isinstance(info, SiteInfo)
     return info
 
@@ -112,15 +112,15 @@ def test_a_class_withheld_in_one_round_stays_withheld(tmp_path: Path) -> None:
     assert FirstCounts(tmp_path).within(other_split) == other_split
 
 
-def evaluation(federation: Any) -> Payload:
+def evaluation(federation: Any) -> TaskData:
     """The initial model, to be measured on the validation data."""
     labels = ("Mass", "Nodule")
     model = build(federation.plan.model, LabelSet(labels), 1, pretrained=False)
     shared, head = split_state(model.state_dict())
-    return Payload("evaluate", labels=labels, shared=shared, head=head)
+    return TaskData("evaluate", labels=labels, shared=shared, head=head)
 
 
-def measured(site: Site, task: Payload) -> Metrics:
+def measured(site: Site, task: TaskData) -> Metrics:
     answer = site.answer(task)
     assert isinstance(answer, Evaluation)
     return answer.metrics

@@ -14,7 +14,7 @@ from suture.core.files import FolderLock, temporary_beside
 from suture.federation.site import site as module
 from suture.federation.site.site import LOCK
 from suture.methods.surgical import SurgicalAggregation
-from suture.protocol.messages import Abstain, Payload, SiteInfo
+from suture.protocol.messages import Abstain, SiteInfo, TaskData
 
 
 def other_process(path: Path) -> int:
@@ -40,13 +40,13 @@ def test_another_process_is_named_and_when_it_has_ended_the_site_answers(
     left = temporary_beside(site.folder / "round-000001.safetensors")
     left.parent.mkdir(parents=True)
     other = other_process(site.folder / LOCK)
-    answer = site.answer(Payload("handshake"))
+    answer = site.answer(TaskData("handshake"))
     assert isinstance(answer, Abstain)
     assert (answer.reason, answer.error) == ("configuration", "InUse")
     assert f"(process {other}); wait for it or end it" in (site.folder / "errors.jsonl").read_text()
     os.kill(other, signal.SIGKILL)
     os.waitpid(other, 0)
-    assert isinstance(site.answer(Payload("handshake")), SiteInfo)
+    assert isinstance(site.answer(TaskData("handshake")), SiteInfo)
 
 
 def test_a_new_job_waits_for_the_process_of_the_last_one(tiny: Any) -> None:
@@ -59,14 +59,14 @@ def test_a_new_job_waits_for_the_process_of_the_last_one(tiny: Any) -> None:
         os._exit(0)
     os.waitpid(killer, 0)
     os.waitpid(other, 0)
-    assert isinstance(site.answer(Payload("handshake")), SiteInfo)
+    assert isinstance(site.answer(TaskData("handshake")), SiteInfo)
 
 
 def test_the_sites_of_one_process_share_it_and_leave_it_when_they_are_closed(tiny: Any) -> None:
     federation = tiny(SurgicalAggregation())
     first, second = federation.sites()["alpha"], federation.sites()["alpha"]
     for site in (first, second):
-        assert isinstance(site.answer(Payload("handshake")), SiteInfo)
+        assert isinstance(site.answer(TaskData("handshake")), SiteInfo)
     first.close()
     assert _taken_elsewhere(second.folder)
     second.close()
@@ -100,5 +100,5 @@ def test_what_a_killed_process_left_is_swept_and_a_live_ones_is_not(tiny: Any) -
         (path / ".tmpAbCdEf").touch()  # the name that safetensors chooses
     own = site.folder / ".hidden.tmp"
     own.touch()
-    site.answer(Payload("handshake"))
+    site.answer(TaskData("handshake"))
     assert [path.exists() for path in (dead, live, own)] == [False, True, True]

@@ -21,7 +21,7 @@ from suture.federation.loop import Loop, federate
 from suture.learning.training import SiteContext
 from suture.methods.fedavg import FedAvg
 from suture.models.classifier import split_state
-from suture.protocol.messages import Payload
+from suture.protocol.messages import TaskData
 from suture.protocol.packing import load, unpack
 from suture.simulation.job import load_job, with_settings
 from suture.simulation.method_checks import SMALL
@@ -127,7 +127,7 @@ def test_a_site_keeps_what_it_sent_and_not_the_merge(tiny: Any) -> None:
     loop = Loop(sites)
     server.begin(loop.exchange("handshake", server.handshake(loop.sites), server.receiver()))
     task = unpack(server.assign()["alpha"])
-    assert isinstance(task, Payload)
+    assert isinstance(task, TaskData)
     update: Any = sites["alpha"].answer(task)
     (path,) = sites["alpha"].folder.glob("round-000001*")
     prefix = "kept/previous/"

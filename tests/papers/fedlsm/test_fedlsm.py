@@ -19,7 +19,7 @@ from suture.federation.site.abstention import LabelViewRefused
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, validation_loss
 from suture.methods.base import GlobalModel, Phase, RoundContext, loss_of
 from suture.models.classifier import Classifier
-from suture.protocol.messages import Payload, Update
+from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed, digest, pack
 from suture_papers.fedlsm.fedlsm import FedLSM
 from suture_papers.fedlsm.mean_teacher import MeanTeacher, Teaching, follower, subsets
@@ -69,11 +69,11 @@ def test_the_teacher_follows() -> None:
     assert teacher.state_dict()["backbone.running_mean"].tolist() == [2, 2]
 
 
-def bench_of(tiny: Any, method: FedLSM, **options: Any) -> tuple[SiteContext, Payload]:
+def bench_of(tiny: Any, method: FedLSM, **options: Any) -> tuple[SiteContext, TaskData]:
     """A site of a tiny federation that holds the global model of all four classes."""
     site = tiny(method, **options).sites()["alpha"]
     model = initial(site.plan, EVERY)
-    task = Payload(
+    task = TaskData(
         "train",
         1,
         0,
@@ -191,7 +191,7 @@ def test_a_teacher_learns_before_it_is_asked_about_the_next_batch(tiny: Any) -> 
 
 def test_a_site_must_agree_to_see_every_class(tiny: Any) -> None:
     site = tiny(METHOD, view="own").sites()["alpha"]
-    answer = site.answer(Payload("handshake"))
+    answer = site.answer(TaskData("handshake"))
     assert answer.reason == "label_view"  # type: ignore[union-attr]
     assert answer.error == LabelViewRefused.__name__  # type: ignore[union-attr]
 

@@ -20,7 +20,7 @@ from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import Phase, RoundContext
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier, Preprocessing, split_state
-from suture.protocol.messages import Payload
+from suture.protocol.messages import TaskData
 from suture_papers.fedlsm.fedlsm import FedLSM
 from suture_papers.fedlsm.mean_teacher import Teaching, follower
 
@@ -67,7 +67,7 @@ class Tally:
 StepLoss = Callable[[Step, Teaching, Tally], Tensor]
 
 
-def site_of(task: LabelType) -> tuple[SiteContext, Payload]:
+def site_of(task: LabelType) -> tuple[SiteContext, TaskData]:
     """A site that knows C and D of four classes, and the payload of the model that it holds."""
     g = torch.Generator().manual_seed(3)
     images = torch.randint(0, 256, (IMAGES, 1, 16, 16), generator=g, dtype=torch.uint8)
@@ -90,7 +90,7 @@ def site_of(task: LabelType) -> tuple[SiteContext, Payload]:
         Augmentation(),
         torch.device("cpu"),
     )
-    return site, Payload("train", 1, labels=LABELS, shared=shared, head=head)
+    return site, TaskData("train", 1, labels=LABELS, shared=shared, head=head)
 
 
 def method_of(**limits: float) -> FedLSM:
@@ -151,7 +151,7 @@ def literal_round(
 
 
 def assert_trained_alike(
-    site: SiteContext, task: Payload, method: FedLSM, expected: Classifier, tally: Tally
+    site: SiteContext, task: TaskData, method: FedLSM, expected: Classifier, tally: Tally
 ) -> None:
     done, optimiser_state = train_round(method, site, task, RoundContext(1, Phase("main", 1), 5))
     for name, tensor in {**done.shared, **done.head}.items():

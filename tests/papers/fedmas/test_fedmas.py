@@ -26,7 +26,7 @@ from suture.models import ModelSpec
 from suture.models.classifier import Preprocessing
 from suture.models.priors import PriorSpec
 from suture.models.priors.prior import freeze
-from suture.protocol.messages import Payload, Update
+from suture.protocol.messages import TaskData, Update
 from suture_papers.fedmas.fedmas import FedMAS, by_class, distance, rescue_factor
 
 CTX = RoundContext(1, Phase("main", 1), 0)
@@ -107,13 +107,13 @@ METHOD = FedMAS(
 PROGRAM = replace(METHOD, supervision="program")
 
 
-def bench_of(tiny: Any, method: FedMAS = METHOD) -> tuple[SiteContext, Payload]:
+def bench_of(tiny: Any, method: FedMAS = METHOD) -> tuple[SiteContext, TaskData]:
     """A site whose model projects to the five features of `Mean`."""
     spec = replace(CNN, projection=5, second_head=method.supervision == "program")
     federation = tiny(method, model=spec)
     site = federation.sites()["alpha"]
     model = initial(site.plan, EVERY)
-    task = Payload("train", 1, 0, labels=EVERY, shared=dict(model.shared), head=dict(model.head))
+    task = TaskData("train", 1, 0, labels=EVERY, shared=dict(model.shared), head=dict(model.head))
     prepare = Preprocessing(16, False, 1, (0.5,), (0.25,))
     site.__dict__["_prior"] = freeze("mean", Mean(), 5, prepare, "means")
     return site._context(task, site._state(task)), task

@@ -15,7 +15,7 @@ from suture.federation.server.global_model import initial
 from suture.learning.training import LocalTraining, validation_loss
 from suture.methods.base import Phase, loss_of
 from suture.methods.fedavg import FedAvg
-from suture.protocol.messages import Payload
+from suture.protocol.messages import TaskData
 from suture_papers.fedmas.fedmas import FedMAS, distance
 
 PHANTOMS = FedMAS(local=LocalTraining(lr=1e-2, batch_size=8))
@@ -60,7 +60,7 @@ def test_without_a_projector_the_backbones_own_features_are_compared(tiny: Any) 
     line = json.loads((federation.folder / "run" / "history.jsonl").read_text().splitlines()[0])
     site = federation.sites("again")["alpha"]
     begun = initial(site.plan, EVERY)
-    task = Payload("train", 1, 0, labels=EVERY, shared=dict(begun.shared), head=dict(begun.head))
+    task = TaskData("train", 1, 0, labels=EVERY, shared=dict(begun.shared), head=dict(begun.head))
     context = site._context(task, site._state(task))
     assert context.prior is not None
     image = context.samples["train"].inputs["image"]

@@ -20,7 +20,7 @@ from suture.federation.loop import Loop, federate
 from suture.federation.server.server import Server
 from suture.learning.training import LocalTraining
 from suture.models import ModelSpec
-from suture.protocol.messages import Payload, Update
+from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed, load, pack, unpack
 from suture_papers.fedmas.fedmas import LEAST, Divergence, FedMAS, check_rescue
 
@@ -57,7 +57,7 @@ def tensors(server: Server) -> dict[str, Tensor]:
 def without(federation: Any, lost: str, out: str) -> dict[str, Tensor]:
     """The model of a federation that gets no update of one site."""
 
-    def lose(site: str, task: Payload, answer: Packed) -> Packed | None:
+    def lose(site: str, task: TaskData, answer: Packed) -> Packed | None:
         return None if site == lost and task.task == "train" else answer
 
     server = federation.server(out)
@@ -125,7 +125,7 @@ def test_where_none_is_left_the_model_stays_to_the_byte(tiny: Any, spoil: Spoil)
 
 
 def test_one_that_is_forged_is_refused_by_its_name(tiny: Any) -> None:
-    def forge(site: str, task: Payload, answer: Packed) -> Packed:
+    def forge(site: str, task: TaskData, answer: Packed) -> Packed:
         update = unpack(answer)
         if site != "beta" or not isinstance(update, Update):
             return answer

@@ -24,7 +24,7 @@ from suture.models import ModelSpec
 from suture.models.backbones import text_lstm
 from suture.models.classifier import Classifier, load_tensors, split_state
 from suture.models.heads import head_rows
-from suture.protocol.messages import Payload, Update, ones
+from suture.protocol.messages import TaskData, Update, ones
 from suture_papers.metafl.fl import FL
 from suture_papers.metafl.inner_loop import INNER, ServerStep, adapt, stepped
 from suture_papers.metafl.metafl import MetaFL
@@ -153,7 +153,7 @@ def federation(
             update, _ = train_round(
                 method,
                 context(site, model, silo(i, sizes[i])),
-                Payload("train", labels=TARGET.names, shared=shared, head=rows),
+                TaskData("train", labels=TARGET.names, shared=shared, head=rows),
                 at(round_),
             )
             updates.append(update)
@@ -313,7 +313,7 @@ def test_a_gpu_has_the_gradient_of_the_cpu(order: Literal[1, 2]) -> None:
         site = context("a", text_model(0).to(device), replace(silo(0), y=silo(0).y.float()))
         method = MetaFL(local=LOCAL, order=order, batches=3)
         update, _ = train_round(
-            method, replace(site, device=torch.device(device)), Payload("train", labels=TARGET.names), at(1)
+            method, replace(site, device=torch.device(device)), TaskData("train", labels=TARGET.names), at(1)
         )
         found.append(update.shared)
     for name, one in found[0].items():

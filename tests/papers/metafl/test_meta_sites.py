@@ -19,7 +19,7 @@ from suture.learning.training import SiteContext
 from suture.methods import METHODS
 from suture.methods.share import Share, cut, put
 from suture.models import ModelSpec, build
-from suture.protocol.messages import Abstain, Payload
+from suture.protocol.messages import Abstain, TaskData
 from suture.protocol.packing import load
 from suture_papers.metafl.fl import FL
 from suture_papers.metafl.inner_loop import INNER, batch_of
@@ -136,7 +136,7 @@ def test_what_a_site_sets_in_vain_is_refused(training: dict[str, Any], tiny: Any
     own = TrainingConfig.model_validate(training)
     made.configs["alpha"] = made.configs["alpha"].model_copy(update={"training": own})
     site = made.sites()["alpha"]
-    answer = site.answer(Payload("handshake"))
+    answer = site.answer(TaskData("handshake"))
     assert isinstance(answer, Abstain)
     assert answer.reason == "configuration"
     assert f"remove {next(iter(training))} under [training]" in (site.folder / "errors.jsonl").read_text()

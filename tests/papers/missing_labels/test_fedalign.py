@@ -23,7 +23,7 @@ from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import GlobalModel, Phase, RoundContext
 from suture.models import ModelSpec
 from suture.models.names import name_vectors
-from suture.protocol.messages import Payload, Update
+from suture.protocol.messages import TaskData, Update
 from suture_papers.missing_labels.fedalign import (
     F1,
     MEASURED,
@@ -40,12 +40,12 @@ LOCAL = LocalTraining(lr=1e-2, epochs=2, batch_size=4)
 NAN = float("nan")
 
 
-def bench_of(tiny: Any, method: FedAlign, f1: float = 0.0) -> tuple[SiteContext, Payload]:
+def bench_of(tiny: Any, method: FedAlign, f1: float = 0.0) -> tuple[SiteContext, TaskData]:
     """Site alpha, which annotates Mass and Nodule, before the first round."""
     site = tiny(method).sites()["alpha"]
     model = initial(site.plan, EVERY)
     told = {F1: torch.full((4,), f1)}
-    task = Payload("train", 1, labels=EVERY, shared=dict(model.shared), head=dict(model.head), channels=told)
+    task = TaskData("train", 1, labels=EVERY, shared=dict(model.shared), head=dict(model.head), channels=told)
     return site._context(task, site._state(task)), task
 
 

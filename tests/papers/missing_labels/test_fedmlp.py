@@ -28,7 +28,7 @@ from suture.methods.fedavg import FedAvg
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier, Layout
 from suture.protocol.egress import CLASSES
-from suture.protocol.messages import Payload, Update
+from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed
 from suture_papers.missing_labels.fedmlp import (
     ABSENT,
@@ -75,17 +75,17 @@ def features_as_they_are(
     )
 
 
-def bench_of(tiny: Any, method: FedMLP, prototypes: Tensor | None = None) -> tuple[SiteContext, Payload]:
+def bench_of(tiny: Any, method: FedMLP, prototypes: Tensor | None = None) -> tuple[SiteContext, TaskData]:
     """A site of 15 images that annotates Mass and Nodule, and a round's payload."""
     site = tiny(method).sites()["alpha"]
     task = first_round(site, **({} if prototypes is None else {PROTOTYPES: prototypes}))
     return site._context(task, site._state(task)), task
 
 
-def first_round(site: Site, **tensors: Tensor) -> Payload:
+def first_round(site: Site, **tensors: Tensor) -> TaskData:
     """The payload of round 1, with some of the class tensors in place of the initial ones."""
     model = initial(site.plan, EVERY)
-    return Payload(
+    return TaskData(
         "train",
         1,
         0,

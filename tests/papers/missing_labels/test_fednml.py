@@ -24,7 +24,7 @@ from suture.methods.base import Phase, RoundContext
 from suture.methods.fedavg import FedAvg
 from suture.models import ModelSpec
 from suture.models.classifier import Layout
-from suture.protocol.messages import Payload, Update
+from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed
 from suture.simulation.trial import SITES, Trial
 from suture_papers.missing_labels import fednml
@@ -35,11 +35,11 @@ LOCAL = LocalTraining(lr=1e-2, batch_size=8, optimiser="adamw")
 METHOD = FedNML(local=LOCAL)
 
 
-def bench_of(tiny: Any) -> tuple[SiteContext, Payload]:
+def bench_of(tiny: Any) -> tuple[SiteContext, TaskData]:
     """A site of 15 images that annotates Mass and Nodule, and a round's payload."""
     site = tiny(METHOD).sites()["alpha"]
     model = initial(site.plan, EVERY)
-    task = Payload("train", 1, 0, labels=EVERY, shared=dict(model.shared), head=dict(model.head))
+    task = TaskData("train", 1, 0, labels=EVERY, shared=dict(model.shared), head=dict(model.head))
     return site._context(task, site._state(task)), task
 
 

@@ -18,7 +18,7 @@ from suture.core.errors import ConfigError
 from suture.data.batch import Batch
 from suture.methods.fedavg import FedAvg
 from suture.methods.roles import Step
-from suture.protocol.messages import Payload
+from suture.protocol.messages import TaskData
 from suture.simulation import trial
 from suture_papers.missing_labels.fedpu import FedPU, PositiveUnlabelled, unlabelled_risk
 
@@ -26,7 +26,7 @@ P = torch.tensor([[0.7, 0.2, 0.1], [0.3, 0.6, 0.1], [0.2, 0.3, 0.5], [0.1, 0.1, 
 """Two labelled images, of classes 0 and 1, and two unlabelled ones; the site annotates classes 0 and 1."""
 Y = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 0], [0, 0, 0]], dtype=torch.float64)
 OWN = [True, True, False]
-NO_RECEIVED: Any = Payload
+NO_RECEIVED: Any = TaskData
 
 
 def pu_step(z: Tensor, received: Tensor, y: Tensor, known: Tensor) -> Step:

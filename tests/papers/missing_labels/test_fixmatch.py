@@ -24,7 +24,7 @@ from suture.methods.composed import SECOND, SECOND_OF, Composed, _Training
 from suture.methods.fedavg import FedAvg
 from suture.methods.roles import check_needs
 from suture.models import ModelSpec
-from suture.protocol.messages import Payload
+from suture.protocol.messages import TaskData
 from suture.simulation import trial
 from suture.simulation.method_checks import SMALL
 from suture_papers.combined import Combined
@@ -46,7 +46,7 @@ def begun(
 ) -> tuple[_Training, SiteContext]:
     """A round at a site that has begun."""
     with trial.Trial(method, SMALL, label_type) as federation:
-        payload: Payload = federation.payload(name)
+        payload: TaskData = federation.payload(name)
         site = replace(federation.context(name, payload), augmentation=augmentation)
     terms = tuple(term for term in method.terms if term.active)
     return _Training(method.supervised, terms, site, payload, ROUND), site

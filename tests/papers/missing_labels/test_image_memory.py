@@ -12,7 +12,7 @@ from test_fedmlp import features_as_they_are
 from suture.core.errors import ConfigError
 from suture.federation.loop import Loop
 from suture.learning.training import SiteContext
-from suture.protocol.messages import Abstain, Payload
+from suture.protocol.messages import Abstain, TaskData
 from suture.protocol.packing import unpack
 from suture_papers.missing_labels.fedmlp import FedMLP
 from suture_papers.missing_labels.image_memory import remember, remembered
@@ -56,7 +56,7 @@ def test_a_site_whose_images_changed_abstains(tiny: Any) -> None:
     assert rows[1].split(",")[2] == "train"
     table.write_text("\n".join([rows[0], *rows[2:]]))
     task = unpack(server.assign()["alpha"])
-    assert isinstance(task, Payload)
+    assert isinstance(task, TaskData)
     site = federation.sites()["alpha"]
     answer = site.answer(task)
     assert isinstance(answer, Abstain)

@@ -20,7 +20,7 @@ from suture.methods.fedavg import FedAvg
 from suture.methods.roles import Supervised
 from suture.models import ModelSpec
 from suture.models.classifier import Layout
-from suture.protocol.messages import Payload
+from suture.protocol.messages import TaskData
 from suture.simulation.trial import Trial
 from suture_papers.rare_classes.fedlc import Calibrated, FedLC, calibration, ce_against_others
 from suture_papers.rare_classes.ldam import LDAM
@@ -40,7 +40,7 @@ def test_the_numeric_example() -> None:
 
 
 @cache
-def of_alpha() -> tuple[SiteContext, Payload]:
+def of_alpha() -> tuple[SiteContext, TaskData]:
     """A site and what it receives."""
     with Trial(FedLC(), SMALL, "multiclass") as trial:
         return trial.context("alpha", trial.payload("alpha")), trial.payload("alpha")

@@ -18,7 +18,7 @@ from suture.core.labels import LabelSet
 from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.fedavg import FedAvg
 from suture.models import ModelSpec, build
-from suture.protocol.messages import Payload
+from suture.protocol.messages import TaskData
 from suture.simulation.trial import Trial
 from suture_papers.rare_classes.ldam import LDAM, LabelDistributionMargin, effective_weights, margins
 
@@ -26,7 +26,7 @@ SMALL = ModelSpec("cnn", size=16)
 
 
 @cache
-def of_alpha() -> tuple[SiteContext, Payload]:
+def of_alpha() -> tuple[SiteContext, TaskData]:
     """A site and what it receives."""
     with Trial(LDAM(local=LOCAL), SMALL, "multiclass") as trial:
         return trial.context("alpha", trial.payload("alpha")), trial.payload("alpha")

@@ -16,7 +16,7 @@ from suture.methods.parameters import layout_of, parts
 from suture.protocol.check import AllowedReply
 from suture.protocol.decisions import Decision, Rule
 from suture.protocol.egress import Egress, in_order
-from suture.protocol.messages import Labels, Payload, TaskName
+from suture.protocol.messages import Labels, TaskData, TaskName
 
 _Rows = tuple[dict[str, Tensor], dict[str, Tensor]]
 
@@ -50,7 +50,7 @@ class Assigner:
         facts: of each class, in the order of the registry's classes; they go down besides the channels.
         half: whether the model's tensors travel in half precision.
         decisions: by what each site decides its classes, in its own names.
-        rule: see `Payload`.
+        rule: see `TaskData`.
         ledgers: the newest digest of each site's ledger.
     """
 
@@ -66,7 +66,7 @@ class Assigner:
     rule: Rule = "sensitivity"
     ledgers: Mapping[str, str] = field(default_factory=dict)
 
-    def assign(self, task: Task) -> dict[str, tuple[Payload, AllowedReply]]:
+    def assign(self, task: Task) -> dict[str, tuple[TaskData, AllowedReply]]:
         """Return the payload of every site in the order of their names, with what it may answer.
 
         A model of an earlier round may lack classes that have joined since: their rows are left out, and so
@@ -98,10 +98,10 @@ class Assigner:
         """Return the head's rows and the channels for some classes."""
         return self.model.rows(labels), self._channels(labels)
 
-    def _payload(self, task: Task, site: str, rows: Labels, rows_of: Callable[[Labels], _Rows]) -> Payload:
+    def _payload(self, task: Task, site: str, rows: Labels, rows_of: Callable[[Labels], _Rows]) -> TaskData:
         shared, exchanged_head = self._exchanged
         head, channels = rows_of(rows)
-        return Payload(
+        return TaskData(
             task.name,
             self.best[site] if task.round is None else task.round,
             self.committed,

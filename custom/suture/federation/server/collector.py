@@ -25,10 +25,10 @@ from suture.protocol.messages import (
     Abstain,
     Evaluation,
     Metrics,
-    Payload,
     Reply,
     Scores,
     SiteInfo,
+    TaskData,
     Update,
     rounded,
 )
@@ -42,7 +42,7 @@ IN_MEMORY = 128 * 2**20
 Line = dict[str, Any]
 """What history.jsonl says of one site, or of one round."""
 
-Assignments = Mapping[str, tuple[Payload, AllowedReply]]
+Assignments = Mapping[str, tuple[TaskData, AllowedReply]]
 """The payload of each site, and what the site may answer."""
 
 
@@ -80,7 +80,7 @@ class UpdateCollector:
         self._held: dict[str, Mapping[str, Tensor]] = {}
         self._held_bytes = 0
         self._lock = threading.Lock()
-        self._payloads: dict[str, Payload] = {}
+        self._payloads: dict[str, TaskData] = {}
         self._expected: dict[str, AllowedReply] = {}
         self._answers: dict[str, Reply] = {}
         self._accepted_at: dict[str, float] = {}
@@ -167,7 +167,7 @@ class UpdateCollector:
     def _checked(self, site: str, packed: Packed) -> Reply:
         """Unpack an answer, the only time that the server does, and check it; restore half precision."""
         reply = unpack(packed)
-        if isinstance(reply, Payload):
+        if isinstance(reply, TaskData):
             raise RejectedUpdate("a task's payload is not an answer")
         expected = self._expected[site]
         check_reply(reply, expected)

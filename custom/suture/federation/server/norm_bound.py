@@ -18,7 +18,7 @@ from suture.core.errors import RejectedUpdate
 from suture.federation.server.direction import Direction, class_signs
 from suture.methods.base import GlobalModel
 from suture.protocol.egress import ALIKE, Egress
-from suture.protocol.messages import Payload, Update
+from suture.protocol.messages import TaskData, Update
 
 _BLOCK = 2**15
 """Numbers of a tensor that are compared at a time: they stay in a core's own cache."""
@@ -48,7 +48,7 @@ class Measure:
     def __init__(self) -> None:
         self._received: dict[int, tuple[Tensor, float]] = {}  # by identity, which a tensor that is kept keeps
 
-    def __call__(self, update: Update, received: Payload, egress: Egress) -> Norms:
+    def __call__(self, update: Update, received: TaskData, egress: Egress) -> Norms:
         """Return the norms of an update, reading one block of a tensor at a time."""
         sent = {**update.shared, **update.head}
         base = {k: t for k, t in {**received.shared, **received.head}.items() if t.is_floating_point()}

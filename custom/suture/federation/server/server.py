@@ -73,7 +73,7 @@ from suture.methods.parameters import check_channels, layout_of, parts
 from suture.models.classifier import Layout
 from suture.protocol.check import all_finite
 from suture.protocol.decisions import Decisions, Diagrams
-from suture.protocol.messages import Metrics, Payload, Update
+from suture.protocol.messages import Metrics, TaskData, Update
 from suture.protocol.packing import Packed
 
 log = logging.getLogger(__name__)
@@ -164,9 +164,9 @@ class Server:
         check_sites(sites)
         held = self.ledgers.read()
         expected = expected_answer(
-            self.plan.method, Payload("handshake"), self.plan.method.egress(Layout({}, {}))
+            self.plan.method, TaskData("handshake"), self.plan.method.egress(Layout({}, {}))
         )
-        payloads = {site: Payload("handshake", ledger=held.get(site)) for site in sites}
+        payloads = {site: TaskData("handshake", ledger=held.get(site)) for site in sites}
         return self.collector.open({site: (payload, expected) for site, payload in payloads.items()})
 
     def begin(self, missing: Mapping[str, str]) -> None:

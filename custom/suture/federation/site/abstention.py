@@ -23,7 +23,7 @@ from suture.core.errors import (
 from suture.core.files import append_line, make_folder, read_records
 from suture.learning.loss_scale import GradientOverflow
 from suture.learning.step_losses import NonFiniteLoss
-from suture.protocol.messages import Abstain, Payload, Reason
+from suture.protocol.messages import Abstain, Reason, TaskData
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def reason_of(error: BaseException) -> Reason | None:
     return next((reason for kind, reason in _REASONS if isinstance(error, kind)), None)
 
 
-def record_error(folder: Path, site: str, task: Payload, error: Exception) -> None:
+def record_error(folder: Path, site: str, task: TaskData, error: Exception) -> None:
     """Write the whole error to errors.jsonl in the site's folder.
 
     The log names only the class of the error: FLARE may send logs to the server, and a text may name a

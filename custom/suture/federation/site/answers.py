@@ -16,7 +16,7 @@ from pydantic_core import to_jsonable_python
 from suture.core.errors import SutureError
 from suture.federation.site.ledger import Release
 from suture.federation.store import Rounds, read_state
-from suture.protocol.messages import Evaluation, Payload, Scores, Update
+from suture.protocol.messages import Evaluation, Scores, TaskData, Update
 from suture.protocol.packing import Packed, digest, unpack
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Answers:
 
     folder: Path
 
-    def find(self, task: Payload, request: str) -> tuple[Answer, Release] | None:
+    def find(self, task: TaskData, request: str) -> tuple[Answer, Release] | None:
         """Return the answer to a request, and its release; None where there is none that is whole.
 
         Args:
@@ -58,7 +58,7 @@ class Answers:
             return None
         return (reply, release) if isinstance(reply, Answer) else None
 
-    def keep(self, task: Payload, request: str, answer: Packed, release: Release) -> None:
+    def keep(self, task: TaskData, request: str, answer: Packed, release: Release) -> None:
         """Write a packed answer to the disk, then delete those that no server asks for any more.
 
         It is not synchronised: an answer that is lost with the power is made again, as another release.
@@ -70,5 +70,5 @@ class Answers:
         committed = task.committed if task.task == "train" else -1
         self._rounds(task).save(task.round, Packed(answer.tensors, header), committed, durable=False)
 
-    def _rounds(self, task: Payload) -> Rounds:
+    def _rounds(self, task: TaskData) -> Rounds:
         return Rounds(self.folder / (task.split if task.task == "evaluate" else task.task))

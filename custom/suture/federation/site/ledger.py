@@ -39,11 +39,11 @@ from suture.protocol.messages import (
     ClassScore,
     Evaluation,
     Metrics,
-    Payload,
     Reply,
     Scores,
     SiteInfo,
     Spent,
+    TaskData,
     TaskName,
     Update,
 )
@@ -106,7 +106,7 @@ _RELEASE = TypeAdapter(Release)
 def release_of(
     reply: Reply,
     packed: Packed,
-    task: Payload,
+    task: TaskData,
     experiment: str,
     privacy: PrivacyConfig,
     channels: Sequence[Channel] = (),
@@ -308,7 +308,7 @@ class Ledger:
 
     # New releases
 
-    def check(self, task: Payload, experiment: str, classes: Collection[str]) -> None:
+    def check(self, task: TaskData, experiment: str, classes: Collection[str]) -> None:
         """Check that a task may be answered with something new.
 
         Args:

@@ -63,10 +63,10 @@ from suture.protocol.messages import (
     Evaluation,
     Labels,
     Metrics,
-    Payload,
     Reply,
     Scores,
     SiteInfo,
+    TaskData,
     Update,
 )
 from suture.protocol.packing import Packed, digest, pack
@@ -123,7 +123,7 @@ class Site:
         self._first_counts = FirstCounts(state)
         self._stated: str | None = None  # the digest of the ledger in the newest answer
 
-    def answer(self, task: Payload) -> Reply:
+    def answer(self, task: TaskData) -> Reply:
         """Perform a task of the server; an expected failure becomes an `Abstain`.
 
         Raises:
@@ -165,7 +165,7 @@ class Site:
         """Leave the folder to other processes."""
         self._lock = None
 
-    def expectation(self, task: Payload) -> AllowedReply:
+    def expectation(self, task: TaskData) -> AllowedReply:
         """Return what this site may answer to a task; the site's filter checks the answer against it."""
         own, samples = self._data()
         labels, method = task.labels or own.names, self.plan.method
@@ -189,14 +189,14 @@ class Site:
         ledger.begin()
         return ledger
 
-    def _introduced(self, task: Payload) -> SiteInfo:
+    def _introduced(self, task: TaskData) -> SiteInfo:
         """Return the site info; one that differs from those before is another release."""
         ledger, info = self.ledger, self._handshake()  # the ledger first: it looks for older experiments
         release = release_of(info, pack(info), task, self._experiment, self.config.privacy)
         self._stated = ledger.record(release)
         return replace(info, ledger=self._stated)
 
-    def _answered(self, task: Payload) -> Reply:
+    def _answered(self, task: TaskData) -> Reply:
         """Return the answer to a task: for a repeated task the kept one, otherwise a new one.
 
         A new answer is kept, and stands in the ledger, before it leaves. Where the state is lost from which
@@ -219,12 +219,12 @@ class Site:
         self._stated = ledger.record(release)
         return replace(reply, ledger=self._stated, spent=ledger.spent() if privacy.clip is not None else None)
 
-    def _new_answer(self, task: Payload) -> Answer:
+    def _new_answer(self, task: TaskData) -> Answer:
         if task.task == "train":
             return self._train(task)
         return self._calibrate(task) if task.task == "calibrate" else self._evaluate(task)
 
-    def _request(self, task: Payload) -> str:
+    def _request(self, task: TaskData) -> str:
         """Return the digest of all that an answer depends on but the site's own state and data."""
         trains, limits = task.task == "train", self.config.privacy
         committed = task.committed if trains else 0
@@ -252,7 +252,7 @@ class Site:
         held = prior.digest if prior else None
         return site_info(self.plan, self.config, self._data(), held, self._first_counts)
 
-    def _train(self, task: Payload) -> Update:
+    def _train(self, task: TaskData) -> Update:
         state = self._state(task)
         context = self._context(task, state)
         with predicting(context.model, self.plan.method, task):
@@ -275,7 +275,7 @@ class Site:
         return sent(answer, task) if self.plan.half else answer
 
     def _trained(
-        self, context: SiteContext, task: Payload, state: Packed, ctx: RoundContext
+        self, context: SiteContext, task: TaskData, state: Packed, ctx: RoundContext
     ) -> tuple[SiteContext, Update, dict[str, Tensor]]:
         """Train one round, again with half the batch size where memory is full for the first time.
 
@@ -301,7 +301,7 @@ class Site:
             context = self._context(task, state)
 
     def _attempt(
-        self, context: SiteContext, task: Payload, state: Packed, ctx: RoundContext
+        self, context: SiteContext, task: TaskData, state: Packed, ctx: RoundContext
     ) -> tuple[SiteContext, Update, dict[str, Tensor]]:
         self._ready(context)
         watch = self._watching(context)
@@ -332,12 +332,12 @@ class Site:
             compile_backbone(context, objective, self.config.training.compile)
         self._checked = context.model
 
-    def _calibrate(self, task: Payload) -> Scores:
+    def _calibrate(self, task: TaskData) -> Scores:
         context = self._context(task, self._state(task))
         as_first = self._first_counts.within
         return count_scores(context, self._data()[0], self.config.privacy, task.round, as_first)
 
-    def _evaluate(self, task: Payload) -> Evaluation:
+    def _evaluate(self, task: TaskData) -> Evaluation:
         state = self._state(task)
         context = self._context(task, state)
         if task.split == "validation":
@@ -382,12 +382,12 @@ class Site:
             if earlier is not None:
                 self.states.keep(earlier)
 
-    def _state(self, task: Payload) -> Packed:
+    def _state(self, task: TaskData) -> Packed:
         labels = LabelSet(task.labels, self._data()[0].label_type)
         own = with_own_initialisation(task, self.plan, self.name, labels)
         return restored(self.states, own, self.config.training, self.name)
 
-    def _context(self, task: Payload, state: Packed) -> SiteContext:
+    def _context(self, task: TaskData, state: Packed) -> SiteContext:
         """Return the model with all received tensors, and the data with the columns of its classes."""
         training = self.config.training
         model = self._model(task.labels).to(training.device)
@@ -438,7 +438,7 @@ class Site:
         split: Literal["validation", "test"],
         of_round: int,
         bootstrap: int,
-        task: Payload | None = None,
+        task: TaskData | None = None,
     ) -> Metrics:
         """Evaluate the model on one split of the site's data; the decisions of a task, too."""
         plan = self.plan

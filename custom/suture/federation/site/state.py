@@ -29,7 +29,7 @@ from suture.models import build
 from suture.models.classifier import HEADS, Classifier, check_tensors, load_tensors, relabelled
 from suture.models.heads import RowStart
 from suture.protocol.egress import misfit
-from suture.protocol.messages import Count, Labels, Payload
+from suture.protocol.messages import Count, Labels, TaskData
 from suture.protocol.packing import Packed
 
 KEPT, _FORMER = "kept/", "rows/"
@@ -50,7 +50,7 @@ class _Header:
     round: Count = 0
 
 
-def restored(states: Rounds, task: Payload, training: TrainingConfig, site: str) -> Packed:
+def restored(states: Rounds, task: TaskData, training: TrainingConfig, site: str) -> Packed:
     """Read the newest state of a committed round, or the state of the round whose model is evaluated.
 
     Local parameters that the site does not hold yet are taken from the task.
@@ -74,7 +74,7 @@ def restored(states: Rounds, task: Payload, training: TrainingConfig, site: str)
     return replace(state, tensors=sent | dict(state.tensors))
 
 
-def with_own_initialisation(task: Payload, plan: Plan, site: str, labels: LabelSet) -> Payload:
+def with_own_initialisation(task: TaskData, plan: Plan, site: str, labels: LabelSet) -> TaskData:
     """Return the task with the site's own random initialisation as local parameters, where `Share` says so.
 
     Args:
@@ -122,7 +122,7 @@ def as_kept(keep: Mapping[str, Tensor], method: Method, model: Classifier) -> di
 
 
 def fixed_tensors(
-    task: Payload, state: Packed, model: Classifier, method: Method, seed: int, start: RowStart = "drawn"
+    task: TaskData, state: Packed, model: Classifier, method: Method, seed: int, start: RowStart = "drawn"
 ) -> dict[str, Tensor]:
     """Return the site's local parameters, with a row of the head for each class of the task.
 
@@ -139,7 +139,7 @@ def fixed_tensors(
     return _with_rows({name: held[name] for name in names}, task, state, model, seed, start)
 
 
-def check_channels(task: Payload, model: Classifier, method: Method) -> None:
+def check_channels(task: TaskData, model: Classifier, method: Method) -> None:
     """Check that the server sent the channels that the method declares.
 
     Raises:
@@ -155,7 +155,7 @@ def check_channels(task: Payload, model: Classifier, method: Method) -> None:
 
 
 @contextmanager
-def predicting(model: Classifier, method: Method, task: Payload) -> Iterator[None]:
+def predicting(model: Classifier, method: Method, task: TaskData) -> Iterator[None]:
     """Give the received model the head that predicts, while it is measured; see `Method.served_head`."""
     rows = method.served_head(task.head, task.channels)
     if not rows:
@@ -170,7 +170,7 @@ def predicting(model: Classifier, method: Method, task: Payload) -> Iterator[Non
 
 
 def local_model(
-    task: Payload, state: Packed, model: Classifier, method: Method, seed: int, start: RowStart = "drawn"
+    task: TaskData, state: Packed, model: Classifier, method: Method, seed: int, start: RowStart = "drawn"
 ) -> dict[str, Tensor]:
     """Return the model that the site trained in the evaluated round; {} if it keeps none, or was absent."""
     trained = group(state, "local/")
@@ -181,7 +181,7 @@ def local_model(
 
 def _with_rows(
     tensors: Mapping[str, Tensor],
-    task: Payload,
+    task: TaskData,
     state: Packed,
     model: Classifier,
     seed: int,
