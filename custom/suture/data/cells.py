@@ -15,14 +15,15 @@ DIGITS: dict[str, Meaning] = {"1": 1, "1.0": 1, "0": 0, "0.0": 0, "": "unknown"}
 
 _PRESENT = """yes y true pos positive present 1,0 checked ja j oui si sí sim tak ano da evet igen kyllä ναι да
     hai はい 有 是 예 نعم positiv positivo positiva positif presente présent présente vorhanden"""
-_ABSENT = """no n false neg negative absent 0,0 unchecked nein nee nej nei non não nao nie ne hayır nem ei όχι нет
-    いいえ 無 无 否 아니오 لا negativ negativo negativa négatif negatif ausente assente absente nicht_vorhanden"""
+_ABSENT = """no n false neg negative absent 0,0 unchecked nein nee nej nei non não nao nie ne hayır nem ei όχι
+    нет いいえ 無 无 否 아니오 لا negativ negativo negativa négatif negatif ausente assente absente
+    nicht_vorhanden"""
 _OPEN = """-1 -1.0 -1,0 uncertain unknown nan na n/a ? todo tbd null #n/a unklar unbekannt incertain inconnu
     incierto desconocido incerto"""
 WORDS: dict[str, Meaning] = {
-    word.replace("_", " "): meaning
-    for words, meaning in ((_PRESENT, 1), (_ABSENT, 0), (_OPEN, "unknown"))
-    for word in words.split()
+    **dict.fromkeys(_PRESENT.split(), 1),
+    **dict.fromkeys((word.replace("_", " ") for word in _ABSENT.split()), 0),
+    **dict.fromkeys(_OPEN.split(), "unknown"),
 }
 """Other cells with one plain meaning, in any case; -1 is CheXpert's uncertain, 1,0 has a decimal comma.
 

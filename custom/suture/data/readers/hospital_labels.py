@@ -60,7 +60,7 @@ class LabelConfig(DatasetConfig):
             return idle | {"finding_separator": remedy, "value_column": remedy}
         if self.value_column is None and any(meaning != "unknown" for meaning in self.values.values()):
             idle["values"] = (
-                "with finding_column, whose cells list classes, but for \"unknown\"; remove it, or name a "
+                'with finding_column, whose cells list classes, but for "unknown"; remove it, or name a '
                 "value_column"
             )
         return idle
@@ -148,7 +148,9 @@ def _listed(sheet: Sheet, config: LabelConfig) -> FoundLabels:
     notes = blank_findings(sheet, cells, column)
     if unjudged.any():
         many = number_of(int(unjudged.sum()), "cell")
-        notes += (f"{sheet.path}, column {column!r}: {many} with words for unknown, as are other classes there",)
+        notes += (
+            f"{sheet.path}, column {column!r}: {many} with words for unknown, as are other classes there",
+        )
     if config.value_column is not None:
         y, faults, said = _as_valued(sheet, config, named, y)
         notes += said
