@@ -55,12 +55,12 @@ def init(
             for line in () if dry_run else summary(name, guess, study / name / CONFIG):
                 print_line(escaped(line))
 
-    looked = look(sites)
-    found, refused = looked.found, looked.refused
+    refused: dict[str, str] = {}
+    found = look(sites, refused=refused)
     show(found)
     if not yes and not dry_run:
         answers = {name: answer for name, guess in found.items() if (answer := _ask(name, guess))}
-        again = look({name: sites[name] for name in answers}, answers).found if answers else {}
+        again = look({name: sites[name] for name in answers}, answers) if answers else {}
         show(again)
         found |= again
         typer.confirm("write these files?", default=True, abort=True)

@@ -6,7 +6,7 @@ import csv
 import io
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import tomli_w
@@ -57,39 +57,33 @@ device = "cpu"       # "cuda" where there is a GPU
 """
 
 
-@dataclass(frozen=True)
-class Looked:
-    """What was found at the sites.
-
-    Attributes:
-        found: the guess at each site's data, by its name.
-        refused: why the data of others cannot be made out.
-    """
-
-    found: dict[str, Discovery]
-    refused: dict[str, str]
-
-
-def look(sites: Mapping[str, Path], answers: Mapping[str, Answers] | None = None) -> Looked:
-    """Look at the data of each site, by its name; one that cannot be made out does not stop the others.
+def look(
+    sites: Mapping[str, Path],
+    answers: Mapping[str, Answers] | None = None,
+    refused: dict[str, str] | None = None,
+) -> dict[str, Discovery]:
+    """Look at the data of each site, by its name.
 
     Args:
         answers: what a person has said about a site.
+        refused: is given why the data of a site cannot be made out, by its name, where others can.
 
     Raises:
         ConfigError: a site has a name that cannot be used.
-        DataError: no site's data can be made out.
+        DataError: the data of one (with `refused`: of all) cannot be made out; names the site.
     """
     check_names(sites)
-    found, refused = {}, {}
+    found, faults = {}, {}
     for name, path in sites.items():
         try:
             found[name] = discover(path, (answers or {}).get(name, Answers()))
         except (DataError, LabelError) as error:
-            refused[name] = f"{name}: {error}"
-    if not found:
-        raise DataError("\n".join(refused.values()))
-    return Looked(found, refused)
+            faults[name] = f"{name}: {error}"
+    if faults and (refused is None or not found):
+        raise DataError("\n".join(faults.values()))
+    if refused is not None:
+        refused.update(faults)
+    return found
 
 
 def refuse_existing(study: Path, sites: Iterable[str]) -> None:
