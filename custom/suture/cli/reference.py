@@ -97,12 +97,12 @@ def _method_row(name: str, kind: Any, jobs: list[str]) -> list[str]:
 
     method = kind()
     module = f"`{kind.__module__.replace('.', '/')}.py`"
-    if method.limits.local_only:
+    if method.about.local_only:
         run = f"`--set method={name}`, `--env local` only"
     else:
         run = f"jobs {', '.join(jobs)}" if jobs else f"`--set method={name}`"
     title = f"`{name}` [{method.about.title}](../methods.md#{_SECTIONS.get(name, name)})"
-    seen = "every class name" if method.label_use.view == "all" else "its own classes"
+    seen = "every class name" if method.labels.view == "all" else "its own classes"
     about = method_entry(name, kind)
     cost = "" if about["cost"] is None else f"{about['cost']:.1f}"
     paper = _linked(method.about.paper)

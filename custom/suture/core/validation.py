@@ -132,8 +132,8 @@ def why_removed(key: str) -> str:
     """Return what to do about a setting that was removed; empty for any other."""
     if not (end := _removed(key)):
         return ""
-    more = "; write start=1 in place of false" if end == "margin.deferred" else ""
-    return f"it was removed, and {shown(REMOVED[end])} always holds: remove it{more}"
+    more = " (in place of false, set method.margin.start=1)" if end == "margin.deferred" else ""
+    return f"it was removed, and the value is now always {shown(REMOVED[end])}: remove it{more}"
 
 
 _OURS = {

@@ -106,7 +106,7 @@ def with_own_prior(plan: Plan, folder: Path) -> Plan:
     Raises:
         ConfigError: see `named_file`.
     """
-    prior = plan.method.prior
+    prior = plan.method.exchange.prior
     if prior is None or prior.path is None or simulated():
         return plan
     path = named_file(prior.path, folder, "method.prior.path")

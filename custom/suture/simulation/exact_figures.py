@@ -29,7 +29,7 @@ def without_limits(configs: Mapping[str, SiteConfig], job: Job) -> str:
         configs: of each site, with the limits that it has in a federation.
     """
     here = "Figures are exact: all sites are on this machine."
-    if job.method.limits.pooled:
+    if job.method.about.pooled:
         return here
     changes = [f"{site} {change}" for site, config in configs.items() if (change := _change(config))]
     if not changes:

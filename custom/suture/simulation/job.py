@@ -212,9 +212,9 @@ def check_federated(job: Job) -> None:
             package, so that no other process can load it.
     """
     method = job.method
-    if method.limits.local_only:
+    if method.about.local_only:
         raise ConfigError(
-            f"{method.about.title} {method.limits.local_only}, so it cannot run in a federation; "
+            f"{method.about.title} {method.about.local_only}, so it cannot run in a federation; "
             "use --env local"
         )
     source_of(type(method))
@@ -228,7 +228,7 @@ def check_finetuning(job: Job) -> None:
     """
     if job.finetuning is None:
         return
-    if job.method.personal != "nothing":
+    if job.method.exchange.personal != "nothing":
         raise ConfigError(
             f"{job.method.about.title} does not produce a global model to fine-tune; choose another method"
         )

@@ -20,7 +20,7 @@ class Simulation(Protocol):
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
-    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
+    def prepare(self, folder: Path, runs: Path, seed: int, method: Method) -> list[str]:
         """Write the folder of each site, and the server's; return the names of the sites.
 
         Args:

@@ -131,7 +131,7 @@ def _refusals(configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings
 def _problems(
     configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings], job: Job | None
 ) -> Iterator[str]:
-    own_targets = job is not None and job.method.label_use.single_target
+    own_targets = job is not None and job.method.labels.view == "target"
     owners, accept = _owners(findings), own_targets or (job.accept_labels if job else ())
     accepted = {canonical(name) for name in accept} if isinstance(accept, tuple) else set()
     for a, b in () if accept is True else lookalikes(owners):
