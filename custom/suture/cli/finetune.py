@@ -40,7 +40,7 @@ def finetune(
     if (out / FILE).exists():
         raise ConfigError(f"{out} already holds a fine-tuned model; choose another --out")
     config = _config(data, target)
-    steps = {"lr": config.training.learning_rate, "batch_size": config.training.batch_size}
+    steps = {"lr": config.training.lr, "batch_size": config.training.batch_size}
     settings: dict[str, Any] = {"runs": runs, "epochs": epochs, "examples": examples}
     settings |= {"start": "fresh" if fresh else "model"}
     settings |= {key: value for key, value in steps.items() if value is not None}

@@ -26,7 +26,7 @@ _STRICT = "leave it out: `suture policy WORKSPACE` is strict without it"
 OPTIONS = {
     "policy": dict.fromkeys(("--strict", "--refuse-code", "--keep-logs", "--survive"), _STRICT),
     "finetune": {
-        "--lr": "set [training] learning_rate in the suture.toml",
+        "--lr": "set [training] lr in the suture.toml",
         "--batch-size": "set [training] batch_size in the suture.toml",
     },
     "pretrain": {
