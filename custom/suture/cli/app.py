@@ -68,7 +68,7 @@ class Kind(StrEnum):
     priors = "priors"
     datasets = "datasets"
     jobs = "jobs"
-    experiments = "experiments"
+    tables = "tables"
 
 
 def list_(
@@ -77,7 +77,7 @@ def list_(
         typer.Argument(help="List only these; methods by the question that they answer."),
     ] = None,
 ) -> None:
-    """List methods, models, priors, data sets, jobs and experiments."""
+    """List methods, models, priors, data sets, jobs and tables."""
     if kind is Kind.methods:
         _list_methods()
         return

@@ -1,4 +1,4 @@
-"""What there is to name: methods, models, priors, data sets, jobs and experiments, with a line for each.
+"""What there is to name: methods, models, priors, data sets, jobs and tables, with a line for each.
 
 Neither torch nor a job's code is imported for it: a list, or the answer to a slip, must not take seconds.
 What this package has is in catalogue.json, a copy of its registries that `suture reference` writes and a test
