@@ -194,7 +194,7 @@ def write_site_config(path: Path, config: SiteConfig | ServerConfig) -> None:
 
 
 def parse_data(values: Mapping[str, Any], where: str) -> DataConfig:
-    """The configuration of one data set from plain values, such as those of an experiment's file.
+    """The configuration of one data set from plain values, such as those of a table's file.
 
     Args:
         where: names the source, for errors.
