@@ -56,12 +56,8 @@ def test_a_wrong_channel_is_refused_with_the_remedy(fault: str, monkeypatch: pyt
 
 
 def test_what_goes_up_may_be_called_as_what_goes_down_and_what_is_kept() -> None:
-    shape = (CLASSES, 2)
-    channels = (
-        Channel("a", "up", shape, rows="own"),
-        Channel("a", "down", shape),
-        Channel("a", "site", shape),
-    )
+    ways: tuple[Way, ...] = ("up", "down", "site")
+    channels = tuple(Channel("a", way, (CLASSES, 2)) for way in ways)
     check_declared(Egress({}, {}, channels), "Any")
 
 

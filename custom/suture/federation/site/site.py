@@ -50,7 +50,7 @@ from suture.learning.loss_scale import GradientOverflow
 from suture.learning.memory import check_memory
 from suture.learning.samples import SiteSamples, load_samples, single_target
 from suture.learning.training import SiteContext, on_known
-from suture.methods.base import RoundContext, local_round
+from suture.methods.base import RoundContext, local_round, settled
 from suture.models import build
 from suture.models.classifier import AMP_DTYPES, Classifier, Layout, load_tensors
 from suture.models.priors import Prior, check_width, load_prior
@@ -267,7 +267,7 @@ class Site:
         own = method.exchange.stored(context.model) | as_kept(keep, method, context.model)
         self.states.save(task.round, Packed(own, header), task.committed)
         egress = self.expectation(task).egress
-        seen = context.own(method.local).images_of(images)
+        seen = settled(method.local, ctx, context.lr, context.batch_size).images_of(images)
         samples = images // egress.loss_parts if egress.loss_parts else seen
         allowed = protected(update, task, self.config.privacy, egress.losses, samples)
         answer = replace(allowed, metrics=metrics, state=state.header.get("round", 0))
@@ -302,7 +302,7 @@ class Site:
     def _attempt(
         self, context: SiteContext, task: TaskData, state: Packed, ctx: RoundContext
     ) -> tuple[SiteContext, Update, dict[str, Tensor]]:
-        self._ready(context)
+        self._ready(context, ctx)
         watch = self._watching(context)
         observed = watch.over(context) if watch else context
         method = self.plan.method
@@ -312,7 +312,7 @@ class Site:
             watch.write(task.round)
         return context, update, keep
 
-    def _ready(self, context: SiteContext) -> None:
+    def _ready(self, context: SiteContext, ctx: RoundContext) -> None:
         """Before the first step of a model: check that a batch fits the GPU; compile, where that is set.
 
         Raises:
@@ -322,7 +322,7 @@ class Site:
             return
         method, kind = self.plan.method, context.model.labels.label_type
         objective = on_known(lambda logits, y, known: method.loss(logits, y, known, kind))
-        local = context.own(method.local)
+        local = settled(method.local, ctx, context.lr, context.batch_size)
         halves = not (self._halved or method.about.fixed_batches)
         check_memory(
             context, objective, local.optimiser, local.batch_size // 2 if halves else local.batch_size
@@ -404,7 +404,7 @@ class Site:
             self.plan.model.preprocessing,
             self.plan.augmentation,
             torch.device(training.device),
-            training.learning_rate,
+            training.lr,
             self._halved or training.batch_size,
             prior.to(training.device) if prior else None,
             self._cache,
