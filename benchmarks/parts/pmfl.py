@@ -80,7 +80,9 @@ def federation(
 ) -> Work:
     """Rounds of a federation, with its messages, checks and files."""
     plan = Plan(method, SPEC, Augmentation(), 1, method.about.name, code_hash())
-    server = open_server(plan, Schedule(rounds, selection="last"), None, folder)
+    server = open_server(
+        plan, Schedule(name="pmfl", title="PMFL", rounds=rounds, selection="last"), None, folder
+    )
     states = {name: experiment_folder(folder / "sites" / name, plan.experiment) for name in configs}
     loop = Loop({name: Site(name, c, plan, rounds, states[name]) for name, c in configs.items()})
     server.begin(loop.exchange("handshake", server.handshake(loop.sites), server.receiver()))

@@ -16,6 +16,7 @@ from suture.federation.plan import Plan
 from suture.flare.codec import as_text, from_shareable_, from_text
 from suture.flare.compat.tensors import register
 from suture.flare.executor import SiteExecutor
+from suture.flare.recipe import export_job
 from suture.flare.workspace import with_own_embedding, with_own_prior, with_own_weights
 from suture.learning.prediction import open_model
 from suture.methods.surgical import SurgicalAggregation
@@ -24,7 +25,7 @@ from suture.models.priors import PriorSpec
 from suture.models.saved import load_model, load_spec, save_model
 from suture.protocol.messages import Abstain, TaskData
 from suture.protocol.packing import unpack
-from suture.simulation.job import Job
+from suture.simulation.job import Job, load_job
 from suture_papers.fedmas.fedmas import FedMAS
 
 IMAGES = ModelSpec()
@@ -32,7 +33,7 @@ TEXT = ModelSpec("lstm", vocabulary=("heart", "lung"))
 
 
 def job(model: ModelSpec = IMAGES, **prior: Any) -> Job:
-    return Job("trial", "Trial", FedMAS(prior=PriorSpec(**prior)), model, 2)
+    return Job(name="trial", title="Trial", method=FedMAS(prior=PriorSpec(**prior)), model=model, rounds=2)
 
 
 @pytest.mark.parametrize("words", ["/etc/passwd", "words.txt", "../words.txt", "corpus", ""])
@@ -54,6 +55,21 @@ def test_a_saved_model_names_no_file_of_words(words: str, tmp_path: Path) -> Non
     for read in (load_model, load_spec, open_model):
         with pytest.raises(ConfigError, match=r"model\.json needs the words themselves"):
             read(tmp_path)
+
+
+def test_a_job_that_is_sent_names_files_by_their_bare_names(tmp_path: Path) -> None:
+    (tmp_path / "names.safetensors").touch()
+    (tmp_path / "job.toml").write_text(
+        'rounds = 1\n[method]\nname = "fedmas"\n'
+        '[method.prior]\nname = "checkpoint"\npath = "/priors/ours.pt"\n'
+        '[model]\nprojection = 128\nrows = "named"\nname_vectors = "names.safetensors"\n'
+    )
+    sent = load_job(tmp_path)
+    assert sent.model.name_vectors == str(tmp_path / "names.safetensors")
+    folder = export_job(sent, tmp_path / "out", sites=["a"])
+    text = "".join(path.read_text() for path in folder.rglob("config_fed_*.json"))
+    assert '"names.safetensors"' in text.replace("\\", "")
+    assert '"ours.pt"' in text.replace("\\", "")
 
 
 def test_a_prior_is_looked_up_in_the_sites_own_folder(

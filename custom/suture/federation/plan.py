@@ -188,12 +188,13 @@ def _other_code(party: str, own: str, code: str) -> str:
     )
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Schedule:
     """What only the server needs to know.
 
     Attributes:
-        job, title: name and title of the job, for people.
+        name: name of the job on the command line, and in the names of its runs.
+        title: title in reports.
         rounds: number of communication rounds.
         min_sites: number of usable updates that a round needs, or (below 1) their share of the participating
             sites, rounded up; None needs all. At the start, the run needs this number or share of the
@@ -220,9 +221,9 @@ class Schedule:
         ConfigError: patience cannot work with the selection.
     """
 
+    name: str
+    title: str
     rounds: Annotated[int, Field(ge=1, le=LIMIT)]
-    job: str = "job"
-    title: str = "federated training"
     min_sites: Quorum | None = None
     round_timeout: Annotated[int, Field(ge=1, le=LIMIT)] = 3600
     grace: Annotated[float, Field(ge=0, le=LIMIT)] | None = None

@@ -24,7 +24,7 @@ from suture.core.errors import ConfigError, unknown
 from suture.core.files import atomic_write, make_folder
 from suture.core.labels import LabelSet
 from suture.core.spreadsheets import no_formula
-from suture.core.validation import LARGEST_SEED, LIMIT, STRICT, parse
+from suture.core.validation import JOB_PATH, LARGEST_SEED, LIMIT, STRICT, parse
 from suture.data.config import (
     ServerConfig,
     SiteConfig,
@@ -67,7 +67,7 @@ class ReleasedSites(SimulatedSites):
         seed: of every random split and of the partition.
     """
 
-    root: str | None = None
+    root: Annotated[str | None, JOB_PATH] = None
     validation: Validation = "sites"
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
 
