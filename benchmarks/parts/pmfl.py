@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from suture.core.files import read_records
 from suture.core.labels import LabelSet
+from suture.core.privacy import PrivacyConfig
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Batch, Samples
 from suture.data.config import SiteConfig, StorageConfig
@@ -35,7 +36,6 @@ from suture.learning.training import LocalRound, SiteContext
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier, load_tensors, split_state
 from suture.protocol.messages import TaskData
-from suture.protocol.privacy import PrivacyConfig
 from suture_papers.metafl.fl import FL
 from suture_papers.metafl.inner_loop import MetaLearning, batch_of
 from suture_papers.metafl.metafl import MetaFL

@@ -58,11 +58,13 @@ NAMED_FILE = "a file by its name"
 has in a folder of its own (see `named_file`); a bare name is a path where the file lies beside the job."""
 
 
-def with_paths(settings: T, change: Callable[[str, str], str]) -> T:
+def with_paths(settings: T, change: Callable[[str, str, str], str], prefix: str = "") -> T:
     """Return nested settings with other paths.
 
     Args:
-        change: gives, for a mark (`JOB_PATH` or `NAMED_FILE`) and a setting with it, the new setting.
+        change: gives the new value of a setting for its dotted name, its value and its mark, `JOB_PATH` or
+            `NAMED_FILE`.
+        prefix: of the dotted names.
     """
     known = getattr(settings, "__pydantic_fields__", {})
     changes: dict[str, Any] = {}
@@ -70,9 +72,9 @@ def with_paths(settings: T, change: Callable[[str, str], str]) -> T:
         value = getattr(settings, field.name)
         marks = {JOB_PATH, NAMED_FILE}.intersection(known[field.name].metadata if field.name in known else ())
         if marks and isinstance(value, str):
-            changes[field.name] = change(marks.pop(), value)
+            changes[field.name] = change(f"{prefix}{field.name}", value, marks.pop())
         elif dataclasses.is_dataclass(value):
-            changes[field.name] = with_paths(value, change)
+            changes[field.name] = with_paths(value, change, f"{prefix}{field.name}.")
     return dataclasses.replace(settings, **changes)  # type: ignore[type-var]
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
 from suture.core.errors import CodeMismatch, ConfigError, shown
+from suture.core.files import named_file
 from suture.core.names import check_experiment
-from suture.core.validation import LIMIT, STRICT, LabelName, parse
+from suture.core.validation import LIMIT, STRICT, LabelName, parse, with_paths
 from suture.data.augmentation import Augmentation
+from suture.data.embedding import TFIDF
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method, RoundContext
 from suture.methods.source import code_hash as code_hash
@@ -145,6 +148,23 @@ class Plan:
             if given.code == (own := code_hash(kind)):
                 raise
             raise CodeMismatch(f"{_other_code('this party', own, given.code)} ({error})") from error
+
+    def located(self, folder: Path, keys: Collection[str]) -> Plan:
+        """Return the plan with what it names by `keys` as files of a party's own folder.
+
+        Args:
+            keys: dotted settings, such as ``model.weights``; their words, such as ``download``, stay.
+
+        Raises:
+            ConfigError: see `named_file`.
+        """
+        words = {"model.weights": MODELS[self.model.name].weights, "model.embedding": (TFIDF,)}
+
+        def own(key: str, name: str, _mark: str) -> str:
+            stays = key not in keys or name in words.get(key, ())
+            return name if stays else str(named_file(name, folder, key))
+
+        return with_paths(self, own)
 
     @property
     def half(self) -> bool:

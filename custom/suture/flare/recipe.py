@@ -22,6 +22,7 @@ from suture.core.entry_points import GROUP, PACKAGES
 from suture.core.errors import ConfigError
 from suture.core.files import writing
 from suture.core.names import check_sites
+from suture.core.privacy import NO_ENCRYPTION
 from suture.core.validation import with_paths
 from suture.federation.plan import Plan, Schedule, needed
 from suture.flare import EXPERIMENT, SHARED_WITH
@@ -30,7 +31,6 @@ from suture.flare.controller import FederationController
 from suture.flare.executor import SiteExecutor
 from suture.flare.filters import EgressFilter
 from suture.methods.source import Source, source_of
-from suture.protocol.privacy import NO_ENCRYPTION
 from suture.simulation.job import Job, check_federated
 
 _TASKS = ["handshake", "train", "calibrate", "evaluate"]
@@ -186,7 +186,7 @@ def recipe_of(
     check_federated(job)
     name = experiment or f"{job.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     # Each party has the files that the job names in a folder of its own, see `workspace`.
-    plan = with_paths(job.plan(name), lambda _, path: Path(path).name)
+    plan = with_paths(job.plan(name), lambda _key, path, _mark: Path(path).name)
     # Sites that are named are all needed, unless the job says how many are enough.
     least = max(needed(job.min_sites, len(sites)), 1)
     return FederationRecipe(job.name, plan, job.schedule(), sites, least, bundle, shared_with=job.shared_with)

@@ -151,7 +151,7 @@ def beside(job: Job, folder: Path) -> Job:
     """
     words = {"clinical", CORPUS, TFIDF, *(word for kind in MODELS.values() for word in kind.weights)}
 
-    def placed(mark: str, value: str) -> str:
+    def placed(_key: str, value: str, mark: str) -> str:
         path = folder / Path(value).expanduser()
         elsewhere = mark == NAMED_FILE and (value in words or not ("/" in value or path.exists()))
         return value if elsewhere else str(path)

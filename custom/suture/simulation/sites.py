@@ -23,6 +23,7 @@ from suture.core.devices import unusable
 from suture.core.errors import ConfigError, unknown
 from suture.core.files import atomic_write, make_folder
 from suture.core.labels import LabelSet
+from suture.core.privacy import PrivacyConfig
 from suture.core.spreadsheets import no_formula
 from suture.core.validation import JOB_PATH, LARGEST_SEED, LIMIT, STRICT, parse
 from suture.data.config import (
@@ -37,7 +38,6 @@ from suture.data.readers.hospital import HospitalConfig
 from suture.data.split import long_tail_groups, training_counts
 from suture.data.table import Split, Table
 from suture.methods.base import Method, label_use
-from suture.protocol.privacy import PrivacyConfig
 from suture.simulation.partition import SERVER, Classes, partition_table
 
 Validation = Literal["sites", "server"]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from suture.core.files import read_json, read_records
 from suture.core.labels import LabelSet, LabelType
+from suture.core.privacy import PrivacyConfig
 from suture.core.seeds import seed_for
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples, columns
@@ -34,7 +35,6 @@ from suture.protocol.egress import CLASSES as OF_CLASSES
 from suture.protocol.half import Transport, received, restored
 from suture.protocol.messages import Reply, TaskData, Update
 from suture.protocol.packing import Packed, unpack
-from suture.protocol.privacy import PrivacyConfig
 
 CLASSES = ("Fibrosis", "Hernia", "Mass", "Nodule")
 SITES = {"alpha": ("Mass", "Nodule"), "beta": ("Hernia", "Nodule"), "gamma": ("Fibrosis", "Mass", "Nodule")}

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save
 
 from suture.core import VERSION
-from suture.core.entry_points import Registry
+from suture.core.entry_points import PRIOR_GROUP, Registry
 from suture.core.errors import ConfigError, unknown
 from suture.core.files import atomic_write, make_folder, write_json
 from suture.core.plain import parse_json, read_bounded
@@ -144,7 +144,7 @@ class Entry:
 
 
 PRIORS: Registry[Entry] = Registry(
-    "suture.priors",
+    PRIOR_GROUP,
     "prior",
     {
         "phantoms": Entry(
