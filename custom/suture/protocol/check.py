@@ -12,6 +12,7 @@ from torch import Tensor
 
 from suture.core.codes import check_stated
 from suture.core.errors import LabelError, RejectedUpdate
+from suture.core.privacy import PrivacyConfig
 from suture.protocol.decisions import CELLS, JOINED, Decided, DecidedGroup
 from suture.protocol.disclosure import BOUND, may_be
 from suture.protocol.egress import ALIKE, CLASSES, IMAGES, WEIGHT, Channel, Egress, Range, Shapes, whole
@@ -31,7 +32,6 @@ from suture.protocol.messages import (
     Update,
     rounded,
 )
-from suture.protocol.privacy import PrivacyConfig
 
 _ANSWERS: dict[TaskName, type[Reply]] = {
     "handshake": SiteInfo,

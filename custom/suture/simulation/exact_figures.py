@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from suture.core.errors import SutureError
+from suture.core.privacy import PrivacyConfig
 from suture.data.batch import Samples
 from suture.data.config import SiteConfig
 from suture.data.readers import read_table
@@ -16,7 +17,6 @@ from suture.learning.evaluation import Measurement, class_scores, influences, sp
 from suture.learning.losses import masked_loss
 from suture.models.classifier import Layout
 from suture.protocol.disclosure import step_of
-from suture.protocol.privacy import PrivacyConfig
 from suture.simulation.job import Job
 
 _SPLITS: tuple[Split, ...] = ("validation", "test")

@@ -174,6 +174,11 @@ def _finish(job: Job, folder: Path) -> None:
         tune_targets(folder, job.finetuning, job.seed)
     collect(folder)
     _note_left_out(folder)
+    write_pages(folder)
+
+
+def write_pages(folder: Path) -> None:
+    """Write the report of a run that has finished, and the card of its model."""
     write_report(folder)
     try_card(folder)
 

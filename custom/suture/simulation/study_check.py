@@ -10,6 +10,7 @@ from rich.table import Table as Grid
 
 from suture.core.errors import ConfigError, SutureError
 from suture.core.labels import canonical, lookalikes
+from suture.core.privacy import PrivacyConfig
 from suture.core.targets import rich
 from suture.data.config import SiteConfig
 from suture.data.decoding import other_modality
@@ -20,7 +21,6 @@ from suture.federation.server.classes import ClassConflict, one_name, statements
 from suture.federation.server.registry import shared_generic
 from suture.federation.server.server import check_label_type
 from suture.federation.site.site import check_consent
-from suture.protocol.privacy import PrivacyConfig
 from suture.simulation.job import Job
 from suture.simulation.site_images import (
     ROWS,

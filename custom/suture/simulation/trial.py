@@ -15,6 +15,7 @@ from torch import Tensor
 from suture.core.errors import ConfigError
 from suture.core.files import read_json, read_records
 from suture.core.labels import LabelSet, LabelType
+from suture.core.privacy import PrivacyConfig
 from suture.core.seeds import seed_for
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples, columns
@@ -36,7 +37,6 @@ from suture.protocol.egress import CLASSES as OF_CLASSES
 from suture.protocol.half import Transport, received, restored
 from suture.protocol.messages import Reply, TaskData, Update
 from suture.protocol.packing import Packed, unpack
-from suture.protocol.privacy import PrivacyConfig
 
 CLASSES = ("Fibrosis", "Hernia", "Mass", "Nodule")
 SITES = {"alpha": ("Mass", "Nodule"), "beta": ("Hernia", "Nodule"), "gamma": ("Fibrosis", "Mass", "Nodule")}
@@ -79,7 +79,9 @@ class Trial:
         self.folder = Path(self._folder.name)
         self.plan = Plan(method, model, Augmentation(), 1, "run", code_hash(type(method)), transport)
         rounds += least_rounds(method) - 1
-        self.server = Server(self.plan, Schedule(rounds=rounds), self.folder / "run", None)
+        self.server = Server(
+            self.plan, Schedule(name="trial", title="trial", rounds=rounds), self.folder / "run", None
+        )
         self.sites = {name: self._site(name, rounds) for name in SITES}
         self.seen: dict[str, set[str]] = {name: set() for name in SITES}
         self.seen_rows: dict[str, set[int]] = {name: set() for name in SITES}

@@ -119,7 +119,7 @@ def describe(record: Record, plan: Plan, schedule: Schedule, **facts: Any) -> No
     described = plan.to_dict()
     started = record.run.get("started") if record.run.get("status") == "running" else None
     record.update(
-        job=schedule.job,
+        job=schedule.name,
         title=schedule.title,
         method={
             "name": plan.method.about.name,
