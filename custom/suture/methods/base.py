@@ -353,7 +353,9 @@ class Method(ABC):
         """The supervised loss of a site, also its validation loss: the cross-entropy of what is known.
 
         Args:
-            logits, y, known: ``[n, c]``.
+            logits: ``[n, c]``.
+            y: labels, ``[n, c]``.
+            known: which labels are known, ``[n, c]``.
 
         Returns:
             a scalar.
@@ -381,7 +383,8 @@ class Method(ABC):
         With them the model is measured, selected and exported; training goes on from the merged rows.
 
         Args:
-            head, channels: the global model's, or those that a site has received.
+            head: the global model's, or that which a site has received.
+            channels: the same.
         """
         return {}
 
