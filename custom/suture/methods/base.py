@@ -332,7 +332,9 @@ class Method(ABC):
         """The supervised loss of a site, also its validation loss: the cross-entropy of what is known.
 
         Args:
-            logits, y, known: ``[n, c]``.
+            logits: ``[n, c]``.
+            y: labels, ``[n, c]``.
+            known: which labels are known, ``[n, c]``.
 
         Returns:
             a scalar.
