@@ -101,7 +101,7 @@ def test_name_vectors_and_embeddings_are_looked_up_in_a_partys_own_folder(
     monkeypatch.delenv("SUTURE_SITES", raising=False)
     (tmp_path / "names.safetensors").touch()
     (tmp_path / "minilm").mkdir()
-    named = job(ModelSpec("cnn", rows="named", name_vectors="names.safetensors")).plan("trial")
+    named = job(ModelSpec("cnn", row_init="named", name_vectors="names.safetensors")).plan("trial")
     found = with_own_weights(named, tmp_path).model.name_vectors
     assert found == str(tmp_path / "names.safetensors")
     text = dataclasses.replace(
@@ -109,7 +109,7 @@ def test_name_vectors_and_embeddings_are_looked_up_in_a_partys_own_folder(
     )
     assert with_own_embedding(text, tmp_path).model.embedding == str(tmp_path / "minilm")
     for model, finder in (
-        (ModelSpec("cnn", rows="named", name_vectors="/etc/passwd"), with_own_weights),
+        (ModelSpec("cnn", row_init="named", name_vectors="/etc/passwd"), with_own_weights),
         (ModelSpec("vectors", embedding="/etc"), with_own_embedding),
     ):
         stray = dataclasses.replace(text, model=model)

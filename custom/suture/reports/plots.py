@@ -130,7 +130,7 @@ def plot_contingencies(found: Sequence[Contingency], title: str = "Predictions o
         return _svg(canvas)
 
 
-def plot_latent(points: ArrayLike, sources: Sequence[str], title: str = "Features (t-SNE)") -> bytes:
+def plot_embedding(points: ArrayLike, sources: Sequence[str], title: str = "Features (t-SNE)") -> bytes:
     """Plot embedded features coloured by their source (Kulkarni et al. 2024, Fig. 4b), as SVG.
 
     Args:
@@ -166,7 +166,7 @@ def plot_latent(points: ArrayLike, sources: Sequence[str], title: str = "Feature
 
 
 @torch.no_grad()
-def latent(
+def plot_features(
     model_folder: Path,
     configs: Mapping[str, SiteConfig],
     split: Split,
@@ -200,7 +200,7 @@ def latent(
             pixels = prepare(part.batch(rows).inputs["image"].to(device))
             features.append(model.features({"image": pixels}).cpu())
         sources += [name] * len(order)
-    return plot_latent(embed(torch.cat(features).numpy(), seed), sources)
+    return plot_embedding(embed(torch.cat(features).numpy(), seed), sources)
 
 
 def embed(features: ArrayLike, seed: int, method: Literal["tsne", "pca"] = "tsne") -> Floats:
