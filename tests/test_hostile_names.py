@@ -49,7 +49,6 @@ from suture.data.readers import read_table
 from suture.data.reading import read_sheet
 from suture.data.table import SPLITS, Table
 from suture.export.bundle import write_bundle
-from suture.export.card import PAGE, write_card
 from suture.export.onnx import metadata
 from suture.federation.loop import federate
 from suture.federation.plan import Schedule
@@ -65,6 +64,7 @@ from suture.protocol.messages import SiteInfo, TaskData
 from suture.protocol.packing import Packed, pack, unpack
 from suture.protocol.records import Metrics, Run
 from suture.protocol.records import parse as parse_record
+from suture.reports.card import PAGE, write_card
 from suture.reports.cooccurrence import Frequency
 from suture.reports.frames import Results
 from suture.reports.plots import plot_cooccurrence, plot_frequencies

@@ -421,7 +421,7 @@ SITES = (
             "groups": {"head": ["Mass"]},
             "split": "patients",
         },
-        "training": {"batch_size": 8, "learning_rate": 0.01, "threads": 1, "device": "cpu", "prior": "p"},
+        "training": {"batch_size": 8, "lr": 0.01, "threads": 1, "device": "cpu", "prior": "p"},
         "privacy": {"label_view": "own", "min_count": 5, "clip": 1.0, "noise": 0.5, "delta": 1e-5},
         "storage": {"state": "state", "cache": "cache", "diagnostics": True},
     },

@@ -8,11 +8,12 @@ from typing import get_args
 import pytest
 from typer.testing import CliRunner
 
-from suture.cli import app, catalogue
-from suture.cli.catalogue import check_names, from_registries, rows, stored
+from suture.cli import app
 from suture.core.errors import ConfigError
 from suture.methods import METHODS
 from suture.methods.base import Question
+from suture.simulation import catalogue
+from suture.simulation.catalogue import check_names, from_registries, rows, stored
 from suture_papers.tables import loading
 
 
@@ -38,7 +39,8 @@ def test_the_reference_renews_the_stored_descriptions(
 
 def test_every_kind_is_listed_with_a_description() -> None:
     found = list(rows())
-    assert {kind for kind, _, _ in found} == {"method", "model", "prior", "data set", "job", "table"}
+    kinds = {"method", "model", "prior", "data set", "simulation", "job", "table"}
+    assert {kind for kind, _, _ in found} == kinds
     assert all(name and text and "not usable" not in text for _, name, text in found)
 
 
