@@ -343,7 +343,7 @@ class Site:
             return Evaluation(self._measure(context, "validation", task.round, bootstrap=0))
         measured, own = self._measure(context, "test", task.round, _BOOTSTRAP, task), None
         plan = self.plan
-        if trained := local_model(task, state, context.model, plan.method, plan.seed, plan.model.rows):
+        if trained := local_model(task, state, context.model, plan.method, plan.seed, plan.model.row_init):
             load_tensors(context.model, trained)
             own = self._measure(context, "test", task.round, bootstrap=0)
         if trained or self.plan.method.exchange.part_at_site:
@@ -391,7 +391,9 @@ class Site:
         training = self.config.training
         model = self._model(task.labels).to(training.device)
         check_channels(task, model, self.plan.method)
-        own_part = fixed_tensors(task, state, model, self.plan.method, self.plan.seed, self.plan.model.rows)
+        own_part = fixed_tensors(
+            task, state, model, self.plan.method, self.plan.seed, self.plan.model.row_init
+        )
         load_tensors(model, self.plan.method.exchange.put(own_part, {**task.shared, **task.head}))
         own, samples = self._data()
         wanted = LabelSet(task.labels, own.label_type)

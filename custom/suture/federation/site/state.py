@@ -26,12 +26,12 @@ from suture.learning.loss_scale import LOSS_SCALE
 from suture.methods.base import Method
 from suture.models import build
 from suture.models.classifier import HEADS, Classifier, check_tensors, load_tensors, relabelled
-from suture.models.heads import RowStart
+from suture.models.heads import RowInit
 from suture.protocol.egress import misfit
 from suture.protocol.messages import Count, Labels, TaskData
 from suture.protocol.packing import Packed
 
-KEPT, _FORMER = "kept/", "rows/"
+CLIENT_STATE, _FORMER = "kept/", "rows/"
 """What the names of a site's channels begin with in its state; and, in one of a former version, those with a
 row for each class after that."""
 
@@ -94,7 +94,7 @@ def group(state: Packed, prefix: str) -> dict[str, Tensor]:
 def kept_by_method(state: Packed, method: Method, model: Classifier) -> dict[str, Tensor]:
     """Return what the method has kept, as it returned it: the optimiser state and its channels."""
     declared = method.egress(method.exchange.layout(model)).forms("site")
-    kept = {k if k in declared else k.removeprefix(_FORMER): t for k, t in group(state, KEPT).items()}
+    kept = {k if k in declared else k.removeprefix(_FORMER): t for k, t in group(state, CLIENT_STATE).items()}
     return group(state, "optimiser/") | kept
 
 
@@ -117,11 +117,13 @@ def as_kept(keep: Mapping[str, Tensor], method: Method, model: Classifier) -> di
                 f"{method.about.title} keeps {name!r} at a site, which is {wrong}; change the tensor, or the "
                 "channel that its egress declares"
             )
-    return {f"{KEPT if k in declared else 'optimiser/'}{k}": t.detach().cpu() for k, t in keep.items()}
+    return {
+        f"{CLIENT_STATE if k in declared else 'optimiser/'}{k}": t.detach().cpu() for k, t in keep.items()
+    }
 
 
 def fixed_tensors(
-    task: TaskData, state: Packed, model: Classifier, method: Method, seed: int, start: RowStart = "drawn"
+    task: TaskData, state: Packed, model: Classifier, method: Method, seed: int, start: RowInit = "random"
 ) -> dict[str, Tensor]:
     """Return the site's local parameters, with a row of the head for each class of the task.
 
@@ -169,7 +171,7 @@ def predicting(model: Classifier, method: Method, task: TaskData) -> Iterator[No
 
 
 def local_model(
-    task: TaskData, state: Packed, model: Classifier, method: Method, seed: int, start: RowStart = "drawn"
+    task: TaskData, state: Packed, model: Classifier, method: Method, seed: int, start: RowInit = "random"
 ) -> dict[str, Tensor]:
     """Return the model that the site trained in the evaluated round; {} if it keeps none, or was absent."""
     trained = group(state, "local/")
@@ -184,7 +186,7 @@ def _with_rows(
     state: Packed,
     model: Classifier,
     seed: int,
-    start: RowStart,
+    start: RowInit,
 ) -> dict[str, Tensor]:
     """Return the tensors with a row of the head, if it is among them, for each class of the task.
 
