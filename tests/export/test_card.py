@@ -44,10 +44,11 @@ def test_the_figures_are_those_of_the_run(run_dir: Path) -> None:
     assert f"SHA-256 of model.safetensors: {stated_digest(run_dir / 'model')}" in text
 
 
-@pytest.mark.parametrize("source", ["server test set", "sites' test data"])
-def test_figures_that_sites_round_are_not_read_as_exact(source: str, run_dir: Path) -> None:
-    (run_dir / "metrics.json").write_text(json.dumps(metrics_record() | {"source": source}))
-    assert ("may be stated as 1." in write_card(run_dir).read_text()) is (source != "server test set")
+@pytest.mark.parametrize("steps", [{}, {"Mass": 0.5}])
+def test_figures_that_sites_round_are_not_read_as_exact(steps: dict[str, float], run_dir: Path) -> None:
+    (run_dir / "metrics.json").write_text(json.dumps(metrics_record() | {"steps": steps}))
+    card = write_card(run_dir).read_text()
+    assert ("in steps of 0.5 |" in card) is ("Sites round their figures" in card) is bool(steps)
 
 
 def test_the_front_matter_is_read_and_no_licence_is_invented(run_dir: Path) -> None:

@@ -195,6 +195,8 @@ def show_run(folder: Path) -> None:
         console.print(finetuning_table(tuned))
     for sentence in run_facts.left_out:
         print_line(f"left out: {sentence}", style="yellow")
+    for sentence in run_facts.cautions:
+        print_line(f"caution: {sentence}", style="yellow")
     if run_facts.without_limits:
         print_line(run_facts.without_limits)
     print_line(f"report: {folder / 'report.html'}")

@@ -7,8 +7,9 @@ import io
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -33,6 +34,8 @@ from suture.protocol.messages import ClassScore
 
 BOOTSTRAP = 1000
 
+PerPatient = Literal["mean", "max"]
+
 
 @dataclass(frozen=True)
 class GroupFigures:
@@ -56,6 +59,7 @@ class Evaluated:
         tested: the classes of the model that the data label.
         y: labels [n, len(labels)], NaN where unknown.
         scores: probabilities [n, len(labels)].
+        images: name of each image; none where patients are scored.
         patients: patient of each image.
         classes: AUROC of each of `tested`, with its interval and counts.
         unlearned: classes of the data that the model does not have.
@@ -72,6 +76,7 @@ class Evaluated:
     unlearned: tuple[str, ...]
     together: GroupFigures
     groups: Mapping[str, GroupFigures] = field(default_factory=dict)
+    images: tuple[str, ...] = ()
 
     @property
     def loss(self) -> float | None:
@@ -101,20 +106,26 @@ class Evaluated:
 def evaluate(
     model_folder: Path,
     config: SiteConfig,
-    split: Split,
+    split: Split | Literal["all"],
     device: str = "cpu",
     groups: Mapping[str, Collection[str]] | None = None,
+    per_patient: PerPatient | None = None,
 ) -> Evaluated:
-    """Evaluate a saved model on one split of a site's data.
+    """Evaluate a saved model on one split of a site's data, or on all.
 
     Args:
         groups: further groups of classes to measure together, by name.
+        per_patient: score patients: the mean or the largest of the probabilities of a patient's images. A
+            patient has a class if one of the images has it, and lacks it if none has and one is known to lack
+            it.
 
     Raises:
         ConfigError: the folder holds no model.
         DataError: the data cannot be read, have nothing in the split, or share no class with the model.
     """
     labels, part, logits, own = _predict(model_folder, config, split, device)
+    if per_patient:
+        part, logits = _of_patients(part, logits, labels, per_patient)
     names = labels.names
     tested = tuple(name for name in names if name in own)
     where = [labels.index(name) for name in tested]
@@ -130,24 +141,55 @@ def evaluate(
         tuple(name for name in own if name not in names),
         _together(tested, part, logits, labels),
         {name: _together(some, part, logits, labels) for name, some in known.items() if some},
+        part.names,
     )
 
 
 def _predict(
-    model_folder: Path, config: SiteConfig, split: Split, device: str
+    model_folder: Path, config: SiteConfig, split: Split | Literal["all"], device: str
 ) -> tuple[LabelSet, Samples, Tensor, LabelSet]:
     """Return the model's classes, the samples with these as columns, their logits, and the site's classes."""
     model, prepare = load_model(model_folder)
-    own, samples = load_samples(config, load_spec(model_folder), config.data.root.name, only=split)
-    part, names = samples[split], model.labels.names
-    if not len(part):
+    only: Split | None = None if split == "all" else split
+    own, samples = load_samples(config, load_spec(model_folder), config.data.root.name, only=only)
+    parts = [columns(part, own, model.labels) for part in samples.values() if len(part)]
+    names = model.labels.names
+    if not parts and only is None:
+        raise DataError(f"{config.data.table} has no images in any split; check its split column")
+    if not parts:
         raise DataError(f"{config.data.table} has no {split} images; choose another --split")
     if not set(names) & set(own.names):
         raise DataError(f"{config.data.table} labels none of the model's classes: {', '.join(names)}")
     context = SiteContext(
         "evaluation", model.to(device), samples, prepare, Augmentation(), torch.device(device), batch_size=256
     )
-    return model.labels, columns(part, own, model.labels), predict(context, part), own
+    logits = torch.cat([predict(context, part) for part in parts])
+    patients, images = (
+        tuple(chain.from_iterable(getattr(part, name) for part in parts)) for name in ("patients", "names")
+    )
+    whole = Samples({}, torch.cat([part.y for part in parts]), patients, images)
+    return model.labels, whole, logits, own
+
+
+def _of_patients(part: Samples, logits: Tensor, labels: LabelSet, how: PerPatient) -> tuple[Samples, Tensor]:
+    """Return a sample for each patient, and log-odds, or log-probabilities, of its images together."""
+    patients, whose = np.unique(np.asarray(part.patients), return_inverse=True)
+    y = np.full((len(patients), part.y.shape[1]), -np.inf, dtype=np.float32)
+    np.maximum.at(y, whose, np.nan_to_num(part.y.numpy(), nan=-np.inf))
+    p = probabilities(logits.double(), labels.label_type).numpy()
+    if how == "max":
+        score = np.zeros((len(patients), p.shape[1]))
+        np.maximum.at(score, whose, p)
+    else:
+        total = np.zeros((len(patients), p.shape[1]))
+        np.add.at(total, whose, p)
+        score = total / np.bincount(whose)[:, None]
+    scores = torch.from_numpy(score)
+    joined = (
+        torch.logit(scores, 1e-15) if labels.label_type == "multilabel" else scores.clamp_min(1e-15).log()
+    )
+    y[np.isinf(y)] = np.nan
+    return Samples({}, torch.from_numpy(y), tuple(map(str, patients))), joined
 
 
 def _together(names: Sequence[str], part: Samples, logits: Tensor, labels: LabelSet) -> GroupFigures:
@@ -176,9 +218,10 @@ def as_metrics(done: Evaluated) -> dict[str, Any]:
 
 
 def write_scores(done: Evaluated, path: Path) -> None:
-    """Write a CSV with a row per image: patient, label and probability of every class; blank is unknown.
+    """Write a CSV with a row per image, or patient: its image and patient, then label and probability of every
+    class; blank is unknown. `predict` writes the same names.
 
-    Names of patients and classes are written by `as_cell`.
+    Names are written by `as_cell`.
 
     Raises:
         OSError: the file cannot be written.
@@ -186,9 +229,10 @@ def write_scores(done: Evaluated, path: Path) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     names = [as_cell(name) for name in done.labels]
-    writer.writerow(["patient", *(f"{name} label" for name in names), *names])
-    for patient, y, scores in zip(done.patients, done.y, done.scores, strict=True):
+    writer.writerow(["image", "patient", *(f"{name} label" for name in names), *names])
+    images = done.images or [""] * len(done.patients)
+    for image, patient, y, scores in zip(images, done.patients, done.y, done.scores, strict=True):
         known = ("" if np.isnan(v) else f"{v:g}" for v in y)
-        writer.writerow([as_cell(patient), *known, *(f"{s:.6f}" for s in scores)])
+        writer.writerow([as_cell(image), as_cell(patient), *known, *(f"{s:.6f}" for s in scores)])
     make_folder(path.parent)
     atomic_write(path, text.getvalue().encode())

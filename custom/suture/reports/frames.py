@@ -52,7 +52,9 @@ class Results:
 
     @property
     def classes(self) -> pd.DataFrame:
-        """One row a class: AUROC with its 95 % interval, counts, recall, and the sites that know it."""
+        """One row a class: AUROC with its 95 % interval, counts, recall, the step to which sites have rounded
+        them (empty where they are exact), and the sites that know it.
+        """
         metrics = self.metrics
         rows = []
         for name, auroc in metrics.auroc.items():
@@ -67,6 +69,7 @@ class Results:
                     "positives": positives,
                     "negatives": negatives,
                     "recall": metrics.recall.get(name),
+                    "step": metrics.steps.get(name),
                     "sites": ", ".join(self.info.owners(name)),
                 }
             )

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from suture.core.errors import SutureError
+from suture.core.printable import number_of
 from suture.data.batch import Samples
 from suture.data.config import SiteConfig
 from suture.data.readers import read_table
@@ -15,7 +17,7 @@ from suture.data.table import Split, Table
 from suture.learning.evaluation import Measurement, class_scores, influences, split_loss, without_withheld
 from suture.learning.losses import masked_loss
 from suture.models.classifier import Layout
-from suture.protocol.disclosure import step_of
+from suture.protocol.disclosure import MOST, share, step_of, without_one
 from suture.protocol.privacy import PrivacyConfig
 from suture.simulation.job import Job
 
@@ -80,10 +82,57 @@ def _of_split(part: Table, limits: PrivacyConfig) -> str:
     return " and ".join(said)
 
 
+def forecast(config: SiteConfig) -> list[str]:
+    """Return, of validation and test, which classes a site would withhold in a federation and why, and the
+    steps of the AUROCs that it would send; nothing of data that cannot be read.
+    """
+    if not config.privacy.min_count:
+        return []
+    try:
+        table = read_table(config.data).table
+    except SutureError:  # which the site's own check reports
+        return []
+    found = []
+    for split in _SPLITS:
+        part = table.of(split)
+        if not len(part):
+            continue
+        names, (_, patients) = part.labels.names, np.unique(np.asarray(part.patients), return_inverse=True)
+        moved = influences(names, part.y, patients, part.labels.label_type, config.privacy)
+        rounded: dict[float, list[str]] = {}
+        for name, influence in sorted(moved.items(), key=lambda pair: pair[1]):
+            if (step := step_of(influence)) is not None:
+                rounded.setdefault(step, []).append(name)
+        said = [f"AUROC in steps of {step:g} ({', '.join(of)})" for step, of in rounded.items()]
+        withheld = [
+            f"{name} ({_why_withheld(y, patients, config.privacy)})"
+            for name, y in zip(names, part.y.T, strict=True)
+            if name not in moved
+        ]
+        said += [f"no AUROC of {', '.join(withheld)}"] if withheld else []
+        found.append(f"{split}: {'; '.join(said)}")
+    return found
+
+
+def _why_withheld(y: NDArray[np.float32], patients: NDArray[np.intp], limits: PrivacyConfig) -> str:
+    kinds = {"positive": y == 1, "negative": y == 0}
+    for kind, of in kinds.items():
+        if not of.any():
+            return f"no {kind}"
+    for kind, of in kinds.items():
+        if (n := int(of.sum())) < limits.min_count:
+            return f"{number_of(n, kind)}, fewer than min_count = {limits.min_count}"
+    if without_one(patients, y) > MOST:
+        kind, of = max(kinds.items(), key=lambda pair: share(patients, pair[1]))
+        most = int(np.bincount(patients, of).max())
+        return f"one patient has {most} of the {int(of.sum())} {kind}s, and moves it by over half its range"
+    return "the number of a smaller class would follow from it"
+
+
 def _loss_is_withheld(part: Table, limits: PrivacyConfig) -> bool:
     """Whether the loss of a split stays at the site, whatever the model."""
     how = Measurement(masked_loss, part.labels, limits, seed=0)
     samples, logits = Samples({}, torch.from_numpy(part.y), part.patients), torch.zeros(part.y.shape)
     scores = class_scores(samples, logits, part.labels, part.labels.names, limits)
     visible = without_withheld(samples, scores, part.labels)
-    return split_loss(visible, logits, how, test=True) is None
+    return split_loss(visible, logits, how, test=True)[0] is None

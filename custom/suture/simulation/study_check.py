@@ -21,6 +21,7 @@ from suture.federation.server.registry import shared_generic
 from suture.federation.server.server import check_label_type
 from suture.federation.site.site import check_consent
 from suture.protocol.privacy import PrivacyConfig
+from suture.simulation.exact_figures import forecast
 from suture.simulation.job import Job
 from suture.simulation.site_images import (
     ROWS,
@@ -77,6 +78,8 @@ def compare(
         *_torn(twins),
     ]
     warnings = [*merged, *_warnings(configs, findings, twins, job)]
+    for site, config in configs.items():
+        warnings += [f"in a federation, {site} would send of {line}" for line in forecast(config)]
     if job:
         warnings += [*_other_modalities(configs, findings, job, refused=False), *_sizes(findings, job)]
     return Together(tuple(problems), tuple(warnings), images)
