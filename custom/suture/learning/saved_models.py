@@ -16,13 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from suture.core.errors import DataError
-from suture.core.files import atomic_write, make_folder
+from suture.core.errors import DataError, FederationError
+from suture.core.files import atomic_write, make_folder, read_json
 from suture.core.labels import LabelSet
 from suture.core.spreadsheets import as_cell
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples, columns
 from suture.data.config import SiteConfig
+from suture.data.images import ImageSource
 from suture.data.table import Split
 from suture.learning.evaluation import entropy, mean_interval, ranking
 from suture.learning.losses import probabilities
@@ -33,6 +34,9 @@ from suture.models.saved import load_model, load_spec
 from suture.protocol.messages import ClassScore
 
 BOOTSTRAP = 1000
+
+GLOBAL = "global"
+"""The key of the global model among the models that a run left."""
 
 PerPatient = Literal["mean", "max"]
 
@@ -141,8 +145,16 @@ def evaluate(
         tuple(name for name in own if name not in names),
         _together(tested, part, logits, labels),
         {name: _together(some, part, logits, labels) for name, some in known.items() if some},
-        part.names,
+        _as_predicted(config, part.names),
     )
+
+
+def _as_predicted(config: SiteConfig, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the paths of images as `Model.predict` names them; the names of documents are those of both."""
+    if not config.data.root.exists() or not names:
+        return names
+    with ImageSource(config.data.root, config.data.follow_links) as source:
+        return tuple(source.path(name) if source.missing(name) is None else name for name in names)
 
 
 def _predict(
@@ -203,6 +215,21 @@ def _together(names: Sequence[str], part: Samples, logits: Tensor, labels: Label
     )
 
 
+def models_of(run: Path) -> dict[str, Path]:
+    """Return the folders of the models that a run left: the global one, under `GLOBAL`, or one of each site.
+
+    Raises:
+        FederationError: there is none.
+    """
+    if (run / "model" / "model.json").exists():
+        return {GLOBAL: run / "model"}
+    experiment = read_json(run / "run.json", "experiment")["experiment"]
+    sites = sorted((run / "sites").glob(f"*/state/**/{experiment}/model/model.json"))
+    if not sites:
+        raise FederationError(f"{run} has no model; delete the folder, and the run is done again")
+    return {path.relative_to(run / "sites").parts[0]: path.parent for path in sites}
+
+
 def as_metrics(done: Evaluated) -> dict[str, Any]:
     """Return the figures as plain values."""
     return {
@@ -218,8 +245,8 @@ def as_metrics(done: Evaluated) -> dict[str, Any]:
 
 
 def write_scores(done: Evaluated, path: Path) -> None:
-    """Write a CSV with a row per image, or patient: its image and patient, then label and probability of every
-    class; blank is unknown. `predict` writes the same names.
+    """Write a CSV with a row per image, or patient: image and patient as `predict` names them, then label and
+    probability of every class; blank is unknown.
 
     Names are written by `as_cell`.
 

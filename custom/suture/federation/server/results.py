@@ -236,7 +236,11 @@ class Results:
         areas = {name: scores[name].auroc if name in scores else None for name in self.labels}
         recall = {name: scores[name].recall for name in self.labels if name in scores}
         of_sites = {site: steps for site, at in self.sites.items() if (steps := _steps(at))}
-        steps = {"steps": _steps(scores), "loss_step": measured.loss_step, "site_steps": of_sites}
+        steps: dict[str, Any] = {
+            "steps": _steps(scores),
+            "loss_step": measured.loss_step,
+            "site_steps": of_sites,
+        }
         return {
             "mean_auroc": mean_defined(areas.values()),
             "mean_interval": None if self.mean_interval is None else list(self.mean_interval),
