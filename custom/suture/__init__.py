@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from suture.core.errors import SutureError as SutureError
     from suture.data.augmentation import Augmentation as Augmentation
     from suture.learning.prediction import Model as Model
-    from suture.learning.prediction import open_model as load_model
+    from suture.learning.prediction import open_model as load_model  # noqa: F401
     from suture.learning.training import LocalTraining as LocalTraining
     from suture.methods.averaging import LocalAveraging as LocalAveraging
     from suture.methods.base import About as About
@@ -87,37 +87,7 @@ _HOMES = {
     "testing": "suture.testing",
 }
 
-__all__ = [
-    "About",
-    "Augmentation",
-    "Job",
-    "LabelUse",
-    "Limits",
-    "LocalAveraging",
-    "LocalTraining",
-    "Method",
-    "Model",
-    "ModelSpec",
-    "PhantomSites",
-    "Results",
-    "SutureError",
-    "check",
-    "compare",
-    "decide",
-    "evaluate",
-    "explain",
-    "export",
-    "finetune",
-    "hyperparameters",
-    "init",
-    "known_methods",
-    "load_job",
-    "load_model",
-    "open_results",
-    "register",
-    "run",
-    "testing",
-]
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -32,14 +32,6 @@ def finetune(
     from suture.reports.finetuning_results import finetuning_table
     from suture.simulation import actions
 
-    tuned = actions.finetune(
-        *(model, data, out),
-        target=target,
-        epochs=epochs,
-        runs=runs,
-        examples=examples,
-        fresh=fresh,
-        seed=seed,
-    )
+    tuned = actions.finetune(model, data, out, target, epochs, runs, examples, fresh, seed)
     console.print(finetuning_table(tuned))
     print_line(f"written: {out / FILE}")

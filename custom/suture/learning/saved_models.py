@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -185,23 +186,12 @@ def _predict(
 
 def _of_patients(part: Samples, logits: Tensor, labels: LabelSet, how: PerPatient) -> tuple[Samples, Tensor]:
     """Return a sample for each patient, and log-odds, or log-probabilities, of its images together."""
-    patients, whose = np.unique(np.asarray(part.patients), return_inverse=True)
-    y = np.full((len(patients), part.y.shape[1]), -np.inf, dtype=np.float32)
-    np.maximum.at(y, whose, np.nan_to_num(part.y.numpy(), nan=-np.inf))
-    p = probabilities(logits.double(), labels.label_type).numpy()
-    if how == "max":
-        score = np.zeros((len(patients), p.shape[1]))
-        np.maximum.at(score, whose, p)
-    else:
-        total = np.zeros((len(patients), p.shape[1]))
-        np.add.at(total, whose, p)
-        score = total / np.bincount(whose)[:, None]
-    scores = torch.from_numpy(score)
-    joined = (
-        torch.logit(scores, 1e-15) if labels.label_type == "multilabel" else scores.clamp_min(1e-15).log()
-    )
-    y[np.isinf(y)] = np.nan
-    return Samples({}, torch.from_numpy(y), tuple(map(str, patients))), joined
+    whose = np.asarray(part.patients)
+    p = pd.DataFrame(probabilities(logits.double(), labels.label_type).numpy()).groupby(whose).agg(how)
+    y = pd.DataFrame(part.y.numpy()).groupby(whose).max()  # of the known labels
+    scores = torch.from_numpy(p.to_numpy()).clamp(1e-15, 1 - 1e-15)
+    joined = scores.logit() if labels.label_type == "multilabel" else scores.log()
+    return Samples({}, torch.from_numpy(y.to_numpy()), tuple(map(str, y.index))), joined
 
 
 def _together(names: Sequence[str], part: Samples, logits: Tensor, labels: LabelSet) -> GroupFigures:

@@ -261,7 +261,6 @@ def finetune(
     model: AnyPath,
     data: AnyPath,
     out: AnyPath,
-    *,
     target: str | None = None,
     epochs: int = 10,
     runs: int = 5,

@@ -16,15 +16,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from suture.core.errors import ConfigError, DataError, SutureError
+from suture.core.errors import ConfigError, DataError
 from suture.core.files import atomic_write, make_folder, read_json, write_json
 from suture.core.seeds import seed_for
 from suture.core.spreadsheets import no_formula
 from suture.data.config import SiteConfig, write_site_config
+from suture.data.quality import Findings
 from suture.data.readers import read_table
 from suture.data.readers.image_list import ImageListConfig
-from suture.federation.server.server import check_label_type
-from suture.federation.site.site import check_consent
 from suture.learning.metrics import Floats, patient_draws, weighted_auroc
 from suture.learning.saved_models import GLOBAL, Evaluated, evaluate, models_of
 from suture.reports.report import templates
@@ -32,6 +31,7 @@ from suture.simulation.job import Job, settings_of, with_settings
 from suture.simulation.run import run_job
 from suture.simulation.sites import this_machine
 from suture.simulation.study import CONFIG, StudySites
+from suture.simulation.study_check import refusals
 
 ALONE = "individual"
 """The method by which each site trains on its own data only."""
@@ -135,15 +135,11 @@ def compare_methods(
 
 def _refuse(jobs: Mapping[str, Job], configs: Mapping[str, SiteConfig]) -> None:
     """Raise, with every reason, where a site refuses a method, or a method the labels."""
-    reasons = {}
-    for job in jobs.values():
-        plan = job.plan("comparison")
-        for site, config in configs.items():
-            try:
-                check_label_type(job.method, read_table(config.data).table.labels.label_type)
-                check_consent(site, plan, config)
-            except SutureError as refusal:
-                reasons[str(refusal)] = None
+    found = {
+        site: Findings(label_type=read_table(config.data).table.labels.label_type)
+        for site, config in configs.items()
+    }
+    reasons = dict.fromkeys(text for job in jobs.values() for text in refusals(configs, found, job))
     if reasons:
         raise ConfigError("nothing was trained:\n" + "\n".join(reasons))
 
@@ -192,7 +188,8 @@ def _figures(
     chosen = rng.integers(0, len(seeds), (DRAWS + 1, len(seeds)))
     chosen[0] = range(len(seeds))  # the first draw is the data as they are
     areas: dict[Unit, dict[str, Floats]] = {}  # [seeds, draws] of each method
-    missing, images = {}, dict.fromkeys((site for _, site in places), 0)
+    missing: dict[str, None] = {}
+    images = dict.fromkeys((site for _, site in places), 0)
     for part, site in places:
         models = {name: [found[name, seed, part, site] for seed in seeds] for name in titles}
         first = next(iter(models.values()))[0]
@@ -204,7 +201,7 @@ def _figures(
         every = [one for of in models.values() for one in of]
         for label in dict.fromkeys(name for one in every for name in (*one.tested, *one.unlearned)):
             known = all(label in one.tested for one in every)
-            y = first.y[:, first.labels.index(label)] if known else np.empty(0)
+            y = first.y[:, first.labels.index(label)] if known else np.empty(0, dtype=np.float32)
             if not ((y == 1).any() and (y == 0).any()):
                 missing[f"{label} at {site}"] = None
                 continue

@@ -71,7 +71,7 @@ def compare(
     merged, contradictions = _by_code(configs, findings, job.label_map if job else {})
     problems = [
         *filter(None, [job_fault]),
-        *(_refusals(configs, findings, job) if job else ()),
+        *(refusals(configs, findings, job) if job else ()),
         *_problems(configs, findings, job),
         *(_other_modalities(configs, findings, job, refused=True) if job else ()),
         *contradictions,
@@ -116,7 +116,7 @@ def _owners(findings: Mapping[str, Findings]) -> dict[str, list[str]]:
     return owners
 
 
-def _refusals(configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings], job: Job) -> Iterator[str]:
+def refusals(configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings], job: Job) -> Iterator[str]:
     """Why sites would not take part in the job, or its method would not take their labels."""
     plan = job.plan("check")
     for label_type in sorted({found.label_type for found in findings.values() if found.label_type}):

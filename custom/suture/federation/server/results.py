@@ -235,7 +235,7 @@ class Results:
         measured, scores = self.measured, self.measured.classes
         areas = {name: scores[name].auroc if name in scores else None for name in self.labels}
         recall = {name: scores[name].recall for name in self.labels if name in scores}
-        of_sites = {site: steps for site, at in self.sites.items() if (steps := _steps(at))}
+        of_sites = {site: found for site, at in self.sites.items() if (found := _steps(at))}
         steps: dict[str, Any] = {
             "steps": _steps(scores),
             "loss_step": measured.loss_step,
