@@ -272,7 +272,7 @@ PERSONAL = Plan(PFL(), TINY, Augmentation(), 1, **EXPERIMENT)
 @cache
 def _states() -> tuple[Packed, Packed, Packed]:
     """The state of a server, and of a site of a personal method."""
-    server = Server(PLAN, Schedule(rounds=3), folder() / "server", None)
+    server = Server(PLAN, Schedule(name="fuzz", title="fuzz", rounds=3), folder() / "server", None)
     server.model = initial(PLAN, LABELS)
     server.standings.note(Best(1, -0.5))
     server.standings.own["alpha"] = Best(1, -0.25)
@@ -333,7 +333,7 @@ def _restore(case: tuple[str, Path]) -> None:
 def _continue(home: Path) -> None:
     for record in ("history.jsonl", "events.jsonl", "run.json"):
         (home / record).unlink(missing_ok=True)
-    server = Server(PLAN, Schedule(rounds=3), home, None)
+    server = Server(PLAN, Schedule(name="fuzz", title="fuzz", rounds=3), home, None)
     if found := read_progress(server.states, PLAN):
         server._restore(found)
         server.model = with_labels(found.model, tuple(sorted({*LABELS, "Hernia", *found.model.labels})), PLAN)
@@ -440,9 +440,16 @@ PLANS = tuple(
     )
 )
 SCHEDULES = (
-    Schedule(rounds=3).to_dict(),
+    Schedule(name="fuzz", title="fuzz", rounds=3).to_dict(),
     Schedule(
-        4, min_sites=0.5, grace=3.0, patience=2, label_map={"a": "b"}, accept_labels=("Mass",)
+        name="fuzz",
+        title="fuzz",
+        rounds=4,
+        min_sites=0.5,
+        grace=3.0,
+        patience=2,
+        label_map={"a": "b"},
+        accept_labels=("Mass",),
     ).to_dict(),
 )
 

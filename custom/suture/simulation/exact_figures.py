@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from suture.core.errors import SutureError
 from suture.core.printable import number_of
+from suture.core.privacy import PrivacyConfig
 from suture.data.batch import Samples
 from suture.data.config import SiteConfig
 from suture.data.readers import read_table
@@ -18,7 +19,6 @@ from suture.learning.evaluation import Measurement, class_scores, influences, sp
 from suture.learning.losses import masked_loss
 from suture.models.classifier import Layout
 from suture.protocol.disclosure import MOST, share, step_of, without_one
-from suture.protocol.privacy import PrivacyConfig
 from suture.simulation.job import Job
 
 _SPLITS: tuple[Split, ...] = ("validation", "test")
@@ -31,7 +31,7 @@ def without_limits(configs: Mapping[str, SiteConfig], job: Job) -> str:
         configs: of each site, with the limits that it has in a federation.
     """
     here = "Figures are exact: all sites are on this machine."
-    if job.method.limits.pooled:
+    if job.method.about.pooled:
         return here
     changes = [
         f"{site} would send of {line}" for site, config in configs.items() for line in forecast(config)

@@ -24,7 +24,6 @@ from suture.federation.site.abstention import ComputationChanged, MissingState
 from suture.federation.store import Rounds
 from suture.learning.loss_scale import LOSS_SCALE
 from suture.methods.base import Method
-from suture.methods.parameters import exchanged, local_parameters
 from suture.models import build
 from suture.models.classifier import HEADS, Classifier, check_tensors, load_tensors, relabelled
 from suture.models.heads import RowStart
@@ -80,7 +79,7 @@ def with_own_initialisation(task: TaskData, plan: Plan, site: str, labels: Label
     Args:
         labels: of the site's model.
     """
-    share = plan.method.share
+    share = plan.method.exchange.share
     if not task.fixed or share is None or share.init == "server":
         return task
     state = build(plan.model, labels, seed_for(plan.seed, site, "own"), pretrained=False).state_dict()
@@ -94,7 +93,7 @@ def group(state: Packed, prefix: str) -> dict[str, Tensor]:
 
 def kept_by_method(state: Packed, method: Method, model: Classifier) -> dict[str, Tensor]:
     """Return what the method has kept, as it returned it: the optimiser state and its channels."""
-    declared = method.egress(exchanged(model, method)).forms("site")
+    declared = method.egress(method.exchange.layout(model)).forms("site")
     kept = {k if k in declared else k.removeprefix(_FORMER): t for k, t in group(state, KEPT).items()}
     return group(state, "optimiser/") | kept
 
@@ -105,7 +104,7 @@ def as_kept(keep: Mapping[str, Tensor], method: Method, model: Classifier) -> di
     Raises:
         ConfigError: the method keeps what it does not declare.
     """
-    declared = method.egress(exchanged(model, method)).forms("site")
+    declared = method.egress(method.exchange.layout(model)).forms("site")
     moments = {*model.names, LOSS_SCALE}
     for name, tensor in keep.items():
         if name not in declared and name.rpartition("/")[0] not in moments:
@@ -132,7 +131,7 @@ def fixed_tensors(
     Raises:
         MissingState: the site no longer holds some of them.
     """
-    held, names = group(state, "fixed/"), local_parameters(model, method)
+    held, names = group(state, "fixed/"), method.exchange.local(model)
     missing = [name for name in names if name not in held]
     if missing:
         raise MissingState(f"the site no longer holds {missing[0]} and {len(missing) - 1} more tensors")
@@ -146,7 +145,7 @@ def check_channels(task: TaskData, model: Classifier, method: Method) -> None:
         ConfigError: names the first tensor that is missing or has another form.
     """
     classes = len(task.labels)
-    for name, form in method.egress(exchanged(model, method)).forms("down").items():
+    for name, form in method.egress(method.exchange.layout(model)).forms("down").items():
         if wrong := misfit(form, task.channels.get(name), classes):
             raise ConfigError(
                 f"the server's {name} of round {task.round} is {wrong}; run the same version of suture on "
@@ -156,13 +155,13 @@ def check_channels(task: TaskData, model: Classifier, method: Method) -> None:
 
 @contextmanager
 def predicting(model: Classifier, method: Method, task: TaskData) -> Iterator[None]:
-    """Give the received model the head that predicts, while it is measured; see `Method.served_head`."""
-    rows = method.served_head(task.head, task.channels)
-    if not rows:
+    """Make the received model the one that predicts, while it is measured; see `Method.predictor`."""
+    others = method.predictor({**task.shared, **task.head}, task.channels)
+    if not others:
         yield
         return
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items() if name in rows}
-    load_tensors(model, rows)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items() if name in others}
+    load_tensors(model, others)
     try:
         yield
     finally:
@@ -174,7 +173,7 @@ def local_model(
 ) -> dict[str, Tensor]:
     """Return the model that the site trained in the evaluated round; {} if it keeps none, or was absent."""
     trained = group(state, "local/")
-    if not (method.keep_local and trained) or state.header.get("round") != task.round:
+    if not (method.exchange.keep_local and trained) or state.header.get("round") != task.round:
         return {}
     return _with_rows(trained, task, state, model, seed, start)
 
