@@ -31,7 +31,7 @@ def first_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("note", "note_loss"):
         before = getattr(ModelSelection, name)
 
-        def once(self: ModelSelection, candidate: Any, before: Any = before) -> None:
+        def once(self: ModelSelection, candidate: Any, *_: Any, before: Any = before) -> None:
             if self.best is None:
                 before(self, candidate)
 

@@ -14,7 +14,7 @@ from suture.core.codes import check_stated
 from suture.core.errors import LabelError, RejectedUpdate
 from suture.core.privacy import PrivacyConfig
 from suture.protocol.decisions import CELLS, JOINED, Decided, DecidedGroup
-from suture.protocol.disclosure import BOUND, may_be
+from suture.protocol.disclosure import BOUND, is_multiple, may_be
 from suture.protocol.egress import ALIKE, CLASSES, IMAGES, WEIGHT, Channel, Egress, Range, Shapes, whole
 from suture.protocol.half import VARIANCE
 from suture.protocol.messages import (
@@ -288,6 +288,7 @@ def _check_metrics(metrics: Metrics, expected: AllowedReply, of_round: int) -> N
     for value in _decided(metrics):
         _check_rounded("a figure of decisions", value, (0.0, 1.0))
     _check_rounded("loss", metrics.loss)
+    _check_step("loss", metrics.loss, metrics.loss_step)
     for found in (metrics.overall, *(part.overall for part in metrics.attributes.values())):
         if stray := found.keys() - set(KEYS):
             raise RejectedUpdate(f"the metric {min(stray)!r} was not asked for")
@@ -300,6 +301,7 @@ def _check_metrics(metrics: Metrics, expected: AllowedReply, of_round: int) -> N
     for score in metrics.classes.values():
         for value in (score.auroc, score.low, score.high, score.recall):
             _check_rounded("AUROC", value, (0.0, 1.0))
+            _check_step("AUROC", value, score.step)
         counts += [score.positives, score.negatives]
     for count in counts:
         _check_range("a count", count or 0, (0, LARGEST))
@@ -338,6 +340,11 @@ def _check_grids(metrics: Metrics, limits: PrivacyConfig) -> None:
 def _check_grid(name: str, value: float | None, largest: float, images: int) -> None:
     if value is not None and not may_be(value, largest / max(images, 1)):
         raise RejectedUpdate(f"{name} has more digits than {images} images support")
+
+
+def _check_step(name: str, value: float | None, step: float | None) -> None:
+    if step is not None and not is_multiple(value, step):
+        raise RejectedUpdate(f"{name} is not rounded to the stated step of {step:g}")
 
 
 def _check_spent(spent: Spent | None) -> None:

@@ -86,6 +86,7 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
             "mean over labels, each at most 5, without withheld classes, rounded to a grid; withheld below "
             "`min_loss` samples"
         ),
+        "loss_step": "of the grid; it bounds the share of the patient with the most labels",
         "classes": "figures of each class of the site: see below",
         "overall": (
             f"with multiclass labels: {', '.join(KEYS)}, rounded to grids, over the images of classes that "
@@ -142,6 +143,7 @@ _FIELDS: Mapping[type[Any], Mapping[str, str]] = {
             "`min_count`, or if it would reveal such a count"
         ),
         "negatives": "the same",
+        "step": "of the grid; it bounds the share of the patient with the most images",
     },
     Abstain: {
         "reason": f"one of {', '.join(f'`{word}`' for word in get_args(Reason))}",

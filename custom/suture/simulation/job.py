@@ -12,6 +12,7 @@ import sys
 import traceback
 import types
 from collections.abc import Iterable
+from html import escape
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -106,6 +107,14 @@ class Job(Schedule):
         """
         self.method.phases(self.rounds)
         return Schedule(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Schedule)})
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the title, and every setting."""
+        rows = "".join(
+            f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>"
+            for name, value in settings_of(self).items()
+        )
+        return f"<p><b>{escape(self.title)}</b></p><table>{rows}</table>"
 
 
 def load_job(job: str | Path, *, trust: bool = False) -> Job:

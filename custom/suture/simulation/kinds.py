@@ -16,7 +16,8 @@ from suture.simulation.study import StudySites
 class Simulation(Protocol):
     """Simulated sites: a frozen dataclass, whose fields are the settings ``simulation.…`` of a job.
 
-    Sites with tasks for fine-tuning name them in a field `targets`.
+    Sites with tasks for fine-tuning name them in a field `targets`; those whose images are drawn, and show no
+    patients, have `synthetic` true.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]

@@ -161,7 +161,9 @@ def _begin(job: Job, folder: Path, env: str) -> tuple[Job, list[str]]:
     said = ""
     if isinstance(simulation, StudySites) and not simulation.limits:
         said = without_limits(simulation.configs(), job)
-    describe(Record(folder), plan, schedule, env=env, command=again, without_limits=said)
+    synthetic = bool(getattr(simulation, "synthetic", False))
+    facts: dict[str, Any] = {"env": env, "command": again, "without_limits": said, "synthetic": synthetic}
+    describe(Record(folder), plan, schedule, **facts)
     content = {"name": job.name, "plan": plan.to_dict(), "schedule": schedule.to_dict(), "sites": sites}
     write_json(folder / "job.json", {**content, "simulation": asdict(simulation)})
     (folder / FILE).unlink(missing_ok=True)  # the figures of an earlier model, which is now trained further

@@ -24,6 +24,7 @@ from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan, Schedule, needed, round_context
 from suture.federation.server.assignments import Assigner, Task
 from suture.federation.server.collector import Line, OpenExchange, UpdateCollector, list_reasons
+from suture.federation.server.coverage import why_unmeasured
 from suture.federation.server.decisions import decisions_of, diagrams_of, fit_decisions, site_diagrams_of
 from suture.federation.server.global_model import (
     Began,
@@ -57,7 +58,7 @@ from suture.federation.server.registry import (
     participants,
     without,
 )
-from suture.federation.server.scores import across_sites, condensed
+from suture.federation.server.scores import across_sites, coarsest, condensed
 from suture.federation.server.selection import (
     MEASURED_HERE,
     Best,
@@ -75,6 +76,7 @@ from suture.protocol.check import all_finite
 from suture.protocol.decisions import Decisions, Diagrams
 from suture.protocol.messages import Metrics, TaskData, Update
 from suture.protocol.packing import Packed
+from suture.protocol.records import read_history
 
 log = logging.getLogger(__name__)
 
@@ -139,6 +141,8 @@ class Server:
         self.registry = SiteRegistry({}, ())
         self.model: GlobalModel
         self.standings = ModelSelection(by=self.schedule.selection)
+        self._losses_of_best: tuple[int, Mapping[str, float]] = (0, {})
+        self.unmeasured: dict[str, str] = {}
         self._facts = ClassFacts()
         self._holders: set[str] = set()  # sites that hold the tensors sent only once
         self._pending: Line | None = None  # the last round's history, until its losses are known
@@ -454,17 +458,49 @@ class Server:
         areas = {name: score.auroc for name, score in across_sites(scores).items()}
         loss, auroc = mean_defined(losses.values()), mean_defined(areas.values())
         figures = self._pending["validation"] | {"loss": loss, "auroc": auroc}
+        steps = {
+            "loss_step": coarsest(m.loss_step for m in metrics.values()),
+            "auroc_step": coarsest(score.step for at in scores.values() for score in at.values()),
+        }
+        figures |= {name: step for name, step in steps.items() if step is not None}
         unmeasured = [name for name in self.registry.labels if areas.get(name) is None]
+        self.unmeasured = {
+            name: why_unmeasured({site: at[name] for site, at in scores.items() if name in at})
+            for name in unmeasured
+        }
         self._pending["validation"] = figures | ({"unmeasured": unmeasured} if unmeasured else {})
         self.record.history(self._pending)
         self.record.event("validated", round=self.round, sites=sorted(losses), **figures)
         self._pending = None
         selectable = self._phase_of(self.round).selectable
         if self.schedule.selection == "site_loss" and loss is not None and selectable:
-            self.standings.note_loss(Best(self.round, -loss, auroc or 0.0))
+            now = Best(self.round, -loss, auroc or 0.0)
+            self.standings.note_loss(now, self._in_common(losses))
+            if self.standings.best is now:
+                self._losses_of_best = self.round, losses
         if self.plan.method.exchange.personal == "model":
             own = {site: condensed(metrics[site]).auroc or 0.0 for site in losses}
             self.standings.note_own({s: Best(self.round, -loss, own[s]) for s, loss in losses.items()})
+
+    def _in_common(self, losses: Mapping[str, float]) -> tuple[Best, Best] | None:
+        """Return the best round and this one by the losses of the sites that measured both; None where the
+        same sites did. Their AUROCs are then over other classes, and say nothing.
+        """
+        best = self.standings.best
+        if best is None or best.unmeasured:
+            return None
+        if self._losses_of_best[0] != best.round:  # of a run that was resumed
+            lines = [line.sites for line in read_history(self.record.folder) if line.round == best.round]
+            found = {s: one.validation_loss for sites in lines for s, one in sites.items()}
+            self._losses_of_best = best.round, {s: v for s, v in found.items() if v is not None}
+        before = self._losses_of_best[1]
+        if not before or before.keys() == losses.keys():
+            return None
+        both = before.keys() & losses.keys()
+        if not both:  # nothing shows that this round is better
+            return Best(best.round, 0.0), Best(self.round, -1.0)
+        means = [math.fsum(of[site] for site in both) / len(both) for of in (before, losses)]
+        return Best(best.round, -means[0]), Best(self.round, -means[1])
 
     def _select_at_server(self, number: int) -> None:
         """Select a round without the sites: by labelled data at the server, or because it is the last."""
