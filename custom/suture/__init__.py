@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from suture.methods.averaging import LocalAveraging as LocalAveraging
     from suture.methods.base import About as About
     from suture.methods.base import LabelUse as LabelUse
-    from suture.methods.base import Limits as Limits
     from suture.methods.base import Method as Method
     from suture.methods.base import hyperparameters as hyperparameters
     from suture.models import ModelSpec as ModelSpec
@@ -45,7 +44,6 @@ _HOMES = {
     "Augmentation": "suture.data.augmentation:Augmentation",
     "Job": "suture.simulation.job:Job",
     "LabelUse": "suture.methods.base:LabelUse",
-    "Limits": "suture.methods.base:Limits",
     "LocalAveraging": "suture.methods.averaging:LocalAveraging",
     "LocalTraining": "suture.learning.training:LocalTraining",
     "Method": "suture.methods.base:Method",
@@ -69,7 +67,6 @@ __all__ = [
     "Augmentation",
     "Job",
     "LabelUse",
-    "Limits",
     "LocalAveraging",
     "LocalTraining",
     "Method",
@@ -90,6 +87,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Limits":  # of former versions
+        raise ImportError("suture.Limits is part of suture.About now: About(..., images_only=True)")
     if name not in _HOMES:
         raise AttributeError(f"module 'suture' has no attribute {name!r}; it has {', '.join(__all__)}")
     module, _, attribute = _HOMES[name].partition(":")

@@ -22,10 +22,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 from suture.core.errors import ConfigError, as_word, nearest, shown
 from suture.core.files import atomic_write
 from suture.core.plain import read_toml
+from suture.core.privacy import PrivacyConfig
 from suture.core.validation import Section, in_words
 from suture.data.dataset import DatasetConfig, SitePath
 from suture.data.readers import DATASETS, DataConfig
-from suture.protocol.privacy import PrivacyConfig
 
 
 class TrainingConfig(Section):
@@ -194,7 +194,7 @@ def write_site_config(path: Path, config: SiteConfig | ServerConfig) -> None:
 
 
 def parse_data(values: Mapping[str, Any], where: str) -> DataConfig:
-    """The configuration of one data set from plain values, such as those of an experiment's file.
+    """The configuration of one data set from plain values, such as those of a table's file.
 
     Args:
         where: names the source, for errors.

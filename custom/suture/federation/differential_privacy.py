@@ -27,11 +27,11 @@ import torch
 from torch import Tensor
 
 from suture.core.errors import ConfigError
+from suture.core.privacy import PrivacyConfig
 from suture.learning.step_losses import NonFiniteLoss
 from suture.protocol.disclosure import training_loss
 from suture.protocol.half import VARIANCE
 from suture.protocol.messages import Spent, TaskData, Update, rounded
-from suture.protocol.privacy import PrivacyConfig
 
 Draw = Callable[[int], bytes]
 """Gives a number of random bytes; only tests use another one than the system's."""

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from suture.core.labels import LabelSet, LabelType
+from suture.core.privacy import PrivacyConfig
 from suture.data.batch import Samples
 from suture.learning.decisions import decided_classes, score_counts
 from suture.learning.losses import LabelLoss, masked_loss
@@ -40,7 +41,6 @@ from suture.protocol.disclosure import (
     without_one,
 )
 from suture.protocol.messages import LARGEST, ClassScore, Counts, Figures, Labels, Metrics, Scores, rounded
-from suture.protocol.privacy import PrivacyConfig
 
 T = TypeVar("T")
 

@@ -122,7 +122,8 @@ class Model:
             source: an image, a folder or archive of images, a table that names them, a suture.toml, or
                 several of these; for a model that reads text .txt files in place of images, or a table of
                 texts (and of their names under ``document``).
-            column, root: of a table, as in `find_inputs`.
+            column: of a table, as in `find_inputs`.
+            root: of a table's images, as in `find_inputs`.
             bits: the true depth of images that are stored with 16 bits; a suture.toml has its own.
             batch: images or documents that are computed at a time; None: as many as is fast. It is halved
                 where the memory of the device is too small.

@@ -18,6 +18,7 @@ from torch import Tensor
 from suture.core.errors import DataError
 from suture.core.files import atomic_write, make_folder
 from suture.core.labels import LabelSet
+from suture.core.seeds import generator_for
 from suture.core.spreadsheets import as_cell
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples, columns
@@ -32,6 +33,7 @@ from suture.models.saved import load_model, load_spec
 from suture.protocol.messages import ClassScore
 
 BOOTSTRAP = 1000
+_BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -192,3 +194,40 @@ def write_scores(done: Evaluated, path: Path) -> None:
         writer.writerow([as_cell(patient), *known, *(f"{s:.6f}" for s in scores)])
     make_folder(path.parent)
     atomic_write(path, text.getvalue().encode())
+
+
+@torch.no_grad()
+def features_of(
+    folder: Path,
+    configs: Mapping[str, SiteConfig],
+    split: Split,
+    images: int = 500,
+    seed: int = 1,
+    device: str = "cpu",
+) -> dict[str, NDArray[np.float32]]:
+    """Return a saved model's features, [n, d], of some images of each source.
+
+    Args:
+        configs: the data of each source by its name.
+        images: the largest number of images of a source; they are chosen at random.
+
+    Raises:
+        ConfigError: there is no model.
+        DataError: the data cannot be read, or a source has no image in the split.
+    """
+    model, prepare = load_model(folder)
+    spec = load_spec(folder)
+    model.to(device)
+    found = {}
+    for name, config in configs.items():
+        _, samples = load_samples(config, spec, name, only=split)
+        part = samples[split]
+        if not len(part):
+            raise DataError(f"{name}: {config.data.table} has no {split} images; choose another --split")
+        order = torch.randperm(len(part), generator=generator_for(seed, "latent", name))[:images]
+        features = []
+        for first in range(0, len(order), _BATCH):
+            pixels = prepare(part.batch(order[first : first + _BATCH]).inputs["image"].to(device))
+            features.append(model.features({"image": pixels}).cpu())
+        found[name] = torch.cat(features).numpy()
+    return found

@@ -27,8 +27,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from suture.core.labels import LabelType
+from suture.core.privacy import PrivacyConfig
 from suture.protocol.messages import rounded
-from suture.protocol.privacy import PrivacyConfig
 
 Count = TypeVar("Count", int, NDArray[np.int64], Tensor)
 

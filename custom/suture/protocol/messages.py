@@ -21,9 +21,9 @@ from suture.core.codes import SYSTEMS, check_code
 from suture.core.errors import LabelError
 from suture.core.labels import LabelType, check_spelling
 from suture.core.names import LONGEST, check_value
+from suture.core.privacy import check_protection
 from suture.core.validation import MOST_ATTRIBUTES, STRICT
 from suture.protocol.decisions import DecidedClass, Decision, Rule
-from suture.protocol.privacy import check_protection
 
 MOST = 2_000
 """Largest number of tensors of a model, and of a method's scalars: longer lists are rejected."""

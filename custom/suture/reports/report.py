@@ -31,7 +31,7 @@ from suture.protocol.records import (
     read_run,
 )
 from suture.reports import formatting as formats
-from suture.reports.charts import Chart, Scale, Series, Tick, bar_chart, line_charts
+from suture.reports.charts import COLOURS, Chart, Scale, Series, Tick, bar_chart, line_charts
 from suture.reports.configuration import configuration
 from suture.reports.decision_section import decision_section
 from suture.reports.finetuning_results import nothing_measured, read_finetuning_results, section
@@ -175,6 +175,7 @@ def templates(*folders: Path) -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {name: getattr(formats, name) for name in FORMATS}
+    environment.globals["colours"] = COLOURS
     return environment
 
 

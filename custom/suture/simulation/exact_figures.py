@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from suture.core.errors import SutureError
+from suture.core.privacy import PrivacyConfig
 from suture.data.batch import Samples
 from suture.data.config import SiteConfig
 from suture.data.readers import read_table
@@ -16,7 +17,6 @@ from suture.learning.evaluation import Measurement, class_scores, influences, sp
 from suture.learning.losses import masked_loss
 from suture.models.classifier import Layout
 from suture.protocol.disclosure import step_of
-from suture.protocol.privacy import PrivacyConfig
 from suture.simulation.job import Job
 
 _SPLITS: tuple[Split, ...] = ("validation", "test")
@@ -29,7 +29,7 @@ def without_limits(configs: Mapping[str, SiteConfig], job: Job) -> str:
         configs: of each site, with the limits that it has in a federation.
     """
     here = "Figures are exact: all sites are on this machine."
-    if job.method.limits.pooled:
+    if job.method.about.pooled:
         return here
     changes = [f"{site} {change}" for site, config in configs.items() if (change := _change(config))]
     if not changes:

@@ -40,7 +40,8 @@ def run(
         job: a job, its name in jobs/, or the path of its file.
         env: ``local`` for a loop in this process, ``sim`` for FLARE's simulator in another one.
         out: run folder, by default ``runs/JOB-TIME``; relative paths start at the working directory.
-        rounds, seed: in place of the job's.
+        rounds: in place of the job's.
+        seed: in place of the job's.
         settings: further settings by dotted name, as ``--set`` takes them: ``{"method.local.lr": 1e-3}``;
             None is a value.
         resume: continue the unfinished run in the folder.

@@ -10,6 +10,7 @@ from rich.table import Table as Grid
 
 from suture.core.errors import ConfigError, SutureError
 from suture.core.labels import canonical, lookalikes
+from suture.core.privacy import PrivacyConfig
 from suture.core.targets import rich
 from suture.data.config import SiteConfig
 from suture.data.decoding import other_modality
@@ -20,7 +21,6 @@ from suture.federation.server.classes import ClassConflict, one_name, statements
 from suture.federation.server.registry import shared_generic
 from suture.federation.server.server import check_label_type
 from suture.federation.site.site import check_consent
-from suture.protocol.privacy import PrivacyConfig
 from suture.simulation.job import Job
 from suture.simulation.site_images import (
     ROWS,
@@ -131,7 +131,7 @@ def _refusals(configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings
 def _problems(
     configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings], job: Job | None
 ) -> Iterator[str]:
-    own_targets = job is not None and job.method.label_use.single_target
+    own_targets = job is not None and job.method.labels.view == "target"
     owners, accept = _owners(findings), own_targets or (job.accept_labels if job else ())
     accepted = {canonical(name) for name in accept} if isinstance(accept, tuple) else set()
     for a, b in () if accept is True else lookalikes(owners):

@@ -20,7 +20,7 @@ from suture.federation.plan import Plan
 from suture.federation.server.norm_bound import NormBound
 from suture.federation.store import Rounds
 from suture.methods.base import GlobalModel
-from suture.methods.parameters import layout_of, local_parameters, shared_parameters, with_channels
+from suture.methods.exchange import layout_of, with_channels
 from suture.models import build
 from suture.models.classifier import Classifier, check_tensors, relabelled, split_state
 from suture.models.saved import save_model
@@ -47,8 +47,8 @@ def initial(
     """Initialise the model for all sites. Pretrained weights are read here and nowhere else."""
     model = build(plan.model, LabelSet(labels, label_type), plan.seed, pretrained=pretrained)
     state, head = split_state(model.state_dict())
-    shared = shared_parameters(model, plan.method)
-    fixed = set(local_parameters(model, plan.method)) - {*shared, *head}
+    shared = plan.method.exchange.shared(model)
+    fixed = set(plan.method.exchange.local(model)) - {*shared, *head}
     begun = GlobalModel(
         labels,
         {name: state[name].clone() for name in shared},
@@ -70,8 +70,8 @@ def with_labels(model: GlobalModel, labels: Labels, plan: Plan) -> GlobalModel:
 
 
 def served(model: GlobalModel, plan: Plan) -> GlobalModel:
-    """Return the model that predicts; see `Method.served_head`."""
-    return replace(model, head={**model.head, **plan.method.served_head(model.head, model.channels)})
+    """Return the model that predicts; see `Method.predictor`."""
+    return model.moved_to(plan.method.predictor({**model.shared, **model.head}, model.channels))
 
 
 def pack_model(model: GlobalModel, header: Mapping[str, Any]) -> Packed:

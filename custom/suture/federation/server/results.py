@@ -84,7 +84,7 @@ def _stated(server: Server, history: Sequence[Round]) -> dict[str, Spent]:
 
 
 def _export(server: Server, model: GlobalModel) -> None:
-    if server.plan.method.personal == "nothing":
+    if server.plan.method.exchange.personal == "nothing":
         facts = {"round": server.selected_round, "job": server.record.run.get("job")}
         facts |= {"decisions": asdict(server.decisions)} if server.decisions else {}
         codes = codes_of(model.labels, server.registry.codes)
@@ -98,7 +98,7 @@ def _notes(server: Server) -> list[str]:
     notes = describe_spent(server.record.run.get("protection", {}), _stated(server, history))
     notes += dominant(history)
     notes += outlier_notes(site_updates(history))
-    if server.plan.method.label_use.pseudo:
+    if server.plan.method.labels.pseudo:
         notes += run_away(history, _owners(server))
     return notes
 
@@ -130,7 +130,7 @@ def _results(server: Server, model: GlobalModel, tested: Mapping[str, Metrics]) 
     selected, held_out = server.selected_round, server.held_out
     source: Source = "sites' test data"
     by_site = {site: server.registry.classes_from_site(site, m) for site, m in sorted(tested.items())}
-    if held_out and held_out.has("test") and server.plan.method.personal == "nothing":
+    if held_out and held_out.has("test") and server.plan.method.exchange.personal == "nothing":
         source = AT_SERVER
         measured, interval = held_out.tested(model, selected, _BOOTSTRAP)
     else:

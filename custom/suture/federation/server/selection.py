@@ -169,7 +169,7 @@ def check_selection(schedule: Schedule, method: Method, held_out: HeldOut | None
     """
     if schedule.selection not in MEASURED_HERE:
         return
-    if method.personal != "nothing":
+    if method.exchange.personal != "nothing":
         raise FederationError(
             f"{method.about.title} keeps its models at the sites, so the server cannot measure them; "
             "select by 'site_loss'"

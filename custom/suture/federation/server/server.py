@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import starmap
-from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -19,6 +18,7 @@ import torch
 from suture.core.errors import ConfigError, FederationError, as_word
 from suture.core.labels import LabelType
 from suture.core.names import check_sites
+from suture.core.validation import flat
 from suture.data.config import ServerConfig, SiteConfig, StorageConfig, find_site_config, load_server_config
 from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan, Schedule, needed, round_context
@@ -69,7 +69,7 @@ from suture.federation.server.selection import (
 from suture.federation.store import Rounds
 from suture.learning.metrics import mean_defined
 from suture.methods.base import ClassFacts, GlobalModel, Method, Phase, RoundContext
-from suture.methods.parameters import check_channels, layout_of, parts
+from suture.methods.exchange import check_channels, layout_of
 from suture.models.classifier import Layout
 from suture.protocol.check import all_finite
 from suture.protocol.decisions import Decisions, Diagrams
@@ -181,7 +181,7 @@ class Server:
         infos = participants(self.collector.infos(), lines, self.schedule.min_sites)
         found = read_progress(self.states, self.plan)
         previous, began = (found.model.labels, found.header.registry) if found else ((), Began(None))
-        one_row = self.plan.method.label_use.single_target  # it means another class at each site
+        one_row = self.plan.method.labels.view == "target"  # it means another class at each site
         named, accepted = self.schedule.label_map, one_row or self.schedule.accept_labels
         label_type = found.model.label_type if found else None
         so_far = Agreement(previous, named, accepted, label_type, began.prior, began.codes, began.owners())
@@ -199,7 +199,7 @@ class Server:
             self.model = with_labels(found.model, self.registry.labels, self.plan)
         else:
             self.model = initial(self.plan, self.registry.labels, self.registry.label_type)
-            exchanged = parts(self.plan.method, self.model.shared, self.model.head)
+            exchanged = self.plan.method.exchange.parts(self.model.shared, self.model.head)
             self._bound = NormBound(initial=norm_of(*exchanged))
             self._commit(0)
         if self.held_out:
@@ -250,7 +250,7 @@ class Server:
             refused: why other sites do not take part.
         """
         labels, members, rounds = list(self.registry.labels), self.registry.members, self.schedule.rounds
-        prior = self.plan.method.prior
+        prior = self.plan.method.exchange.prior
         held = {"name": prior.name, "digest": self.registry.prior} if prior and self.registry.prior else {}
         self.record.update(label_type=self.registry.label_type, prior=held)
         notes = [*code_notes(self._codes), *exclusion_notes(self._excluded), *ledger_notes(refused)]
@@ -426,7 +426,13 @@ class Server:
     def _diverged(self, what: str) -> FederationError:
         """Return the error of a step of the server after which the model is of no use."""
         method = self.plan.method
-        rates = [f"method.{name} (now {attrgetter(name)(method):g})" for name in method.server_rates]
+        settings = flat("method", asdict(method))  # type: ignore[call-overload]
+        of_sites = ("method.local.", "method.retrain.")
+        rates = [
+            f"{key} (now {value:g})"
+            for key, value in settings.items()
+            if key.endswith((".lr", "_lr")) and not key.startswith(of_sites)
+        ]
         lower = " or ".join(rates or [f"method.local.lr (now {method.local.lr:g})"])
         return FederationError(
             f"{what} after the server's step of {method.about.title}; no update was unusually large. No "
@@ -456,7 +462,7 @@ class Server:
         selectable = self._phase_of(self.round).selectable
         if self.schedule.selection == "site_loss" and loss is not None and selectable:
             self.standings.note_loss(Best(self.round, -loss, auroc or 0.0))
-        if self.plan.method.personal == "model":
+        if self.plan.method.exchange.personal == "model":
             own = {site: condensed(metrics[site]).auroc or 0.0 for site in losses}
             self.standings.note_own({s: Best(self.round, -loss, own[s]) for s, loss in losses.items()})
 
@@ -495,7 +501,7 @@ class Server:
     @property
     def decides(self) -> bool:
         """Whether the job turns scores into decisions: of a model that is the same at every site."""
-        return self.schedule.decision is not None and self.plan.method.personal == "nothing"
+        return self.schedule.decision is not None and self.plan.method.exchange.personal == "nothing"
 
     def assign_scores(self) -> dict[str, Packed]:
         """Return the task to count the scores that the selected model gives to the sites' validation data."""
@@ -538,7 +544,7 @@ class Server:
         number = self.selected_round
         where = f"the state of round {number} in {self.states.folder}"
         model = served(read_model(self.states.read_best(number), self.plan, where), self.plan)
-        own = self.plan.method.personal == "model"
+        own = self.plan.method.exchange.personal == "model"
         return with_labels(model, self.registry.labels, self.plan) if own else model
 
     # Used by several steps
@@ -618,7 +624,7 @@ def check_label_type(method: Method, label_type: LabelType) -> None:
     Raises:
         ConfigError: names the methods that are.
     """
-    if label_type in method.label_types:
+    if label_type in method.labels.types:
         return
     kind = {"multilabel": "several labels an image", "multiclass": "one label an image"}[label_type]
     raise ConfigError(

@@ -94,13 +94,15 @@ class Releases:
             self.ledger.check(task, self._folder.name, allowed.own)
         return kept
 
-    def limited(self, update: Update, task: TaskData, allowed: AllowedReply, samples: int) -> Update:
+    def limited(self, update: Update, task: TaskData, allowed: AllowedReply, images: int) -> Update:
         """Return an update as it may leave: clipped, with noise, figures rounded, in the job's precision.
 
         Args:
-            samples: behind its losses.
+            images: that the steps of the round were of, and so its losses; see `Egress.loss_parts`.
         """
-        update = protected(update, task, self._privacy, allowed.egress.losses, samples)
+        egress = allowed.egress
+        samples = allowed.images // egress.loss_parts if egress.loss_parts else images
+        update = protected(update, task, self._privacy, egress.losses, samples)
         return sent(update, task) if self._plan.half else update
 
     def keep(

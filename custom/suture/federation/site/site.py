@@ -6,7 +6,7 @@ typed `Abstain`; the text of the error stays in the site's own log.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,6 @@ from suture.federation.site.trainer import Trainer
 from suture.learning.evaluation import Measurement, class_counts, count_scores, loss_leaves, measure
 from suture.learning.samples import SiteSamples
 from suture.learning.training import SiteContext
-from suture.methods.parameters import exchanged
 from suture.models.classifier import Classifier, Layout, load_tensors
 from suture.models.priors import check_width
 from suture.models.saved import save_model
@@ -114,7 +113,7 @@ class Site:
         own, samples = self.trainer.data
         layout = Layout({}, {})
         if task.task != "handshake":
-            layout = exchanged(self.trainer.model(task.labels), self.plan.method)
+            layout = self.plan.method.exchange.layout(self.trainer.model(task.labels))
         return self.releases.allowed(task, own.names, len(samples["train"]), layout)
 
     def _perform(self, task: TaskData, allowed: AllowedReply) -> Reply:
@@ -151,13 +150,14 @@ class Site:
         """Measure the received model, train it, and store the state of the round."""
         state, method = self.states.before(task), self.plan.method
         context = self.trainer.context(task, state)
-        with _predicting(context.model, method.served_head(task.head, task.channels)):
+        predictor = method.predictor({**task.shared, **task.head}, task.channels)
+        with _predicting(context.model, predictor):
             metrics = self._measure(context, "validation", task.committed)
         where = round_context(self.plan, self.rounds, task.round)
         update, keep, local = self.trainer.train(context, task, state, where)
         self.states.save(task, where.phase.name, context.model, keep)
         update = replace(update, metrics=metrics, state=state.header.get("round", 0))
-        return self.releases.limited(update, task, allowed, method.behind_losses(allowed.images, local))
+        return self.releases.limited(update, task, allowed, local.images_of(allowed.images))
 
     def _calibrate(self, task: TaskData) -> Scores:
         context = self.trainer.context(task, self.states.before(task))
@@ -173,7 +173,7 @@ class Site:
         if trained := self.states.local_model(task, state, context.model):
             load_tensors(context.model, trained)
             own = self._measure(context, "test", task.round)
-        if trained or plan.method.part_at_site:
+        if trained or plan.method.exchange.part_at_site:
             facts = {"site": self.name, "round": task.round, "experiment": plan.experiment}
             save_model(context.model, plan.model, self.folder / "model", facts)
         return Evaluation(measured, own)
@@ -196,10 +196,10 @@ class Site:
 
 
 @contextmanager
-def _predicting(model: Classifier, rows: dict[str, Tensor]) -> Iterator[None]:
-    """Give the received model the head that predicts, while it is measured; see `Method.served_head`."""
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items() if name in rows}
-    load_tensors(model, rows)
+def _predicting(model: Classifier, others: Mapping[str, Tensor]) -> Iterator[None]:
+    """Make the received model the one that predicts, while it is measured; see `Method.predictor`."""
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items() if name in others}
+    load_tensors(model, others)
     try:
         yield
     finally:
@@ -217,7 +217,7 @@ def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
         ConfigError: the site sets something that the method would ignore, or a device that cannot be used.
     """
     plan.check_code(site)
-    if plan.method.label_use.view == "all" and config.privacy.label_view != "all":
+    if plan.method.labels.view == "all" and config.privacy.label_view != "all":
         raise LabelViewRefused(
             f"{site}: {plan.method.about.title} shows every class name of the federation to each site; "
             'if this is acceptable, set label_view = "all" under [privacy] in suture.toml'
@@ -239,7 +239,7 @@ def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
         ("compile", training.compile != "no"),
     )
     for key, own in settings:
-        if own and plan.method.limits.fixed_batches:
+        if own and plan.method.about.fixed_batches:
             raise ConfigError(
                 f"{site}: {plan.method.about.title} takes batch size and precision from the job; remove "
                 f"{key} under [training] in suture.toml"

@@ -21,7 +21,6 @@ from suture.federation.plan import Plan
 from suture.federation.site.abstention import ComputationChanged, MissingState
 from suture.federation.store import Rounds
 from suture.learning.loss_scale import LOSS_SCALE
-from suture.methods.parameters import exchanged, local_parameters, stored_parameters
 from suture.models import build
 from suture.models.classifier import HEADS, Classifier, check_tensors, relabelled
 from suture.protocol.egress import Shapes, misfit
@@ -88,12 +87,12 @@ class States:
         Raises:
             MissingState: the site no longer holds some of them.
         """
-        first, share = dict(task.fixed), self._method.share
+        first, share = dict(task.fixed), self._method.exchange.share
         if first and share is not None and share.init == "own":
             seed = seed_for(self._plan.seed, self._site, "own")
             drawn = build(self._plan.model, model.labels, seed, pretrained=False).state_dict()
             first = {name: drawn[name] for name in first}
-        held, names = {**first, **_group(state, "fixed/")}, local_parameters(model, self._method)
+        held, names = {**first, **_group(state, "fixed/")}, self._method.exchange.local(model)
         missing = [name for name in names if name not in held]
         if missing:
             raise MissingState(f"the site no longer holds {missing[0]} and {len(missing) - 1} more tensors")
@@ -102,7 +101,7 @@ class States:
     def local_model(self, task: TaskData, state: Packed, model: Classifier) -> dict[str, Tensor]:
         """Return the model that the site trained in the evaluated round; {} without one."""
         trained = _group(state, "local/")
-        if not (self._method.keep_local and trained) or state.header.get("round") != task.round:
+        if not (self._method.exchange.keep_local and trained) or state.header.get("round") != task.round:
             return {}
         return self._with_rows(trained, task, state, model)
 
@@ -160,16 +159,17 @@ class States:
                 )
             kept[f"{_KEPT if name in channels else 'optimiser/'}{name}"] = tensor.detach().cpu()
         facts = {"labels": list(task.labels), "phase": phase, "round": task.round}
-        state = Packed(stored_parameters(model, self._method) | kept, self._training.computation | facts)
+        state = Packed(self._method.exchange.stored(model) | kept, self._training.computation | facts)
         self.files.save(task.round, state, task.committed)
 
     def _channels(self, model: Classifier) -> Shapes:
         """Return the form of each tensor that the method declares to keep at a site."""
-        return self._method.egress(exchanged(model, self._method)).forms("site")
+        return self._method.egress(self._method.exchange.layout(model)).forms("site")
 
     def retain(self, best: int) -> None:
         """Retain the state of the best round so far, where it holds a part of the selected model."""
-        if self._method.part_at_site or self._method.keep_local:
+        exchange = self._method.exchange
+        if exchange.part_at_site or exchange.keep_local:
             earlier = self.files.latest(best)
             if earlier is not None:
                 self.files.keep(earlier)

@@ -28,8 +28,6 @@ from suture.learning.memory import check_memory
 from suture.learning.samples import SiteSamples, load_samples, single_target
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, on_known
 from suture.methods.base import RoundContext, local_round, loss_of
-from suture.methods.parameters import exchanged
-from suture.methods.share import put
 from suture.models import build
 from suture.models.classifier import AMP_DTYPES, Classifier, load_tensors
 from suture.models.priors import Prior, load_prior
@@ -72,14 +70,14 @@ class Trainer:
     def data(self) -> SiteSamples:
         """The site's own classes and its samples, which are read once."""
         data = self.load()
-        if not self._plan.method.label_use.single_target:
+        if self._plan.method.labels.view != "target":
             return data
         return single_target(data, self._config.data.target, self._site)
 
     @cached_property
     def prior(self) -> Prior | None:
         """The frozen network that the method compares models with; it is read once."""
-        spec, own = self._plan.method.prior, self._config.training.prior
+        spec, own = self._plan.method.exchange.prior, self._config.training.prior
         if spec is None:
             return None
         return load_prior(replace(spec, path=str(own)) if own else spec)
@@ -119,16 +117,16 @@ class Trainer:
         config, method = self._config, self._plan.method
         training, privacy = config.training, config.privacy
         model = self.model(task.labels).to(training.device)
-        for name, form in method.egress(exchanged(model, method)).forms("down").items():
+        for name, form in method.egress(method.exchange.layout(model)).forms("down").items():
             if wrong := misfit(form, task.channels.get(name), len(task.labels)):
                 raise ConfigError(
                     f"the server's {name} of round {task.round} is {wrong}; run the same version of suture "
                     "on both sides"
                 )
         own_part = self._states.own_part(task, state, model)
-        load_tensors(model, put(method.share, own_part, {**task.shared, **task.head}))
+        load_tensors(model, method.exchange.put(own_part, {**task.shared, **task.head}))
         (own, samples), wanted = self.data, model.labels
-        absent = method.label_use.unknown == "negative"
+        absent = method.labels.unknown == "negative"
         return SiteContext(
             self._site,
             model,
@@ -169,7 +167,7 @@ class Trainer:
             except (RuntimeError, MemoryError, OSError) as error:
                 method = self._plan.method
                 batch = self._config.training.batch_size or method.local.batch_size
-                if not out_of_memory(error) or self._halved or batch < 4 or method.limits.fixed_batches:
+                if not out_of_memory(error) or self._halved or batch < 4 or method.about.fixed_batches:
                     raise
                 self._halved = batch // 2
                 log.warning("%s: %s; trying again with batches of %d", self._site, kind(error), self._halved)
@@ -198,7 +196,7 @@ class Trainer:
         """
         method, local = self._plan.method, round_.local
         objective = on_known(loss_of(method.loss, context.model.labels.label_type))
-        halves = not (self._halved or method.limits.fixed_batches)
+        halves = not (self._halved or method.about.fixed_batches)
         smallest = local.batch_size // 2 if halves else local.batch_size
         check_memory(context, objective, local.optimiser, smallest)
         if self._config.training.compile != "no":
@@ -208,7 +206,7 @@ class Trainer:
     @cached_property
     def _diagnostics(self) -> Diagnostics | None:
         """What records the diagnostics of rounds, where the configuration requests them."""
-        guesses = self._config.data.truth is not None and self._plan.method.label_use.pseudo
+        guesses = self._config.data.truth is not None and self._plan.method.labels.pseudo
         if not guesses and not self._config.storage.diagnostics:
             return None
         train = self.data[1]["train"] if guesses else None
