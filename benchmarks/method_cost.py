@@ -3,7 +3,7 @@
 Three sites with 192 images of 32 px, a small ResNet, one torch thread; rounds two and three of a federation
 in one process (some methods begin in the second), without the evaluation of the last model. Each is paired
 with a run of FedAvg right before it, with labels of the same type; the median of the pairs is written to
-custom/suture/cli/method_costs.json, which `suture list methods` shows.
+custom/suture/simulation/method_costs.json, which `suture list methods` shows.
 
     python benchmarks/method_cost.py [--pairs 3] [METHOD ...]
 """
@@ -31,7 +31,7 @@ from suture.simulation import trial
 from suture.simulation.trial import Trial
 from suture_papers.metafl.inner_loop import INNER
 
-FILE = Path(__file__).parents[1] / "custom" / "suture" / "cli" / "method_costs.json"
+FILE = Path(__file__).parents[1] / "custom" / "suture" / "simulation" / "method_costs.json"
 MODEL = ModelSpec("resnet_small", size=32)
 ROUNDS = 3
 
@@ -67,7 +67,7 @@ def _larger(images: Any) -> Any:
 def method_of(name: str) -> Method:
     """The method with a round of one epoch in batches of 16; as its paper has it otherwise."""
     kind: Any = METHODS[name]
-    if kind.labels.single_target:
+    if kind().labels.view == "target":
         made = kind(local=replace(INNER, iterations=3), batches=4)
     else:
         made = kind(local=LocalTraining(lr=1e-3, batch_size=16))
@@ -83,9 +83,9 @@ def seconds(method: Method, label_type: LabelType) -> float:
 def cost(name: str, pairs: int) -> float | None:
     """The median ratio to FedAvg; None of a method that trains in no federation."""
     method = method_of(name)
-    if method.limits.local_only:
+    if method.about.local_only:
         return None
-    label_type = method.label_types[0]
+    label_type = method.labels.types[0]
     plain = method_of("fedavg")
     ratios = [seconds(method, label_type) / seconds(plain, label_type) for _ in range(pairs)]
     print(f"{name:16s} {statistics.median(ratios):5.2f}   {min(ratios):.2f} to {max(ratios):.2f}", flush=True)

@@ -9,6 +9,7 @@ import pytest
 
 from suture.core.errors import ConfigError
 from suture.core.labels import MOST_SYNONYMS, canonical
+from suture.core.privacy import PrivacyConfig
 from suture.data.config import (
     SiteConfig,
     find_site_config,
@@ -19,7 +20,6 @@ from suture.data.config import (
 )
 from suture.data.readers import DATASETS
 from suture.data.readers.hospital import HospitalConfig
-from suture.protocol.privacy import PrivacyConfig
 
 MINIMAL = '[data]\ndataset = "hospital"\nroot = "images"\ntable = "labels.csv"\n'
 
@@ -118,6 +118,10 @@ def test_the_defaults_are_the_careful_ones(toml: Path) -> None:
             ["[data] attribute_column is a key of dataset 'hospital', not of 'nih'; remove it"],
         ),
         (MINIMAL + 'task = "multiclass"\n', ["[data] task is now called label_type; rename it"]),
+        (
+            MINIMAL + "[training]\nlearning_rate = 0.1\n",
+            ["[training] learning_rate is now called lr; rename it"],
+        ),
         (
             MINIMAL.replace("hospital", "nih") + 'task = "multilabel"\n',
             ["[data] task is now called label_type, which is a key of dataset 'hospital', not of 'nih'"],

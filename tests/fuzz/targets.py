@@ -33,8 +33,7 @@ from suture.federation.server.global_model import classifier, initial, read_prog
 from suture.federation.server.selection import Best
 from suture.federation.server.server import Server
 from suture.federation.site.first_counts import FirstCounts
-from suture.federation.site.state import fixed_tensors, group, local_model, restored
-from suture.federation.store import Rounds
+from suture.federation.site.states import States
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.tensors import register
 from suture.learning.optimisers import load_optimiser_state
@@ -63,7 +62,7 @@ from suture.protocol.packing import Packed, pack, unpack
 from suture_papers.fedlsm.fedlsm import FedLSM
 from suture_papers.fedmas.fedmas import FedMAS
 from suture_papers.metafl.metafl import MetaFL
-from suture_papers.tables.loading import load_experiment
+from suture_papers.tables.loading import load_spec
 
 
 def _tiny(channels: int) -> tuple[nn.Module, int]:
@@ -272,7 +271,7 @@ PERSONAL = Plan(PFL(), TINY, Augmentation(), 1, **EXPERIMENT)
 @cache
 def _states() -> tuple[Packed, Packed, Packed]:
     """The state of a server, and of a site of a personal method."""
-    server = Server(PLAN, Schedule(rounds=3), folder() / "server", None)
+    server = Server(PLAN, Schedule(name="fuzz", title="fuzz", rounds=3), folder() / "server", None)
     server.model = initial(PLAN, LABELS)
     server.standings.note(Best(1, -0.5))
     server.standings.own["alpha"] = Best(1, -0.25)
@@ -333,7 +332,7 @@ def _restore(case: tuple[str, Path]) -> None:
 def _continue(home: Path) -> None:
     for record in ("history.jsonl", "events.jsonl", "run.json"):
         (home / record).unlink(missing_ok=True)
-    server = Server(PLAN, Schedule(rounds=3), home, None)
+    server = Server(PLAN, Schedule(name="fuzz", title="fuzz", rounds=3), home, None)
     if found := read_progress(server.states, PLAN):
         server._restore(found)
         server.model = with_labels(found.model, tuple(sorted({*LABELS, "Hernia", *found.model.labels})), PLAN)
@@ -346,17 +345,14 @@ def _continue(home: Path) -> None:
 
 
 def _resume(home: Path) -> None:
-    method = PERSONAL.method
     network = build(TINY, LabelSet(LABELS), 1, pretrained=False)
     task = TaskData("train", 2, 1, labels=LABELS, fixed=split_state(network.state_dict())[1])
-    state = restored(Rounds(home / "state"), task, TrainingConfig(), "alpha")
-    for tensors in (
-        fixed_tensors(task, state, network, method, 1),
-        local_model(task, state, network, method, 1),
-    ):
+    states = States("alpha", PERSONAL, TrainingConfig(), home / "state")
+    state = states.before(task)
+    for tensors in (states.own_part(task, state, network), states.local_model(task, state, network)):
         load_tensors(network, tensors)
     optimiser = optimiser_of(network, LocalTraining())
-    load_optimiser_state(optimiser, network, group(state, "optimiser/"))
+    load_optimiser_state(optimiser, network, states.kept_by_method(state, network))
 
 
 # 4. Model folders
@@ -421,7 +417,7 @@ SITES = (
             "groups": {"head": ["Mass"]},
             "split": "patients",
         },
-        "training": {"batch_size": 8, "learning_rate": 0.01, "threads": 1, "device": "cpu", "prior": "p"},
+        "training": {"batch_size": 8, "lr": 0.01, "threads": 1, "device": "cpu", "prior": "p"},
         "privacy": {"label_view": "own", "min_count": 5, "clip": 1.0, "noise": 0.5, "delta": 1e-5},
         "storage": {"state": "state", "cache": "cache", "diagnostics": True},
     },
@@ -440,30 +436,37 @@ PLANS = tuple(
     )
 )
 SCHEDULES = (
-    Schedule(rounds=3).to_dict(),
+    Schedule(name="fuzz", title="fuzz", rounds=3).to_dict(),
     Schedule(
-        4, min_sites=0.5, grace=3.0, patience=2, label_map={"a": "b"}, accept_labels=("Mass",)
+        name="fuzz",
+        title="fuzz",
+        rounds=4,
+        min_sites=0.5,
+        grace=3.0,
+        patience=2,
+        label_map={"a": "b"},
+        accept_labels=("Mass",),
     ).to_dict(),
 )
 
 
 @cache
-def _experiments() -> tuple[dict[str, Any], ...]:
+def _tables() -> tuple[dict[str, Any], ...]:
     import tomllib
 
-    from suture_papers.tables.loading import known_experiments
+    from suture_papers.tables.loading import known_tables
 
-    found = [tomllib.loads(path.read_text()) for path in known_experiments().values()]
+    found = [tomllib.loads(path.read_text()) for path in known_tables().values()]
     return tuple(sorted(found, key=lambda one: len(str(one)))[:6])
 
 
 def _configuration(rng: Random) -> tuple[str, Any]:
-    kind = rng.choice(("site", "site", "server", "plan", "plan", "schedule", "experiment"))
+    kind = rng.choice(("site", "site", "server", "plan", "plan", "schedule", "table"))
     if kind in ("plan", "schedule"):
         valid: Any = rng.choice(PLANS if kind == "plan" else SCHEDULES)
         return kind, mutated(valid, rng)
     path = folder() / f"{kind}.toml"
-    path.write_bytes(_toml(rng.choice(_experiments() if kind == "experiment" else SITES), rng))
+    path.write_bytes(_toml(rng.choice(_tables() if kind == "table" else SITES), rng))
     return kind, path
 
 
@@ -499,7 +502,7 @@ def _configure(case: tuple[str, Any]) -> None:
         readers: dict[str, Callable[[Path], object]] = {
             "site": load_site_config,
             "server": load_server_config,
-            "experiment": lambda path: load_experiment(str(path)),
+            "table": lambda path: load_spec(str(path)),
         }
         readers[kind](content)
 

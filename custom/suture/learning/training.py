@@ -40,7 +40,7 @@ from suture.models.classifier import (
     NormPolicy,
     Preprocessing,
     load_tensors,
-    redraw_head,
+    reinitialise_head,
     train_mode,
 )
 from suture.models.priors.prior import Prior
@@ -101,12 +101,9 @@ class LocalTraining:
     clip: Annotated[float, Field(gt=0)] | None = None
     sampling: Literal["shuffled", "class_aware"] = "shuffled"
 
-    def lr_of(self, round_: int, rounds: int) -> float:
-        """The learning rate of round `round_` (from 1) of `rounds`."""
-        if self.final_lr is None:
-            return self.lr
-        fall = (1 + math.cos(math.pi * round_ / rounds)) / 2
-        return self.final_lr + (self.lr - self.final_lr) * fall
+    def images_of(self, images: int) -> int:
+        """How many of so many images the steps of a round are of, at most."""
+        return images if self.iterations is None else min(images, self.iterations * self.batch_size)
 
 
 @dataclass(frozen=True)
@@ -151,10 +148,6 @@ class SiteContext:
     prefetch: int = 2
     scale: float | None = None
 
-    def own(self, local: LocalTraining) -> LocalTraining:
-        """A method's local training with the site's own learning rate and batch size."""
-        return replace(local, lr=self.lr or local.lr, batch_size=self.batch_size or local.batch_size)
-
 
 @dataclass(frozen=True)
 class LocalRound:
@@ -168,9 +161,9 @@ class LocalRound:
         head_only: whether the backbone rests, in eval mode, and only the head is trained.
         keep_best: the validation loss by which the best epoch is kept; None keeps the last epoch.
         phase, phase_round, phase_rounds: name of the phase, the round within it from 1, and their number.
-        reinit_head: whether the head is drawn anew before the round.
+        reinit_head: whether the head is reinitialised before the round.
         kept: the method's channels that stay at the site, as it left them in its last round; see `Channel`.
-        head_rate: learning rate of the head's rows, relative to that of the rest.
+        head_lr: learning rate of the head's rows; None for that of all other parameters.
     """
 
     local: LocalTraining
@@ -185,7 +178,7 @@ class LocalRound:
     phase_rounds: int = 1
     reinit_head: bool = False
     kept: Mapping[str, Tensor] = field(default_factory=dict)
-    head_rate: float = 1.0
+    head_lr: float | None = None
 
 
 @dataclass(frozen=True)
@@ -276,7 +269,7 @@ def _prepared(
     reinit_head(site, round_)
     freeze_backbone(model, round_.head_only)
     set_training(model, round_.norm, round_.head_only)
-    optimiser = optimiser_of(model, round_.local, round_.head_rate)
+    optimiser = optimiser_of(model, round_.local, round_.head_lr)
     load_optimiser_state(optimiser, model, round_.optimiser_state)
     if before_step:
         optimiser.register_step_pre_hook(lambda *_: before_step())
@@ -284,11 +277,11 @@ def _prepared(
 
 
 def reinit_head(site: SiteContext, round_: LocalRound) -> None:
-    """Draw the head anew if the round begins with that; drawn a second time, it is the same."""
+    """Reinitialise the head if the round begins with that; a second time gives the same head."""
     if round_.head_only and round_.local.warmup_init == "independent":
-        redraw_head(site.model, seed_for(round_.seed, site.name, "init"))
+        reinitialise_head(site.model, seed_for(round_.seed, site.name, "init"))
     elif round_.reinit_head:
-        redraw_head(site.model, seed_for(round_.seed, "head", round_.round))
+        reinitialise_head(site.model, seed_for(round_.seed, "head", round_.round))
 
 
 class BestEpoch:
@@ -319,18 +312,20 @@ def validation_loss(site: SiteContext, loss: Loss) -> float | None:
     return float(loss(predict(site, part), *part.targets()))
 
 
-def optimiser_of(model: nn.Module, local: LocalTraining, head_rate: float = 1.0) -> torch.optim.Optimizer:
+def optimiser_of(
+    model: nn.Module, local: LocalTraining, head_lr: float | None = None
+) -> torch.optim.Optimizer:
     """The optimiser of the trainable parameters; it clips the gradient of each step where `clip` is set.
 
     Args:
-        head_rate: learning rate of the head's rows, relative to `local.lr`.
+        head_lr: learning rate of the head's rows; None for `local.lr`.
     """
     decay = local.weight_decay
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     rows = [p for name, p in named if name.startswith(HEADS)]
     groups: list[dict[str, Any]] = [
         {"params": [p for name, p in named if not name.startswith(HEADS)]},
-        {"params": rows, "lr": head_rate * local.lr},
+        {"params": rows, "lr": local.lr if head_lr is None else head_lr},
     ]
     optimiser: torch.optim.Optimizer
     if local.optimiser == "sgd":
@@ -368,7 +363,7 @@ def freeze_backbone(model: Classifier, head_only: bool) -> None:
 
 
 def set_training(model: Classifier, policy: NormPolicy, head_only: bool) -> None:
-    """Training mode, but for a resting backbone and for batch norm under `frozen`."""
+    """Training mode, but for a frozen backbone and for batch norm under `frozen`."""
     train_mode(model, policy)
     if head_only:
         model.backbone.eval()

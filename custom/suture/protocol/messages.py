@@ -21,9 +21,9 @@ from suture.core.codes import SYSTEMS, check_code
 from suture.core.errors import LabelError
 from suture.core.labels import LabelType, check_spelling
 from suture.core.names import LONGEST, check_value
+from suture.core.privacy import check_protection
 from suture.core.validation import MOST_ATTRIBUTES, STRICT
 from suture.protocol.decisions import DecidedClass, Decision, Rule
-from suture.protocol.privacy import check_protection
 
 MOST = 2_000
 """Largest number of tensors of a model, and of a method's scalars: longer lists are rejected."""
@@ -83,6 +83,9 @@ Total = Annotated[int, Field(ge=0, le=LARGEST * MOST)]
 Number = Annotated[FiniteFloat, Field(ge=-LARGEST, le=LARGEST)]
 """A loss or a scalar of a method: its sums cannot overflow. A model whose loss is larger has diverged."""
 
+Step = Annotated[FiniteFloat | None, Field(exclude_if=lambda step: step is None)]
+"""To whose multiples a site has rounded a figure; exact figures say nothing of it."""
+
 Protection = Annotated[dict[Literal["clip", "noise", "delta"], FiniteFloat], AfterValidator(check_protection)]
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -121,6 +124,7 @@ class ClassScore:
         positives, negatives: labelled images of each kind, None where a site withholds them.
         recall: for multiclass labels, the share of the positives that are predicted as the class; None where
             there is no positive.
+        step: to whose multiples a site has rounded these figures; None where they are exact.
     """
 
     auroc: float | None
@@ -129,6 +133,7 @@ class ClassScore:
     positives: int | None
     negatives: int | None
     recall: float | None = None
+    step: Step = None
 
 
 KEYS = ("accuracy", "balanced_accuracy", "precision", "recall", "f1")
@@ -157,6 +162,7 @@ class Metrics:
         round: of the model.
         n: number of images.
         loss: the method's objective on them.
+        loss_step: to whose multiples the site has rounded the loss; None where it is exact.
         classes: scores of the site's own classes.
         overall: for multiclass labels, figures over all classes; see `KEYS`.
         attributes: figures of the test images by the values of the attribute that the site has named, if any.
@@ -175,6 +181,7 @@ class Metrics:
     decided: Annotated[dict[Label, DecidedClass], Field(max_length=MOST_CLASSES)] = Field(
         default_factory=dict
     )
+    loss_step: Step = None
 
 
 @dataclass(frozen=True, config=STRICT)

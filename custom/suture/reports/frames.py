@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 
 import pandas as pd
+from rich.table import Table
 
 from suture.core.errors import DataError
 from suture.core.printable import printable
 from suture.learning.prediction import Model, open_model
 from suture.protocol.records import Metrics, Round, Run, read_history, read_metrics, read_run
+from suture.reports.finetuning_results import finetuning_table, nothing_measured, read_finetuning_results
+from suture.reports.tables import class_table
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,9 @@ class Results:
 
     @property
     def classes(self) -> pd.DataFrame:
-        """One row a class: AUROC with its 95 % interval, counts, recall, and the sites that know it."""
+        """One row a class: AUROC with its 95 % interval, counts, recall, the step to which sites have rounded
+        them (empty where they are exact), and the sites that know it.
+        """
         metrics = self.metrics
         rows = []
         for name, auroc in metrics.auroc.items():
@@ -67,6 +73,7 @@ class Results:
                     "positives": positives,
                     "negatives": negatives,
                     "recall": metrics.recall.get(name),
+                    "step": metrics.steps.get(name),
                     "sites": ", ".join(self.info.owners(name)),
                 }
             )
@@ -101,6 +108,13 @@ class Results:
             return pd.DataFrame()
         return pd.DataFrame(rows).set_index(["round", "site"]).drop(columns=["scalars", "rows"])
 
+    def tables(self) -> list[Table]:
+        """Return the tables that `suture results` shows: of the classes, and of fine-tuned tasks."""
+        tuned, metrics = read_finetuning_results(self.folder), read_metrics(self.folder)
+        found = [] if metrics is None or (tuned and nothing_measured(metrics)) else [metrics]
+        tables = [class_table(self.info, one) for one in found]
+        return [*tables, finetuning_table(tuned)] if tuned else tables
+
     @property
     def report(self) -> Path:
         """The page of the run."""
@@ -125,6 +139,11 @@ class Results:
     @cached_property
     def _history(self) -> list[Round]:
         return read_history(self.folder)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the table of classes, and where the report is."""
+        head = f"<b>{escape(printable(self.info.title))}</b>, {escape(self.info.status)}: {self.report}"
+        return f"<p>{head}</p>{self.classes.to_html(na_rep='') if self.info.status == 'finished' else ''}"
 
     def __repr__(self) -> str:
         return f"Results({str(self.folder)!r}: {printable(self.info.title)}, {self.info.status})"

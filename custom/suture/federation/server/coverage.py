@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from suture.core.printable import number_of
 from suture.federation.plan import Selection
 from suture.federation.server.registry import Member
-from suture.protocol.messages import Metrics
+from suture.federation.server.scores import coarsest
+from suture.protocol.messages import ClassScore, Metrics
 from suture.protocol.records import Metrics as Figures
 from suture.protocol.records import Round
 
@@ -20,6 +22,7 @@ def validation_gaps(
     labels: Sequence[str],
     selection: Selection,
     at_server: Collection[str] = (),
+    causes: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Return a sentence on the sites, and one on the classes, that had no say in the selected round.
 
@@ -27,6 +30,7 @@ def validation_gaps(
         members: the sites that take part.
         labels: all classes.
         at_server: the classes that the server's validation data measure; see `HeldOut.measured`.
+        causes: why sites did not measure a class; see `why_unmeasured`.
     """
     committed = [line for line in history if line.status == "committed"]
     if selection == "last" or not committed:
@@ -43,10 +47,66 @@ def validation_gaps(
         unmeasured = set.intersection(*(set(line.validation.unmeasured) for line in committed))
     else:
         unmeasured = set(labels) - set(at_server)
-    if names := sorted(unmeasured):
+        causes = dict.fromkeys(unmeasured, "the server's validation data have no positive or no negative")
+    for name in sorted(unmeasured):
+        found.append(f"{name} was never validated: {(causes or {}).get(name, 'no site sent an AUROC')}")
+    return found
+
+
+def why_unmeasured(scores: Mapping[str, ClassScore]) -> str:
+    """Return why none of some sites has an AUROC of a class: each cause, and the sites that it holds for.
+
+    Args:
+        scores: of the class, at each site that has measured it.
+    """
+    causes: dict[str, list[str]] = {}
+    for site, score in scores.items():
+        if score.positives is None or score.negatives is None:
+            cause = (
+                "withheld, because fewer than min_count images have it, or lack it, or because one patient "
+                "would move the figure by over half its range (`suture data check` says which)"
+            )
+        elif score.positives or score.negatives:
+            kind, n = ("negative", score.positives) if score.positives else ("positive", score.negatives)
+            cause = f"no {kind} among {number_of(n, 'labelled case')}"
+        else:
+            cause = "no labelled case"
+        causes.setdefault(cause, []).append(site)
+    said = [f"{cause} at {_listed(sites)}" for cause, sites in causes.items()]
+    return "; ".join(said) or "not evaluated"
+
+
+_COARSE = 0.05
+"""A larger step than this hides what a round usually gains."""
+
+
+def cautions(history: Sequence[Round], selection: Selection, selected: int) -> list[str]:
+    """Return a sentence where the selection rests on a tie, and one where its figures are coarse."""
+    by = {"server_metric": "server_auroc", "server_balanced_accuracy": "server_balanced_accuracy"}
+    key = by.get(selection, "loss")
+    measured = [line for line in history if getattr(line.validation, key) is not None]
+    chosen = next((line.validation for line in measured if line.round == selected), None)
+    found = []
+    if chosen is not None and selection != "last":
+        value = getattr(chosen, key)
+        equal = [r.round for r in measured if abs(getattr(r.validation, key) - value) < 1e-9]
+        if len(equal) > 1:
+            what = "loss" if key == "loss" else key.removeprefix("server_").replace("_", " ")
+            then = "the highest AUROC decided, then the last" if key == "loss" else "the first was taken"
+            found.append(
+                f"The selection rests on a tie: the models of rounds {', '.join(map(str, equal))} have the "
+                f"same validation {what}; of these, {then}"
+            )
+    steps = {
+        "loss": coarsest(line.validation.loss_step for line in history),
+        "AUROC": coarsest(line.validation.auroc_step for line in history),
+    }
+    coarse = [f"{name} {step:g}" for name, step in steps.items() if step is not None and step > _COARSE]
+    if coarse:
         found.append(
-            f"No validation AUROC: {_listed(names)}. The validation data have no positive or no "
-            "negative, or fewer than min_count"
+            "The validation curves, and what is selected by them, are of figures that sites round, in steps "
+            f"of up to {', '.join(coarse)}. Smaller differences between rounds mean nothing; more validation "
+            "patients make the steps finer"
         )
     return found
 

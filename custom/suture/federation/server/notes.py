@@ -21,7 +21,8 @@ def start_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]:
     FedBN+ freezes the values of pretraining; without pretraining, each batch norm stays at mean 0 and
     variance 1. MetaFL leaves a small network no other choice: hence a note, and no error.
     """
-    if plan.method.batch_norm != "frozen" or plan.model.weights or not classifier(model, plan).norm_names:
+    frozen = plan.method.exchange.batch_norm == "frozen"
+    if not frozen or plan.model.weights or not classifier(model, plan).norm_names:
         return list(facts.notes)
     untrained = (
         f"Batch norm is frozen (FedBN+), and {plan.model.name} was not pretrained: it keeps mean 0 and "

@@ -57,6 +57,14 @@ class Best:
     value: FiniteFloat
     auroc: FiniteFloat = 0.0
 
+    @property
+    def unmeasured(self) -> bool:
+        """Whether the round only stands in until another is measured."""
+        return self.value == UNMEASURED
+
+
+UNMEASURED = -sys.float_info.max
+"""The value of a round that any other replaces."""
 
 _SAME = 1e-9
 """Means of the same figures differ by less, depending on the order of the sum."""
@@ -101,23 +109,29 @@ class ModelSelection:
         its best until another is better.
         """
         if self.by not in (None, selection):
-            self.best, self.improved = Best(restored, -sys.float_info.max), restored
+            self.best, self.improved = Best(restored, UNMEASURED), restored
         self.by = selection
 
     def note(self, candidate: Best) -> None:
         """Consider a round that may be the best."""
         self._note(better(self.best, candidate))
 
-    def note_loss(self, candidate: Best) -> None:
-        """Consider a round that may be the best by the sites' mean validation loss."""
-        self._note(lower_loss(self.best, candidate))
+    def note_loss(self, candidate: Best, in_common: tuple[Best, Best] | None = None) -> None:
+        """Consider a round that may be the best by the sites' mean validation loss.
+
+        Args:
+            in_common: the best round and the candidate as the sites that measured both see them, where others
+                have measured one of them: a mean over other sites does not compare.
+        """
+        best, seen = in_common or (self.best, candidate)
+        if lower_loss(best, seen) is seen:
+            self._take(candidate, best, seen)
 
     def _note(self, found: Best) -> None:
-        if (
-            self.best is None
-            or found.value > self.best.value + _SAME
-            or found.auroc > self.best.auroc + _SAME
-        ):
+        self._take(found, self.best, found)
+
+    def _take(self, found: Best, best: Best | None, seen: Best) -> None:
+        if best is None or seen.value > best.value + _SAME or seen.auroc > best.auroc + _SAME:
             self.improved = found.round
         self.best = found
 
@@ -149,7 +163,7 @@ class ModelSelection:
             "%s has no model of round %d, the best so far; round %d is used until a better one",
             *(states.folder, self.best.round, restored),
         )
-        self.best = Best(restored, -sys.float_info.max)
+        self.best = Best(restored, UNMEASURED)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelSelection:
@@ -169,7 +183,7 @@ def check_selection(schedule: Schedule, method: Method, held_out: HeldOut | None
     """
     if schedule.selection not in MEASURED_HERE:
         return
-    if method.personal != "nothing":
+    if method.exchange.personal != "nothing":
         raise FederationError(
             f"{method.about.title} keeps its models at the sites, so the server cannot measure them; "
             "select by 'site_loss'"

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import starmap
-from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -19,11 +18,13 @@ import torch
 from suture.core.errors import ConfigError, FederationError, as_word
 from suture.core.labels import LabelType
 from suture.core.names import check_sites
+from suture.core.validation import flat
 from suture.data.config import ServerConfig, SiteConfig, StorageConfig, find_site_config, load_server_config
 from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan, Schedule, needed, round_context
 from suture.federation.server.assignments import Assigner, Task
 from suture.federation.server.collector import Line, OpenExchange, UpdateCollector, list_reasons
+from suture.federation.server.coverage import why_unmeasured
 from suture.federation.server.decisions import decisions_of, diagrams_of, fit_decisions, site_diagrams_of
 from suture.federation.server.global_model import (
     Began,
@@ -57,7 +58,7 @@ from suture.federation.server.registry import (
     participants,
     without,
 )
-from suture.federation.server.scores import across_sites, condensed
+from suture.federation.server.scores import across_sites, coarsest, condensed
 from suture.federation.server.selection import (
     MEASURED_HERE,
     Best,
@@ -69,12 +70,13 @@ from suture.federation.server.selection import (
 from suture.federation.store import Rounds
 from suture.learning.metrics import mean_defined
 from suture.methods.base import ClassFacts, GlobalModel, Method, Phase, RoundContext
-from suture.methods.parameters import check_channels, layout_of, parts
+from suture.methods.exchange import check_channels, layout_of
 from suture.models.classifier import Layout
 from suture.protocol.check import all_finite
 from suture.protocol.decisions import Decisions, Diagrams
 from suture.protocol.messages import Metrics, TaskData, Update
 from suture.protocol.packing import Packed
+from suture.protocol.records import read_history
 
 log = logging.getLogger(__name__)
 
@@ -139,6 +141,8 @@ class Server:
         self.registry = SiteRegistry({}, ())
         self.model: GlobalModel
         self.standings = ModelSelection(by=self.schedule.selection)
+        self._losses_of_best: tuple[int, Mapping[str, float]] = (0, {})
+        self.unmeasured: dict[str, str] = {}
         self._facts = ClassFacts()
         self._holders: set[str] = set()  # sites that hold the tensors sent only once
         self._pending: Line | None = None  # the last round's history, until its losses are known
@@ -181,7 +185,7 @@ class Server:
         infos = participants(self.collector.infos(), lines, self.schedule.min_sites)
         found = read_progress(self.states, self.plan)
         previous, began = (found.model.labels, found.header.registry) if found else ((), Began(None))
-        one_row = self.plan.method.label_use.single_target  # it means another class at each site
+        one_row = self.plan.method.labels.view == "target"  # it means another class at each site
         named, accepted = self.schedule.label_map, one_row or self.schedule.accept_labels
         label_type = found.model.label_type if found else None
         so_far = Agreement(previous, named, accepted, label_type, began.prior, began.codes, began.owners())
@@ -199,7 +203,7 @@ class Server:
             self.model = with_labels(found.model, self.registry.labels, self.plan)
         else:
             self.model = initial(self.plan, self.registry.labels, self.registry.label_type)
-            exchanged = parts(self.plan.method, self.model.shared, self.model.head)
+            exchanged = self.plan.method.exchange.parts(self.model.shared, self.model.head)
             self._bound = NormBound(initial=norm_of(*exchanged))
             self._commit(0)
         if self.held_out:
@@ -250,7 +254,7 @@ class Server:
             refused: why other sites do not take part.
         """
         labels, members, rounds = list(self.registry.labels), self.registry.members, self.schedule.rounds
-        prior = self.plan.method.prior
+        prior = self.plan.method.exchange.prior
         held = {"name": prior.name, "digest": self.registry.prior} if prior and self.registry.prior else {}
         self.record.update(label_type=self.registry.label_type, prior=held)
         notes = [*code_notes(self._codes), *exclusion_notes(self._excluded), *ledger_notes(refused)]
@@ -426,7 +430,13 @@ class Server:
     def _diverged(self, what: str) -> FederationError:
         """Return the error of a step of the server after which the model is of no use."""
         method = self.plan.method
-        rates = [f"method.{name} (now {attrgetter(name)(method):g})" for name in method.server_rates]
+        settings = flat("method", asdict(method))  # type: ignore[call-overload]
+        of_sites = ("method.local.", "method.retrain.")
+        rates = [
+            f"{key} (now {value:g})"
+            for key, value in settings.items()
+            if key.endswith((".lr", "_lr")) and not key.startswith(of_sites)
+        ]
         lower = " or ".join(rates or [f"method.local.lr (now {method.local.lr:g})"])
         return FederationError(
             f"{what} after the server's step of {method.about.title}; no update was unusually large. No "
@@ -448,17 +458,49 @@ class Server:
         areas = {name: score.auroc for name, score in across_sites(scores).items()}
         loss, auroc = mean_defined(losses.values()), mean_defined(areas.values())
         figures = self._pending["validation"] | {"loss": loss, "auroc": auroc}
+        steps = {
+            "loss_step": coarsest(m.loss_step for m in metrics.values()),
+            "auroc_step": coarsest(score.step for at in scores.values() for score in at.values()),
+        }
+        figures |= {name: step for name, step in steps.items() if step is not None}
         unmeasured = [name for name in self.registry.labels if areas.get(name) is None]
+        self.unmeasured = {
+            name: why_unmeasured({site: at[name] for site, at in scores.items() if name in at})
+            for name in unmeasured
+        }
         self._pending["validation"] = figures | ({"unmeasured": unmeasured} if unmeasured else {})
         self.record.history(self._pending)
         self.record.event("validated", round=self.round, sites=sorted(losses), **figures)
         self._pending = None
         selectable = self._phase_of(self.round).selectable
         if self.schedule.selection == "site_loss" and loss is not None and selectable:
-            self.standings.note_loss(Best(self.round, -loss, auroc or 0.0))
-        if self.plan.method.personal == "model":
+            now = Best(self.round, -loss, auroc or 0.0)
+            self.standings.note_loss(now, self._in_common(losses))
+            if self.standings.best is now:
+                self._losses_of_best = self.round, losses
+        if self.plan.method.exchange.personal == "model":
             own = {site: condensed(metrics[site]).auroc or 0.0 for site in losses}
             self.standings.note_own({s: Best(self.round, -loss, own[s]) for s, loss in losses.items()})
+
+    def _in_common(self, losses: Mapping[str, float]) -> tuple[Best, Best] | None:
+        """Return the best round and this one by the losses of the sites that measured both; None where the
+        same sites did. Their AUROCs are then over other classes, and say nothing.
+        """
+        best = self.standings.best
+        if best is None or best.unmeasured:
+            return None
+        if self._losses_of_best[0] != best.round:  # of a run that was resumed
+            lines = [line.sites for line in read_history(self.record.folder) if line.round == best.round]
+            found = {s: one.validation_loss for sites in lines for s, one in sites.items()}
+            self._losses_of_best = best.round, {s: v for s, v in found.items() if v is not None}
+        before = self._losses_of_best[1]
+        if not before or before.keys() == losses.keys():
+            return None
+        both = before.keys() & losses.keys()
+        if not both:  # nothing shows that this round is better
+            return Best(best.round, 0.0), Best(self.round, -1.0)
+        means = [math.fsum(of[site] for site in both) / len(both) for of in (before, losses)]
+        return Best(best.round, -means[0]), Best(self.round, -means[1])
 
     def _select_at_server(self, number: int) -> None:
         """Select a round without the sites: by labelled data at the server, or because it is the last."""
@@ -495,7 +537,7 @@ class Server:
     @property
     def decides(self) -> bool:
         """Whether the job turns scores into decisions: of a model that is the same at every site."""
-        return self.schedule.decision is not None and self.plan.method.personal == "nothing"
+        return self.schedule.decision is not None and self.plan.method.exchange.personal == "nothing"
 
     def assign_scores(self) -> dict[str, Packed]:
         """Return the task to count the scores that the selected model gives to the sites' validation data."""
@@ -538,7 +580,7 @@ class Server:
         number = self.selected_round
         where = f"the state of round {number} in {self.states.folder}"
         model = served(read_model(self.states.read_best(number), self.plan, where), self.plan)
-        own = self.plan.method.personal == "model"
+        own = self.plan.method.exchange.personal == "model"
         return with_labels(model, self.registry.labels, self.plan) if own else model
 
     # Used by several steps
@@ -618,7 +660,7 @@ def check_label_type(method: Method, label_type: LabelType) -> None:
     Raises:
         ConfigError: names the methods that are.
     """
-    if label_type in method.label_types:
+    if label_type in method.labels.types:
         return
     kind = {"multilabel": "several labels an image", "multiclass": "one label an image"}[label_type]
     raise ConfigError(

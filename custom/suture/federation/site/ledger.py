@@ -20,6 +20,7 @@ from pydantic.dataclasses import dataclass as validated
 from suture.core.environment import now
 from suture.core.errors import ConfigError
 from suture.core.files import hold, make_folder, replacing
+from suture.core.privacy import PrivacyConfig
 from suture.core.validation import STRICT
 from suture.federation.differential_privacy import epsilon
 from suture.federation.site.abstention import BudgetSpent, LedgerBroken
@@ -48,7 +49,6 @@ from suture.protocol.messages import (
     Update,
 )
 from suture.protocol.packing import Packed, digest
-from suture.protocol.privacy import PrivacyConfig
 
 FILE = "ledger.jsonl"
 

@@ -13,7 +13,7 @@ from suture.cli import app
 from suture.methods import METHODS
 from suture.models.classifier import Layout
 from suture.protocol.egress import declared
-from suture.reports.egress_page import _FIELDS, page
+from suture.simulation.egress_page import _FIELDS, page
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "egress.md"
 
@@ -35,7 +35,7 @@ def test_every_field_of_a_message_is_on_the_page(kind: Any) -> None:
 def test_every_number_that_a_method_declares_is_on_the_page(name: str) -> None:
     method: Any = METHODS[name]()
     section = page().split(f"### `{name}`:")[1].split("###")[0]
-    if method.limits.pooled:
+    if method.about.pooled:
         assert "No federation" in section
         return
     egress = method.egress(Layout({}, {}))
@@ -47,4 +47,4 @@ def test_every_number_that_a_method_declares_is_on_the_page(name: str) -> None:
     assert ("| prior |" in section) == egress.prior
     reasons = {row["field"]: row["why"] for row in declared(egress)}
     assert ("| shared |" in section) == ("shared" in reasons)
-    assert ("| head |" in section) == ("head" in reasons and method.share is None)
+    assert ("| head |" in section) == ("head" in reasons and method.exchange.share is None)
