@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 IN_MEMORY = 128 * 2**20
 """Bytes of the updates of one exchange that wait in memory; the others wait on disk."""
+
+R = TypeVar("R", SiteInfo, Update, Scores, Evaluation, Abstain)
 
 Line = dict[str, Any]
 """What history.jsonl says of one site, or of one round."""
@@ -82,7 +84,7 @@ class UpdateCollector:
         self._lock = threading.Lock()
         self._payloads: dict[str, TaskData] = {}
         self._expected: dict[str, AllowedReply] = {}
-        self._answers: dict[str, Reply] = {}
+        self.answers: dict[str, Reply] = {}
         self._accepted_at: dict[str, float] = {}
         self.norms: dict[str, Norms] = {}
         self._measure = Measure()
@@ -102,7 +104,7 @@ class UpdateCollector:
         }
         self._expected = {site: expected for site, (_, expected) in assignments.items()}
         self._payloads = {site: payload for site, (payload, _) in assignments.items()}
-        self._answers, self._fault, self.since = {}, None, time.monotonic()
+        self.answers, self._fault, self.since = {}, None, time.monotonic()
         self._accepted_at, self.norms, self._exchange = {}, {}, self._exchange + 1
         self._measure = Measure()
         self.attendance.offer(packed)
@@ -125,7 +127,7 @@ class UpdateCollector:
     def complete_without(self, sites: Collection[str], quorum: int) -> bool:
         """Whether these sites are gone, and the others' usable answers are enough."""
         with self._lock:
-            usable = sum(not isinstance(reply, Abstain) for reply in self._answers.values())
+            usable = sum(not isinstance(reply, Abstain) for reply in self.answers.values())
             return usable >= quorum and self.attendance.gone.issuperset(sites)
 
     def fetched(self, site: str, exchange: int) -> None:
@@ -147,7 +149,7 @@ class UpdateCollector:
             if exchange not in (None, self._exchange) or not self._expected:
                 log.warning("a late answer of %s is ignored", site)
                 return
-            if site not in self._expected or site in self._answers:
+            if site not in self._expected or site in self.answers:
                 log.warning("an unrequested or repeated answer of %s is ignored", site)
                 return
             line = self.lines[site]
@@ -178,7 +180,7 @@ class UpdateCollector:
     def _take(self, site: str, reply: Reply) -> Line:
         """Retain a checked answer, an update's tensors apart; return what to record of it."""
         if isinstance(reply, Abstain):
-            self._answers[site] = reply
+            self.answers[site] = reply
             rows = f", {reply.rows} rows" if reply.rows is not None else ""
             return {"status": "abstained", "reason": f"{reply.reason} ({reply.error}{rows})"}
         line: Line = {"status": "accepted"}
@@ -197,7 +199,7 @@ class UpdateCollector:
             # What stays in memory does not grow with the model: `updates` puts the tensors back.
             no_tensors: dict[str, Any] = {"shared": {}, "head": {}, "channels": {}}
             reply = replace(reply, class_weights=reply.class_weights[:0].clone(), **no_tensors)
-        self._answers[site] = reply
+        self.answers[site] = reply
         return line
 
     def _put(self, site: str, tensors: Mapping[str, Tensor]) -> None:
@@ -268,50 +270,33 @@ class UpdateCollector:
             "validation": {"loss": None, "auroc": None},
         }
 
-    def infos(self) -> dict[str, SiteInfo]:
-        """Return the site info of the sites that answered the handshake."""
-        return {s: r for s, r in self._answers.items() if isinstance(r, SiteInfo)}
+    def replies(self, kind: type[R]) -> dict[str, R]:
+        """Return the accepted answers of one kind by site, in the order of their arrival.
 
-    def scores(self) -> dict[str, Scores]:
-        """Return the sites' counts of scores."""
-        return {s: r for s, r in self._answers.items() if isinstance(r, Scores)}
+        Updates are without tensors; see `updates`.
+        """
+        return {s: r for s, r in self.answers.items() if isinstance(r, kind)}
 
     def metrics(self) -> dict[str, Metrics]:
         """Return the sites' metrics of the global model on their own data."""
-        found = {s: r.metrics for s, r in self._answers.items() if isinstance(r, (Update, Evaluation))}
-        return {site: metrics for site, metrics in found.items() if metrics is not None}
-
-    def local_metrics(self) -> dict[str, Metrics]:
-        """Return the sites' metrics of the models that they had trained themselves."""
-        found = {s: r.local for s, r in self._answers.items() if isinstance(r, Evaluation)}
+        found = {s: r.metrics for s, r in self.answers.items() if isinstance(r, (Update, Evaluation))}
         return {site: metrics for site, metrics in found.items() if metrics is not None}
 
     def abstained(self, reason: str) -> set[str]:
         """Return the sites that abstained for this reason."""
-        return {s for s, r in self._answers.items() if isinstance(r, Abstain) and r.reason == reason}
-
-    def ledgers(self) -> dict[str, str]:
-        """Return the digests that the sites have stated of their ledgers."""
-        stated = {s: r.ledger for s, r in self._answers.items() if not isinstance(r, Abstain)}
-        return {site: digest for site, digest in stated.items() if digest is not None}
-
-    def states(self) -> dict[str, int]:
-        """Return the rounds of the states from which the accepted sites have trained."""
-        return {s: r.state for s, r in self._answers.items() if isinstance(r, Update)}
+        return {s for s, r in self.answers.items() if isinstance(r, Abstain) and r.reason == reason}
 
     def accepted(self) -> list[str]:
         """Return the sites whose update was accepted, sorted."""
-        return sorted(s for s, r in self._answers.items() if isinstance(r, Update))
+        return sorted(self.replies(Update))
 
     def updates(self) -> Iterator[tuple[str, Update]]:
         """Yield the accepted updates in the order of the sites' names, reading one at a time from disk.
 
         Their tensors are only to be read: those in memory are the same in each walk.
         """
-        for site in self.accepted():
-            update = self._answers[site]
-            if isinstance(update, Update):
-                yield site, replace(update, **tensor_fields(Update, self._get(site)))
+        for site, update in sorted(self.replies(Update).items()):
+            yield site, replace(update, **tensor_fields(Update, self._get(site)))
 
     def empty(self) -> None:
         """Drop the updates of a closed exchange, in memory and on disk."""

@@ -9,13 +9,27 @@ from suture.core.labels import canonical
 from suture.federation.plan import Plan
 from suture.federation.server.global_model import classifier
 from suture.federation.server.registry import SiteRegistry
+from suture.federation.server.state import RunState
 from suture.methods.base import ClassFacts, GlobalModel
 
 _SHOWN = 200
 """Notes of one kind: classes times sites may be millions."""
 
 
-def start_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]:
+def notes_at_start(
+    state: RunState, refused: Mapping[str, str], registry: SiteRegistry, label_map: Mapping[str, str]
+) -> list[str]:
+    """Return what is known before the first round of a job.
+
+    Args:
+        refused: why sites do not take part.
+        label_map: of the job.
+    """
+    notes = [*_code_notes(state.codes), *exclusion_notes(state.excluded), *ledger_notes(refused)]
+    return [*notes, *_class_notes(registry, label_map)]
+
+
+def method_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]:
     """Return the notes of a run at its start: on batch norm that stays untrained, and the method's own.
 
     FedBN+ freezes the values of pretraining; without pretraining, each batch norm stays at mean 0 and
@@ -30,7 +44,7 @@ def start_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]:
     return [untrained, *facts.notes]
 
 
-def class_notes(registry: SiteRegistry, label_map: Mapping[str, str]) -> list[str]:
+def _class_notes(registry: SiteRegistry, label_map: Mapping[str, str]) -> list[str]:
     """Return a note on every class that a site calls differently, where its codes have shown what it is."""
     mapped = {canonical(spelling): canonical(name) for spelling, name in label_map.items()}
     found = [
@@ -43,7 +57,7 @@ def class_notes(registry: SiteRegistry, label_map: Mapping[str, str]) -> list[st
     return found[:_SHOWN] + (more if len(found) > _SHOWN else [])
 
 
-def code_notes(codes: Sequence[tuple[int, str]]) -> list[str]:
+def _code_notes(codes: Sequence[tuple[int, str]]) -> list[str]:
     """Return a note on every change of the code during an experiment.
 
     An update of the software must not end an experiment of weeks. But its rounds are then of two codes.
@@ -76,19 +90,23 @@ def ledger_notes(reasons: Mapping[str, str]) -> list[str]:
     ]
 
 
-def older_state_note(site: str, round_: int, state: int, sent: int) -> str:
-    """Return the note on a site that has trained from an older state than that of its newest update.
+def older_state_notes(round_: int, states: Mapping[str, int], sent: Mapping[str, int]) -> list[str]:
+    """Return a note on every site that has trained from an older state than that of its newest update.
 
     Args:
-        state: round of the state from which it trained; 0 where it had none.
-        sent: round of the newest of its updates that was taken.
+        states: round of the state from which each site trained; 0 where it had none.
+        sent: round of the newest of each site's updates that was taken.
     """
-    from_ = f"from its state of round {state}" if state else "without a state"
-    return (
-        f"{site} trained round {round_} {from_}, although it had sent an update of round {sent}: its "
-        "state was lost, damaged or restored from a backup. The model therefore differs from that of "
-        "an undisturbed run."
-    )
+    return [
+        (
+            f"{site} trained round {round_} "
+            + (f"from its state of round {state}" if state else "without a state")
+            + f", although it had sent an update of round {sent[site]}: its state was lost, damaged or "
+            "restored from a backup. The model therefore differs from that of an undisturbed run."
+        )
+        for site, state in states.items()
+        if state < sent.get(site, 0)
+    ]
 
 
 def exclusion_notes(excluded: Mapping[str, str]) -> list[str]:

@@ -13,7 +13,7 @@ from suture.core.errors import LabelError
 from suture.federation.differential_privacy import describe_spent
 from suture.federation.server import intervals
 from suture.federation.server.coverage import test_gaps, validation_gaps
-from suture.federation.server.global_model import export
+from suture.federation.server.global_model import classifier
 from suture.federation.server.scores import (
     Plain,
     by_attribute,
@@ -30,7 +30,8 @@ from suture.federation.server.server import Server
 from suture.learning.evaluation import counts_of
 from suture.learning.metrics import mean_defined
 from suture.methods.base import GlobalModel
-from suture.protocol.messages import ClassScore, Metrics, Spent
+from suture.models.saved import save_model
+from suture.protocol.messages import ClassScore, Evaluation, Metrics, Spent
 from suture.protocol.outliers import outlier_notes, rejected_sites, site_updates
 from suture.protocol.records import Round, read_history, read_metrics
 
@@ -86,10 +87,11 @@ def _stated(server: Server, history: Sequence[Round]) -> dict[str, Spent]:
 def _export(server: Server, model: GlobalModel) -> None:
     if server.plan.method.personal == "nothing":
         facts = {"round": server.selected_round, "job": server.record.run.get("job")}
-        facts |= {"decisions": asdict(server.decisions)} if server.decisions else {}
+        facts |= {"decisions": asdict(server.fitted.decisions)} if server.fitted else {}
         codes = codes_of(model.labels, server.registry.codes)
         facts["codes"] = {name: [asdict(code) for code in found] for name, found in codes.items()}
-        export(model, server.plan, server.record.folder / "model", facts)
+        network = classifier(model, server.plan)
+        save_model(network, server.plan.model, server.record.folder / "model", facts)
 
 
 def _notes(server: Server) -> list[str]:
@@ -145,8 +147,8 @@ def _results(server: Server, model: GlobalModel, tested: Mapping[str, Metrics]) 
         held_out.groups if held_out else {},
         {
             site: (plain(condensed(tested[site])), plain(condensed(own)))
-            for site, own in sorted(server.collector.local_metrics().items())
-            if own.n
+            for site, reply in sorted(server.collector.replies(Evaluation).items())
+            if (own := reply.local) and own.n
         },
         weighting({site: m.n.get("train") for site, m in server.reported_sites.items()}, history),
         _decisions(server, tested),
@@ -155,7 +157,7 @@ def _results(server: Server, model: GlobalModel, tested: Mapping[str, Metrics]) 
 
 def _decisions(server: Server, tested: Mapping[str, Metrics]) -> dict[str, Any]:
     """Return the operating points, and how well each site's test images are decided."""
-    if server.decisions is None:
+    if server.fitted is None:
         return {}
     measured = {
         site: {name: asdict(one) for name, one in server.registry.named(site, metrics.decided).items()}
@@ -169,14 +171,8 @@ def _decisions(server: Server, tested: Mapping[str, Metrics]) -> dict[str, Any]:
         }
         for site, metrics in sorted(tested.items())
     }
-    drawn = {
-        "diagrams": {name: asdict(one) for name, one in server.diagrams.items()},
-        "site_diagrams": {
-            site: {name: asdict(one) for name, one in found.items()}
-            for site, found in server.site_diagrams.items()
-        },
-    }
-    return {**asdict(server.decisions), "measured": measured, "counts": counts, **drawn}
+    fitted = asdict(server.fitted)
+    return {**fitted.pop("decisions"), "measured": measured, "counts": counts, **fitted}
 
 
 def _owners(server: Server) -> dict[str, tuple[str, ...]]:
