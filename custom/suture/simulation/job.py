@@ -44,6 +44,8 @@ _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 class Job:
     """One federated training job.
 
+    Attributes that are not described here are those of `Plan` and `Schedule`.
+
     Attributes:
         name: name of the job on the command line, and in the names of its runs.
         title: title in reports.
@@ -51,7 +53,6 @@ class Job:
         shared_with: names of FLARE users who, besides the submitter, may continue the experiment. Others are
             refused.
         finetuning: how the global model is fine-tuned on tasks that no site has; None for no fine-tuning.
-        The other attributes are those of `Plan` and `Schedule`.
 
     Raises:
         ConfigError: the name cannot be used in a path, or the sites would train nothing.
@@ -252,6 +253,13 @@ def with_settings(job: Job, settings: Iterable[str]) -> Job:
             value: Any = json.loads(text)
         except ValueError:
             value = text
+        if key.strip() in ("simulation.kind", "simulation"):
+            raise ConfigError(
+                f"--set {setting}: --set changes settings of simulated sites, not which sites; choose their "
+                "kind in a job.toml, as `kind` below [simulation]"
+            )
+        if key.strip() == "method.name":
+            raise ConfigError(f"--set {setting}: write --set method={text}")
         job = (
             _with_method(job, text)
             if key.strip() == "method"

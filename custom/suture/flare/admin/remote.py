@@ -19,13 +19,13 @@ from suture.core.names import check_experiment, shown_name
 from suture.core.plain import read_regular
 from suture.core.printable import printable
 from suture.data.config import load_site_config
-from suture.export.card import try_card
 from suture.federation.ownership import may_use
 from suture.federation.server.record import Record, describe
 from suture.federation.site.abstention import first_recorded
 from suture.federation.store import experiment_folder
 from suture.flare.admin.kit import Kit
 from suture.flare.admin.recovery import experiment_of, how_to_continue, state_on_this_machine
+from suture.reports.card import try_card
 from suture.reports.progress import following
 from suture.reports.report import try_report, write_report
 from suture.simulation.job import Job, check_federated
