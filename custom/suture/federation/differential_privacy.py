@@ -30,7 +30,7 @@ from suture.core.errors import ConfigError
 from suture.learning.step_losses import NonFiniteLoss
 from suture.protocol.disclosure import training_loss
 from suture.protocol.half import VARIANCE
-from suture.protocol.messages import Spent, TaskData, Update, rounded
+from suture.protocol.messages import Spent, TaskData, Trait, Update, fields_with, rounded
 from suture.protocol.privacy import PrivacyConfig
 
 Draw = Callable[[int], bytes]
@@ -128,9 +128,10 @@ def protected(
         name: training_loss(value, samples, privacy) if name in losses else rounded(value)
         for name, value in update.scalars.items()
     }
+    found = {name: getattr(update, name) for name in fields_with(Update, Trait.LOSS)}
     shown = replace(
         update,
-        train_loss=training_loss(update.train_loss, samples, privacy),
+        **{name: training_loss(value, samples, privacy) for name, value in found.items()},
         scalars={name: value for name, value in scalars.items() if value is not None},
     )
     return noise.apply(shown, received) if noise else shown

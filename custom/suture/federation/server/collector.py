@@ -29,7 +29,9 @@ from suture.protocol.messages import (
     Scores,
     SiteInfo,
     TaskData,
+    Trait,
     Update,
+    fields_with,
     rounded,
 )
 from suture.protocol.packing import Packed, check_size, load, pack, save, tensor_fields, tensors_of, unpack
@@ -190,7 +192,7 @@ class UpdateCollector:
             norms = self._measure(reply, self._payloads[site], self._expected[site].egress)
             self.bound.check(site, norms)
             self._put(site, tensors_of(reply))
-            line |= {"weight": reply.weight, "train_loss": reply.train_loss, "scalars": dict(reply.scalars)}
+            line |= {name: getattr(reply, name) for name in fields_with(Update, Trait.RECORDED)}
             line["norm"] = rounded(norms.update)
             if not bool((reply.class_weights == 1).all()):
                 line["rows"] = dict(zip(reply.labels, reply.class_weights.tolist(), strict=True))
