@@ -21,6 +21,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context
+from typing import Any
 
 import numpy as np
 import torch
@@ -128,10 +129,11 @@ def protected(
         name: training_loss(value, samples, privacy) if name in losses else rounded(value)
         for name, value in update.scalars.items()
     }
-    found = {name: getattr(update, name) for name in fields_with(Update, Trait.LOSS)}
+    own = fields_with(Update, Trait.LOSS)
+    found: dict[str, Any] = {name: training_loss(getattr(update, name), samples, privacy) for name in own}
     shown = replace(
         update,
-        **{name: training_loss(value, samples, privacy) for name, value in found.items()},
+        **found,
         scalars={name: value for name, value in scalars.items() if value is not None},
     )
     return noise.apply(shown, received) if noise else shown

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 from enum import Enum
-from functools import cache, lru_cache
-from typing import Annotated, Literal, get_origin, get_type_hints, overload
+from functools import lru_cache
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints, overload
 
 import torch
 from pydantic import AfterValidator, Field, FiniteFloat, StringConstraints
@@ -120,14 +120,6 @@ class Trait(Enum):
     COUNTED = "its numbers count in the site's ledger, as ones that no noise protects"
     LOSS = "a mean loss of local steps: on a grid, and withheld if it is of few samples"
     RECORDED = "the server writes it into the site's part of the round's record"
-
-
-@cache
-def fields_with(kind: type, trait: Trait) -> tuple[str, ...]:
-    """Return the fields of a class that have a trait; single values before those by name."""
-    hints, plain = get_type_hints(kind, include_extras=True), get_type_hints(kind)
-    found = [name for name, hint in hints.items() if trait in getattr(hint, "__metadata__", ())]
-    return tuple(sorted(found, key=lambda name: get_origin(plain[name]) is dict))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -403,6 +395,18 @@ class Abstain:
 
 Reply = SiteInfo | Update | Scores | Evaluation | Abstain
 Message = TaskData | Reply
+
+_HINTS: dict[type[Any], dict[str, Any]] = {
+    kind: get_type_hints(kind, include_extras=True) for kind in get_args(Reply)
+}
+
+
+def fields_with(kind: type[Any], trait: Trait) -> tuple[str, ...]:
+    """Return the fields of a kind of answer that have a trait; single values before those by name."""
+    found = {
+        n: hint.__origin__ for n, hint in _HINTS[kind].items() if trait in getattr(hint, "__metadata__", ())
+    }
+    return tuple(sorted(found, key=lambda name: get_origin(found[name]) is dict))
 
 
 def ones(labels: Labels) -> Tensor:

@@ -14,7 +14,6 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -44,6 +43,16 @@ _TYPES: dict[str, type[Message]] = {
 }
 _WORDS = {kind: word for word, kind in _TYPES.items()}
 _ADAPTERS: dict[type[Message], TypeAdapter[Any]] = {t: TypeAdapter(t) for t in _TYPES.values()}
+_TENSORS: dict[type[Message], dict[str, bool]] = {
+    kind: {
+        name: hint is not Tensor
+        for name, hint in get_type_hints(kind).items()
+        if hint in (Tensor, dict[str, Tensor])
+    }
+    for kind in _TYPES.values()
+}
+"""The fields of each message that are tensors, by their types: whether each is several, by name."""
+
 _NO_CHECKSUM = "-" * 8
 
 MOST_STORED = 100_000
@@ -76,7 +85,7 @@ class Packed:
 
 def pack(message: Message) -> Packed:
     """Convert a message into tensors and a header. Contiguous tensors of the CPU are not copied."""
-    apart = _tensor_fields(type(message))
+    apart = _TENSORS[type(message)]
     names = [field.name for field in dataclasses.fields(message) if field.name not in apart]
     header = {"type": _WORDS[type(message)], **{name: getattr(message, name) for name in names}}
     return Packed(tensors_of(message), to_jsonable_python(header))
@@ -85,7 +94,7 @@ def pack(message: Message) -> Packed:
 def tensors_of(message: Message) -> dict[str, Tensor]:
     """Return the tensors of a message, on the CPU, each under its field and name; see `pack`."""
     tensors: dict[str, Tensor] = {}
-    for field, named in _tensor_fields(type(message)).items():
+    for field, named in _TENSORS[type(message)].items():
         value = getattr(message, field)
         each = {f"{field}/{name}": t for name, t in value.items()} if named else {field: value}
         tensors |= {name: tensor.cpu().contiguous() for name, tensor in each.items()}
@@ -98,7 +107,7 @@ def tensor_fields(kind: type[Message], tensors: Mapping[str, Tensor]) -> dict[st
     Raises:
         RejectedUpdate: a tensor belongs to no field of this type of message.
     """
-    groups = _tensor_fields(kind)
+    groups = _TENSORS[kind]
     fields: dict[str, Any] = {group: {} for group, named in groups.items() if named}
     for name, tensor in tensors.items():
         group, _, rest = name.partition("/")
@@ -109,13 +118,6 @@ def tensor_fields(kind: type[Message], tensors: Mapping[str, Tensor]) -> dict[st
         else:
             raise RejectedUpdate(f"{kind.__name__}: undeclared tensor {name[:200]!r}")
     return fields
-
-
-@cache
-def _tensor_fields(kind: type[Message]) -> Mapping[str, bool]:
-    """Return the fields of a message that are tensors by their types: whether each is several, by name."""
-    hints = get_type_hints(kind)
-    return {f: hint is not Tensor for f, hint in hints.items() if hint in (Tensor, dict[str, Tensor])}
 
 
 def unpack(packed: Packed) -> Message:
@@ -130,7 +132,7 @@ def unpack(packed: Packed) -> Message:
     kind = _TYPES.get(str(fields.pop("type", None)))
     if kind is None:
         raise RejectedUpdate(f"unknown message type {shown(packed.header.get('type'))}")
-    if stray := _tensor_fields(kind).keys() & fields.keys():
+    if stray := _TENSORS[kind].keys() & fields.keys():
         raise RejectedUpdate(f"{kind.__name__}: {min(stray)} must be tensors")
     fields |= tensor_fields(kind, packed.tensors)
     try:

@@ -29,10 +29,10 @@ from suture.data.readers import load_table, read_table
 from suture.data.text import build_vocabulary
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan
+from suture.federation.server.checks import check_unchanged, fixed_settings
 from suture.federation.server.record import Record, describe
 from suture.federation.server.registry import Agreement, Member, SiteRegistry, agree
 from suture.federation.server.server import open_server
-from suture.federation.server.state import check_unchanged, fixed_settings
 from suture.federation.site.diagnostics import collect
 from suture.federation.site.left_out import read_left_out, write_left_out
 from suture.federation.site.site import Site

@@ -13,10 +13,11 @@ import torch
 from suture.core.errors import ConfigError, SutureError
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan
+from suture.federation.server.checks import check_unchanged, fixed_settings
 from suture.federation.server.ledgers import LEDGERS
 from suture.federation.server.norm_bound import NormBound
 from suture.federation.server.selection import Best, ModelSelection, lower_loss
-from suture.federation.server.state import RunState, check_unchanged, fixed_settings
+from suture.federation.server.state import RunState
 from suture.federation.store import FORMAT, Rounds
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation

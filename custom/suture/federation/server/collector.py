@@ -41,13 +41,10 @@ log = logging.getLogger(__name__)
 IN_MEMORY = 128 * 2**20
 """Bytes of the updates of one exchange that wait in memory; the others wait on disk."""
 
-R = TypeVar("R", SiteInfo, Update, Scores, Evaluation, Abstain)
+_R = TypeVar("_R", SiteInfo, Update, Scores, Evaluation, Abstain)
 
 Line = dict[str, Any]
 """What history.jsonl says of one site, or of one round."""
-
-Assignments = Mapping[str, tuple[TaskData, AllowedReply]]
-"""The payload of each site, and what the site may answer."""
 
 
 class Receiver(Protocol):
@@ -90,14 +87,14 @@ class UpdateCollector:
         self._accepted_at: dict[str, float] = {}
         self.norms: dict[str, Norms] = {}
         self._measure = Measure()
-        self._exchange = 0
+        self.exchange = 0
         self._fault: OSError | None = None
         self.attendance = Attendance(notify)
         self.lines: dict[str, Line] = {}
         self.since = time.monotonic()
 
-    def open(self, assignments: Assignments) -> dict[str, Packed]:
-        """Begin an exchange; return what to send to each site."""
+    def open(self, assignments: Mapping[str, tuple[TaskData, AllowedReply]]) -> dict[str, Packed]:
+        """Begin an exchange with the payload of each site, and what it may answer; return what to send."""
         self.empty()
         narrow = Narrow()
         packed = {
@@ -107,7 +104,7 @@ class UpdateCollector:
         self._expected = {site: expected for site, (_, expected) in assignments.items()}
         self._payloads = {site: payload for site, (payload, _) in assignments.items()}
         self.answers, self._fault, self.since = {}, None, time.monotonic()
-        self._accepted_at, self.norms, self._exchange = {}, {}, self._exchange + 1
+        self._accepted_at, self.norms, self.exchange = {}, {}, self.exchange + 1
         self._measure = Measure()
         self.attendance.offer(packed)
         self.lines = {
@@ -118,24 +115,13 @@ class UpdateCollector:
 
     def receiver(self, quorum: int, grace: float | None) -> OpenExchange:
         """Return the receiver of the exchange that was opened last; see `OpenExchange`."""
-        return OpenExchange(self, self._exchange, quorum, grace)
+        return OpenExchange(self, self.exchange, quorum, grace)
 
-    def seconds_since(self, quorum: int) -> float | None:
-        """Return the seconds since the quorum-th usable update arrived; None where there are fewer."""
-        with self._lock:
-            times = list(self._accepted_at.values())
-            return time.monotonic() - times[quorum - 1] if 0 < quorum <= len(times) else None
-
-    def complete_without(self, sites: Collection[str], quorum: int) -> bool:
-        """Whether these sites are gone, and the others' usable answers are enough."""
+    def arrived(self) -> tuple[int, list[float]]:
+        """Return the number of usable answers, and when each of the updates among them arrived."""
         with self._lock:
             usable = sum(not isinstance(reply, Abstain) for reply in self.answers.values())
-            return usable >= quorum and self.attendance.gone.issuperset(sites)
-
-    def fetched(self, site: str, exchange: int) -> None:
-        """Note that a site has fetched its task of an exchange."""
-        if exchange == self._exchange:
-            self.attendance.fetched(site)
+            return usable, list(self._accepted_at.values())
 
     def receive(self, site: str, packed: Packed, exchange: int | None = None) -> None:
         """Take the answer of a site.
@@ -148,7 +134,7 @@ class UpdateCollector:
             exchange: number of the exchange that it answers; by default the one that was opened last.
         """
         with self._lock:
-            if exchange not in (None, self._exchange) or not self._expected:
+            if exchange not in (None, self.exchange) or not self._expected:
                 log.warning("a late answer of %s is ignored", site)
                 return
             if site not in self._expected or site in self.answers:
@@ -272,7 +258,7 @@ class UpdateCollector:
             "validation": {"loss": None, "auroc": None},
         }
 
-    def replies(self, kind: type[R]) -> dict[str, R]:
+    def replies(self, kind: type[_R]) -> dict[str, _R]:
         """Return the accepted answers of one kind by site, in the order of their arrival.
 
         Updates are without tensors; see `updates`.
@@ -310,21 +296,22 @@ class OpenExchange:
     """The receiver of one exchange: takes answers until the exchange is closed.
 
     Args:
-        exchange: its number; later answers to it are dropped, even when another exchange is open.
+        number: of the exchange; later answers to it are dropped, even when another exchange is open.
         quorum: number of accepted updates that are enough.
         grace: seconds that the other sites still have from then on; None waits for all that are not gone.
     """
 
-    def __init__(self, collector: UpdateCollector, exchange: int, quorum: int, grace: float | None) -> None:
-        self._collector, self._exchange, self._quorum, self._grace = collector, exchange, quorum, grace
+    def __init__(self, collector: UpdateCollector, number: int, quorum: int, grace: float | None) -> None:
+        self._collector, self._number, self._quorum, self._grace = collector, number, quorum, grace
 
     def __call__(self, site: str, packed: Packed) -> None:
         """Take the answer of a site; see `UpdateCollector.receive`."""
-        self._collector.receive(site, packed, self._exchange)
+        self._collector.receive(site, packed, self._number)
 
     def fetched(self, site: str) -> None:
         """Note that a site has fetched its task."""
-        self._collector.fetched(site, self._exchange)
+        if self._number == self._collector.exchange:
+            self._collector.attendance.fetched(site)
 
     def enough(self, waiting: Collection[str]) -> bool:
         """Whether the quorum is complete, and the others are gone or their grace period is over.
@@ -332,12 +319,14 @@ class OpenExchange:
         Only updates begin the grace period. A site that fetches its task later has as long from then on; see
         `Attendance.awaited`. Where all sites are needed, a site that is gone is waited for.
         """
-        if self._collector.complete_without(waiting, self._quorum):
+        attendance, quorum, grace = self._collector.attendance, self._quorum, self._grace
+        usable, accepted_at = self._collector.arrived()
+        if usable >= quorum and attendance.gone.issuperset(waiting):
             return True
-        seconds, grace = self._collector.seconds_since(self._quorum), self._grace
-        if grace is None or seconds is None or seconds < grace:
+        if grace is None or not 0 < quorum <= len(accepted_at):
             return False
-        return not any(self._collector.attendance.awaited(site, grace) for site in waiting)
+        over = time.monotonic() - accepted_at[quorum - 1] >= grace
+        return over and not any(attendance.awaited(site, grace) for site in waiting)
 
 
 def list_reasons(reasons: Mapping[str, str]) -> str:

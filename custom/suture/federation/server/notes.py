@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 from suture.core.labels import canonical
-from suture.federation.plan import Plan
+from suture.federation.plan import Plan, Selection
 from suture.federation.server.global_model import classifier
-from suture.federation.server.registry import SiteRegistry
+from suture.federation.server.registry import Member, SiteRegistry
 from suture.federation.server.state import RunState
+from suture.learning.metrics import mean_defined
 from suture.methods.base import ClassFacts, GlobalModel
+from suture.protocol.messages import Metrics
+from suture.protocol.records import Metrics as Figures
+from suture.protocol.records import Round
 
 _SHOWN = 200
 """Notes of one kind: classes times sites may be millions."""
@@ -112,3 +116,131 @@ def older_state_notes(round_: int, states: Mapping[str, int], sent: Mapping[str,
 def exclusion_notes(excluded: Mapping[str, str]) -> list[str]:
     """Return a note on every site that takes no further part."""
     return [f"{site} left this experiment: {why}." for site, why in excluded.items()]
+
+
+# At the end
+
+_FAR = 10
+"""A row is taken over where a site counts this many times as much as every site that annotates the class."""
+
+_MOST = 0.75
+"""Share of the mean from which on the report names the site: it alone nearly makes the model."""
+
+
+def dominant(history: Sequence[Round]) -> list[str]:
+    """Return a sentence for each site that had most of the mean of three or more sites.
+
+    A weight can be a number of images or a rescue factor that a site announces, and nobody can check it.
+    """
+    shares = [found for line in history if len(found := line.shares) >= 3]
+    sites = sorted({site for found in shares for site in found})
+    means = {site: mean_defined(found.get(site) for found in shares) for site in sites}
+    return [
+        (
+            f"{site} had {share:.1%} of the weight in the mean of the sites' updates, so it determined the "
+            "model almost alone. The server cannot check a site's weight."
+        )
+        for site, share in means.items()
+        if share is not None and share > _MOST
+    ]
+
+
+def run_away(history: Sequence[Round], owners: Mapping[str, Collection[str]]) -> list[str]:
+    """Return a sentence for each class whose row was taken over by sites that do not annotate it.
+
+    Where the weights of a row are counts of labels and pseudo-labels (FedLSM, Eq. 7), sites that do not
+    annotate a class can dominate its row; the mean teacher that results is even more confident. Prevalences
+    at different sites seldom differ tenfold.
+
+    Args:
+        owners: the sites that annotate each class.
+    """
+    notes = []
+    for name, annotating in owners.items():
+        found = {r.round: _dominating(r, name, annotating) for r in history if r.has_row_weights}
+        rounds = [number for number, sites in found.items() if sites]
+        if rounds:
+            first, last = rounds[0], rounds[-1]
+            notes.append(
+                f"{name}: from round {first} sites that do not annotate the class weigh over {_FAR} "
+                f"times as much as any site that does (in round {last}: {', '.join(found[last])}), "
+                "through pseudo-labels. Such labels may reinforce themselves: they now determine the "
+                "class's row."
+            )
+    return notes
+
+
+def _dominating(line: Round, name: str, annotating: Collection[str]) -> list[str]:
+    """Return the sites without the class that count far more in its row than every site with it."""
+    counts = {site: s.rows.get(name) or 0.0 for site, s in line.sites.items() if s.status == "accepted"}
+    most = max((counts[site] for site in annotating if site in counts), default=0.0)
+    return [site for site, n in counts.items() if site not in annotating and n > _FAR * max(most, 1.0)]
+
+
+def validation_gaps(
+    history: Sequence[Round],
+    members: Mapping[str, Member],
+    labels: Sequence[str],
+    selection: Selection,
+    at_server: Collection[str] = (),
+) -> list[str]:
+    """Return a sentence on the sites, and one on the classes, that had no say in the selected round.
+
+    Args:
+        members: the sites that take part.
+        labels: all classes.
+        at_server: the classes that the server's validation data measure; see `HeldOut.measured`.
+    """
+    committed = [line for line in history if line.status == "committed"]
+    if selection == "last" or not committed:
+        return []
+    found = []
+    if selection == "site_loss":
+        heard = {name for r in committed for name, s in r.sites.items() if s.validation_loss is not None}
+        silent = {name: member.n for name, member in members.items() if name not in heard}
+        if silent:
+            found.append(
+                f"The round was selected by the validation losses of {_listed(heard)} only: "
+                f"{_why(silent, 'validation')}"
+            )
+        unmeasured = set.intersection(*(set(line.validation.unmeasured) for line in committed))
+    else:
+        unmeasured = set(labels) - set(at_server)
+    if names := sorted(unmeasured):
+        found.append(
+            f"No validation AUROC: {_listed(names)}. The validation data have no positive or no "
+            "negative, or fewer than min_count"
+        )
+    return found
+
+
+def test_gaps(figures: Figures, tested: Mapping[str, Metrics], members: Mapping[str, Member]) -> list[str]:
+    """Return a sentence on the sites without test data, and one on the classes without a final AUROC.
+
+    Args:
+        figures: metrics.json.
+        tested: each site's metrics on its own test data; of no account where the server has a test set.
+    """
+    found = []
+    if figures.source == "sites' test data":
+        heard = [name for name, metrics in sorted(tested.items()) if metrics.n]
+        silent = {name: member.n for name, member in members.items() if name not in heard}
+        if silent:
+            found.append(f"The final figures come from {_listed(heard)} only: {_why(silent, 'test')}")
+    if figures.undefined:
+        reasons = (f"{name} ({why})" for name, why in sorted(figures.undefined.items()))
+        found.append(f"No test AUROC: {', '.join(reasons)}")
+    return found
+
+
+def _why(silent: Mapping[str, Mapping[str, int | None]], split: str) -> str:
+    """Say why each of some sites sent no figure of a split."""
+    few = f"sent none: too few labelled {split} images for its limits, or it did not answer"
+    return "; ".join(
+        f"{name} {few if n.get(split) else f'has no {split} images'}" for name, n in sorted(silent.items())
+    )
+
+
+def _listed(names: Collection[str]) -> str:
+    *most, last = sorted(names) or ["no site"]
+    return f"{', '.join(most)} and {last}" if most else last

@@ -29,7 +29,7 @@ from suture.federation.server.collector import Line, list_reasons
 from suture.methods.base import LabelStatistics, LabelView
 from suture.protocol.messages import MOST_CLASSES, ClassScore, Labels, Metrics, SiteInfo, Update
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 _SHOWN = 20
 """Pairs of names that an error lists."""
@@ -104,7 +104,7 @@ class SiteRegistry:
         """Return a site's scores by the federation's names of the classes."""
         return self.named(site, metrics.classes)
 
-    def named(self, site: str, values: Mapping[str, T]) -> dict[str, T]:
+    def named(self, site: str, values: Mapping[str, _T]) -> dict[str, _T]:
         """Return values by the federation's names, given by the site's spelling of the classes."""
         names = dict(zip(self.members[site].own, self.members[site].names, strict=True))
         return {names.get(label, label): value for label, value in values.items()}
@@ -279,10 +279,10 @@ def _names(infos: Mapping[str, SiteInfo], agreed: Agreement) -> dict[str, str]:
     return {own: classes.get(name, name) for own, name in mapped.items()}
 
 
-V = TypeVar("V")
+_V = TypeVar("_V")
 
 
-def _usual(values: Iterable[V]) -> V | None:
+def _usual(values: Iterable[_V]) -> _V | None:
     """Return the value of more than half of the sites, and of two or more; None where there is none."""
     counts = Counter(values)
     value, n = counts.most_common(1)[0] if counts else (None, 0)

@@ -11,19 +11,17 @@ from typing import Any, Literal
 from suture.core.codes import codes_of
 from suture.core.errors import LabelError
 from suture.federation.differential_privacy import describe_spent
-from suture.federation.server import intervals
-from suture.federation.server.coverage import test_gaps, validation_gaps
 from suture.federation.server.global_model import classifier
+from suture.federation.server.notes import dominant, run_away, test_gaps, validation_gaps
 from suture.federation.server.scores import (
     Plain,
     by_attribute,
     by_frequency,
     condensed,
-    dominant,
+    interval_of_mean,
     local_and_global,
     mean_over_sites,
     plain,
-    run_away,
     weighting,
 )
 from suture.federation.server.server import Server
@@ -39,8 +37,8 @@ log = logging.getLogger(__name__)
 
 _BOOTSTRAP = 1000
 
-Source = Literal["server test set", "sites' test data"]
-AT_SERVER: Source = "server test set"
+_Source = Literal["server test set", "sites' test data"]
+AT_SERVER: _Source = "server test set"
 
 
 def finish(server: Server, tested: Mapping[str, Metrics], fault: Exception | None = None) -> None:
@@ -106,7 +104,7 @@ def _notes(server: Server) -> list[str]:
 
 
 def _left_out(server: Server, tested: Mapping[str, Metrics]) -> list[str]:
-    """Return what the figures do not cover; see `suture.federation.server.coverage`."""
+    """Return what the figures do not cover; see `validation_gaps` and `test_gaps`."""
     folder, members, held_out = server.record.folder, server.registry.members, server.held_out
     at_server = held_out.measured("validation") if held_out else ()
     history = read_history(folder)
@@ -130,13 +128,13 @@ def _write_metrics(server: Server, model: GlobalModel, tested: Mapping[str, Metr
 def _results(server: Server, model: GlobalModel, tested: Mapping[str, Metrics]) -> Results:
     history = read_history(server.record.folder)
     selected, held_out = server.selected_round, server.held_out
-    source: Source = "sites' test data"
+    source: _Source = "sites' test data"
     by_site = {site: server.registry.classes_from_site(site, m) for site, m in sorted(tested.items())}
     if held_out and held_out.has("test") and server.plan.method.personal == "nothing":
         source = AT_SERVER
         measured, interval = held_out.tested(model, selected, _BOOTSTRAP)
     else:
-        measured, interval = mean_over_sites(server.registry, tested, selected), intervals.of_mean(by_site)
+        measured, interval = mean_over_sites(server.registry, tested, selected), interval_of_mean(by_site)
     return Results(
         server.registry.labels,
         _owners(server),
@@ -191,7 +189,7 @@ class Results:
             that is missing was not evaluated.
         source: where the test data of `measured` lie.
         sites: scores of the classes evaluated at each site.
-        mean_interval: 95 % interval of the mean AUROC; over the sites' data see `intervals.of_mean`.
+        mean_interval: 95 % interval of the mean AUROC; over the sites' data see `interval_of_mean`.
         frequency: names of the common, medium and rare classes; see `by_frequency`.
         local: figures of the global model and of the site's own model at each site; see `local_and_global`.
         weighting: see `suture.federation.server.scores.weighting`.
@@ -205,7 +203,7 @@ class Results:
     labels: Sequence[str]
     owners: Mapping[str, Sequence[str]]
     measured: Metrics
-    source: Source
+    source: _Source
     sites: Mapping[str, Mapping[str, ClassScore]] = field(default_factory=dict)
     mean_interval: tuple[float, float] | None = None
     frequency: Mapping[str, Sequence[str]] = field(default_factory=dict)

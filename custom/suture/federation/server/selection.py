@@ -10,13 +10,10 @@ from dataclasses import field, replace
 from pydantic import FiniteFloat
 from pydantic.dataclasses import dataclass
 
-from suture.core.errors import FederationError
 from suture.core.validation import OPEN
-from suture.federation.plan import Schedule, Selection
-from suture.federation.server.held_out import HeldOut
+from suture.federation.plan import Selection
 from suture.federation.store import Rounds
-from suture.methods.base import Method
-from suture.protocol.messages import Count, SiteInfo
+from suture.protocol.messages import Count
 
 log = logging.getLogger(__name__)
 
@@ -120,50 +117,3 @@ class ModelSelection:
         """Return the round whose state a site has to keep; 0 while there is none."""
         found = self.own.get(site, self.best)
         return found.round if found else 0
-
-
-def check_selection(schedule: Schedule, method: Method, held_out: HeldOut | None) -> None:
-    """Check before any training that the rounds can be compared as the schedule requests.
-
-    Raises:
-        FederationError: the server is to measure models that it does not have, or has no data for it.
-    """
-    if schedule.selection not in MEASURED_HERE:
-        return
-    if method.personal != "nothing":
-        raise FederationError(
-            f"{method.about.title} keeps its models at the sites, so the server cannot measure them; "
-            "select by 'site_loss'"
-        )
-    if not (held_out and held_out.has("validation")):
-        raise FederationError(
-            f"selection={schedule.selection!r} needs labelled validation data at the server; name it in the "
-            "server's suture.toml, or select by 'site_loss'"
-        )
-    if schedule.selection == "server_balanced_accuracy" and held_out.labels.label_type != "multiclass":
-        raise FederationError(
-            "selection='server_balanced_accuracy' needs one label for each image, but the server's "
-            "data have several; select by 'server_metric'"
-        )
-
-
-def check_measurable(schedule: Schedule, infos: Mapping[str, SiteInfo], best: Best | None) -> None:
-    """Check before round 1 that a site can measure a loss, where rounds are selected by the sites' losses.
-
-    Args:
-        infos: of each site that takes part.
-        best: the best round of an experiment that continues.
-
-    Raises:
-        FederationError: none can; says why, and what to set.
-    """
-    held = {site: info.n.get("validation", 0) for site, info in infos.items()}
-    if schedule.selection != "site_loss" or best or any(held[s] and infos[s].measures for s in infos):
-        return
-    few = "{} validation images are too few for its min_loss and min_count"
-    why = (f"{s}: {few.format(n) if n else 'no validation images'}" for s, n in sorted(held.items()))
-    raise FederationError(
-        f"no site has a validation loss that may leave it ({'; '.join(why)}), so no round could be selected "
-        "by selection='site_loss'; give a site more validation images, or set selection='last', or "
-        "'server_metric' with labelled validation data at the server"
-    )

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import torch
 
-from suture.core.errors import ConfigError, FederationError, as_word
-from suture.core.labels import LabelType
+from suture.core.errors import FederationError
 from suture.core.names import check_sites
-from suture.data.config import ServerConfig, SiteConfig, StorageConfig, find_site_config, load_server_config
+from suture.data.config import SiteConfig
 from suture.federation.plan import Plan, Schedule, needed
 from suture.federation.server.aggregator import Aggregator, Updates
 from suture.federation.server.assignments import Task
+from suture.federation.server.checks import check_label_type, check_measurable, check_phase, check_selection
 from suture.federation.server.collector import Line, OpenExchange, UpdateCollector, list_reasons
 from suture.federation.server.decisions import Fitted, fit_decisions
 from suture.federation.server.exchanges import Exchanges, Undo
@@ -37,10 +37,10 @@ from suture.federation.server.notes import (
 )
 from suture.federation.server.record import Record, describe, what_leaves
 from suture.federation.server.registry import Agreement, Member, SiteRegistry, admit
-from suture.federation.server.selection import ModelSelection, check_measurable, check_selection
+from suture.federation.server.selection import ModelSelection
 from suture.federation.server.state import Restored, RunState, pack_state, read_newest
 from suture.federation.store import Rounds
-from suture.methods.base import ClassFacts, GlobalModel, Method
+from suture.methods.base import ClassFacts, GlobalModel
 from suture.methods.parameters import layout_of, parts
 from suture.protocol.messages import Metrics, Scores, SiteInfo, Update
 from suture.protocol.packing import Packed
@@ -124,7 +124,7 @@ class Server:
         check_label_type(method, self.registry.label_type)
         check_measurable(schedule, infos, found.state.standings.best if found else None)
         if found:
-            self._check_phase(found)
+            check_phase(self.plan, schedule.rounds, found.round, found.state.pending)
             self._restore(found)
         else:
             model = initial(self.plan, self.registry.labels, self.registry.label_type)
@@ -136,19 +136,6 @@ class Server:
         self._facts = method.class_facts(self.registry.statistics(infos))
         self.record.rewind(self.round)
         self._record_start(found, {s: str(x["reason"]) for s, x in lines.items() if s not in infos})
-
-    def _check_phase(self, found: Restored) -> None:
-        """Refuse a number of rounds that would put the last committed round into another phase."""
-        last, rounds = found.state.pending, self.schedule.rounds
-        if last is None or found.round > rounds:
-            return
-        now = self.aggregator.context(found.round).phase.name
-        if (was := last.get("phase", now)) != now:
-            raise ConfigError(
-                f"round {found.round} was trained in the phase {as_word(was)}, but in a run of {rounds} "
-                f"rounds it belongs to the phase {now}. Set rounds to its former value, or begin a new "
-                "experiment"
-            )
 
     def _restore(self, found: Restored) -> None:
         codes = found.state.codes
@@ -422,21 +409,6 @@ class Server:
             self.states.keep(self.state.standings.best.round)
 
 
-def check_label_type(method: Method, label_type: LabelType) -> None:
-    """Refuse a federation of labels that the method is not defined for.
-
-    Raises:
-        ConfigError: names the methods that are.
-    """
-    if label_type in method.label_types:
-        return
-    kind = {"multilabel": "several labels an image", "multiclass": "one label an image"}[label_type]
-    raise ConfigError(
-        f"{method.about.title} does not support {kind}, which the sites have; choose another method "
-        "(`suture list methods` shows what each is for)"
-    )
-
-
 def open_server(
     plan: Plan,
     schedule: Schedule,
@@ -462,17 +434,3 @@ def open_server(
     server = Server(plan, schedule, experiments / plan.experiment, held_out, pooled, ledgers)
     describe(server.record, plan, schedule)
     return server
-
-
-def find_server_config(workspace: Path) -> ServerConfig:
-    """Read the server's own suture.toml; without one, experiments lie in suture/ of the workspace.
-
-    Raises:
-        ConfigError: the file cannot be used.
-    """
-    try:
-        path = find_site_config("server", workspace)
-    except ConfigError:
-        files = workspace / "local" / "files"
-        return ServerConfig(storage=StorageConfig(state=workspace / "suture", files=files))
-    return load_server_config(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -11,9 +10,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, FiniteFloat
 from pydantic.dataclasses import dataclass
 
-from suture.core.errors import ConfigError, as_word
-from suture.core.validation import OPEN, flat, lasting, parse
+from suture.core.validation import OPEN, parse
 from suture.federation.plan import Plan
+from suture.federation.server.checks import check_unchanged, fixed_settings
 from suture.federation.server.global_model import pack_model, read_model
 from suture.federation.server.norm_bound import NormBound
 from suture.federation.server.registry import SiteRegistry
@@ -22,16 +21,6 @@ from suture.federation.store import Rounds
 from suture.methods.base import GlobalModel
 from suture.protocol.messages import Codes, Count, Label, Word
 from suture.protocol.packing import Packed
-
-_FIXED_SETTINGS = {
-    "seed": "seed",
-    "method": "method",
-    "hyperparameters": "method",
-    "model": "model",
-    "augmentation": "augmentation",
-    "transport": "transport",
-}
-"""The parts of a plan that a later job of the experiment may not change, with the job's word for each."""
 
 
 def _open_round(line: dict[str, Any]) -> dict[str, Any]:
@@ -84,7 +73,7 @@ class RunState:
 
 
 @dataclass(frozen=True, config=OPEN)
-class BegunMember:
+class _BegunMember:
     """A site of the experiment so far, with the federation's names of its classes."""
 
     names: tuple[Label, ...] = ()
@@ -98,7 +87,7 @@ class Began:
 
     prior: str | None
     codes: dict[Label, Codes] = Field(default_factory=dict)
-    members: dict[str, BegunMember] = Field(default_factory=dict)
+    members: dict[str, _BegunMember] = Field(default_factory=dict)
 
     def owners(self) -> dict[str, set[str]]:
         """Return the sites of each class so far."""
@@ -155,29 +144,3 @@ def read_newest(states: Rounds, plan: Plan) -> Restored | None:
     begun, state = parse(_Begun, packed.header, where), RunState.from_dict(packed.header, where)
     check_unchanged(begun.plan, fixed_settings(plan), plan.experiment)
     return Restored(number, read_model(packed, plan, where), state, begun.registry)
-
-
-def fixed_settings(plan: Plan) -> dict[str, Any]:
-    """Return the settings of a plan that later jobs of the experiment may not change."""
-    values = plan.to_dict()
-    return {key: values[key] for key in _FIXED_SETTINGS}
-
-
-def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], experiment: str) -> None:
-    """Check that an experiment continues with the settings that it began with.
-
-    Args:
-        before, now: what `fixed_settings` returns, or a part of it.
-
-    Raises:
-        ConfigError: they differ; names the setting.
-    """
-    for part in (key for key in _FIXED_SETTINGS if key in before and key in now):
-        was, has = (flat(_FIXED_SETTINGS[part], json.loads(json.dumps(plan[part]))) for plan in (before, now))
-        for key in sorted(lasting(was).keys() | has.keys()):
-            if was.get(key) != has.get(key):
-                raise ConfigError(
-                    f"the experiment {experiment!r} was begun with {as_word(key)}={as_word(was.get(key))}, "
-                    f"and this job has {as_word(key)}={as_word(has.get(key))}; set it back, or begin a new "
-                    "experiment"
-                )

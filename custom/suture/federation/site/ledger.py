@@ -162,7 +162,7 @@ def _said(score: ClassScore) -> bool:
 
 def _numbers(reply: Reply, channels: Sequence[Channel]) -> int:
     """Count the numbers of an answer that are neither tensors of the model's form nor figures of a class."""
-    count = sum(_numbers_in(getattr(reply, name)) for name in fields_with(type(reply), Trait.COUNTED))
+    count: int = sum(_numbers_in(getattr(reply, name)) for name in fields_with(type(reply), Trait.COUNTED))
     count += sum(
         2
         + len(metrics.overall)
