@@ -37,7 +37,7 @@ def train_round(
 def conformant(name: str) -> Method:
     """The method with a learning rate and batches at which a tiny network moves."""
     kind: Any = METHODS[name]
-    if not kind.labels.single_target:
+    if kind().labels.view != "target":
         return kind(local=LocalTraining(lr=1e-2, batch_size=8), **_QUICK.get(name, {}))  # type: ignore[no-any-return]
     method = kind(local=replace(INNER, lr=0.1, iterations=3), batches=1)
     return method if name == "fl" else replace(method, server=ServerStep(lr=1e-2))

@@ -20,7 +20,7 @@ from suture.federation.server.record import what_leaves
 from suture.federation.server.server import Server
 from suture.learning.training import LocalTraining
 from suture.methods.base import GlobalModel, hyperparameters
-from suture.methods.parameters import layout_of
+from suture.methods.exchange import layout_of
 from suture.models.classifier import Layout
 from suture.protocol.check import check_reply
 from suture.protocol.egress import ALIKE, CLASSES, Channel, Egress, within

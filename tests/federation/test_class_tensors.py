@@ -61,14 +61,13 @@ class Pairs(LocalAveraging):
     """A site sends the pairs of its classes that it has; the server sends their means down."""
 
     about = About("pairs", "Pairs", "none")
-    labels = LabelUse(view="own")
     received: ClassVar[list[tuple[str, TaskData]]] = []
     walks: ClassVar[list[list[Update]]] = []
     view: LabelView = "own"
 
     @property
-    def label_use(self) -> LabelUse:
-        return replace(self.labels, view=self.view)
+    def labels(self) -> LabelUse:
+        return LabelUse(view=self.view)
 
     def egress(self, layout: Layout) -> Egress:
         up = Channel("pairs", "up", PAIRS, why="which classes a site has")
@@ -368,7 +367,7 @@ def test_what_leaves_is_declared() -> None:
 @pytest.mark.parametrize("method", [FedMLP(), CReFF()], ids=lambda method: method.about.name)
 def test_a_run_says_how_many_numbers_of_each_class_leave(method: Method) -> None:
     """Before the model is known no length; after the start that of the tensors that sites send."""
-    with Trial(method, SMALL, method.label_types[0], rounds=1) as trial:
+    with Trial(method, SMALL, method.labels.types[0], rounds=1) as trial:
         name = method.egress(Layout({}, {})).going("up")[0].name
         unknown = {r["field"]: r["shape"] for r in what_leaves(trial.server.plan, Layout({}, {}))}
         assert unknown[name] == "numbers for each class"
@@ -400,9 +399,11 @@ class Negated(FedAvg):
         minus = Channel("minus", "down", (CLASSES, layout.features + 1))
         return replace(super().egress(layout), channels=(minus,))
 
-    def served_head(self, head: Mapping[str, Tensor], channels: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def predictor(
+        self, tensors: Mapping[str, Tensor], channels: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
         rows = channels["minus"]
-        assert head.keys() == {"head.weight", "head.bias"}
+        assert {"head.weight", "head.bias"} < tensors.keys()
         return {"head.weight": rows[:, :-1], "head.bias": rows[:, -1]}
 
     def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from suture.core.privacy import PrivacyConfig
 from suture.federation.loop import Loop
 from suture.federation.server.norm_bound import untrainable
 from suture.federation.server.selection import Best, ModelSelection
@@ -15,7 +16,6 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.check import check_reply
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import unpack
-from suture.protocol.privacy import PrivacyConfig
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-3, batch_size=8))
 

@@ -94,7 +94,7 @@ def test_a_federation_ends_with_a_model_of_one_class_an_image(name: str, data: P
         assert tuple(probabilities) == EVERY
         assert sum(probabilities.values()) == pytest.approx(1, abs=4e-6)  # six digits of each are written
     # A site that sees only its own classes can only choose among these; the others choose among all.
-    every = METHODS[name].labels.view == "all"
+    every = METHODS[name]().labels.view == "all"
     expected = [
         accuracy(folder / "model", data / site, own, EVERY if every else own) for site, own in LABELS.items()
     ]

@@ -117,7 +117,7 @@ COMMITTED = ["round-000000.safetensors", "round-000001.safetensors"]
 RESULTS = ("metrics.json", "model/model.safetensors")
 
 
-def test_images_are_dealt_evenly() -> None:
+def test_images_are_divided_evenly() -> None:
     images = {"a": 1, "b": 5, "c": 4, "d": 2, "e": 0}
     assert balanced_shares(images, 2) == [["b", "a", "e"], ["c", "d"]]
     assert balanced_shares(images, 9) == [["b"], ["c"], ["d"], ["a"], ["e"]]

@@ -54,12 +54,12 @@ def _sent(packed: Packed) -> Packed:
 
 
 def _trial(method: Method, transport: Transport) -> Trial:
-    label_type = "multilabel" if method.label_use.single_target else method.label_types[0]
+    label_type = "multilabel" if method.labels.view == "target" else method.labels.types[0]
     return Trial(method, SMALL, label_type, rounds=3, transport=transport)
 
 
 @pytest.mark.parametrize("transport", get_args(Transport))
-@pytest.mark.parametrize("name", sorted(name for name, kind in METHODS.items() if not kind.limits.local_only))
+@pytest.mark.parametrize("name", sorted(name for name, kind in METHODS.items() if not kind.about.local_only))
 def test_flares_messages_change_no_byte(name: str, transport: Transport) -> None:
     register()
     method = conformant(name)

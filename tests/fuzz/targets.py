@@ -274,7 +274,7 @@ PERSONAL = Plan(PFL(), TINY, Augmentation(), 1, **EXPERIMENT)
 @cache
 def _states() -> tuple[Packed, Packed, Packed]:
     """The state of a server, and of a site of a personal method."""
-    server = Server(PLAN, Schedule(rounds=3), folder() / "server", None)
+    server = Server(PLAN, Schedule(name="fuzz", title="fuzz", rounds=3), folder() / "server", None)
     standings = ModelSelection(Best(1, -0.5), {"alpha": Best(1, -0.25)}, 1, "site_loss")
     lines = {"alpha": {"status": "accepted", "reason": None, "seconds": 0.1}}
     validation = {"loss": None, "auroc": None}
@@ -333,7 +333,7 @@ def _restore(case: tuple[str, Path]) -> None:
 def _continue(home: Path) -> None:
     for record in ("history.jsonl", "events.jsonl", "run.json"):
         (home / record).unlink(missing_ok=True)
-    server = Server(PLAN, Schedule(rounds=3), home, None)
+    server = Server(PLAN, Schedule(name="fuzz", title="fuzz", rounds=3), home, None)
     if found := read_newest(server.states, PLAN):
         server.registry = SiteRegistry({}, tuple(sorted({*LABELS, "Hernia", *found.model.labels})))
         server._restore(found)
@@ -440,9 +440,16 @@ PLANS = tuple(
     )
 )
 SCHEDULES = (
-    Schedule(rounds=3).to_dict(),
+    Schedule(name="fuzz", title="fuzz", rounds=3).to_dict(),
     Schedule(
-        4, min_sites=0.5, grace=3.0, patience=2, label_map={"a": "b"}, accept_labels=("Mass",)
+        name="fuzz",
+        title="fuzz",
+        rounds=4,
+        min_sites=0.5,
+        grace=3.0,
+        patience=2,
+        label_map={"a": "b"},
+        accept_labels=("Mass",),
     ).to_dict(),
 )
 

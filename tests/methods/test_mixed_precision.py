@@ -27,7 +27,7 @@ EVERY = {
 CASES = [
     (name, kind, half)
     for name, method in EVERY.items()
-    if not method.limits.fixed_batches
+    if not method.about.fixed_batches
     for half, kinds in (("fp16", label_types(method)), ("bf16", label_types(method)[:1]))
     for kind in kinds
 ]

@@ -17,7 +17,7 @@ from suture.learning.training import BestEpoch, LocalTraining, fit, validation_l
 from suture.methods.base import Phase, RoundContext, local_round, loss_of, settled
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
-from suture.models.classifier import redraw_head
+from suture.models.classifier import reinitialise_head
 from suture.models.heads import head_rows
 from suture.protocol.messages import TaskData
 from suture.protocol.packing import Packed
@@ -81,7 +81,7 @@ def test_sites_without_a_common_start_average_what_each_has_drawn(tiny: Any) -> 
     drawn = {}
     for name, own in labels.items():
         drawn[name] = build(model, LabelSet(own), 5, pretrained=False)
-        redraw_head(drawn[name], seed_for(1, name, "init"))
+        reinitialise_head(drawn[name], seed_for(1, name, "init"))
     mean = torch.stack([d.state_dict()["hidden.0.weight"] for d in drawn.values()]).mean(0)
     torch.testing.assert_close(after.shared["hidden.0.weight"], mean, atol=1e-6, rtol=0)
     rows = {name: d.head.weight[0] for name, d in drawn.items()}

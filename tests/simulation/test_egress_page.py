@@ -74,7 +74,7 @@ def test_the_page_has_the_words_and_sizes_of_the_code() -> None:
 def test_every_number_that_a_method_declares_is_on_the_page(name: str) -> None:
     method: Any = METHODS[name]()
     section = page().split(f"### `{name}`:")[1].split("###")[0]
-    if method.limits.pooled:
+    if method.about.pooled:
         assert "No federation" in section
         return
     egress = method.egress(Layout({}, {}))
@@ -83,7 +83,7 @@ def test_every_number_that_a_method_declares_is_on_the_page(name: str) -> None:
     for loss, (low, high) in egress.losses.items():
         assert f"| {loss} | a number in [{low:g}, {high:g}]; withheld below `min_loss` samples |" in section
     assert ("| counts |" in section) == bool(egress.counts)
-    assert ("| prior |" in section) == egress.prior
+    assert ("| prior |" in section) == (method.exchange.prior is not None)
     reasons = {row["field"]: row["why"] for row in declared(egress)}
     assert ("| shared |" in section) == ("shared" in reasons)
-    assert ("| head |" in section) == ("head" in reasons and method.share is None)
+    assert ("| head |" in section) == ("head" in reasons and method.exchange.share is None)

@@ -125,24 +125,18 @@ def check(study: Study, trust: Trust = False) -> None:
 
     Also writes check.html, with a few images of each site as the model sees them.
     """
-    from suture.data.quality import check as check_data
     from suture.data.quality import render
-    from suture.simulation.study import StudySites
-    from suture.simulation.study_check import compare, render_matrix
-    from suture.simulation.study_page import job_of, write_page
+    from suture.simulation import actions
+    from suture.simulation.study_check import render_matrix
 
-    configs = StudySites(str(study)).configs()
-    job, job_fault = job_of(study, trust=trust)
-    findings = {name: check_data(config) for name, config in configs.items()}
-    for name, found in findings.items():
+    done = actions.check(study, trust=trust)
+    for name, found in done.sites.items():
         console.rule(f"[bold]{rich(name)}")
         console.print(render(found))
     console.rule("[bold]all sites")
-    together = compare(configs, findings, job, job_fault)
-    console.print(render_matrix(findings, together))
-    page = write_page(study, job, configs, findings, together)
-    print_line(f"page: {page} (images of patients: it stays on this machine)")
-    problems = sum(len(found.problems) for found in findings.values()) + len(together.problems)
+    console.print(render_matrix(done.sites, done.together))
+    print_line(f"page: {done.page} (images of patients: it stays on this machine)")
+    problems = len(done.problems)
     if problems:
         raise SutureError(f"{study}: {number_of(problems, 'problem')}; correct the study before you run it")
     print_line(f"next: suture run {shlex.quote(str(study))} --env local{' --trust' if trust else ''}")

@@ -22,10 +22,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 from suture.core.errors import ConfigError, as_word, nearest, shown
 from suture.core.files import atomic_write
 from suture.core.plain import read_toml
+from suture.core.privacy import PrivacyConfig
 from suture.core.validation import Section, in_words
 from suture.data.dataset import DatasetConfig, SitePath
 from suture.data.readers import DATASETS, DataConfig
-from suture.protocol.privacy import PrivacyConfig
 
 
 class TrainingConfig(Section):

@@ -9,7 +9,7 @@
 
 where delta is the change of all parameters that the site has received, as one vector, or its gradient.
 
-The noise of every update is drawn anew from the system's source of secrets: two answers to one task have
+Every update has new noise from the system's source of secrets: two answers to one task have
 nothing in common that could be subtracted. A round that is repeated needs no second draw, because the site
 keeps the answer that it has sent (`suture.federation.site.answers`).
 """
@@ -28,11 +28,11 @@ import torch
 from torch import Tensor
 
 from suture.core.errors import ConfigError
+from suture.core.privacy import PrivacyConfig
 from suture.learning.step_losses import NonFiniteLoss
 from suture.protocol.disclosure import training_loss
 from suture.protocol.half import VARIANCE
 from suture.protocol.messages import Spent, TaskData, Trait, Update, fields_with, rounded
-from suture.protocol.privacy import PrivacyConfig
 
 Draw = Callable[[int], bytes]
 """Gives a number of random bytes; only tests use another one than the system's."""

@@ -43,7 +43,7 @@ from suture.flare.workspace import (
     check_prior_allowed,
     claim_experiment,
     simulated,
-    with_own_weights,
+    with_own_files,
     workspace_root,
 )
 from suture.protocol.messages import TaskName
@@ -135,7 +135,9 @@ class FederationController(Controller):
         check_method_allowed(str(settings.get("method")), fl_ctx)
         check_prior_allowed(settings.get("hyperparameters"), fl_ctx)
         own = find_server_config(workspace_root(fl_ctx))
-        plan = with_own_weights(Plan.from_dict(settings), own.storage.files)
+        plan = with_own_files(
+            Plan.from_dict(settings), own.storage.files, "model.weights", "model.name_vectors"
+        )
         state = own.storage.state
         # A simulation's server works in the run folder, which the user names.
         folder = state / plan.experiment if simulated() else open_experiment(state, plan.experiment)

@@ -22,8 +22,7 @@ from suture.flare.workspace import (
     check_method_allowed,
     check_prior_allowed,
     claim_experiment,
-    with_own_embedding,
-    with_own_prior,
+    with_own_files,
     workspace_root,
 )
 from suture.protocol.check import AllowedReply
@@ -95,9 +94,8 @@ class SiteExecutor(Executor):
         check_prior_allowed(settings.get("hyperparameters"), fl_ctx)
         plan = Plan.from_dict(settings)
         config = load_site_config(find_site_config(name, root))
-        plan = with_own_embedding(plan, config.storage.files)
-        if config.training.prior is None:
-            plan = with_own_prior(plan, config.storage.files)
+        own = "model.embedding", *(() if config.training.prior else ("method.prior.path",))
+        plan = with_own_files(plan, config.storage.files, *own)
         folder = open_experiment(config.storage.state, plan.experiment)
         claim_experiment(folder, fl_ctx)
         return Site(name, config, plan, self.rounds, folder)

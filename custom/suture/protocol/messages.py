@@ -24,9 +24,9 @@ from suture.core.codes import SYSTEMS, check_code
 from suture.core.errors import LabelError
 from suture.core.labels import LabelType, check_spelling
 from suture.core.names import LONGEST, check_value
+from suture.core.privacy import check_protection
 from suture.core.validation import MOST_ATTRIBUTES, STRICT
 from suture.protocol.decisions import DecidedClass, Decision, Rule
-from suture.protocol.privacy import check_protection
 
 MOST = 2_000
 """Largest number of tensors of a model, and of a method's scalars: longer lists are rejected."""
@@ -86,6 +86,9 @@ Total = Annotated[int, Field(ge=0, le=LARGEST * MOST)]
 Number = Annotated[FiniteFloat, Field(ge=-LARGEST, le=LARGEST)]
 """A loss or a scalar of a method: its sums cannot overflow. A model whose loss is larger has diverged."""
 
+Step = Annotated[FiniteFloat | None, Field(exclude_if=lambda step: step is None)]
+"""To whose multiples a site has rounded a figure; exact figures say nothing of it."""
+
 Protection = Annotated[dict[Literal["clip", "noise", "delta"], FiniteFloat], AfterValidator(check_protection)]
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -134,6 +137,7 @@ class ClassScore:
             below `min_count`, or if it would reveal such a count.
         negatives: the same.
         recall: with multiclass labels, on the same grid.
+        step: of the grid; it bounds the share of the patient with the most images.
     """
 
     auroc: float | None
@@ -142,6 +146,7 @@ class ClassScore:
     positives: int | None
     negatives: int | None
     recall: float | None = None
+    step: Step = None
 
 
 KEYS = ("accuracy", "balanced_accuracy", "precision", "recall", "f1")
@@ -179,6 +184,7 @@ class Metrics:
             `overall` for each of its values, at most 20; a value with fewer than `min_count` images is
             omitted, and so is any value that would reveal it.
         decided: of test data, if the job has a `decision` section: see below.
+        loss_step: of the grid of the loss; it bounds the share of the patient with the most labels.
     """
 
     round: Count
@@ -193,6 +199,7 @@ class Metrics:
     decided: Annotated[dict[Label, DecidedClass], Field(max_length=MOST_CLASSES)] = Field(
         default_factory=dict
     )
+    loss_step: Step = None
 
 
 @dataclass(frozen=True, config=STRICT)

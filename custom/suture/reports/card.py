@@ -22,7 +22,7 @@ from suture.models import MODELS
 from suture.models.saved import load_spec, weights_digest
 from suture.protocol.records import Metrics, Run, read_history, read_metrics, read_run
 from suture.reports.decision_section import decision_section
-from suture.reports.formatting import DASH, area, interval
+from suture.reports.formatting import DASH, area, interval, stepped
 from suture.reports.report import templates
 from suture.reports.tables import class_groups, shown
 
@@ -109,6 +109,7 @@ def _templates() -> Environment:
         "md": markdown,
         "rounded": rounded,
         "area": area,
+        "stepped": stepped,
         "interval": interval,
         "rate": rate,
     }
@@ -121,12 +122,14 @@ def _front_matter(run: Run, metrics: Metrics | None, reads: str, licence: str | 
     facts |= {
         "library_name": "suture",
         "pipeline_tag": task,
-        "tags": ["federated-learning", "medical", run.label_type],
+        "tags": ["federated-learning", "synthetic" if run.synthetic else "medical", run.label_type],
         "metrics": ["roc_auc"],
     }
     if metrics and metrics.mean_auroc is not None:
         value = {"type": "roc_auc", "name": "mean AUROC", "value": round(metrics.mean_auroc, 3)}
-        data = {"type": "private", "name": printable(metrics.source)}
+        kind = "synthetic" if run.synthetic else "private"
+        name = f"{metrics.source}, synthetic images" if run.synthetic else metrics.source
+        data = {"type": kind, "name": printable(name)}
         result = {"task": {"type": task}, "dataset": data, "metrics": [value]}
         facts["model-index"] = [{"name": printable(run.title), "results": [result]}]
     return facts

@@ -10,7 +10,6 @@ from suture.core.labels import LabelSet
 from suture.core.validation import attribute_texts
 from suture.methods import METHODS
 from suture.methods.base import Method
-from suture.methods.parameters import exchanged
 from suture.models import ModelSpec, build
 from suture.models.classifier import Layout
 from suture.protocol.decisions import Decided, DecidedClass, DecidedGroup
@@ -83,8 +82,8 @@ def _rows(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 def _method(method: Method) -> str:
     """Return the section of a method: what it declares for a small model."""
     title = f"### `{method.about.name}`: {method.about.title}\n\n"
-    if method.limits.local_only and method.limits.pooled:
-        return f"{title}No federation: it {method.limits.local_only}.\n"
+    if method.about.local_only and method.about.pooled:
+        return f"{title}No federation: it {method.about.local_only}.\n"
     egress = method.egress(_layout(method))
     own = {row["field"]: row for row in declared(egress)}
     facts = [(name, text, own.get(name, {}).get("why", "")) for name, text in _sent(method, egress)]
@@ -94,7 +93,7 @@ def _method(method: Method) -> str:
 def _layout(method: Method) -> Layout:
     """Return names and shapes of the parameters of a small model that the method shares."""
     model = build(ModelSpec("cnn"), LabelSet(("A",)), 0, pretrained=False)
-    return exchanged(model, method)
+    return method.exchange.layout(model)
 
 
 def _sent(method: Method, egress: Egress) -> Iterable[tuple[str, str]]:
@@ -103,19 +102,22 @@ def _sent(method: Method, egress: Egress) -> Iterable[tuple[str, str]]:
     what = "gradients" if egress.kind == "gradient" else "weights"
     if egress.shared:
         types = "/".join(sorted({dtype.removeprefix("torch.") for _, dtype in egress.shared.values()}))
-        part = f", {method.share.fraction:g} of the {method.share.of} of each" if method.share else ""
+        share = method.exchange.share
+        part = f", {share.fraction:g} of the {share.of} of each" if share else ""
         norm = (
-            "with batch norm and its statistics" if method.batch_norm == "average" else "without batch norm"
+            "with batch norm and its statistics"
+            if method.exchange.batch_norm == "average"
+            else "without batch norm"
         )
         yield "shared", f"{types} {what} outside the head{part}, {norm}"
     if egress.head:
         own, every = "each of the site's classes", "every class of the federation"
-        yield "head", f"a row of {what} for {every if method.label_use.view == 'all' else own}"
+        yield "head", f"a row of {what} for {every if method.labels.view == 'all' else own}"
     yield "weight", shown["weight"]
     yield "class_weights", shown["class_weights"]
     yield from channels(egress)
     yield from numbers(egress)
     if egress.counts:
         yield "counts", f"two numbers per class of the site, with {' or '.join(egress.counts)} labels"
-    if egress.prior:
+    if method.exchange.prior:
         yield "prior", "a digest"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from suture.core.files import atomic_write
 from suture.core.names import as_job
 from suture.core.printable import escaped, printable
 from suture.core.spreadsheets import no_formula
-from suture.data.config import parse_data
+from suture.data.config import SiteConfig, StorageConfig, load_site_config, parse_data
 from suture.data.discovery import Answers, Discovery, discover
 from suture.data.readers import read_table
 from suture.data.readers.hospital_labels import inline
@@ -68,6 +70,28 @@ def look(sites: Mapping[str, Path], answers: Mapping[str, Answers] | None = None
         except (DataError, LabelError) as error:
             raise DataError(f"{name}: {error}") from error
     return found
+
+
+@contextmanager
+def labelled_data(path: Path) -> Iterator[tuple[SiteConfig, bool]]:
+    """Give the configuration of labelled data, and whether it says which images are for test.
+
+    Args:
+        path: a suture.toml, a folder with one, or a table or folder as `suture init` reads it, whose decoded
+            images are deleted at the end.
+
+    Raises:
+        ConfigError, DataError: it cannot be read.
+    """
+    described = path / CONFIG if path.is_dir() else path
+    if path.suffix == ".toml" or (path.is_dir() and described.is_file()):
+        yield load_site_config(described), True
+        return
+    guess = discover(path)
+    data = parse_data(guess.data if guess.has_splits else guess.data | {"split": "patients"}, str(path))
+    with tempfile.TemporaryDirectory(prefix="suture-") as folder:
+        storage = StorageConfig(state=Path(folder), cache=Path(folder))
+        yield SiteConfig(data=data, storage=storage), guess.has_splits
 
 
 def refuse_existing(study: Path, sites: Iterable[str]) -> None:

@@ -98,12 +98,12 @@ def _method_row(name: str, kind: Any, jobs: list[str]) -> list[str]:
 
     method = kind()
     module = f"`{kind.__module__.replace('.', '/')}.py`"
-    if method.limits.local_only:
+    if method.about.local_only:
         run = f"`--set method={name}`, `--env local` only"
     else:
         run = f"jobs {', '.join(jobs)}" if jobs else f"`--set method={name}`"
     title = f"`{name}` [{method.about.title}](../methods.md#{_SECTIONS.get(name, name)})"
-    seen = "every class name" if method.label_use.view == "all" else "its own classes"
+    seen = "every class name" if method.labels.view == "all" else "its own classes"
     about = method_entry(name, kind)
     cost = "" if about["cost"] is None else f"{about['cost']:.1f}"
     paper = _linked(method.about.paper)
@@ -141,7 +141,7 @@ def configuration_page() -> str:
     """Return every key of a suture.toml, and every setting of a job."""
     from suture.data.config import SiteConfig
     from suture.data.dataset import DatasetConfig
-    from suture.federation.plan import Plan, Schedule
+    from suture.federation.plan import Plan
     from suture.learning.training import LocalTraining
     from suture.methods.averaging import LocalAveraging
     from suture.models import ModelSpec
@@ -159,14 +159,15 @@ def configuration_page() -> str:
         _first({**sections, "[data]": DatasetConfig}),
         "## A job\n",
         "`jobs/NAME/job.toml` states these settings (`name` below `[method]` names the method, `kind` below "
-        "`[simulation]` the simulated sites), or `job.py` defines `JOB = Job(...)`. `--set KEY=VALUE` "
-        "changes a setting: the key is a dotted path such as `method.local.lr`, or its last word where that "
-        "is unique; the value is JSON, otherwise text.\n",
-        _first(tables, Plan, Schedule),
+        "`[simulation]` the simulated sites), or `job.py` defines `JOB = Job(...)`. Relative paths in "
+        "either start at its folder, those of `--set` at the working directory. `--set KEY=VALUE` changes a "
+        "setting: the key is a dotted path such as `method.local.lr`, or its last word where that is unique; "
+        "the value is JSON, otherwise text.\n",
+        _first(tables, Plan),
         "## Advanced: a site's suture.toml\n",
         *_sections(SiteConfig),
         "## Advanced: a job\n",
-        _section("`Job`", Job, Plan, Schedule, but=FIRST[""]),
+        _section("`Job`", Job, Plan, but=FIRST[""]),
         *_job_sections(Job),
         "## Advanced: hyperparameters of the methods\n",
         "In `--set`, their keys begin with `method.`.\n",

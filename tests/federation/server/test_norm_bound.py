@@ -139,10 +139,10 @@ def test_a_first_update_of_a_hundred_thousand_times_the_model_costs_itself_alone
     assert model(servers[0]) == model(servers[1])
 
 
-@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if not kind.limits.local_only])
+@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if not kind.about.local_only])
 def test_two_of_three_who_send_next_to_nothing_take_nobody_out(name: str) -> None:
     method = conformant(name)
-    with Trial(method, method.adapted(SMALL), method.label_types[-1], rounds=3) as trial:
+    with Trial(method, method.adapted(SMALL), method.labels.types[-1], rounds=3) as trial:
         federate(trial.server, Between(trial.sites, tiny_updates))
         lines = trial.history()
     assert lines

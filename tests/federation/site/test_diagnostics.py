@@ -211,7 +211,7 @@ def test_the_truth_is_not_what_a_site_trains_on(tiny: Any) -> None:
 def test_a_simulations_report_shows_what_was_right(tmp_path: Path) -> None:
     made = Job(
         name="small",
-        title="dealt findings",
+        title="disjoint findings",
         method=METHOD,
         model=ModelSpec("cnn", size=16),
         rounds=2,

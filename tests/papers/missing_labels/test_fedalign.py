@@ -374,7 +374,7 @@ def test_positive_pseudo_labels_wait_for_the_f1_of_their_class(tiny: Any) -> Non
 
 def test_anchors_begin_at_names_and_so_does_a_class_that_joins(tiny: Any) -> None:
     plan = tiny(FedAlign(local=LOCAL)).plan
-    assert (plan.model.neck, plan.model.head, plan.model.rows) == (256, "anchors", "named")
+    assert (plan.model.neck, plan.model.head, plan.model.row_init) == (256, "anchors", "named")
     assert FedAlign().adapted(ModelSpec("cnn", neck=64)).neck == 64
     begun = initial(plan, EVERY)
     assert begun.head.keys() == {"head.weight"}

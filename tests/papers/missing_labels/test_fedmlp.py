@@ -483,7 +483,7 @@ def test_what_it_cannot_do_without_is_asked_for(wrong: Any, why: str) -> None:
 
 
 def test_it_is_for_several_labels_an_image() -> None:
-    assert FedMLP().label_types == ("multilabel",)
+    assert FedMLP().labels.types == ("multilabel",)
 
 
 def literal_stage_1(

@@ -288,7 +288,7 @@ def test_nothing_but_weights_crosses(tiny: Any) -> None:
 
 
 def test_it_is_for_several_labels_an_image() -> None:
-    assert FedNML().label_types == ("multilabel",)
+    assert FedNML().labels.types == ("multilabel",)
 
 
 # The equations as written

@@ -58,6 +58,8 @@ DATASETS: Registry[DataSet] = Registry(
             "a hospital's images, with labels from FHIR Observations: NDJSON files or Bundles",
         ),
     },
+    "a suture.data.readers.DataSet",
+    lambda entry: isinstance(entry, DataSet),
 )
 """The data sets of this distribution, by their word in ``[data]``."""
 

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import starmap
-from operator import attrgetter
 
 from suture.core.errors import FederationError, as_word
+from suture.core.validation import flat
 from suture.federation.plan import Plan, Schedule, round_context
 from suture.federation.server.collector import UpdateCollector
 from suture.federation.server.global_model import pack_model, served
 from suture.federation.server.held_out import HeldOut
 from suture.federation.server.registry import SiteRegistry
-from suture.federation.server.scores import across_sites, condensed
+from suture.federation.server.scores import across_sites, coarsest, condensed
 from suture.federation.server.selection import MEASURED_HERE, Best
 from suture.federation.server.state import RunState
 from suture.learning.metrics import mean_defined
 from suture.methods.base import GlobalModel, RoundContext
-from suture.methods.parameters import check_channels
+from suture.methods.exchange import check_channels
 from suture.protocol.check import all_finite
 from suture.protocol.messages import Metrics, Update
 
@@ -82,7 +83,13 @@ class Aggregator:
             kept: the round whose model stays.
         """
         method = self.plan.method
-        rates = [f"method.{name} (now {attrgetter(name)(method):g})" for name in method.server_rates]
+        settings = flat("method", asdict(method))  # type: ignore[call-overload]
+        of_sites = ("method.local.", "method.retrain.")
+        rates = [
+            f"{key} (now {value:g})"
+            for key, value in settings.items()
+            if key.endswith((".lr", "_lr")) and not key.startswith(of_sites)
+        ]
         lower = " or ".join(rates or [f"method.local.lr (now {method.local.lr:g})"])
         return FederationError(
             f"{what} after the server's step of {method.about.title}; no update was unusually large. No "
@@ -104,9 +111,18 @@ class Aggregator:
         return replace(state, pending=pending, standings=standings)
 
     def measured_at_sites(
-        self, number: int, metrics: Mapping[str, Metrics], registry: SiteRegistry, state: RunState
+        self,
+        number: int,
+        metrics: Mapping[str, Metrics],
+        registry: SiteRegistry,
+        state: RunState,
+        losses_of_best: Mapping[str, float],
     ) -> RunState:
-        """Consider the newest committed round by the sites' losses, and add these to its pending line."""
+        """Consider the newest committed round by the sites' losses, and add these to its pending line.
+
+        Args:
+            losses_of_best: of each site, of the best round so far; empty where there is none.
+        """
         line, standings = copy.deepcopy(state.pending or {}), state.standings
         losses = {s: m.loss for s, m in metrics.items() if m.loss is not None}
         own = {site: condensed(metrics[site]).auroc for site in losses}
@@ -117,12 +133,33 @@ class Aggregator:
         areas = {name: score.auroc for name, score in across_sites(scores).items()}
         loss, auroc = mean_defined(losses.values()), mean_defined(areas.values())
         line["validation"] |= {"loss": loss, "auroc": auroc}
+        steps = {
+            "loss_step": coarsest(m.loss_step for m in metrics.values()),
+            "auroc_step": coarsest(score.step for at in scores.values() for score in at.values()),
+        }
+        line["validation"] |= {name: step for name, step in steps.items() if step is not None}
         if unmeasured := [name for name in registry.labels if areas.get(name) is None]:
             line["validation"]["unmeasured"] = unmeasured
         by_loss = self.schedule.selection == "site_loss" and self.context(number).phase.selectable
         if by_loss and loss is not None:
-            standings = standings.after_losses(Best(number, -loss, auroc or 0.0))
-        if self.plan.method.personal == "model":
+            seen = _in_common(standings.best, losses_of_best, number, losses)
+            standings = standings.after_losses(Best(number, -loss, auroc or 0.0), seen)
+        if self.plan.method.exchange.personal == "model":
             found = {site: Best(number, -value, own[site] or 0.0) for site, value in losses.items()}
             standings = standings.after_own(found)
         return replace(state, pending=line, standings=standings)
+
+
+def _in_common(
+    best: Best | None, before: Mapping[str, float], number: int, losses: Mapping[str, float]
+) -> tuple[Best, Best] | None:
+    """Return the best round and a new one by the losses of the sites that measured both; None where the same
+    sites did. Their AUROCs are then over other classes, and say nothing.
+    """
+    if best is None or not before or before.keys() == losses.keys():
+        return None
+    both = before.keys() & losses.keys()
+    if not both:  # nothing shows that this round is better
+        return Best(best.round, 0.0), Best(number, -1.0)
+    means = [math.fsum(of[site] for site in both) / len(both) for of in (before, losses)]
+    return Best(best.round, -means[0]), Best(number, -means[1])

@@ -34,7 +34,7 @@ def check_selection(schedule: Schedule, method: Method, held_out: HeldOut | None
     """
     if schedule.selection not in MEASURED_HERE:
         return
-    if method.personal != "nothing":
+    if method.exchange.personal != "nothing":
         raise FederationError(
             f"{method.about.title} keeps its models at the sites, so the server cannot measure them; "
             "select by 'site_loss'"
@@ -79,7 +79,7 @@ def check_label_type(method: Method, label_type: LabelType) -> None:
     Raises:
         ConfigError: names the methods that are.
     """
-    if label_type in method.label_types:
+    if label_type in method.labels.types:
         return
     kind = {"multilabel": "several labels an image", "multiclass": "one label an image"}[label_type]
     raise ConfigError(
@@ -126,7 +126,8 @@ def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], experimen
     """
     for part in (key for key in _FIXED_SETTINGS if key in before and key in now):
         was, has = (flat(_FIXED_SETTINGS[part], json.loads(json.dumps(plan[part]))) for plan in (before, now))
-        for key in sorted(lasting(was).keys() | has.keys()):
+        was = lasting(was)
+        for key in sorted(was.keys() | has.keys()):
             if was.get(key) != has.get(key):
                 raise ConfigError(
                     f"the experiment {experiment!r} was begun with {as_word(key)}={as_word(was.get(key))}, "

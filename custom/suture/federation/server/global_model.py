@@ -15,7 +15,7 @@ from suture.core.labels import LabelSet, LabelType
 from suture.core.validation import OPEN, parse
 from suture.federation.plan import Plan
 from suture.methods.base import GlobalModel
-from suture.methods.parameters import layout_of, local_parameters, shared_parameters, with_channels
+from suture.methods.exchange import layout_of, with_channels
 from suture.models import build
 from suture.models.classifier import Classifier, check_tensors, relabelled, split_state
 from suture.protocol.egress import in_order
@@ -31,8 +31,8 @@ def initial(
     """Initialise the model for all sites. Pretrained weights are read here and nowhere else."""
     model = build(plan.model, LabelSet(labels, label_type), plan.seed, pretrained=pretrained)
     state, head = split_state(model.state_dict())
-    shared = shared_parameters(model, plan.method)
-    fixed = set(local_parameters(model, plan.method)) - {*shared, *head}
+    shared = plan.method.exchange.shared(model)
+    fixed = set(plan.method.exchange.local(model)) - {*shared, *head}
     begun = GlobalModel(
         labels,
         {name: state[name].clone() for name in shared},
@@ -47,15 +47,15 @@ def initial(
 def with_labels(model: GlobalModel, labels: Labels, plan: Plan) -> GlobalModel:
     """Return the model with a row for each of `labels`: known classes keep theirs, others are initialised."""
     spec = plan.model
-    head = relabelled(model.head, model.labels, labels, plan.seed, spec.rows, spec.name_vectors)
+    head = relabelled(model.head, model.labels, labels, plan.seed, spec.row_init, spec.name_vectors)
     forms = plan.method.egress(layout_of(model, plan.method)).forms("down", "server")
     channels = {n: in_order(form, model.channels[n], model.labels, labels) for n, form in forms.items()}
     return replace(model, labels=labels, head=head, channels=channels)
 
 
 def served(model: GlobalModel, plan: Plan) -> GlobalModel:
-    """Return the model that predicts; see `Method.served_head`."""
-    return replace(model, head={**model.head, **plan.method.served_head(model.head, model.channels)})
+    """Return the model that predicts; see `Method.predictor`."""
+    return model.moved_to(plan.method.predictor({**model.shared, **model.head}, model.channels))
 
 
 def pack_model(model: GlobalModel, header: Mapping[str, Any]) -> Packed:

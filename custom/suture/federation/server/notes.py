@@ -6,13 +6,16 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 from suture.core.labels import canonical
+from suture.core.printable import number_of
 from suture.federation.plan import Plan, Selection
 from suture.federation.server.global_model import classifier
 from suture.federation.server.registry import Member, SiteRegistry
+from suture.federation.server.scores import coarsest
+from suture.federation.server.selection import MEASURED_HERE
 from suture.federation.server.state import RunState
 from suture.learning.metrics import mean_defined
 from suture.methods.base import ClassFacts, GlobalModel
-from suture.protocol.messages import Metrics
+from suture.protocol.messages import ClassScore, Metrics
 from suture.protocol.records import Metrics as Figures
 from suture.protocol.records import Round
 
@@ -39,7 +42,8 @@ def method_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]
     FedBN+ freezes the values of pretraining; without pretraining, each batch norm stays at mean 0 and
     variance 1. MetaFL leaves a small network no other choice: hence a note, and no error.
     """
-    if plan.method.batch_norm != "frozen" or plan.model.weights or not classifier(model, plan).norm_names:
+    frozen = plan.method.exchange.batch_norm == "frozen"
+    if not frozen or plan.model.weights or not classifier(model, plan).norm_names:
         return list(facts.notes)
     untrained = (
         f"Batch norm is frozen (FedBN+), and {plan.model.name} was not pretrained: it keeps mean 0 and "
@@ -183,6 +187,7 @@ def validation_gaps(
     labels: Sequence[str],
     selection: Selection,
     at_server: Collection[str] = (),
+    causes: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Return a sentence on the sites, and one on the classes, that had no say in the selected round.
 
@@ -190,6 +195,7 @@ def validation_gaps(
         members: the sites that take part.
         labels: all classes.
         at_server: the classes that the server's validation data measure; see `HeldOut.measured`.
+        causes: why sites did not measure a class; see `why_unmeasured`.
     """
     committed = [line for line in history if line.status == "committed"]
     if selection == "last" or not committed:
@@ -206,10 +212,65 @@ def validation_gaps(
         unmeasured = set.intersection(*(set(line.validation.unmeasured) for line in committed))
     else:
         unmeasured = set(labels) - set(at_server)
-    if names := sorted(unmeasured):
+        causes = dict.fromkeys(unmeasured, "the server's validation data have no positive or no negative")
+    for name in sorted(unmeasured):
+        found.append(f"{name} was never validated: {(causes or {}).get(name, 'no site sent an AUROC')}")
+    return found
+
+
+def why_unmeasured(scores: Mapping[str, ClassScore]) -> str:
+    """Return why none of some sites has an AUROC of a class: each cause, and the sites that it holds for.
+
+    Args:
+        scores: of the class, at each site that has measured it.
+    """
+    causes: dict[str, list[str]] = {}
+    for site, score in scores.items():
+        if score.positives is None or score.negatives is None:
+            cause = (
+                "withheld, because fewer than min_count images have it, or lack it, or because one patient "
+                "would move the figure by over half its range (`suture data check` says which)"
+            )
+        elif score.positives or score.negatives:
+            kind, n = ("negative", score.positives) if score.positives else ("positive", score.negatives)
+            cause = f"no {kind} among {number_of(n, 'labelled case')}"
+        else:
+            cause = "no labelled case"
+        causes.setdefault(cause, []).append(site)
+    said = [f"{cause} at {_listed(sites)}" for cause, sites in causes.items()]
+    return "; ".join(said) or "not evaluated"
+
+
+_COARSE = 0.05
+"""A larger step than this hides what a round usually gains."""
+
+
+def cautions(history: Sequence[Round], selection: Selection, selected: int) -> list[str]:
+    """Return a sentence where the selection rests on a tie, and one where its figures are coarse."""
+    key = MEASURED_HERE.get(selection, "loss")
+    measured = [line for line in history if getattr(line.validation, key) is not None]
+    chosen = next((line.validation for line in measured if line.round == selected), None)
+    found = []
+    if chosen is not None and selection != "last":
+        value = getattr(chosen, key)
+        equal = [r.round for r in measured if abs(getattr(r.validation, key) - value) < 1e-9]
+        if len(equal) > 1:
+            what = "loss" if key == "loss" else key.removeprefix("server_").replace("_", " ")
+            then = "the highest AUROC decided, then the last" if key == "loss" else "the first was taken"
+            found.append(
+                f"The selection rests on a tie: the models of rounds {', '.join(map(str, equal))} have the "
+                f"same validation {what}; of these, {then}"
+            )
+    steps = {
+        "loss": coarsest(line.validation.loss_step for line in history),
+        "AUROC": coarsest(line.validation.auroc_step for line in history),
+    }
+    coarse = [f"{name} {step:g}" for name, step in steps.items() if step is not None and step > _COARSE]
+    if coarse:
         found.append(
-            f"No validation AUROC: {_listed(names)}. The validation data have no positive or no "
-            "negative, or fewer than min_count"
+            "The validation curves, and what is selected by them, are of figures that sites round, in steps "
+            f"of up to {', '.join(coarse)}. Smaller differences between rounds mean nothing; more validation "
+            "patients make the steps finer"
         )
     return found
 

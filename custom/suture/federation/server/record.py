@@ -120,7 +120,7 @@ def what_leaves(plan: Plan, layout: Layout, label_type: LabelType | None = None)
         label_type: of the federation; once it is known, label counts are listed only where they are sent.
     """
     egress = plan.method.egress(layout)
-    fields = declared(egress, local=plan.method.keep_local, half=plan.half)
+    fields = declared(egress, local=plan.method.exchange.keep_local, half=plan.half)
     uncounted = label_type is not None and label_type not in egress.counts
     return [field for field in fields if not (uncounted and field["field"] == "counts")]
 
@@ -130,15 +130,15 @@ def describe(record: Record, plan: Plan, schedule: Schedule, **facts: Any) -> No
     described = plan.to_dict()
     started = record.run.get("started") if record.run.get("status") == "running" else None
     record.update(
-        job=schedule.job,
+        job=schedule.name,
         title=schedule.title,
         method={
             "name": plan.method.about.name,
             "title": plan.method.about.title,
             "paper": plan.method.about.paper,
             "hyperparameters": described["hyperparameters"],
-            "personal": plan.method.personal,
-            "pooled": plan.method.limits.pooled,
+            "personal": plan.method.exchange.personal,
+            "pooled": plan.method.about.pooled,
         },
         model=described["model"],
         augmentation=described["augmentation"],

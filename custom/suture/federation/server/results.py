@@ -12,7 +12,14 @@ from suture.core.codes import codes_of
 from suture.core.errors import LabelError
 from suture.federation.differential_privacy import describe_spent
 from suture.federation.server.global_model import classifier
-from suture.federation.server.notes import dominant, run_away, test_gaps, validation_gaps
+from suture.federation.server.notes import (
+    cautions,
+    dominant,
+    run_away,
+    test_gaps,
+    validation_gaps,
+    why_unmeasured,
+)
 from suture.federation.server.scores import (
     Plain,
     by_attribute,
@@ -60,7 +67,8 @@ def finish(server: Server, tested: Mapping[str, Metrics], fault: Exception | Non
         server.record.update(selected_round=selected, selection=server.schedule.selection, notes=added)
 
     def left_out() -> None:
-        server.record.update(left_out=_left_out(server, tested))
+        found = cautions(read_history(server.record.folder), server.schedule.selection, selected)
+        server.record.update(left_out=_left_out(server, tested), cautions=found)
 
     export_model, metrics = partial(_export, server, model), partial(_write_metrics, server, model, tested)
     for step in (export_model, metrics, notes, left_out):
@@ -83,7 +91,7 @@ def _stated(server: Server, history: Sequence[Round]) -> dict[str, Spent]:
 
 
 def _export(server: Server, model: GlobalModel) -> None:
-    if server.plan.method.personal == "nothing":
+    if server.plan.method.exchange.personal == "nothing":
         facts = {"round": server.selected_round, "job": server.record.run.get("job")}
         facts |= {"decisions": asdict(server.fitted.decisions)} if server.fitted else {}
         codes = codes_of(model.labels, server.registry.codes)
@@ -98,7 +106,7 @@ def _notes(server: Server) -> list[str]:
     notes = describe_spent(server.record.run.get("protection", {}), _stated(server, history))
     notes += dominant(history)
     notes += outlier_notes(site_updates(history))
-    if server.plan.method.label_use.pseudo:
+    if server.plan.method.labels.pseudo:
         notes += run_away(history, _owners(server))
     return notes
 
@@ -109,7 +117,9 @@ def _left_out(server: Server, tested: Mapping[str, Metrics]) -> list[str]:
     at_server = held_out.measured("validation") if held_out else ()
     history = read_history(folder)
     found = rejected_sites(history)
-    found += validation_gaps(history, members, server.registry.labels, server.schedule.selection, at_server)
+    found += validation_gaps(
+        history, members, server.registry.labels, server.schedule.selection, at_server, server.unmeasured
+    )
     figures = read_metrics(folder)
     return found + (test_gaps(figures, tested, members) if figures else [])
 
@@ -130,7 +140,7 @@ def _results(server: Server, model: GlobalModel, tested: Mapping[str, Metrics]) 
     selected, held_out = server.selected_round, server.held_out
     source: _Source = "sites' test data"
     by_site = {site: server.registry.classes_from_site(site, m) for site, m in sorted(tested.items())}
-    if held_out and held_out.has("test") and server.plan.method.personal == "nothing":
+    if held_out and held_out.has("test") and server.plan.method.exchange.personal == "nothing":
         source = AT_SERVER
         measured, interval = held_out.tested(model, selected, _BOOTSTRAP)
     else:
@@ -226,6 +236,12 @@ class Results:
         measured, scores = self.measured, self.measured.classes
         areas = {name: scores[name].auroc if name in scores else None for name in self.labels}
         recall = {name: scores[name].recall for name in self.labels if name in scores}
+        of_sites = {site: found for site, at in self.sites.items() if (found := _steps(at))}
+        steps: dict[str, Any] = {
+            "steps": _steps(scores),
+            "loss_step": measured.loss_step,
+            "site_steps": of_sites,
+        }
         return {
             "mean_auroc": mean_defined(areas.values()),
             "mean_interval": None if self.mean_interval is None else list(self.mean_interval),
@@ -246,11 +262,14 @@ class Results:
             "local_models": local_and_global(self.local),
             "weighting": dict(self.weighting),
             "decisions": dict(self.decisions),
+            **{key: value for key, value in steps.items() if value},
         }
 
     def _reason(self, name: str) -> str:
         if name not in self.joined:
-            return _reason(self.measured.classes.get(name))
+            at = {site: scores[name] for site, scores in self.sites.items() if name in scores}
+            score = self.measured.classes.get(name)
+            return why_unmeasured(at) if at and self.source != AT_SERVER else _reason(score)
         return (
             f"it joined after round {self.measured.round}, whose model was selected; continue with more "
             "rounds, or with selection = 'last'"
@@ -273,6 +292,10 @@ def _interval(score: ClassScore | None) -> list[float] | None:
     return None if score is None or score.low is None or score.high is None else [score.low, score.high]
 
 
+def _steps(scores: Mapping[str, ClassScore]) -> dict[str, float]:
+    return {name: score.step for name, score in scores.items() if score.step is not None}
+
+
 def _counts(score: ClassScore | None) -> list[int | None]:
     return [None, None] if score is None else [score.positives, score.negatives]
 
@@ -281,10 +304,6 @@ def _reason(score: ClassScore | None) -> str:
     """Say why a class has no AUROC."""
     if score is None:
         return "not evaluated"
-    if score.positives is None or score.negatives is None:
-        return "too few positives or negatives; counts withheld"
-    if score.positives and score.negatives:
-        return "positives and negatives lie at different sites"
     if score.positives:
         return f"no negative among {_cases(score.positives)}"
     if score.negatives:

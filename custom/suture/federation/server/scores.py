@@ -29,6 +29,7 @@ def mean_over_sites(registry: SiteRegistry, tested: Mapping[str, Metrics], of_ro
             value: _mean([m.attributes[value] for m in tested.values() if value in m.attributes])
             for value in sorted(values)
         },
+        loss_step=coarsest(metrics.loss_step for metrics in tested.values()),
     )
 
 
@@ -70,7 +71,13 @@ def _across(scores: Sequence[ClassScore]) -> ClassScore:
         _total(s.positives for s in scores),
         _total(s.negatives for s in scores),
         mean_defined(s.recall for s in scores),
+        coarsest(s.step for s in defined),
     )
+
+
+def coarsest(steps: Iterable[float | None]) -> float | None:
+    """Return the largest step to which any of some figures is rounded; None where all are exact."""
+    return max((step for step in steps if step is not None), default=None)
 
 
 def _total(counts: Iterable[int | None]) -> int | None:

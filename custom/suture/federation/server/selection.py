@@ -37,6 +37,14 @@ class Best:
     value: FiniteFloat
     auroc: FiniteFloat = 0.0
 
+    @property
+    def unmeasured(self) -> bool:
+        """Whether the round only stands in until another is measured."""
+        return self.value == UNMEASURED
+
+
+UNMEASURED = -sys.float_info.max
+"""The value of a round that any other replaces."""
 
 _SAME = 1e-9
 """Means of the same figures differ by less, depending on the order of the sum."""
@@ -73,16 +81,21 @@ class ModelSelection:
 
     def after(self, candidate: Best) -> ModelSelection:
         """Consider a round that may be the best; the earlier one stays where they are equal."""
-        kept = self.best if self.best and candidate.value <= self.best.value else candidate
-        return self._with(kept)
+        better = self.best is None or candidate.value > self.best.value
+        return self._with(candidate, self.best, candidate) if better else self
 
-    def after_losses(self, candidate: Best) -> ModelSelection:
-        """Consider a round that may be the best by the sites' mean validation loss."""
-        return self._with(lower_loss(self.best, candidate))
+    def after_losses(self, candidate: Best, in_common: tuple[Best, Best] | None = None) -> ModelSelection:
+        """Consider a round that may be the best by the sites' mean validation loss.
 
-    def _with(self, found: Best) -> ModelSelection:
-        old = self.best
-        improves = old is None or found.value > old.value + _SAME or found.auroc > old.auroc + _SAME
+        Args:
+            in_common: the best round and the candidate as the sites that measured both see them, where others
+                have measured one of them: a mean over other sites does not compare.
+        """
+        best, seen = in_common or (self.best, candidate)
+        return self._with(candidate, best, seen) if lower_loss(best, seen) is seen else self
+
+    def _with(self, found: Best, best: Best | None, seen: Best) -> ModelSelection:
+        improves = best is None or seen.value > best.value + _SAME or seen.auroc > best.auroc + _SAME
         return replace(self, best=found, improved=found.round if improves else self.improved)
 
     def after_own(self, candidates: Mapping[str, Best]) -> ModelSelection:
@@ -102,9 +115,9 @@ class ModelSelection:
                 "%s has no model of round %d, the best so far; round %d is used until a better one",
                 *(states.folder, best.round, number),
             )
-            best = Best(number, -sys.float_info.max)
+            best = Best(number, UNMEASURED)
         if self.by not in (None, selection):
-            best, improved = Best(number, -sys.float_info.max), number
+            best, improved = Best(number, UNMEASURED), number
         return replace(self, best=best, improved=improved, by=selection)
 
     def over(self, measured: int, patience: int | None) -> bool:

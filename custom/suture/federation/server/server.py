@@ -34,6 +34,7 @@ from suture.federation.server.notes import (
     method_notes,
     notes_at_start,
     older_state_notes,
+    why_unmeasured,
 )
 from suture.federation.server.record import Record, describe, what_leaves
 from suture.federation.server.registry import Agreement, Member, SiteRegistry, admit
@@ -41,9 +42,10 @@ from suture.federation.server.selection import ModelSelection
 from suture.federation.server.state import Restored, RunState, pack_state, read_newest
 from suture.federation.store import Rounds
 from suture.methods.base import ClassFacts, GlobalModel
-from suture.methods.parameters import layout_of, parts
+from suture.methods.exchange import layout_of
 from suture.protocol.messages import Metrics, Scores, SiteInfo, Update
 from suture.protocol.packing import Packed
+from suture.protocol.records import read_history
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +63,7 @@ class Server:
     Attributes:
         round: the newest committed round.
         model, state: of that round.
+        unmeasured: why the sites did not measure a class, of those without a validation AUROC.
         fitted: decisions by the selected model's scores, once these are counted.
 
     Raises:
@@ -90,7 +93,9 @@ class Server:
         self.model: GlobalModel
         self.state = RunState(ModelSelection(by=schedule.selection), None, frozenset(), ((0, plan.code),))
         self.fitted: Fitted | None = None
+        self.unmeasured: dict[str, str] = {}
         self._pooled, self._facts, self._failures = pooled, ClassFacts(), 0
+        self._measured_best: tuple[int, Mapping[str, float]] = (0, {})
 
     # The start
 
@@ -113,8 +118,8 @@ class Server:
         """
         lines, method, schedule = self._close(missing), self.plan.method, self.schedule
         answered, found = self.collector.replies(SiteInfo), read_newest(self.states, self.plan)
-        # A single target means another class at each site.
-        agreed = Agreement((), schedule.label_map, method.label_use.single_target or schedule.accept_labels)
+        one_row = method.labels.view == "target"  # it means another class at each site
+        agreed = Agreement((), schedule.label_map, one_row or schedule.accept_labels)
         if found:
             labels, label_type, began = found.model.labels, found.model.label_type, found.began
             agreed = replace(agreed, labels=labels, label_type=label_type, prior=began.prior)
@@ -128,7 +133,7 @@ class Server:
             self._restore(found)
         else:
             model = initial(self.plan, self.registry.labels, self.registry.label_type)
-            bound = NormBound(initial=norm_of(*parts(method, model.shared, model.head)))
+            bound = NormBound(initial=norm_of(*method.exchange.parts(model.shared, model.head)))
             self._commit(0, model, replace(self.state, bound=bound))
         if self.held_out:
             self.held_out.take_names(self.registry)
@@ -156,7 +161,7 @@ class Server:
         plan, registry, record = self.plan, self.registry, self.record
         labels, members, rounds = list(registry.labels), registry.members, self.schedule.rounds
         added = [name for name in labels if found and name not in found.model.labels]
-        prior = plan.method.prior
+        prior = plan.method.exchange.prior
         held = {"name": prior.name, "digest": registry.prior} if prior and registry.prior else {}
         record.update(label_type=registry.label_type, prior=held)
         notes = notes_at_start(self.state, refused, registry, self.schedule.label_map)
@@ -300,10 +305,30 @@ class Server:
         """Record the sites' losses of the last committed model, and whether it is the best so far."""
         if self.state.pending is None:
             return
-        metrics = self.collector.metrics()
-        state = self.aggregator.measured_at_sites(self.round, metrics, self.registry, self.state)
-        self.record.validated(self.round, state.pending or {})
+        metrics, registry, before = self.collector.metrics(), self.registry, self._losses_of_best()
+        state = self.aggregator.measured_at_sites(self.round, metrics, registry, self.state, before)
+        line = state.pending or {}
+        scores = {site: registry.classes_from_site(site, found) for site, found in metrics.items()}
+        self.unmeasured = {
+            name: why_unmeasured({site: at[name] for site, at in scores.items() if name in at})
+            for name in line["validation"].get("unmeasured", [])
+        }
+        self.record.validated(self.round, line)
         self.state = replace(state, pending=None)
+        if state.standings.best and state.standings.best.round == self.round:
+            losses = {site: found.loss for site, found in metrics.items() if found.loss is not None}
+            self._measured_best = self.round, losses
+
+    def _losses_of_best(self) -> Mapping[str, float]:
+        """Return the sites' losses of the best round so far; those of a resumed run are in its history."""
+        best = self.state.standings.best
+        if best is None or best.unmeasured or self.schedule.selection != "site_loss":
+            return {}
+        if self._measured_best[0] != best.round:
+            lines = [line.sites for line in read_history(self.record.folder) if line.round == best.round]
+            found = {site: one.validation_loss for sites in lines for site, one in sites.items()}
+            self._measured_best = best.round, {s: loss for s, loss in found.items() if loss is not None}
+        return self._measured_best[1]
 
     # The end
 
@@ -330,7 +355,7 @@ class Server:
     @property
     def decides(self) -> bool:
         """Whether the job turns scores into decisions: of a model that is the same at every site."""
-        return self.schedule.decision is not None and self.plan.method.personal == "nothing"
+        return self.schedule.decision is not None and self.plan.method.exchange.personal == "nothing"
 
     def assign_scores(self) -> dict[str, Packed]:
         """Return the task to count the scores that the selected model gives to the sites' validation data."""
@@ -372,7 +397,7 @@ class Server:
         number = self.selected_round
         where = f"the state of round {number} in {self.states.folder}"
         model = served(read_model(self.states.read_best(number), self.plan, where), self.plan)
-        own = self.plan.method.personal == "model"
+        own = self.plan.method.exchange.personal == "model"
         return with_labels(model, self.registry.labels, self.plan) if own else model
 
     # Used by several steps

@@ -21,6 +21,7 @@ from torch import Tensor
 from suture.core.environment import now
 from suture.core.errors import ConfigError
 from suture.core.files import hold, make_folder, replacing
+from suture.core.privacy import PrivacyConfig
 from suture.core.validation import STRICT
 from suture.federation.differential_privacy import epsilon
 from suture.federation.site.abstention import BudgetSpent, LedgerBroken
@@ -50,7 +51,6 @@ from suture.protocol.messages import (
     fields_with,
 )
 from suture.protocol.packing import Packed, digest
-from suture.protocol.privacy import PrivacyConfig
 
 FILE = "ledger.jsonl"
 

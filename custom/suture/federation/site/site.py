@@ -51,8 +51,6 @@ from suture.learning.memory import check_memory
 from suture.learning.samples import SiteSamples, load_samples, single_target
 from suture.learning.training import SiteContext, on_known
 from suture.methods.base import RoundContext, local_round, settled
-from suture.methods.parameters import exchanged, stored_parameters
-from suture.methods.share import put
 from suture.models import build
 from suture.models.classifier import AMP_DTYPES, Classifier, Layout, load_tensors
 from suture.models.priors import Prior, check_width, load_prior
@@ -172,7 +170,7 @@ class Site:
         return expected_answer(
             method,
             replace(task, labels=labels),
-            method.egress(exchanged(self._model(labels), method)),
+            method.egress(method.exchange.layout(self._model(labels))),
             own.names,
             len(samples["train"]),
             self.config.privacy,
@@ -266,11 +264,12 @@ class Site:
             "round": task.round,
         }
         method, images = self.plan.method, len(self._data()[1]["train"])
-        own = stored_parameters(context.model, method) | as_kept(keep, method, context.model)
+        own = method.exchange.stored(context.model) | as_kept(keep, method, context.model)
         self.states.save(task.round, Packed(own, header), task.committed)
-        losses = self.expectation(task).egress.losses
-        samples = method.behind_losses(images, settled(method.local, ctx, context.lr, context.batch_size))
-        allowed = protected(update, task, self.config.privacy, losses, samples)
+        egress = self.expectation(task).egress
+        seen = settled(method.local, ctx, context.lr, context.batch_size).images_of(images)
+        samples = images // egress.loss_parts if egress.loss_parts else seen
+        allowed = protected(update, task, self.config.privacy, egress.losses, samples)
         answer = replace(allowed, metrics=metrics, state=state.header.get("round", 0))
         return sent(answer, task) if self.plan.half else answer
 
@@ -291,7 +290,7 @@ class Site:
                     raise
                 scale = error.scale
             except (RuntimeError, MemoryError, OSError) as error:
-                fixed = self.plan.method.limits.fixed_batches
+                fixed = self.plan.method.about.fixed_batches
                 batch = self.config.training.batch_size or self.plan.method.local.batch_size
                 if not out_of_memory(error) or self._halved or batch < 4 or fixed:
                     raise
@@ -324,7 +323,7 @@ class Site:
         method, kind = self.plan.method, context.model.labels.label_type
         objective = on_known(lambda logits, y, known: method.loss(logits, y, known, kind))
         local = settled(method.local, ctx, context.lr, context.batch_size)
-        halves = not (self._halved or method.limits.fixed_batches)
+        halves = not (self._halved or method.about.fixed_batches)
         check_memory(
             context, objective, local.optimiser, local.batch_size // 2 if halves else local.batch_size
         )
@@ -344,10 +343,10 @@ class Site:
             return Evaluation(self._measure(context, "validation", task.round, bootstrap=0))
         measured, own = self._measure(context, "test", task.round, _BOOTSTRAP, task), None
         plan = self.plan
-        if trained := local_model(task, state, context.model, plan.method, plan.seed, plan.model.rows):
+        if trained := local_model(task, state, context.model, plan.method, plan.seed, plan.model.row_init):
             load_tensors(context.model, trained)
             own = self._measure(context, "test", task.round, bootstrap=0)
-        if trained or self.plan.method.part_at_site:
+        if trained or self.plan.method.exchange.part_at_site:
             facts = {"site": self.name, "round": task.round, "experiment": self.plan.experiment}
             save_model(context.model, self.plan.model, self.folder / "model", facts)
         return Evaluation(measured, own)
@@ -360,14 +359,14 @@ class Site:
             data, method = self._load(), self.plan.method
             self._samples = (
                 single_target(data, self.config.data.target, self.name)
-                if method.label_use.single_target
+                if method.labels.view == "target"
                 else data
             )
         return self._samples
 
     def _watching(self, context: SiteContext) -> Watch | None:
         """Return what records the diagnostics of a round, where the configuration requests them."""
-        guesses = self.config.data.truth is not None and self.plan.method.label_use.pseudo
+        guesses = self.config.data.truth is not None and self.plan.method.labels.pseudo
         if not guesses and not self.config.storage.diagnostics:
             return None
         if self._diagnostics is None:
@@ -377,7 +376,7 @@ class Site:
 
     def _keep(self, best: int) -> None:
         """Retain the state of the best round so far, where it holds a part of the selected model."""
-        if self.plan.method.part_at_site or self.plan.method.keep_local:
+        if self.plan.method.exchange.part_at_site or self.plan.method.exchange.keep_local:
             earlier = self.states.latest(best)
             if earlier is not None:
                 self.states.keep(earlier)
@@ -392,11 +391,13 @@ class Site:
         training = self.config.training
         model = self._model(task.labels).to(training.device)
         check_channels(task, model, self.plan.method)
-        own_part = fixed_tensors(task, state, model, self.plan.method, self.plan.seed, self.plan.model.rows)
-        load_tensors(model, put(self.plan.method.share, own_part, {**task.shared, **task.head}))
+        own_part = fixed_tensors(
+            task, state, model, self.plan.method, self.plan.seed, self.plan.model.row_init
+        )
+        load_tensors(model, self.plan.method.exchange.put(own_part, {**task.shared, **task.head}))
         own, samples = self._data()
         wanted = LabelSet(task.labels, own.label_type)
-        absent = self.plan.method.label_use.unknown == "negative"
+        absent = self.plan.method.labels.unknown == "negative"
         prior = self._prior
         return SiteContext(
             self.name,
@@ -419,7 +420,7 @@ class Site:
     @cached_property
     def _prior(self) -> Prior | None:
         """The frozen network that the method compares models with; it is read once."""
-        spec, own = self.plan.method.prior, self.config.training.prior
+        spec, own = self.plan.method.exchange.prior, self.config.training.prior
         if spec is None:
             return None
         return load_prior(replace(spec, path=str(own)) if own else spec)
@@ -458,7 +459,7 @@ def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
         ConfigError: the site sets something that the method would ignore, or a device that cannot be used.
     """
     plan.check_code(site)
-    if plan.method.label_use.view == "all" and config.privacy.label_view != "all":
+    if plan.method.labels.view == "all" and config.privacy.label_view != "all":
         raise LabelViewRefused(
             f"{site}: {plan.method.about.title} shows every class name of the federation to each site; "
             'if this is acceptable, set label_view = "all" under [privacy] in suture.toml'
@@ -480,7 +481,7 @@ def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
         ("compile", training.compile != "no"),
     )
     for key, own in settings:
-        if own and plan.method.limits.fixed_batches:
+        if own and plan.method.about.fixed_batches:
             raise ConfigError(
                 f"{site}: {plan.method.about.title} takes batch size and precision from the job; remove "
                 f"{key} under [training] in suture.toml"

@@ -24,15 +24,14 @@ from suture.federation.site.abstention import ComputationChanged, MissingState
 from suture.federation.store import Rounds
 from suture.learning.loss_scale import LOSS_SCALE
 from suture.methods.base import Method
-from suture.methods.parameters import exchanged, local_parameters
 from suture.models import build
 from suture.models.classifier import HEADS, Classifier, check_tensors, load_tensors, relabelled
-from suture.models.heads import RowStart
+from suture.models.heads import RowInit
 from suture.protocol.egress import misfit
 from suture.protocol.messages import Count, Labels, TaskData
 from suture.protocol.packing import Packed
 
-KEPT, _FORMER = "kept/", "rows/"
+CLIENT_STATE, _FORMER = "kept/", "rows/"
 """What the names of a site's channels begin with in its state; and, in one of a former version, those with a
 row for each class after that."""
 
@@ -80,7 +79,7 @@ def with_own_initialisation(task: TaskData, plan: Plan, site: str, labels: Label
     Args:
         labels: of the site's model.
     """
-    share = plan.method.share
+    share = plan.method.exchange.share
     if not task.fixed or share is None or share.init == "server":
         return task
     state = build(plan.model, labels, seed_for(plan.seed, site, "own"), pretrained=False).state_dict()
@@ -94,8 +93,8 @@ def group(state: Packed, prefix: str) -> dict[str, Tensor]:
 
 def kept_by_method(state: Packed, method: Method, model: Classifier) -> dict[str, Tensor]:
     """Return what the method has kept, as it returned it: the optimiser state and its channels."""
-    declared = method.egress(exchanged(model, method)).forms("site")
-    kept = {k if k in declared else k.removeprefix(_FORMER): t for k, t in group(state, KEPT).items()}
+    declared = method.egress(method.exchange.layout(model)).forms("site")
+    kept = {k if k in declared else k.removeprefix(_FORMER): t for k, t in group(state, CLIENT_STATE).items()}
     return group(state, "optimiser/") | kept
 
 
@@ -105,7 +104,7 @@ def as_kept(keep: Mapping[str, Tensor], method: Method, model: Classifier) -> di
     Raises:
         ConfigError: the method keeps what it does not declare.
     """
-    declared = method.egress(exchanged(model, method)).forms("site")
+    declared = method.egress(method.exchange.layout(model)).forms("site")
     moments = {*model.names, LOSS_SCALE}
     for name, tensor in keep.items():
         if name not in declared and name.rpartition("/")[0] not in moments:
@@ -118,11 +117,13 @@ def as_kept(keep: Mapping[str, Tensor], method: Method, model: Classifier) -> di
                 f"{method.about.title} keeps {name!r} at a site, which is {wrong}; change the tensor, or the "
                 "channel that its egress declares"
             )
-    return {f"{KEPT if k in declared else 'optimiser/'}{k}": t.detach().cpu() for k, t in keep.items()}
+    return {
+        f"{CLIENT_STATE if k in declared else 'optimiser/'}{k}": t.detach().cpu() for k, t in keep.items()
+    }
 
 
 def fixed_tensors(
-    task: TaskData, state: Packed, model: Classifier, method: Method, seed: int, start: RowStart = "drawn"
+    task: TaskData, state: Packed, model: Classifier, method: Method, seed: int, start: RowInit = "random"
 ) -> dict[str, Tensor]:
     """Return the site's local parameters, with a row of the head for each class of the task.
 
@@ -132,7 +133,7 @@ def fixed_tensors(
     Raises:
         MissingState: the site no longer holds some of them.
     """
-    held, names = group(state, "fixed/"), local_parameters(model, method)
+    held, names = group(state, "fixed/"), method.exchange.local(model)
     missing = [name for name in names if name not in held]
     if missing:
         raise MissingState(f"the site no longer holds {missing[0]} and {len(missing) - 1} more tensors")
@@ -146,7 +147,7 @@ def check_channels(task: TaskData, model: Classifier, method: Method) -> None:
         ConfigError: names the first tensor that is missing or has another form.
     """
     classes = len(task.labels)
-    for name, form in method.egress(exchanged(model, method)).forms("down").items():
+    for name, form in method.egress(method.exchange.layout(model)).forms("down").items():
         if wrong := misfit(form, task.channels.get(name), classes):
             raise ConfigError(
                 f"the server's {name} of round {task.round} is {wrong}; run the same version of suture on "
@@ -156,13 +157,13 @@ def check_channels(task: TaskData, model: Classifier, method: Method) -> None:
 
 @contextmanager
 def predicting(model: Classifier, method: Method, task: TaskData) -> Iterator[None]:
-    """Give the received model the head that predicts, while it is measured; see `Method.served_head`."""
-    rows = method.served_head(task.head, task.channels)
-    if not rows:
+    """Make the received model the one that predicts, while it is measured; see `Method.predictor`."""
+    others = method.predictor({**task.shared, **task.head}, task.channels)
+    if not others:
         yield
         return
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items() if name in rows}
-    load_tensors(model, rows)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items() if name in others}
+    load_tensors(model, others)
     try:
         yield
     finally:
@@ -170,11 +171,11 @@ def predicting(model: Classifier, method: Method, task: TaskData) -> Iterator[No
 
 
 def local_model(
-    task: TaskData, state: Packed, model: Classifier, method: Method, seed: int, start: RowStart = "drawn"
+    task: TaskData, state: Packed, model: Classifier, method: Method, seed: int, start: RowInit = "random"
 ) -> dict[str, Tensor]:
     """Return the model that the site trained in the evaluated round; {} if it keeps none, or was absent."""
     trained = group(state, "local/")
-    if not (method.keep_local and trained) or state.header.get("round") != task.round:
+    if not (method.exchange.keep_local and trained) or state.header.get("round") != task.round:
         return {}
     return _with_rows(trained, task, state, model, seed, start)
 
@@ -185,7 +186,7 @@ def _with_rows(
     state: Packed,
     model: Classifier,
     seed: int,
-    start: RowStart,
+    start: RowInit,
 ) -> dict[str, Tensor]:
     """Return the tensors with a row of the head, if it is among them, for each class of the task.
 
