@@ -62,7 +62,9 @@ def test_results_are_frames(results: suture.Results) -> None:
     assert results.folder.is_absolute()
     classes, rounds, sites = results.classes, results.rounds, results.sites
     assert list(classes.index) == sorted(results.info.labels)
-    assert {"auroc", "low", "high", "positives", "negatives", "recall", "sites"} == set(classes.columns)
+    assert {"auroc", "low", "high", "positives", "negatives", "recall", "step", "sites"} == set(
+        classes.columns
+    )
     assert classes["auroc"].mean() == pytest.approx(results.mean_auroc)
     assert classes.loc["Edema", "sites"] == "harbor"
     assert list(rounds.index) == [1, 2]
