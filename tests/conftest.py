@@ -23,8 +23,6 @@ from suture.federation.server.server import Server, open_server
 from suture.federation.site.site import Site
 from suture.methods.base import Method
 from suture.models import ModelSpec
-from suture.protocol.messages import TaskData
-from suture.protocol.packing import pack, unpack
 from suture.reports.report import write_report
 
 CNN = ModelSpec("cnn", size=16)
@@ -146,8 +144,3 @@ def tiny(tmp_path: Path) -> MakeTiny:
         return Tiny(tmp_path / "runs", plan, chosen, configs)
 
     return make
-
-
-def say(site: Site, task: TaskData) -> object:
-    """A site's answer as it crosses the wire."""
-    return unpack(pack(site.answer(task)))

@@ -33,8 +33,7 @@ from suture.federation.server.global_model import classifier, initial, read_prog
 from suture.federation.server.selection import Best
 from suture.federation.server.server import Server
 from suture.federation.site.first_counts import FirstCounts
-from suture.federation.site.state import fixed_tensors, group, local_model, restored
-from suture.federation.store import Rounds
+from suture.federation.site.states import States
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.tensors import register
 from suture.learning.optimisers import load_optimiser_state
@@ -346,17 +345,14 @@ def _continue(home: Path) -> None:
 
 
 def _resume(home: Path) -> None:
-    method = PERSONAL.method
     network = build(TINY, LabelSet(LABELS), 1, pretrained=False)
     task = TaskData("train", 2, 1, labels=LABELS, fixed=split_state(network.state_dict())[1])
-    state = restored(Rounds(home / "state"), task, TrainingConfig(), "alpha")
-    for tensors in (
-        fixed_tensors(task, state, network, method, 1),
-        local_model(task, state, network, method, 1),
-    ):
+    states = States("alpha", PERSONAL, TrainingConfig(), home / "state")
+    state = states.before(task)
+    for tensors in (states.own_part(task, state, network), states.local_model(task, state, network)):
         load_tensors(network, tensors)
     optimiser = optimiser_of(network, LocalTraining())
-    load_optimiser_state(optimiser, network, group(state, "optimiser/"))
+    load_optimiser_state(optimiser, network, states.kept_by_method(state, network))
 
 
 # 4. Model folders

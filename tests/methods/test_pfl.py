@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rounds import context_of
 from suture.core.errors import ConfigError, FederationError
 from suture.federation.loop import Loop, federate
 from suture.learning.training import LocalTraining
@@ -146,7 +147,7 @@ def test_a_new_class_adds_a_row_to_a_personal_head(tiny: Any) -> None:
     packed = server.assign_validation()["beta"]
     task = unpack(packed)
     assert isinstance(task, TaskData)
-    context = site._context(task, site._state(task))
+    context = context_of(site, task)
     assert context.model.labels.names == ("Nodule", "Hernia")
     assert torch.equal(context.model.head.weight[0], before[0])
 

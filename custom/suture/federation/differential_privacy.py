@@ -9,9 +9,9 @@
 
 where delta is the change of all parameters that the site has received, as one vector, or its gradient.
 
-The noise of every update is drawn anew from the system's source of secrets: two answers to one task have
+Every update has new noise from the system's source of secrets: two answers to one task have
 nothing in common that could be subtracted. A round that is repeated needs no second draw, because the site
-keeps the answer that it has sent (`suture.federation.site.answers`).
+keeps the answer that it has sent (`suture.federation.site.releases`).
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ class PartitionedSites(ReleasedSites):
     Attributes:
         clients: K.
         classes: which classes each site knows: ``published``, ``disjoint``, ``single`` (as many sites as
-            classes), ``dealt`` (as FedLSM does) or ``all``; see `suture.simulation.partition.class_lists`.
-        per_client: number of classes of each site, for ``dealt``.
+            classes), ``round_robin`` (as FedLSM) or ``all``; see `suture.simulation.partition.class_lists`.
+        per_client: number of classes of each site, for ``round_robin``.
     """
 
     clients: Annotated[int, Field(ge=1, le=LIMIT)] = 2

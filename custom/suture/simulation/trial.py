@@ -24,6 +24,7 @@ from suture.data.table import SPLITS, Split
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan, Schedule
 from suture.federation.server.server import Server
+from suture.federation.site.releases import Answer
 from suture.federation.site.site import Site
 from suture.federation.store import experiment_folder
 from suture.learning.samples import SiteSamples
@@ -35,7 +36,7 @@ from suture.models import ModelSpec, build
 from suture.models.classifier import load_tensors, split_state
 from suture.protocol.egress import CLASSES as OF_CLASSES
 from suture.protocol.half import Transport, received, restored
-from suture.protocol.messages import Reply, TaskData, Update
+from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed, unpack
 
 CLASSES = ("Fibrosis", "Hernia", "Mass", "Nodule")
@@ -109,17 +110,17 @@ class Trial:
             }
         return self._payloads[site]
 
-    def answer(self, site: str) -> Reply:
+    def answer(self, site: str) -> Answer:
         """What a site answers in round 1."""
         return self.sites[site].answer(self.payload(site))
 
     def update(self, site: str) -> Update:
         """The update of a site in round 1, as the server reads it that has sent what the site received."""
         answer = self.answer(site)
-        if not isinstance(answer, Update):
-            raise AssertionError(f"{self.label_type}: {site} sent no update: {answer}")
-        payload, site_ = self.payload(site), self.sites[site]
-        return restored(answer, payload, site_.expectation(payload).egress) if self.plan.half else answer
+        update = unpack(answer.packed)
+        if not isinstance(update, Update) or not answer.allowed:
+            raise AssertionError(f"{self.label_type}: {site} sent no update: {update}")
+        return restored(update, self.payload(site), answer.allowed.egress) if self.plan.half else update
 
     def history(self) -> list[dict[str, Any]]:
         """The rounds so far, as in history.jsonl."""
@@ -142,7 +143,7 @@ class Trial:
             self.plan.model.preprocessing,
             Augmentation(),
             torch.device("cpu"),
-            prior=self.sites[site]._prior,
+            prior=self.sites[site].trainer.prior,
             identified=torch.tensor([name in own for name in labels]),
         )
 

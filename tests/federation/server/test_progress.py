@@ -72,6 +72,14 @@ def test_an_experiment_of_a_version_with_more_settings_continues_with_the_values
         check_unchanged(was, now, "run")
 
 
+def test_an_experiment_begun_with_a_former_name_of_a_setting_continues(tiny: Any) -> None:
+    now = fixed_settings(tiny(METHOD).plan)
+    model = {key: value for key, value in now["model"].items() if key != "row_init"}
+    check_unchanged({**now, "model": {**model, "rows": "drawn"}}, now, "run")
+    with pytest.raises(ConfigError, match=r"begun with model\.row_init=named"):
+        check_unchanged({**now, "model": {**model, "rows": "named"}}, now, "run")
+
+
 def test_a_corrupt_best_model_is_named_and_the_newest_takes_its_place(tiny: Any) -> None:
     federation = tiny(METHOD, rounds=6, selection="last")
     states = federation.run().states

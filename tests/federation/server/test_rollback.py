@@ -62,7 +62,7 @@ def lines(server: Server) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("selection", ["last", "site_loss"])
-def test_a_destroyed_model_is_taken_back_and_its_destroyer_excluded(selection: str, tiny: Any) -> None:
+def test_a_diverged_model_is_taken_back_and_its_site_excluded(selection: str, tiny: Any) -> None:
     server = run(tiny, "poisoned", poison, selection=selection)
     assert server.record.run["status"] == "finished"
     history = [(line["round"], line["status"]) for line in lines(server)]

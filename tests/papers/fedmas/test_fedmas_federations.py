@@ -111,7 +111,7 @@ def test_the_prior_is_in_the_states_the_record_and_the_report(tiny: Any, tmp_pat
     folder = federation.folder / "run"
     held = json.loads((folder / "run.json").read_text())["prior"]
     site = federation.sites()["alpha"]
-    assert held == {"name": "checkpoint", "digest": site._prior.digest}
+    assert held == {"name": "checkpoint", "digest": site.trainer.prior.digest}
     header = load(federation.server().states.path(1)).header
     assert header["registry"]["prior"] == held["digest"]
     assert header["plan"]["hyperparameters"]["prior"]["name"] == "checkpoint"

@@ -63,7 +63,7 @@ def initial(
 def with_labels(model: GlobalModel, labels: Labels, plan: Plan) -> GlobalModel:
     """Return the model with a row for each of `labels`: known classes keep theirs, others are initialised."""
     spec = plan.model
-    head = relabelled(model.head, model.labels, labels, plan.seed, spec.rows, spec.name_vectors)
+    head = relabelled(model.head, model.labels, labels, plan.seed, spec.row_init, spec.name_vectors)
     forms = plan.method.egress(layout_of(model, plan.method)).forms("down", "server")
     channels = {n: in_order(form, model.channels[n], model.labels, labels) for n, form in forms.items()}
     return replace(model, labels=labels, head=head, channels=channels)
@@ -251,7 +251,8 @@ def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], experimen
     """
     for part in (key for key in _FIXED_SETTINGS if key in before and key in now):
         was, has = (flat(_FIXED_SETTINGS[part], json.loads(json.dumps(plan[part]))) for plan in (before, now))
-        for key in sorted(lasting(was).keys() | has.keys()):
+        was = lasting(was)
+        for key in sorted(was.keys() | has.keys()):
             if was.get(key) != has.get(key):
                 raise ConfigError(
                     f"the experiment {experiment!r} was begun with {as_word(key)}={as_word(was.get(key))}, "
