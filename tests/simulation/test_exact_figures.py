@@ -121,8 +121,7 @@ def test_one_line_says_what_the_limits_would_do(job: Job, runs: tuple[Path, Path
         for site, config in configs.items()
     }
     said = without_limits(strict, job)
-    assert "alpha would send of validation: no AUROC of Mass (" in said
-    assert "fewer than min_count = 30); no loss. " in said
+    assert "alpha would send of validation: no AUROC of Mass, Nodule; no loss. " in said
     none = {s: c.model_copy(update={"privacy": c.privacy.exact()}) for s, c in configs.items()}
     assert "would not change any" in without_limits(none, job)
 
