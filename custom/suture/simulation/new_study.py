@@ -201,7 +201,11 @@ def summary(name: str, guess: Discovery, config: Path) -> list[str]:
             f"  images: column {data['image_column']!r}, {reasons['image_column']}",
             f"  patients: {patients}",
         ]
-    where = f"column {data.get('split_column')!r}" if "split_column" in data else "made once, by patient"
+    where = (
+        f"column {data.get('split_column')!r}"
+        if "split_column" in data
+        else f"made once, by {'patient' if guess.has_patients else 'image'}"
+    )
     lines.append(
         f"  splits: {where if data['dataset'] == 'hospital' else data.get('split', 'of the data set')}"
     )
