@@ -191,9 +191,9 @@ def _of_patients(part: Samples, logits: Tensor, labels: LabelSet, how: PerPatien
     whose = np.asarray(part.patients)
     p = pd.DataFrame(probabilities(logits.double(), labels.label_type).numpy()).groupby(whose).agg(how)
     y = pd.DataFrame(part.y.numpy()).groupby(whose).max()  # of the known labels
-    scores = torch.from_numpy(p.to_numpy()).clamp(1e-15, 1 - 1e-15)
+    scores = torch.from_numpy(p.to_numpy(copy=True)).clamp(1e-15, 1 - 1e-15)
     joined = scores.logit() if labels.label_type == "multilabel" else scores.log()
-    return Samples({}, torch.from_numpy(y.to_numpy()), tuple(map(str, y.index))), joined
+    return Samples({}, torch.from_numpy(y.to_numpy(copy=True)), tuple(map(str, y.index))), joined
 
 
 def _together(names: Sequence[str], part: Samples, logits: Tensor, labels: LabelSet) -> GroupFigures:

@@ -33,9 +33,8 @@ def without_limits(configs: Mapping[str, SiteConfig], job: Job) -> str:
     here = "Figures are exact: all sites are on this machine."
     if job.method.about.pooled:
         return here
-    changes = [
-        f"{site} would send of {line}" for site, config in configs.items() for line in forecast(config)
-    ]
+    forecasts = {site: forecast(config, reasons=False) for site, config in configs.items()}
+    changes = [f"{site} would send of {line}" for site, lines in forecasts.items() for line in lines]
     if not changes:
         return f"{here} The sites' limits of disclosure would not change any."
     sentences = [
@@ -51,7 +50,7 @@ def without_limits(configs: Mapping[str, SiteConfig], job: Job) -> str:
     return " ".join(sentences)
 
 
-def forecast(config: SiteConfig) -> list[str]:
+def forecast(config: SiteConfig, *, reasons: bool = True) -> list[str]:
     """Return, of validation and test, what a site's limits would withhold in a federation and why, and the
     steps of what it would send; nothing of data that cannot be read.
     """
@@ -74,7 +73,7 @@ def forecast(config: SiteConfig) -> list[str]:
                 rounded.setdefault(step, []).append(name)
         said = [f"AUROC in steps of {step:g} ({', '.join(of)})" for step, of in rounded.items()]
         withheld = [
-            f"{name} ({_why_withheld(y, patients, limits)})"
+            f"{name} ({_why_withheld(y, patients, limits)})" if reasons else name
             for name, y in zip(names, part.y.T, strict=True)
             if limits.min_count and name not in moved
         ]
