@@ -303,7 +303,7 @@ def test_a_model_of_text_is_refused() -> None:
     ):
         FixMatch().adapted(ModelSpec("lstm"))
     FixMatch().adapted(SMALL)
-    assert FixMatch.limits.images_only
+    assert FixMatch.about.images_only
 
 
 @pytest.mark.parametrize("other", [{"unknown": "negative"}, {"label_view": "own"}])
@@ -314,4 +314,4 @@ def test_labels_that_it_cannot_use_are_refused(other: dict[str, Any]) -> None:
 
 def test_two_second_views_are_refused() -> None:
     with pytest.raises(ConfigError, match="PseudoLabels and ReceivedLabels both need a second view"):
-        check_needs((PseudoLabels(), ReceivedLabels()), FixMatch().label_use)
+        check_needs((PseudoLabels(), ReceivedLabels()), FixMatch().labels)
