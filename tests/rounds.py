@@ -7,11 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
+from suture.federation.site.site import Site
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods import METHODS
 from suture.methods.base import Method, RoundContext, local_round
 from suture.protocol.messages import TaskData, Update
-from suture.protocol.packing import Packed
+from suture.protocol.packing import Packed, unpack
 from suture_papers.metafl.inner_loop import INNER, ServerStep
 from suture_papers.rare_classes.creff import ClassGradients
 from suture_papers.rare_classes.federated_features import FederatedFeatures
@@ -25,6 +26,23 @@ _QUICK: dict[str, dict[str, Any]] = {
 """Hyperparameters that do fewer steps than by default, or that 18 images are enough for."""
 
 NEW = Packed({}, {})
+
+
+def reply_of(site: Site, task: TaskData) -> Any:
+    """A site's answer to a task, as it crosses the wire."""
+    return unpack(site.answer(task).packed)
+
+
+def context_of(site: Site, task: TaskData) -> SiteContext:
+    """What a method is given at a site that has received a task."""
+    return site.trainer.context(task, site.states.before(task))
+
+
+def configured(site: Site, **sections: dict[str, Any]) -> Site:
+    """The site, which has not answered yet, with other keys in sections of its suture.toml."""
+    own = {name: getattr(site.config, name).model_copy(update=keys) for name, keys in sections.items()}
+    config = site.config.model_copy(update=own)
+    return Site(site.name, config, site.plan, site.rounds, site.folder, site.trainer.load)
 
 
 def train_round(

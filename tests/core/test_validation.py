@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from suture.core.errors import ConfigError
-from suture.core.validation import REMOVED, flat, lasting, parse
+from suture.core.validation import REMOVED, RENAMED, flat, lasting, parse
 from suture.methods import METHODS
 from suture.simulation.job import load_job, with_settings
 from suture_papers.fedmas.pretraining import Pretraining
@@ -93,7 +93,23 @@ def test_what_ran_with_the_value_that_holds_is_unchanged() -> None:
     assert lasting({"method.margin.deferred": False}) == {"method.margin.deferred": False}
 
 
+def test_what_ran_with_a_former_word_is_unchanged() -> None:
+    former = {"model.rows": "drawn", "simulation.classes": "dealt", "method.rows": "owners", "model.neck": 0}
+    now = {"model.row_init": "random", "simulation.classes": "round_robin", "method.rows": "owners"}
+    assert lasting(former) == {**now, "model.neck": 0}
+    assert lasting({"model.rows": "named"}) == {"model.row_init": "named"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "present"),
+    [("model.rows=named", "row_init"), ("model.row_init=drawn", "random"), ("classes=dealt", "round_robin")],
+)
+def test_a_former_word_is_answered_with_the_present_one(setting: str, present: str) -> None:
+    with pytest.raises(ConfigError, match=rf"is now called {present}\b"):
+        with_settings(load_job("surgical_nih"), [setting])
+
+
 def test_what_was_removed_is_no_setting() -> None:
     known = {name for kind in METHODS.values() for name in flat("method", asdict(kind()))}
     assert known
-    assert not any(f".{name}".endswith(f".{end}") for name in known for end in REMOVED)
+    assert not any(f".{name}".endswith(f".{end}") for name in known for end in {**REMOVED, **RENAMED})

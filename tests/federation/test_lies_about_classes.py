@@ -84,7 +84,7 @@ def test_both_sides_refuse_what_is_outside_the_declaration(kind: str) -> None:
         assert task.labels == ("Fibrosis", "Hernia", "Mass", "Nodule")
         update = trial.update("alpha")
         for expected in (
-            trial.sites["alpha"].expectation(task),
+            trial.sites["alpha"].answer(task).allowed,
             trial.server.collector._expected["alpha"],
         ):
             check_reply(update, expected)

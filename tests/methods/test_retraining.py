@@ -268,7 +268,7 @@ class AtServer:
 def test_so_it_is_where_the_server_measures(method: Method, expected: int) -> None:
     with Trial(method, SMALL, "multiclass", rounds=3) as trial:
         trial.server.schedule = replace(trial.server.schedule, selection="server_metric")
-        trial.server.held_out = AtServer()  # type: ignore[assignment]
+        trial.server.aggregator = replace(trial.server.aggregator, held_out=AtServer())  # type: ignore[arg-type]
         list(step_by_step(trial))
         assert trial.server.selected_round == expected
 
@@ -338,7 +338,7 @@ def test_more_rounds_before_the_retraining_are_none_of_another_phase() -> None:
     assert phases == ["main"] * 4 + ["retraining"] * 2
 
 
-def test_fed_mas_aggregates_by_the_rescue_factor_of_a_resting_model() -> None:
+def test_fed_mas_aggregates_by_the_rescue_factor_of_a_frozen_model() -> None:
     """v = E w, so RF = E sum of w squared; the prior has no part in the loss, and the projector rests."""
     method = FedMAS(local=LOCAL, retrain=RETRAIN)
     with Trial(method, SMALL, "multiclass") as trial:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from suture.core.privacy import PrivacyConfig
 from suture.methods.base import Method
 from suture.protocol.check import AllowedReply
 from suture.protocol.egress import Egress
 from suture.protocol.messages import Labels, TaskData
-from suture.protocol.privacy import PrivacyConfig
 
 
 def expected_answer(

@@ -48,7 +48,7 @@ class Phase:
         epochs: passes over the local data a round; None takes the method's.
         keep_best: a site returns the epoch of the lowest validation loss rather than the last.
         local: how a site trains in it; None for the method's local training.
-        reinit_head: whether the head is drawn anew before its first round, at every site alike.
+        reinit_head: whether the head is reinitialised before its first round, at every site alike.
         selectable: whether a model of it may be the result of the run.
     """
 
@@ -332,7 +332,9 @@ class Method(ABC):
         """The supervised loss of a site, also its validation loss: the cross-entropy of what is known.
 
         Args:
-            logits, y, known: ``[n, c]``.
+            logits: ``[n, c]``.
+            y: labels, ``[n, c]``.
+            known: which labels are known, ``[n, c]``.
 
         Returns:
             a scalar.

@@ -3,7 +3,7 @@
     Kang, Xie, Rohrbach, Yan, Gordo, Feng, Kalantidis. Decoupling Representation and Classifier for
     Long-Tailed Recognition. ICLR 2020 (classifier re-training, cRT). arXiv:1910.09217.
 
-It is the last phase of a run. The head is drawn anew, at every site alike; sites train it with the plain
+It is the last phase of a run. The head is reinitialised, at every site alike; sites train it with the plain
 cross-entropy on class-aware batches (`suture.data.batch.class_aware`) of the classes that they have, without
 any other term; and rows are aggregated as before.
 """

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from suture.core.entry_points import Registry, found, load, of_this_distribution, registered
+from suture.core.entry_points import Registry, found, load, of_this_distribution, package_of, registered
 from suture.core.errors import ConfigError, unknown
 from suture.core.printable import printable
 from suture.simulation.job_files import job_file, known_jobs, may_register, summary
@@ -41,7 +41,12 @@ def rows() -> Iterator[tuple[str, str, str]]:
     for name, path in known_jobs().items():
         yield "job", name, _or_reason(summary, path)
     for kind, points in found("suture.catalogue").items():
-        for name, describe in load(points[0], "list of")():
+        try:
+            listed = load(points[0], "catalogue", "a function")
+        except ConfigError as reason:
+            yield kind, package_of(points[0]), str(reason)
+            continue
+        for name, describe in listed():
             yield kind, name, _or_reason(lambda text: text(), describe)
 
 

@@ -32,7 +32,7 @@ from suture.models.classifier import Layout, split_state
 from suture.protocol.egress import CLASSES, Shapes, blank, check_declared, prefixed, whole
 from suture.protocol.half import Transport
 from suture.protocol.messages import Abstain, Update, ones
-from suture.protocol.packing import Packed, load, tensors_of
+from suture.protocol.packing import Packed, load, tensors_of, unpack
 from suture.simulation.trial import SITES, Trial, least_rounds
 from suture.simulation.variants import alternatives, changed, names, numbers, with_value, within
 
@@ -499,7 +499,7 @@ def losses_are_never_negative(subject: Subject) -> None:
     for other in (method, *(m for m in strong if m is not None)):
         for label_type in subject.label_types:
             with replace(subject, method=other).trial(label_type) as trial:
-                answer = trial.answer("alpha")
+                answer = unpack(trial.answer("alpha").packed)
                 if isinstance(answer, Abstain):  # such a weight may well be too much to train with
                     _ensure(other is not method, f"{label_type}: it abstains: {answer.error}")
                     continue
@@ -515,8 +515,8 @@ def channels_respect_the_smallest_count(subject: Subject) -> None:
     for label_type in subject.label_types:
         with subject.trial(label_type, min_count=1000) as trial:
             for site in SITES:
-                sent, task = trial.update(site).channels, trial.payload(site)
-                up = trial.sites[site].expectation(task).egress.going("up")
+                sent, allowed = trial.update(site).channels, trial.answer(site).allowed
+                up = allowed.egress.going("up") if allowed else ()
                 for name in (channel.name for channel in up if channel.of_classes):
                     _ensure(
                         not bool(sent[name].any()),

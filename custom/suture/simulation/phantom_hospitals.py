@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from PIL import Image as Pillow
@@ -137,6 +137,8 @@ class PhantomSites(SimulatedSites):
     shift: Annotated[float, Field(ge=0)] = 1.0
     every_label: bool = False
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] | None = None
+
+    synthetic: ClassVar[bool] = True
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: Method) -> list[str]:
         """Write a folder for each site: its images, its labels.csv and its suture.toml.

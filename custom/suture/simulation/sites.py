@@ -23,8 +23,9 @@ from suture.core.devices import unusable
 from suture.core.errors import ConfigError, unknown
 from suture.core.files import atomic_write, make_folder
 from suture.core.labels import LabelSet
+from suture.core.privacy import PrivacyConfig
 from suture.core.spreadsheets import no_formula
-from suture.core.validation import LARGEST_SEED, LIMIT, STRICT, parse
+from suture.core.validation import JOB_PATH, LARGEST_SEED, LIMIT, STRICT, parse
 from suture.data.config import (
     ServerConfig,
     SiteConfig,
@@ -37,7 +38,6 @@ from suture.data.readers.hospital import HospitalConfig
 from suture.data.split import long_tail_groups, training_counts
 from suture.data.table import Split, Table
 from suture.methods.base import Method
-from suture.protocol.privacy import PrivacyConfig
 from suture.simulation.partition import SERVER, Classes, partition_table
 
 Validation = Literal["sites", "server"]
@@ -67,7 +67,7 @@ class ReleasedSites(SimulatedSites):
         seed: of every random split and of the partition.
     """
 
-    root: str | None = None
+    root: Annotated[str | None, JOB_PATH] = None
     validation: Validation = "sites"
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
 
@@ -79,8 +79,8 @@ class PartitionedSites(ReleasedSites):
     Attributes:
         clients: K.
         classes: which classes each site knows: ``published``, ``disjoint``, ``single`` (as many sites as
-            classes), ``dealt`` (as FedLSM does) or ``all``; see `suture.simulation.partition.class_lists`.
-        per_client: number of classes of each site, for ``dealt``.
+            classes), ``round_robin`` (as FedLSM) or ``all``; see `suture.simulation.partition.class_lists`.
+        per_client: number of classes of each site, for ``round_robin``.
     """
 
     clients: Annotated[int, Field(ge=1, le=LIMIT)] = 2

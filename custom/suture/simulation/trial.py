@@ -15,6 +15,7 @@ from torch import Tensor
 from suture.core.errors import ConfigError
 from suture.core.files import read_json, read_records
 from suture.core.labels import LabelSet, LabelType
+from suture.core.privacy import PrivacyConfig
 from suture.core.seeds import seed_for
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples, columns
@@ -23,6 +24,7 @@ from suture.data.table import SPLITS, Split
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan, Schedule
 from suture.federation.server.server import Server
+from suture.federation.site.releases import Answer
 from suture.federation.site.site import Site
 from suture.federation.store import experiment_folder
 from suture.learning.samples import SiteSamples
@@ -34,9 +36,8 @@ from suture.models import ModelSpec, build
 from suture.models.classifier import load_tensors, split_state
 from suture.protocol.egress import CLASSES as OF_CLASSES
 from suture.protocol.half import Transport, received, restored
-from suture.protocol.messages import Reply, TaskData, Update
+from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed, unpack
-from suture.protocol.privacy import PrivacyConfig
 
 CLASSES = ("Fibrosis", "Hernia", "Mass", "Nodule")
 SITES = {"alpha": ("Mass", "Nodule"), "beta": ("Hernia", "Nodule"), "gamma": ("Fibrosis", "Mass", "Nodule")}
@@ -79,7 +80,9 @@ class Trial:
         self.folder = Path(self._folder.name)
         self.plan = Plan(method, model, Augmentation(), 1, "run", code_hash(type(method)), transport)
         rounds += least_rounds(method) - 1
-        self.server = Server(self.plan, Schedule(rounds=rounds), self.folder / "run", None)
+        self.server = Server(
+            self.plan, Schedule(name="trial", title="trial", rounds=rounds), self.folder / "run", None
+        )
         self.sites = {name: self._site(name, rounds) for name in SITES}
         self.seen: dict[str, set[str]] = {name: set() for name in SITES}
         self.seen_rows: dict[str, set[int]] = {name: set() for name in SITES}
@@ -107,17 +110,17 @@ class Trial:
             }
         return self._payloads[site]
 
-    def answer(self, site: str) -> Reply:
+    def answer(self, site: str) -> Answer:
         """What a site answers in round 1."""
         return self.sites[site].answer(self.payload(site))
 
     def update(self, site: str) -> Update:
         """The update of a site in round 1, as the server reads it that has sent what the site received."""
         answer = self.answer(site)
-        if not isinstance(answer, Update):
-            raise AssertionError(f"{self.label_type}: {site} sent no update: {answer}")
-        payload, site_ = self.payload(site), self.sites[site]
-        return restored(answer, payload, site_.expectation(payload).egress) if self.plan.half else answer
+        update = unpack(answer.packed)
+        if not isinstance(update, Update) or not answer.allowed:
+            raise AssertionError(f"{self.label_type}: {site} sent no update: {update}")
+        return restored(update, self.payload(site), answer.allowed.egress) if self.plan.half else update
 
     def history(self) -> list[dict[str, Any]]:
         """The rounds so far, as in history.jsonl."""
@@ -140,7 +143,7 @@ class Trial:
             self.plan.model.preprocessing,
             Augmentation(),
             torch.device("cpu"),
-            prior=self.sites[site]._prior,
+            prior=self.sites[site].trainer.prior,
             identified=torch.tensor([name in own for name in labels]),
         )
 

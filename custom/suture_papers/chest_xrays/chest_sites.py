@@ -9,7 +9,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from suture.core.errors import ConfigError
-from suture.core.validation import LARGEST_SEED, LIMIT, STRICT
+from suture.core.validation import JOB_PATH, LARGEST_SEED, LIMIT, STRICT
 from suture.data.readers import DataConfig, load_table
 from suture.methods.base import Method
 from suture.simulation.partition import class_lists, subset
@@ -102,8 +102,8 @@ class ChestSites(SimulatedSites):
         seed: of the random splits.
     """
 
-    nih: str | None = None
-    chexpert: str | None = None
+    nih: Annotated[str | None, JOB_PATH] = None
+    chexpert: Annotated[str | None, JOB_PATH] = None
     classes: Literal["all", "shared"] = "all"
     views: Literal["frontal", "all"] = "frontal"
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337

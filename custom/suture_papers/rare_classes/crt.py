@@ -4,7 +4,7 @@
     Elbatel et al. (Fed-MAS), MICCAI 2023, Table 7, which adds the re-training to other methods, too.
 
     rounds 1 .. R - R':   FedAvg, or FedAvg with balanced softmax; see `Composed`
-    the last R' rounds:   the backbone rests, the head is drawn anew; see `retraining.py`
+    the last R' rounds:   the backbone is frozen, the head reinitialised; see `retraining.py`
     server:               as in FedAvg throughout
 
 Neither paper says how the head is re-trained in a federation: that it happens in rounds is our reading.

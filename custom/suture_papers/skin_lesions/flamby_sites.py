@@ -13,7 +13,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from suture.core.errors import ConfigError
-from suture.core.validation import LIMIT, STRICT
+from suture.core.validation import JOB_PATH, LIMIT, STRICT
 from suture.data.readers import load_table
 from suture.data.split import Codes, classes, crossed, divided, in_turn
 from suture.data.table import Table
@@ -60,7 +60,7 @@ class FlambySites(ReleasedSites):
     split: Split = "official"
     fold: Annotated[int, Field(ge=1, le=FOLDS)] = 1
     validation: Validation = "server"
-    lists: str | None = None
+    lists: Annotated[str | None, JOB_PATH] = None
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: Method) -> list[str]:
         """Write each centre, and the held-out rows of the server; see `PhantomSites.prepare`."""
@@ -124,11 +124,11 @@ class AttributeSites(ReleasedSites):
         root, lists: as in `FlambySites`.
     """
 
-    tones: str | None = None
+    tones: Annotated[str | None, JOB_PATH] = None
     clients: Annotated[int, Field(ge=2, le=LIMIT)] = 4
     split: Literal["lesions", "images"] = "lesions"
     validation: Validation = "server"
-    lists: str | None = None
+    lists: Annotated[str | None, JOB_PATH] = None
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: Method) -> list[str]:
         """Write each client, and the held-out rows of the server; see `PhantomSites.prepare`."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from rounds import reply_of
 from suture.core.errors import ConfigError, DataError, FederationError
 from suture.core.labels import LabelSet
 from suture.core.seeds import generator_for
@@ -136,7 +137,7 @@ def test_what_a_site_sets_in_vain_is_refused(training: dict[str, Any], tiny: Any
     own = TrainingConfig.model_validate(training)
     made.configs["alpha"] = made.configs["alpha"].model_copy(update={"training": own})
     site = made.sites()["alpha"]
-    answer = site.answer(TaskData("handshake"))
+    answer = reply_of(site, TaskData("handshake"))
     assert isinstance(answer, Abstain)
     assert answer.reason == "configuration"
     assert f"remove {next(iter(training))} under [training]" in (site.folder / "errors.jsonl").read_text()

@@ -238,7 +238,7 @@ def test_a_class_that_nobody_ever_sent_keeps_its_row_and_has_no_features() -> No
     two = METHOD.aggregate(one, [sent({"A": 2.0}, 1)], replace(CTX, round=2))
     assert torch.equal(two.channels[FEATURES][1], one.channels[FEATURES][1])
     assert not torch.equal(two.channels[FEATURES][0], one.channels[FEATURES][0])
-    assert not torch.equal(two.channels[RETRAINED][1], one.channels[RETRAINED][1])  # drawn anew
+    assert not torch.equal(two.channels[RETRAINED][1], one.channels[RETRAINED][1])  # reinitialised
     assert torch.equal(two.channels[RETRAINED][2], joined(two.head)[2])
 
 

@@ -64,6 +64,17 @@ class Record:
         """
         append_line(self.folder / "history.jsonl", line)
 
+    def validated(self, number: int, line: dict[str, Any]) -> None:
+        """Append the round whose validation losses have arrived, and say so.
+
+        Raises:
+            DiskError: see `history`.
+        """
+        self.history(line)
+        sites = sorted(site for site, one in line["sites"].items() if "validation_loss" in one)
+        figures = {name: value for name, value in line["validation"].items() if name != "unmeasured"}
+        self.event("validated", round=number, sites=sites, **figures)
+
     def rewind(self, committed: int) -> None:
         """Delete the committed round and later ones: they will be written again.
 
@@ -119,7 +130,7 @@ def describe(record: Record, plan: Plan, schedule: Schedule, **facts: Any) -> No
     described = plan.to_dict()
     started = record.run.get("started") if record.run.get("status") == "running" else None
     record.update(
-        job=schedule.job,
+        job=schedule.name,
         title=schedule.title,
         method={
             "name": plan.method.about.name,
