@@ -49,7 +49,6 @@ from suture.data.readers import read_table
 from suture.data.reading import read_sheet
 from suture.data.table import SPLITS, Table
 from suture.export.bundle import write_bundle
-from suture.export.card import PAGE, write_card
 from suture.export.onnx import metadata
 from suture.federation.loop import federate
 from suture.federation.plan import Schedule
@@ -65,6 +64,7 @@ from suture.protocol.messages import SiteInfo, TaskData
 from suture.protocol.packing import Packed, pack, unpack
 from suture.protocol.records import Metrics, Run
 from suture.protocol.records import parse as parse_record
+from suture.reports.card import PAGE, write_card
 from suture.reports.cooccurrence import Frequency
 from suture.reports.frames import Results
 from suture.reports.plots import plot_cooccurrence, plot_frequencies
@@ -75,7 +75,7 @@ from suture.simulation.new_study import as_toml
 from suture.simulation.sites import write_site
 from suture.simulation.study_check import Together, render_matrix
 from suture.simulation.trial import Trial
-from suture_papers.tables.cells import Table as TableOfExperiment
+from suture_papers.tables.cells import Table as TableOfResults
 from suture_papers.tables.render import markdown
 
 NAMES = tuple(name for name in (*PERMITTED, *REFUSED) if len(name) <= 200)
@@ -411,10 +411,10 @@ def test_the_card_and_its_page(tmp_path: Path, unruled: None) -> None:
         assert text(name).strip() in pages[0].text, name
 
 
-def test_the_page_of_an_experiment() -> None:
+def test_the_page_of_a_table() -> None:
     rows = [[name, "0.9"] for name in NAMES]
     assert_markdown_shows(
-        markdown("a title", "said", [], [TableOfExperiment("AUROC", ["class", "a"], rows, [])]), NAMES
+        markdown("a title", "said", [], [TableOfResults("AUROC", ["class", "a"], rows, [])]), NAMES
     )
 
 

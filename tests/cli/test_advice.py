@@ -11,7 +11,7 @@ import pytest
 import typer
 
 import suture
-from suture.cli.app import app
+from suture.cli.app import app, documented
 
 CODE, ROOT = Path(suture.__file__).parent, Path(__file__).resolve().parents[2]
 PAGES = [ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")]
@@ -38,7 +38,7 @@ FOREIGN = {
 def commands() -> dict[str, set[str]]:
     """The options of each command, by its words."""
     found: dict[str, set[str]] = {}
-    left = [("", typer.main.get_command(app))]
+    left = [("", typer.main.get_command(app)), *documented().items()]
     for name, command in left:
         options = {flag for p in command.params for flag in (*p.opts, *p.secondary_opts)}
         found[name] = options | {"--help"}

@@ -5,24 +5,24 @@ from __future__ import annotations
 import re
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from suture.cli.app import PANELS, app
+from suture.cli.app import PANELS, app, documented
 from suture.cli.common import guarded
 from suture.cli.former import COMMANDS, OPTIONS
 
 FORMER_OPTIONS = [
     (command, option, remedy) for command, table in OPTIONS.items() for option, remedy in table.items()
 ]
-ROOT = typer.main.get_command(app)
+COMMAND = documented()
 
 
 def options(words: str) -> set[str]:
     """The options of a command that exists."""
-    command = ROOT
-    for word in words.split():
-        command = command.commands[word]  # type: ignore[attr-defined]
+    first, *others = words.split()
+    command = COMMAND[first]
+    for word in others:
+        command = command.commands[word]
     return {flag for one in command.params for flag in one.opts}
 
 
@@ -66,5 +66,5 @@ def test_the_words_of_an_option_are_searched_at_its_own_command_only() -> None:
 def test_every_command_is_in_a_panel_of_the_help() -> None:
     shown = CliRunner().invoke(app, ["--help"]).output
     assert all(panel in shown for panel in PANELS)
-    panels = {command.rich_help_panel for command in ROOT.commands.values()}  # type: ignore[attr-defined]
+    panels = {command.rich_help_panel for command in COMMAND.values()}
     assert panels == set(PANELS)

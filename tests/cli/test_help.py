@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import typer
 
-from suture.cli.app import app
+from suture.cli.app import app, documented
 from suture.cli.common import known_names, literal
 from suture.core import VERSION
 
@@ -29,7 +29,10 @@ def every_command(command: Any, words: list[str]) -> Iterator[Command]:
             yield from every_command(inner, [*words, name])
 
 
-COMMANDS = list(every_command(typer.main.get_command(app), []))
+COMMANDS = [
+    ([], typer.main.get_command(app)),
+    *(found for name, command in documented().items() for found in every_command(command, [name])),
+]
 
 
 def brackets(command: Any) -> set[str]:

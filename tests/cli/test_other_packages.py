@@ -14,7 +14,9 @@ def test_a_command_of_another_package_is_added_and_replaces_none(tmp_path: Path)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
     names = ("count = other:count", "run = other:count", "plot = other:count", "broken = other:NUMBER")
     (info / "entry_points.txt").write_text("[suture.commands]\n" + "\n".join(names))
-    (tmp_path / "other.py").write_text('NUMBER = 3\ndef count():\n    """Count."""\n    print("counted")\n')
+    (tmp_path / "other.py").write_text(
+        'print("imported")\nNUMBER = 3\ndef count():\n    """Count sheep."""\n    print("counted")\n'
+    )
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
 
     def suture(*words: str) -> str:
@@ -22,9 +24,12 @@ def test_a_command_of_another_package_is_added_and_replaces_none(tmp_path: Path)
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=tmp_path)
         return done.stdout + done.stderr
 
-    assert suture("count") == "counted\n"
-    assert "--env" in suture("run", "--help")
-    assert "labels" in suture("plot", "--help")
+    assert suture("count") == "imported\ncounted\n"
+    assert "Count sheep." in suture("--help")
+    for own in ("run", "plot"):
+        shown = suture(own, "--help")
+        assert "imported" not in shown, "another package's command is imported when it is called"
+        assert {"run": "--env", "plot": "labels"}[own] in shown
     assert suture("broken").startswith(
-        "error: the command 'broken' of other 1.0 (other:NUMBER) must be a function"
+        "imported\nerror: the command 'broken' of other 1.0 (other:NUMBER) must be a function"
     )

@@ -78,7 +78,7 @@ OWN = {
     "core/codes.py": "a file of this package",
     "simulation/activity.py": "/proc",
     "simulation/partition.py": "a file of this package",
-    "cli/catalogue.py": "files of this package",
+    "simulation/catalogue.py": "files of this package",
     "data/embedding.py": "a file of this package",
     "tables/render.py": "figures that this process has drawn",
     "export/bundle.py": "files of this package",

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from suture.cli.catalogue import rows
 from suture.cli.common import command_of
 from suture.core.errors import ConfigError
 from suture.data.config import load_site_config
 from suture.methods import method_class
 from suture.models.priors import PriorSpec, load_prior
+from suture.simulation.catalogue import rows
 from suture.simulation.job import load_job
 
 GROUPS = ("methods", "datasets", "priors", "simulations", "commands", "catalogue")
@@ -47,7 +47,7 @@ def _sites(folder: Path) -> object:
 
 def _command(_folder: Path) -> object:
     (point,) = entry_points(group="suture.commands", name="theirs")
-    return command_of(point)()
+    return command_of(point)([], standalone_mode=False)
 
 
 @pytest.mark.parametrize(

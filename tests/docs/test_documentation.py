@@ -22,6 +22,7 @@ OUTSIDE = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "poc_workspace/README.
 
 
 def build(out: Path, config: Path = ROOT / "mkdocs.yml") -> subprocess.CompletedProcess[str]:
+    pytest.importorskip("mkdocstrings", reason='the documentation needs pip install -e ".[docs]"')
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(out)]
     return subprocess.run(
         command, capture_output=True, text=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, check=False

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pytest
-import typer
 from pydantic import BaseModel, Field
 from typer.testing import CliRunner
 
-from suture.cli import app, catalogue
-from suture.cli.reference import FIRST, _family, _rows, _sections, pages
+from suture.cli import app
+from suture.cli.app import documented
 from suture.data.config import SiteConfig
 from suture.methods import METHODS
+from suture.simulation import catalogue
+from suture.simulation.reference import FIRST, _family, _rows, _sections, pages
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-ROOT: Any = typer.main.get_command(app)
+ROOT = documented()
 
 
 @pytest.mark.parametrize("name", pages(ROOT))
@@ -49,7 +50,7 @@ def test_every_method_and_every_command_is_there() -> None:
         assert f"| `{name}` [" in found["reference/methods.md"]
         assert f"#### Method `{name}`\n" in found["reference/configuration.md"]
     commands = found["reference/commands.md"]
-    for name, command in ROOT.commands.items():
+    for name, command in ROOT.items():
         inner = getattr(command, "commands", {"": command})
         for word, one in inner.items():
             full = f"{name} {word}".strip()

@@ -36,6 +36,8 @@ def test_settings_by_path_by_last_word_and_by_method() -> None:
         ("methd=vanilla", "unknown setting 'methd'; did you mean 'method'"),
         ("model=cnn", "'model' stands for several settings; set one of them: .*model.name"),
         ("method.local.learning=3", "unknown setting"),
+        ("method.name=vanilla", "write --set method=vanilla"),
+        ("simulation.kind=StudySites", "choose their kind in a job.toml"),
         (
             "method.proximal.mu=1",
             "has no setting 'method.proximal.mu'; combined, fedprox have it: set method",

@@ -11,17 +11,18 @@ from enum import StrEnum
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
+from typer.core import TyperGroup
 
 from suture.cli.common import command_of, console, guarded, literal, print_line
 from suture.cli.data import data_app, vocab
 from suture.cli.explain import explain
 from suture.cli.finetune import finetune
-from suture.cli.former import CurrentWords
+from suture.cli.former import refuse_former
 from suture.cli.jobs import report, results, resume, status
 from suture.cli.live import track, watch
 from suture.cli.model import model_app
@@ -36,8 +37,36 @@ from suture.core.allocator import keep_memory
 from suture.core.entry_points import found
 from suture.core.printable import clean_warnings
 
+
+class Commands(TyperGroup):
+    """The command line: it names the present word for a former one, and has the commands of other packages.
+
+    A package's command is imported when it is called or its help is shown, not at each start.
+    """
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that the words name, as click does.
+
+        Raises:
+            ConfigError: they are a command or option of an earlier version.
+        """
+        if not ctx.resilient_parsing:  # completion of a shell
+            refuse_former(args)
+        return super().resolve_command(ctx, args)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the words of all commands; no package replaces one of Suture's own."""
+        own = super().list_commands(ctx)
+        return [*own, *sorted(found("suture.commands").keys() - own)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; None where there is none of that word."""
+        own, points = super().get_command(ctx, cmd_name), found("suture.commands").get(cmd_name)
+        return own or (points and literal(command_of(points[0])))
+
+
 app = typer.Typer(
-    cls=CurrentWords,
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -67,8 +96,9 @@ class Kind(StrEnum):
     models = "models"
     priors = "priors"
     datasets = "datasets"
+    simulations = "simulations"
     jobs = "jobs"
-    experiments = "experiments"
+    tables = "tables"
 
 
 def list_(
@@ -77,11 +107,11 @@ def list_(
         typer.Argument(help="List only these; methods by the question that they answer."),
     ] = None,
 ) -> None:
-    """List methods, models, priors, data sets, jobs and experiments."""
+    """List methods, models, priors, data sets, simulations, jobs and tables."""
     if kind is Kind.methods:
         _list_methods()
         return
-    from suture.cli.catalogue import rows
+    from suture.simulation.catalogue import rows
 
     table = _table("kind", "name", "description")
     for of, *row in rows():
@@ -92,7 +122,7 @@ def list_(
 
 def _list_methods() -> None:
     """Print the methods by question: paper, labels, what a site sends and what a round costs."""
-    from suture.cli.catalogue import by_question, rows
+    from suture.simulation.catalogue import by_question, rows
 
     table = _table("method", "paper", "labels an image", "a site sends", "cost")
     listed = set()
@@ -127,9 +157,17 @@ def reference(
     out: Annotated[Path, typer.Option("-o", "--out", help="The folder of the documentation.")] = Path("docs"),
 ) -> None:
     """Write the generated pages of the documentation: methods, configuration, commands, egress."""
-    from suture.cli.reference import write_pages
+    from suture.simulation.reference import write_pages
 
-    write_pages(typer.main.get_command(app), out)  # a new one: the help texts of the one in use are escaped
+    for path in write_pages(documented(), out):
+        print_line(f"written: {path}")
+
+
+def documented() -> dict[str, Any]:
+    """Return the commands of Suture and its papers, by their words."""
+    group: Any = typer.main.get_command(app)  # a new one: the help texts of the one in use are escaped
+    papers = {name: command_of(points[0]) for name, points in found("suture.commands", ours=True).items()}
+    return {**group.commands, **{name: typer.main.get_command(papers[name]) for name in sorted(papers)}}
 
 
 PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
@@ -139,20 +177,14 @@ PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Research": (plot_app, vocab, reference),
     "Site and server": (doctor, policy, ledger, egress, data_app, poc_app),
 }
-"""The commands as the help and the reference group them; those of papers and other packages follow."""
+"""The commands as the help and the reference group them; those of papers and other packages are Research."""
 
-_own = set()
 for panel, commands in PANELS.items():
     for command in commands:
         if isinstance(command, typer.Typer):
             app.add_typer(command, rich_help_panel=panel)
-            _own.add(str(command.info.name))
         else:
             app.command(command.__name__.strip("_"), rich_help_panel=panel)(command)
-            _own.add(command.__name__.strip("_"))
-for name, points in sorted(found("suture.commands").items()):
-    if name not in _own:  # no package replaces a command
-        app.command(name, rich_help_panel="Research")(command_of(points[0]))
 
 
 def main() -> None:

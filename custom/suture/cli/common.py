@@ -84,7 +84,7 @@ def job_with(name: str, settings: list[str] | None, trust: bool = False) -> Job:
     Raises:
         ConfigError: there is no such job, it is code that may not be run, or a setting does not fit.
     """
-    from suture.cli.catalogue import check_names
+    from suture.simulation.catalogue import check_names
 
     check_names(name, settings or [], trust)  # first: the next line imports torch, which takes seconds
     from suture.simulation.job import load_job, with_settings
@@ -127,7 +127,7 @@ def load_sources(paths: Iterable[Path]) -> dict[str, SiteConfig]:
 
 
 def literal(app: typer.Typer) -> Any:
-    """Return the command line of an app with help texts as they are written: `[data]` is no style of rich."""
+    """Return the command of an app with help texts as they are written: `[data]` is no style of rich."""
     commands: list[Any] = [typer.main.get_command(app)]
     for command in commands:
         commands += getattr(command, "commands", {}).values()
@@ -137,8 +137,8 @@ def literal(app: typer.Typer) -> Any:
     return commands[0]
 
 
-def command_of(point: EntryPoint) -> Callable[..., None]:
-    """The command that a package adds; where it cannot be imported or called, one that says so."""
+def command_of(point: EntryPoint) -> typer.Typer:
+    """Return an app of the command that a package adds; where it cannot be used, of one that says so."""
     try:
         command: Callable[..., None] = load(point, "command", "a function")
     except ConfigError as error:
@@ -147,7 +147,11 @@ def command_of(point: EntryPoint) -> Callable[..., None]:
         def command() -> None:
             raise why
 
-    return command
+        command.__doc__ = f"Not usable: {why}"
+
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(point.name, rich_help_panel="Research")(command)
+    return app
 
 
 def _print_error(error: SutureError) -> None:

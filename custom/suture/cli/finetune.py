@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from suture.cli.common import Model, console, print_line
-
-if TYPE_CHECKING:
-    from suture.data.config import SiteConfig
-    from suture.learning.finetuning import FineTuning
-    from suture.models.classifier import Classifier
 
 
 def finetune(
@@ -35,45 +30,20 @@ def finetune(
     """
     from suture.core.errors import ConfigError
     from suture.core.validation import parse
-    from suture.learning.finetuning import FILE, FineTuning
+    from suture.data.config import load_site_config
+    from suture.learning.finetuning import FILE, FineTuning, tune_own
+    from suture.reports.finetuning_results import finetuning_table, read_finetuning_results
 
     if (out / FILE).exists():
         raise ConfigError(f"{out} already holds a fine-tuned model; choose another --out")
-    config = _config(data, target)
-    steps = {"lr": config.training.learning_rate, "batch_size": config.training.batch_size}
+    config = load_site_config(data)
+    if target is not None:
+        config = config.model_copy(update={"data": config.data.model_copy(update={"target": target})})
+    steps = {"lr": config.training.lr, "batch_size": config.training.batch_size}
     settings: dict[str, Any] = {"runs": runs, "epochs": epochs, "examples": examples}
     settings |= {"start": "fresh" if fresh else "model"}
     settings |= {key: value for key, value in steps.items() if value is not None}
-    _finetune(model, config, parse(FineTuning, settings, "suture finetune"), seed, out)
-
-
-def _config(data: Path, target: str | None) -> SiteConfig:
-    """Return the configuration of the data, with the class of --target where it is given."""
-    from suture.data.config import load_site_config
-
-    config = load_site_config(data)
-    if target is None:
-        return config
-    return config.model_copy(update={"data": config.data.model_copy(update={"target": target})})
-
-
-def _finetune(model: Path, config: SiteConfig, how: FineTuning, seed: int, out: Path) -> None:
-    """Fine-tune and test, write tuned.json and the model of the first run into OUT, and show the table."""
-    from suture.core.files import write_json
-    from suture.learning.finetuning import FILE, task_name, tune_task, written
-    from suture.models.saved import load_spec, save_model
-    from suture.reports.finetuning_results import finetuning_table, read_finetuning_results
-
-    name = task_name(config)
-    first: list[Classifier] = []
-
-    def keep(tuned: Classifier, run: int) -> None:
-        if run == 0:
-            first.append(tuned)
-
-    found = tune_task(model, config, name, how, seed, keep)
-    save_model(first[0], load_spec(model), out / "model", {"begun": str(model)})
-    write_json(out / FILE, written(how, seed, {name: found}))
+    tune_own(model, config, parse(FineTuning, settings, "suture finetune"), seed, out)
     tuned = read_finetuning_results(out)
     assert tuned is not None
     console.print(finetuning_table(tuned))

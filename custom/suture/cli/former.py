@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-from typer.core import TyperGroup
 
 from suture.core.errors import ConfigError
 
@@ -19,6 +16,7 @@ COMMANDS = {
     "verify": "model verify",
     "export-model": "model export",
     "poc deal": "poc data",
+    "experiment": "table",
 }
 """The present words of a command by its former ones."""
 
@@ -26,7 +24,7 @@ _STRICT = "leave it out: `suture policy WORKSPACE` is strict without it"
 OPTIONS = {
     "policy": dict.fromkeys(("--strict", "--refuse-code", "--keep-logs", "--survive"), _STRICT),
     "finetune": {
-        "--lr": "set [training] learning_rate in the suture.toml",
+        "--lr": "set [training] lr in the suture.toml",
         "--batch-size": "set [training] batch_size in the suture.toml",
     },
     "pretrain": {
@@ -36,23 +34,10 @@ OPTIONS = {
             for key in ("batch_size", "lr", "momentum", "queue", "temperature")
         },
     },
+    "list": {"experiments": "use suture list tables"},
     "demo": {option: f"use suture run demo {option}" for option in ("--seed", "--device", "--workers")},
 }
 """What replaces each former option of a command."""
-
-
-class CurrentWords(TyperGroup):
-    """The command line, which names the present word for a former one."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that the words name, as click does.
-
-        Raises:
-            ConfigError: they are a command or option of an earlier version.
-        """
-        if not ctx.resilient_parsing:  # completion of a shell
-            refuse_former(args)
-        return super().resolve_command(ctx, args)
 
 
 def refuse_former(words: Sequence[str]) -> None:

@@ -120,16 +120,10 @@ def run_remotely(
 
 def _tune(job: Job, env: str, kit: Kit, folder: Path) -> None:
     """Fine-tune on the tasks of the job's simulation, which a POC has; in production their owner does it."""
-    from suture.flare.admin.poc import data_of
-    from suture.learning.finetuning import TARGETS, tune_targets
-    from suture.reports.report import write_report
+    from suture.flare.admin.poc import finetune
 
     # A kit lies in FOLDER/PROJECT/prod_NN/NAME.
-    tasks = data_of(job, kit.folder.resolve().parents[2]) / TARGETS
-    if env == "poc" and job.finetuning and tasks.is_dir():
-        tune_targets(folder, job.finetuning, job.seed, tasks)
-        write_report(folder)
-    else:
+    if env != "poc" or not finetune(job, kit.folder.resolve().parents[2], folder):
         model = shlex.quote(str(folder / "model"))
         print_line(f"not fine-tuned here; on the data of a task, run: suture finetune {model} suture.toml")
 
@@ -184,19 +178,15 @@ def _later(kit: Kit, folder: Path, job_id: str) -> str:
 
 def show_run(folder: Path) -> None:
     """Show the table of a run, and the path of its report."""
-    from suture.protocol.records import read_metrics, read_run
-    from suture.reports.finetuning_results import finetuning_table, nothing_measured, read_finetuning_results
-    from suture.reports.tables import class_table
+    from suture.reports.frames import open_results
 
-    run_facts, tuned, metrics = read_run(folder), read_finetuning_results(folder), read_metrics(folder)
-    if metrics and not (tuned and nothing_measured(metrics)):
-        console.print(class_table(run_facts, metrics))
-    if tuned:
-        console.print(finetuning_table(tuned))
-    for sentence in run_facts.left_out:
+    results = open_results(folder)
+    for table in results.tables():
+        console.print(table)
+    for sentence in results.info.left_out:
         print_line(f"left out: {sentence}", style="yellow")
-    if run_facts.without_limits:
-        print_line(run_facts.without_limits)
+    if results.info.without_limits:
+        print_line(results.info.without_limits)
     print_line(f"report: {folder / 'report.html'}")
 
 

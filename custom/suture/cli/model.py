@@ -68,7 +68,7 @@ def card(
 
     If the folder was signed, sign it again afterwards.
     """
-    from suture.export.card import write_card
+    from suture.reports.card import write_card
 
     print_line(f"written: {write_card(run, licence)}")
 

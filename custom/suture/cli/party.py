@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from suture.cli.common import console, print_line
 from suture.core.targets import rich
-
-if TYPE_CHECKING:
-    from suture.federation.site.statement import Statement
 
 Workspace = Annotated[
     Path, typer.Argument(help="The party's FLARE workspace: the folder with startup/ and local/.")
@@ -99,76 +94,16 @@ def ledger(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what this site has released by experiment (answers, ε, figures) and its remaining budgets."""
-    from suture.federation.site.statement import find_ledger, read_statement
+    from suture.cli.ledger import ledger_tables, ledger_totals, statement_of
 
-    if accept:
-        find_ledger(folder)[0].accept()
-    found = read_statement(folder)
+    found = statement_of(folder, accept)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(found), indent=2, ensure_ascii=False, allow_nan=False))
         return
-    for table in _ledger_tables(found):
+    for table in ledger_tables(found):
         console.print(table)
-    for line in _ledger_totals(found):
+    for line in ledger_totals(found):
         print_line(line)
-
-
-def _ledger_totals(found: Statement) -> Iterator[str]:
-    """Yield the totals over all experiments, and what the ledger lacks."""
-    spent, bound = found.spent, _number(found.max_epsilon, "none")
-    lower = "≥" if spent.epsilon is not None and (found.breaks or found.accepted) else "="
-    yield (
-        f"all experiments: {spent.updates} updates, {spent.unprotected} of them without noise; "
-        f"ε {lower} {_number(spent.epsilon, '∞')} at δ = {found.delta:g}, composed as Gaussian mechanisms "
-        f"(max_epsilon: {bound})"
-    )
-    yield f"experiments: {found.experiments} (max_experiments: {_left(found.max_experiments)})"
-    yield from (f"ε is a lower bound: {why}" for why in found.accepted)
-    yield from (f"incomplete ledger: {why}" for why in found.breaks)
-    if found.breaks:
-        yield (
-            "The site releases nothing until you restore the newest copy of the ledger, or run the same "
-            "command with --accept, which records the gap"
-        )
-
-
-def _ledger_tables(found: Statement) -> Iterator[Table]:
-    """Yield the table of the experiments, and that of the classes."""
-    heads = ("experiment", "clip", "noise", "answers", "left", "repeats left")
-    table = _table(*heads, "updates", "ε", "figures", "other numbers", "last")
-    for line in found.lines:
-        name = line.experiment
-        table.add_row(
-            rich(name),
-            _number(line.clip, "none"),
-            _number(line.noise or None, "none"),
-            str(line.answers),
-            *map(_left, (found.answers_left[name], found.anew_left[name])),
-            str(line.updates),
-            _number(line.epsilon, "∞"),
-            *map(str, (sum(line.figures.values()), line.numbers, line.last)),
-        )
-    yield table
-    table = _table("class", "figures", "left")
-    for name, times in found.figures.items():
-        table.add_row(rich(name), str(times), _left(found.figures_left[name]))
-    yield table
-
-
-def _table(*heads: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in heads:
-        table.add_column(head, justify="left" if head in ("experiment", "class") else "right")
-    return table
-
-
-def _left(budget: int) -> str:
-    """A budget in few columns; that of public data is practically unlimited."""
-    return str(budget) if budget < 10**6 else "≥ 10⁶"
-
-
-def _number(value: float | None, otherwise: str) -> str:
-    return otherwise if value is None else f"{value:g}"
 
 
 def egress(
@@ -176,7 +111,7 @@ def egress(
 ) -> None:
     """Show what each method may send from a site: the allow-list of the site's filter."""
     from suture.core.files import atomic_write
-    from suture.reports.egress_page import page
+    from suture.simulation.egress_page import page
 
     if out is None:
         typer.echo(page(), nl=False)

@@ -12,17 +12,18 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from suture.core.errors import ConfigError
 from suture.core.files import atomic_write, make_folder, read_json, temporary_beside, write_json, writing
 from suture.core.targets import markdown, monai
-from suture.core.validation import parse
 from suture.export.torch_program import write_torch
-from suture.learning.decided_predictions import ALL
+from suture.learning.decided_predictions import ALL, decisions_of
 from suture.learning.prediction import Model, open_model
 from suture.models.saved import weights_digest
-from suture.protocol.decisions import Decisions
+
+if TYPE_CHECKING:
+    from suture.protocol.decisions import Decisions
 
 NO_LICENCE = "No licence is stated for this model. Ask its makers before you use, change or pass it on."
 NOT_CLINICAL = "Research only: not for clinical use without local validation."
@@ -51,9 +52,7 @@ def write_bundle(source: Path, folder: Path, licence: str = NO_LICENCE) -> Path:
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is not an empty folder; name a new one")
-    facts = read_json(source / "model.json")
-    found = facts.get("decisions")
-    decisions = None if found is None else parse(Decisions, found, f"{source / 'model.json'}: decisions")
+    facts, decisions = read_json(source / "model.json"), decisions_of(source)
     digest = weights_digest(source)
     # In a folder that is there, as it may be a link, or of another file system.
     apart = temporary_beside(folder / "bundle" if folder.exists() else folder.absolute())

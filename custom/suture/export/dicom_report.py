@@ -37,7 +37,6 @@ from suture.data.decoder_warnings import warned_of
 from suture.data.inputs import Input
 from suture.learning.decided_predictions import ALL, NOT_VALIDATED, STATED, read_decisions, threshold_of
 from suture.models.saved import weights_digest
-from suture.protocol.messages import Labels
 
 if TYPE_CHECKING:
     from highdicom.sr import ComprehensiveSR, MeasurementReport, MeasurementsAndQualitativeEvaluations
@@ -85,7 +84,7 @@ class ClassCode:
 
 @validated(frozen=True, config=OPEN)
 class _Facts:
-    labels: Labels
+    labels: tuple[str, ...]
     suture: str = "unknown"
     job: str = "unknown"
     round: int | None = None

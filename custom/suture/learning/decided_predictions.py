@@ -24,6 +24,16 @@ ALL = "all"
 """In place of a site's name: the thresholds of all sites together."""
 
 
+def decisions_of(folder: Path) -> Decisions | None:
+    """Return by what a saved model decides; None where it has no operating points.
+
+    Raises:
+        ConfigError: there is no model, or its operating points are damaged.
+    """
+    found = read_json(folder / "model.json").get("decisions")
+    return None if found is None else parse(Decisions, found, f"{folder / 'model.json'}: decisions")
+
+
 def read_decisions(folder: Path, site: str = ALL) -> Decisions:
     """Return by what a saved model decides.
 
@@ -33,13 +43,12 @@ def read_decisions(folder: Path, site: str = ALL) -> Decisions:
     Raises:
         ConfigError: the model has no operating points, or none of that site.
     """
-    found = read_json(folder / "model.json").get("decisions")
-    if found is None:
+    decisions = decisions_of(folder)
+    if decisions is None:
         raise ConfigError(
             f"{folder} has no operating points, because its job did not count scores. Train it with "
             "--set decision.sensitivity=0.9, or predict without --decide"
         )
-    decisions = parse(Decisions, found, f"{folder / 'model.json'}: decisions")
     if site not in (ALL, *decisions.sites):
         raise unknown("site", site, (ALL, *decisions.sites))
     return decisions

@@ -38,7 +38,7 @@ from suture.learning.samples import TARGET, load_samples, single_target
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known, predict
 from suture.models import ModelSpec, build
 from suture.models.classifier import AMP_DTYPES, HEADS, Classifier, load_tensors
-from suture.models.saved import load_model, load_spec
+from suture.models.saved import load_model, load_spec, save_model
 from suture.protocol.messages import Labels
 
 log = logging.getLogger(__name__)
@@ -127,6 +127,28 @@ def _variants(name: str, how: FineTuning) -> Iterator[tuple[str, FineTuning]]:
 def written(how: FineTuning, seed: int, targets: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of tuned.json."""
     return {"how": dataclasses.asdict(how), "seed": seed, "targets": dict(targets)}
+
+
+def tune_own(model: Path, config: SiteConfig, how: FineTuning, seed: int, out: Path) -> None:
+    """Fine-tune a saved model on a task of one's own; write tuned.json and the model of the first run.
+
+    Args:
+        model, config: as of `tune_task`; the class is the target of the data, or its only one.
+        out: gets tuned.json and model/.
+
+    Raises:
+        ConfigError, DataError: as `tune_task`.
+    """
+    name = task_name(config)
+    first: list[Classifier] = []
+
+    def keep(tuned: Classifier, run: int) -> None:
+        if run == 0:
+            first.append(tuned)
+
+    found = tune_task(model, config, name, how, seed, keep)
+    save_model(first[0], load_spec(model), out / "model", {"begun": str(model)})
+    write_json(out / FILE, written(how, seed, {name: found}))
 
 
 def tune_task(

@@ -7,11 +7,14 @@ from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
+from rich.table import Table
 
 from suture.core.errors import DataError
 from suture.core.printable import printable
 from suture.learning.prediction import Model, open_model
 from suture.protocol.records import Metrics, Round, Run, read_history, read_metrics, read_run
+from suture.reports.finetuning_results import finetuning_table, nothing_measured, read_finetuning_results
+from suture.reports.tables import class_table
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,13 @@ class Results:
         if not rows:
             return pd.DataFrame()
         return pd.DataFrame(rows).set_index(["round", "site"]).drop(columns=["scalars", "rows"])
+
+    def tables(self) -> list[Table]:
+        """Return the tables that `suture results` shows: of the classes, and of fine-tuned tasks."""
+        tuned, metrics = read_finetuning_results(self.folder), read_metrics(self.folder)
+        found = [] if metrics is None or (tuned and nothing_measured(metrics)) else [metrics]
+        tables = [class_table(self.info, one) for one in found]
+        return [*tables, finetuning_table(tuned)] if tuned else tables
 
     @property
     def report(self) -> Path:

@@ -51,12 +51,13 @@ from suture.simulation.study import StudySites
 class Job(Schedule):
     """One federated training job: what its server needs to know, and what all parties do.
 
+    Attributes that are not described here are those of `Plan` and `Schedule`.
+
     Attributes:
         simulation: the simulated sites; None for a job of real sites only.
         shared_with: names of FLARE users who, besides the submitter, may continue the experiment. Others are
             refused.
         finetuning: how the global model is fine-tuned on tasks that no site has; None for no fine-tuning.
-        The other attributes are those of `Plan`.
 
     Raises:
         ConfigError: the name cannot be used in a path, or the sites would train nothing.
@@ -240,6 +241,13 @@ def with_settings(job: Job, settings: Iterable[str]) -> Job:
             value: Any = json.loads(text)
         except ValueError:
             value = text
+        if key.strip() in ("simulation.kind", "simulation"):
+            raise ConfigError(
+                f"--set {setting}: --set changes settings of simulated sites, not which sites; choose their "
+                "kind in a job.toml, as `kind` below [simulation]"
+            )
+        if key.strip() == "method.name":
+            raise ConfigError(f"--set {setting}: write --set method={text}")
         job = (
             _with_method(job, text)
             if key.strip() == "method"

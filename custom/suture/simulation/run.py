@@ -27,7 +27,6 @@ from suture.core.printable import printable
 from suture.data.config import SiteConfig, load_server_config, load_site_config
 from suture.data.readers import load_table, read_table
 from suture.data.text import build_vocabulary
-from suture.export.card import try_card
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan
 from suture.federation.server.global_model import check_unchanged, fixed_settings
@@ -44,6 +43,7 @@ from suture.learning.samples import SiteSamples, load_samples, pooled
 from suture.methods.source import source_of
 from suture.models import CORPUS
 from suture.protocol.messages import SiteInfo
+from suture.reports.card import try_card
 from suture.reports.progress import following
 from suture.reports.report import try_report, write_report
 from suture.simulation.again import command
@@ -319,7 +319,7 @@ def _pooled_config(config: SiteConfig, codes: Stated) -> SiteConfig:
     """Return a site's configuration for the party of all data: with the codes of all sites, and without the
     site's own learning rate, as training on pooled data uses the job's.
     """
-    training = config.training.model_copy(update={"learning_rate": None})
+    training = config.training.model_copy(update={"lr": None})
     data = config.data.model_copy(update={"codes": codes, "synonyms": {}})
     return config.model_copy(update={"training": training, "data": data})
 

@@ -1,4 +1,4 @@
-"""The figures of an experiment: of its table, and further plots of its data and of one of its models."""
+"""The figure of a table, and further plots of its data and of one of its models."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ from suture_papers.tables.conduct import Session
 from suture_papers.tables.external_tests import absent_tests, site_config
 from suture_papers.tables.outcome import Outcome, chosen
 from suture_papers.tables.runs import Run, final_runs
-from suture_papers.tables.spec import Experiment, Pairs, Plot, Preset
+from suture_papers.tables.spec import Pairs, Plot, Preset, TableSpec
 from suture_papers.tables.tuned_columns import curves, tasks_of
 
 TONES = ("#0b6e8a", "#c2571a", "#5a7d2b", "#7a4d9c", "#9c2f4d", "#56616d", "#b58900", "#2c5aa0", "#333333")
 
 
-def draw(experiment: Experiment, preset: Preset, outcome: Outcome) -> bytes:
+def draw(spec: TableSpec, preset: Preset, outcome: Outcome) -> bytes:
     """Plot the main table as SVG: each row as dots, or as a line over the series."""
     with rc_context(STYLE):
-        found = lines(experiment, preset, outcome)
-        if experiment.series:
-            columns = experiment.columns_in(preset)
-            marks = [over_series(experiment, preset, outcome, column) for column in columns]
-            return _svg(_series(experiment, found, marks))
-        return _svg(_dots(experiment, found, experiment.pairs_in(preset)))
+        found = lines(spec, preset, outcome)
+        if spec.series:
+            columns = spec.columns_in(preset)
+            marks = [over_series(spec, preset, outcome, column) for column in columns]
+            return _svg(_series(spec, found, marks))
+        return _svg(_dots(spec, found, spec.pairs_in(preset)))
 
 
 _ACROSS = 3  # panels beside each other, so that their letters stay legible on a page
 
 
-def plot_curves(experiment: Experiment, preset: Preset, outcome: Outcome) -> bytes:
+def plot_curves(spec: TableSpec, preset: Preset, outcome: Outcome) -> bytes:
     """Plot learning curves of fine-tuned models as SVG.
 
     There is a panel for each task and a line for each row: the AUROC after each epoch, mean and SD over runs.
 
     Source: Zhang et al. 2021, Fig. 4.
     """
-    tasks = tasks_of(experiment.columns_in(preset))
-    rows = [row for row in experiment.rows if row not in preset.skip]
+    tasks = tasks_of(spec.columns_in(preset))
+    rows = [row for row in spec.rows if row not in preset.skip]
     with rc_context(STYLE):
         canvas = Canvas(figsize=(1.2 + 2.8 * len(tasks), 3.2), layout="constrained")
         axes: Any = canvas.subplots(1, len(tasks), squeeze=False)
@@ -61,7 +61,7 @@ def plot_curves(experiment: Experiment, preset: Preset, outcome: Outcome) -> byt
             for tone, row in zip(itertools.cycle(TONES), rows):
                 areas = np.array(curves(outcome.results[row, "None"], task))
                 if len(areas):
-                    _curve(axis, areas, experiment.rows[row].name, tone)
+                    _curve(axis, areas, spec.rows[row].name, tone)
             axis.set_xlabel("epoch")
             axis.set_title(f"AUROC, {task}", fontsize=9, loc="left")
             axis.grid(axis="y", color="#dde3e9")
@@ -86,7 +86,7 @@ def _svg(canvas: Canvas) -> bytes:
     return text[text.index(b"<svg") :]
 
 
-def _dots(experiment: Experiment, found: Sequence[Line], pairs: Pairs) -> Canvas:
+def _dots(spec: TableSpec, found: Sequence[Line], pairs: Pairs) -> Canvas:
     """Plot a panel for each column: the values of each row, their mean, and the mark of the test."""
     columns = list(found[0].estimates)
     down = math.ceil(len(columns) / _ACROSS)
@@ -98,7 +98,7 @@ def _dots(experiment: Experiment, found: Sequence[Line], pairs: Pairs) -> Canvas
     for axis, column in zip(axes.flat, columns, strict=False):
         for y, line in enumerate(found):
             cell = line.estimates[column]
-            tone = TONES[0] if line.row == experiment.reference else TONES[5]
+            tone = TONES[0] if line.row == spec.reference else TONES[5]
             values = [v for v in cell.values if v is not None]
             if pairs != "classes":
                 axis.plot(values, [y] * len(values), "o", color=tone, alpha=0.35, markersize=4, linewidth=0)
@@ -131,9 +131,7 @@ def _marks(
         )
 
 
-def _series(
-    experiment: Experiment, found: Sequence[Line], compared: Sequence[Mapping[str, Estimate]]
-) -> Canvas:
+def _series(spec: TableSpec, found: Sequence[Line], compared: Sequence[Mapping[str, Estimate]]) -> Canvas:
     """Plot a panel for each column: a line for each row over the values of the series, and its mark.
 
     Args:
@@ -150,7 +148,7 @@ def _series(
             own = [line for line in found if line.row == row]
             means = [line.estimates[column].mean for line in own]
             spread = [0.0 if math.isnan(s) else s for s in (line.estimates[column].spread for line in own)]
-            width = 2.4 if row == experiment.reference else 1.2
+            width = 2.4 if row == spec.reference else 1.2
             axis.errorbar(
                 [xs.index(line.x) for line in own], means, spread, marker="o", markersize=4, color=tones[row],
                 linewidth=width, capsize=2, label=own[0].name,
@@ -158,7 +156,7 @@ def _series(
         last = {line.row: line.estimates[column].mean for line in found if line.x == xs[-1]}
         _marks(axis, over, last, tones)
         axis.set_xticks(range(len(xs)), [str(x) for x in xs])
-        axis.set_xlabel(experiment.series.label if experiment.series else "")
+        axis.set_xlabel(spec.series.label if spec.series else "")
         axis.set_title(column, fontsize=9, loc="left")
         axis.grid(axis="y", color="#dde3e9")
         axis.set_axisbelow(True)
@@ -167,32 +165,32 @@ def _series(
     return canvas
 
 
-def write_plots(experiment: Experiment, preset: Preset, session: Session, folder: Path, stem: str) -> None:
+def write_plots(spec: TableSpec, preset: Preset, session: Session, folder: Path, stem: str) -> None:
     """Write STEM-PLOT.svg of each further plot whose data and model are there.
 
     A plot of a model is drawn again only if the model is younger than the file.
 
     Args:
-        stem: the stem of the experiment's other files.
+        stem: the stem of the table's other files.
 
     Raises:
         SutureError: the data cannot be read.
     """
     make_folder(folder)
-    absent = absent_tests(experiment.tests, session.data_root)
-    for name, plot in experiment.drawings.items():
+    absent = absent_tests(spec.tests, session.data_root)
+    for name, plot in spec.drawings.items():
         path = folder / f"{stem}-{name}.svg"
         if lacking := [source for source in plot.sources if source in absent]:
             session.report(f"warning: plot {name!r} is left out: there is no {absent[lacking[0]]}")
         elif not plot.of_a_model:
-            _write(path, _plot_labels(experiment, plot, session), session)
+            _write(path, _plot_labels(spec, plot, session), session)
         else:
-            _plot_model(experiment, preset, name, session, path)
+            _plot_model(spec, preset, name, session, path)
 
 
-def existing_plots(experiment: Experiment, folder: Path, stem: str) -> dict[str, str]:
+def existing_plots(spec: TableSpec, folder: Path, stem: str) -> dict[str, str]:
     """Return the further plots in a folder, as `write_plots` writes them: file names with captions."""
-    found = {f"{stem}-{name}.svg": _caption(plot) for name, plot in experiment.drawings.items()}
+    found = {f"{stem}-{name}.svg": _caption(plot) for name, plot in spec.drawings.items()}
     return {file: caption for file, caption in found.items() if _is_file(folder / file)}
 
 
@@ -211,8 +209,8 @@ def _caption(plot: Plot) -> str:
     return f"{what} ({plot.source})" if plot.source else what
 
 
-def _plot_labels(experiment: Experiment, plot: Plot, session: Session) -> bytes:
-    tables = {name: load_table(_config(experiment, name, session).data) for name in plot.sources}
+def _plot_labels(spec: TableSpec, plot: Plot, session: Session) -> bytes:
+    tables = {name: load_table(_config(spec, name, session).data) for name in plot.sources}
     if plot.of == "frequencies":
         return plot_frequencies({name: frequencies(table) for name, table in tables.items()})
     name, table = next(iter(tables.items()))
@@ -220,9 +218,9 @@ def _plot_labels(experiment: Experiment, plot: Plot, session: Session) -> bytes:
     return plot_cooccurrence(table.labels.names, cooccurrence(table, per=unit), name, unit)
 
 
-def _plot_model(experiment: Experiment, preset: Preset, name: str, session: Session, path: Path) -> None:
-    plot = experiment.drawings[name]
-    run = _run_of(experiment, preset, plot, session)
+def _plot_model(spec: TableSpec, preset: Preset, name: str, session: Session, path: Path) -> None:
+    plot = spec.drawings[name]
+    run = _run_of(spec, preset, plot, session)
     if run is None:
         session.report(f"warning: plot {name!r} is left out: this preset skips its row {plot.row!r}")
         return
@@ -236,7 +234,7 @@ def _plot_model(experiment: Experiment, preset: Preset, name: str, session: Sess
         return
     if path.exists() and path.stat().st_mtime > weights.stat().st_mtime:
         return
-    configs = {source: _config(experiment, source, session) for source in plot.sources}
+    configs = {source: _config(spec, source, session) for source in plot.sources}
     device = this_machine().device
     if plot.of == "features":
         svg = latent(model, configs, "test", device=device)
@@ -245,14 +243,14 @@ def _plot_model(experiment: Experiment, preset: Preset, name: str, session: Sess
     _write(path, svg, session)
 
 
-def _run_of(experiment: Experiment, preset: Preset, plot: Plot, session: Session) -> Run | None:
+def _run_of(spec: TableSpec, preset: Preset, plot: Plot, session: Session) -> Run | None:
     """Return the run of the plot's row at the first seed; None where the preset skips the row."""
-    tuned = chosen(experiment, preset, session.store)
-    return next((run for run in final_runs(experiment, preset, tuned) if run.row == plot.row), None)
+    tuned = chosen(spec, preset, session.store)
+    return next((run for run in final_runs(spec, preset, tuned) if run.row == plot.row), None)
 
 
-def _config(experiment: Experiment, test: str, session: Session) -> SiteConfig:
-    return site_config(test, experiment.tests[test], session.work, session.data_root)
+def _config(spec: TableSpec, test: str, session: Session) -> SiteConfig:
+    return site_config(test, spec.tests[test], session.work, session.data_root)
 
 
 def _write(path: Path, svg: bytes, session: Session) -> None:

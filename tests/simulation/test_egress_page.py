@@ -13,7 +13,7 @@ from suture.cli import app
 from suture.methods import METHODS
 from suture.models.classifier import Layout
 from suture.protocol.egress import declared
-from suture.reports.egress_page import _FIELDS, page
+from suture.simulation.egress_page import _FIELDS, page
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "egress.md"
 

@@ -1,8 +1,8 @@
-"""What there is to name: methods, models, priors, data sets, jobs and experiments, with a line for each.
+"""What there is to name: methods, models, priors, data sets, jobs and the like, with a line for each.
 
 Neither torch nor a job's code is imported for it: a list, or the answer to a slip, must not take seconds.
 What this package has is in catalogue.json, a copy of its registries that `suture reference` writes and a test
-compares with them. Only a method of another package is imported: nothing else tells whether it is usable.
+compares with them. Only what another package registers is imported: nothing else tells whether it is usable.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from suture.core.entry_points import found, load, of_this_distribution, package_of, registered
+from suture.core.entry_points import Registry, found, load, of_this_distribution, package_of, registered
 from suture.core.errors import ConfigError, unknown
 from suture.core.printable import printable
 from suture.simulation.job_files import job_file, known_jobs, may_register, summary
@@ -31,10 +31,13 @@ def rows() -> Iterator[tuple[str, str, str]]:
     for name, entry in own.pop("method").items():
         yield "method", name, f"{entry['title']} ({entry['paper']})"
     for name in sorted(registered()):
-        yield "method", name, _or_reason(_outside, name)
+        yield "method", name, _or_reason(_outside_method, name)
     for kind, entries in own.items():
         for name, text in entries.items():
             yield kind, name, text
+        if kind in _GROUPS:
+            for name in sorted(registered(_GROUPS[kind])):
+                yield kind, name, _or_reason(_outside, (kind, name))
     for name, path in known_jobs().items():
         yield "job", name, _or_reason(summary, path)
     for kind, points in found("suture.catalogue").items():
@@ -73,6 +76,7 @@ def from_registries() -> dict[str, dict[str, Any]]:
     from suture.methods import METHODS
     from suture.models import MODELS
     from suture.models.priors import PRIORS
+    from suture.simulation.kinds import SIMULATIONS
 
     def ours(made: Any) -> bool:
         return of_this_distribution(made.__module__)  # others may have been registered meanwhile
@@ -80,8 +84,9 @@ def from_registries() -> dict[str, dict[str, Any]]:
     return {
         "method": {name: method_entry(name, kind) for name, kind in sorted(METHODS.items()) if ours(kind)},
         "model": {name: entry.text for name, entry in MODELS.items() if ours(entry.build)},
-        "prior": {name: str(entry) for name, entry in PRIORS.items()},
-        "data set": {name: entry.description for name, entry in DATASETS.items()},
+        "prior": {name: _line(entry) for name, entry in PRIORS.items()},
+        "data set": {name: _line(entry) for name, entry in DATASETS.items()},
+        "simulation": {name: _line(kind) for name, kind in SIMULATIONS.items()},
     }
 
 
@@ -145,11 +150,29 @@ def _or_reason(describe: Callable[[T], str], what: T) -> str:
         return f"not usable: {printable(error)}"
 
 
-def _outside(name: str) -> str:
+def _outside_method(name: str) -> str:
     from suture.methods import outside_method
 
-    return printable(_titled(outside_method(name)))
+    about = outside_method(name).about
+    return printable(f"{about.title} ({about.paper})")
 
 
-def _titled(kind: Any) -> str:
-    return f"{kind.about.title} ({kind.about.paper})"
+_GROUPS = {"prior": "suture.priors", "data set": "suture.datasets", "simulation": "suture.simulations"}
+"""The entry points of each kind that other packages register, beside methods."""
+
+
+def _outside(kind_and_name: tuple[str, str]) -> str:
+    from suture.data.readers import DATASETS
+    from suture.models.priors import PRIORS
+    from suture.simulation.kinds import SIMULATIONS
+
+    kind, name = kind_and_name
+    registries: dict[str, Registry[Any]] = {"prior": PRIORS, "data set": DATASETS, "simulation": SIMULATIONS}
+    return printable(_line(registries[kind].find(name)))
+
+
+def _line(entry: Any) -> str:
+    """Return the line of a prior, a data set, or a kind of simulated sites."""
+    if isinstance(entry, type):
+        return " ".join((entry.__doc__ or "").split("\n\n")[0].split())
+    return str(getattr(entry, "description", entry))

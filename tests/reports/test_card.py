@@ -15,9 +15,9 @@ from suture.cli.app import app
 from suture.core.errors import DataError
 from suture.core.labels import LabelSet
 from suture.core.targets import markdown
-from suture.export.card import PAGE, rounded, try_card, write_card
 from suture.models import ModelSpec, build
 from suture.models.saved import save_model, stated_digest
+from suture.reports.card import PAGE, rounded, try_card, write_card
 
 SPEC = ModelSpec("cnn", size=32)
 

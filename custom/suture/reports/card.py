@@ -83,7 +83,7 @@ def try_card(run_dir: Path) -> None:
 def _page(title: str, text: str) -> str:
     # What other parties wrote is no markup here either: `md` has escaped it, and `html` is off.
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
-    return templates(Path(__file__).parent).get_template("card.html").render(title=title, body=Markup(body))
+    return templates().get_template("card.html").render(title=title, body=Markup(body))
 
 
 def rounded(number: int | None) -> str:

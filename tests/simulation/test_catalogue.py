@@ -8,11 +8,12 @@ from typing import get_args
 import pytest
 from typer.testing import CliRunner
 
-from suture.cli import app, catalogue
-from suture.cli.catalogue import check_names, from_registries, rows, stored
+from suture.cli import app
 from suture.core.errors import ConfigError
 from suture.methods import METHODS
 from suture.methods.base import Question
+from suture.simulation import catalogue
+from suture.simulation.catalogue import check_names, from_registries, rows, stored
 from suture_papers.tables import loading
 
 
@@ -38,21 +39,22 @@ def test_the_reference_renews_the_stored_descriptions(
 
 def test_every_kind_is_listed_with_a_description() -> None:
     found = list(rows())
-    assert {kind for kind, _, _ in found} == {"method", "model", "prior", "data set", "job", "experiment"}
+    kinds = {"method", "model", "prior", "data set", "simulation", "job", "table"}
+    assert {kind for kind, _, _ in found} == kinds
     assert all(name and text and "not usable" not in text for _, name, text in found)
 
 
-def test_a_faulty_file_of_a_job_or_an_experiment_is_listed_with_its_error(
+def test_a_faulty_file_of_a_job_or_a_table_is_listed_with_its_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, experiment = tmp_path / "job.py", tmp_path / "table.toml"
+    job, table = tmp_path / "job.py", tmp_path / "table.toml"
     job.write_text('"""A job.\n')
-    experiment.write_text("titel = 1")
+    table.write_text("titel = 1")
     monkeypatch.setattr(catalogue, "known_jobs", lambda: {"broken": job})
-    monkeypatch.setattr(loading, "known_experiments", lambda: {"wrong": experiment})
+    monkeypatch.setattr(loading, "known_tables", lambda: {"wrong": table})
     found = {name: text for _, name, text in rows()}
     assert found["broken"].startswith(f"not usable: {job} cannot be read: unterminated")
-    assert found["wrong"].startswith(f"not usable: {experiment}")
+    assert found["wrong"].startswith(f"not usable: {table}")
     assert "surgical" in found
 
 
