@@ -118,7 +118,7 @@ def test_name_vectors_and_embeddings_are_looked_up_in_a_partys_own_folder(
     monkeypatch.delenv("SUTURE_SITES", raising=False)
     (tmp_path / "names.safetensors").touch()
     (tmp_path / "minilm").mkdir()
-    named = job(ModelSpec("cnn", rows="named", name_vectors="names.safetensors")).plan("trial")
+    named = job(ModelSpec("cnn", row_init="named", name_vectors="names.safetensors")).plan("trial")
     found = with_own_files(named, tmp_path, *SERVER).model.name_vectors
     assert found == str(tmp_path / "names.safetensors")
     text = dataclasses.replace(
@@ -126,7 +126,7 @@ def test_name_vectors_and_embeddings_are_looked_up_in_a_partys_own_folder(
     )
     assert with_own_files(text, tmp_path, EMBEDDING).model.embedding == str(tmp_path / "minilm")
     for model, keys in (
-        (ModelSpec("cnn", rows="named", name_vectors="/etc/passwd"), SERVER),
+        (ModelSpec("cnn", row_init="named", name_vectors="/etc/passwd"), SERVER),
         (ModelSpec("vectors", embedding="/etc"), (EMBEDDING,)),
     ):
         stray = dataclasses.replace(text, model=model)

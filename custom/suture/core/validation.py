@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from types import NoneType, UnionType
@@ -139,7 +140,11 @@ def refusal(error: ValidationError, where: str, kind: Any = None) -> ConfigError
     if problem["type"] in _UNKNOWN:
         hint = why_removed(place) or (nearest(path[-1], _fields(kind, path[:-1])) if kind else "correct it")
         return ConfigError(f"{where}: unknown key '{place}'; {hint}")
-    return ConfigError(f"{where}: {place or 'value'}: {in_words(problem)} (got {shown(problem['input'])})")
+    former = _present_word(path[-1] if path else "", problem["input"])
+    return ConfigError(
+        f"{where}: {place or 'value'}: {in_words(problem)} (got {shown(problem['input'])}"
+        f"{f', which is now called {former}' if former != problem['input'] else ''})"
+    )
 
 
 REMOVED: dict[str, Any] = {
@@ -157,23 +162,46 @@ REMOVED: dict[str, Any] = {
 """Settings of earlier versions by the end of their dotted names, with the value that always holds now."""
 
 
-def _removed(key: str) -> str | None:
-    """Return the entry of `REMOVED` that a setting's dotted name ends with."""
-    return next((end for end in REMOVED if f".{key}".endswith(f".{end}")), None)
+RENAMED = {"model.rows": "row_init"}
+"""The present names of settings of earlier versions, by the end of their dotted names."""
+
+WORDS = {"row_init": {"drawn": "random"}, "classes": {"dealt": "round_robin"}}
+"""The present values of settings for those of earlier versions."""
+
+
+def _ending(key: str, known: Mapping[str, Any]) -> str | None:
+    """Return the name in `known` that a setting's dotted name ends with."""
+    return next((end for end in known if f".{key}".endswith(f".{end}")), None)
+
+
+def _present_word(name: str, value: Any) -> Any:
+    return WORDS.get(name, {}).get(value, value) if isinstance(value, str) else value
 
 
 def lasting(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run of an earlier version, but for removed ones with the value that holds."""
-    ends = {key: _removed(key) for key in settings}
-    return {k: v for k, v in settings.items() if (end := ends[k]) is None or REMOVED[end] != v}
+    """Return the settings of a run of an earlier version, by dotted name, as this version writes them.
+
+    Removed ones are left out where they have the value that always holds.
+    """
+    found = {}
+    for key, value in settings.items():
+        if (end := _ending(key, REMOVED)) is None or REMOVED[end] != value:
+            former = _ending(key, RENAMED)
+            name = f"{key.rpartition('.')[0]}.{RENAMED[former]}" if former else key
+            found[name] = _present_word(name.rpartition(".")[2], value)
+    return found
 
 
 def why_removed(key: str) -> str:
-    """Return what to do about a setting that was removed; empty for any other."""
-    if not (end := _removed(key)):
+    """Return what to do about a setting that was removed or renamed; empty for any other."""
+    if former := _ending(key, RENAMED):
+        name = RENAMED[former]
+        words = "".join(f", and {was} {is_}" for was, is_ in WORDS.get(name, {}).items())
+        return f"it is now called {name}{words}"
+    if not (end := _ending(key, REMOVED)):
         return ""
-    more = "; write start=1 in place of false" if end == "margin.deferred" else ""
-    return f"it was removed, and {shown(REMOVED[end])} always holds: remove it{more}"
+    more = " (in place of false, set method.margin.start=1)" if end == "margin.deferred" else ""
+    return f"it was removed, and the value is now always {shown(REMOVED[end])}: remove it{more}"
 
 
 _OURS = {
@@ -231,3 +259,16 @@ def bare(kind: Any) -> Any:
 
 def _is_model(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def attribute_texts(kind: Any) -> dict[str, str]:
+    """Return the entries of `Attributes:` in a docstring; "mean, std: ..." counts for both."""
+    _, found, rest = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
+    block = re.split(r"\n(?=\S)", rest)[0] if found else ""
+    texts: dict[str, str] = {}
+    for entry in re.split(r"\n(?= {4}\S)", block):
+        names, colon, text = entry.partition(": ")
+        if colon and re.fullmatch(r"[\w, ]+", names.strip()):
+            plain = " ".join(text.split()).replace("``", "`")
+            texts |= dict.fromkeys(re.split(r",\s*", names.strip()), plain)
+    return texts

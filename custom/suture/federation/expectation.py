@@ -41,9 +41,10 @@ def expected_answer(
         own,
         egress,
         images,
-        method.keep_local,
+        method.exchange.keep_local,
         half and task.task == "train",
         limits,
         tuple(task.decisions),
         ledger,
+        method.exchange.prior is not None,
     )

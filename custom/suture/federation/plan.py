@@ -22,6 +22,7 @@ from suture.methods.base import Method, RoundContext
 from suture.methods.source import code_hash as code_hash
 from suture.models import MODELS, ModelSpec, check_portable
 from suture.protocol.decisions import DecisionSettings
+from suture.protocol.egress import Layout, check_declared
 from suture.protocol.half import Transport
 from suture.protocol.messages import Word
 
@@ -78,7 +79,8 @@ class Plan:
     def __post_init__(self) -> None:
         check_experiment(self.experiment)
         check_portable(self.model, "a job")
-        if self.method.batch_norm == "local" and self.method.personal == "nothing":
+        exchange = self.method.exchange
+        if exchange.batch_norm == "local" and exchange.personal == "nothing":
             raise ConfigError(
                 "batch_norm='local' (FedBN) leaves no global model to evaluate, so "
                 f"{self.method.about.title} cannot use it; choose 'average' (FedAvg) or 'frozen' (FedBN+)"
@@ -87,21 +89,22 @@ class Plan:
             raise ConfigError(
                 "warmup_init='independent' needs a warm-up; set warmup_epochs, or remove warmup_init"
             )
-        if self.model.second_head and self.method.prior is None:
+        if self.model.second_head and exchange.prior is None:
             raise ConfigError(
                 f"{self.method.about.title} does not train a second head; set model.second_head=false"
             )
-        if self.method.limits.images_only and (reads := MODELS[self.model.name].reads) != "image":
-            others = ", ".join(name for name, kind in METHODS.items() if not kind.limits.images_only)
+        if self.method.about.images_only and (reads := MODELS[self.model.name].reads) != "image":
+            others = ", ".join(name for name, kind in METHODS.items() if not kind.about.images_only)
             raise ConfigError(
                 f"{self.method.about.title} needs images, and the model {self.model.name!r} reads {reads}; "
                 f"choose a model of images, or one of the methods that take both: {others}"
             )
-        if self.model.name_vectors and self.method.part_at_site:
+        if self.model.name_vectors and exchange.part_at_site:
             raise ConfigError(
                 f"model.name_vectors: only the server reads the file, and {self.method.about.title} "
                 "begins rows at the sites; remove it: named rows need no file"
             )
+        check_declared(self.method.egress(Layout({}, {})), self.method.about.title)
         # Here, so that every party settles it alike, whoever made the plan.
         object.__setattr__(self, "model", self.method.adapted(self.model))
 

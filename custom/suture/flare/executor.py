@@ -13,6 +13,7 @@ from suture.core.errors import RejectedUpdate
 from suture.data.config import find_site_config, load_site_config
 from suture.federation.plan import Plan
 from suture.federation.site.abstention import abstention, record_error
+from suture.federation.site.releases import Answer
 from suture.federation.site.site import Site
 from suture.federation.store import open_experiment
 from suture.flare.codec import from_shareable_, from_text, to_shareable
@@ -25,8 +26,7 @@ from suture.flare.workspace import (
     with_own_files,
     workspace_root,
 )
-from suture.protocol.check import AllowedReply
-from suture.protocol.messages import Abstain, Reply, TaskData
+from suture.protocol.messages import TaskData
 from suture.protocol.packing import pack, unpack
 
 EXPECTATION = "suture.expectation"
@@ -68,23 +68,21 @@ class SiteExecutor(Executor):
         if not isinstance(task, TaskData) or task.task != task_name:
             raise RejectedUpdate(f"the task {task_name!r} carries something else")
         try:
-            reply, expectation = self._answer(task, fl_ctx)
+            answer = self._answer(task, fl_ctx)
         except Exception:  # noqa: BLE001 - the site has recorded it; FLARE would write its text into a log
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
-        fl_ctx.set_prop(EXPECTATION, expectation, private=True, sticky=False)
-        return to_shareable(pack(reply))
+        fl_ctx.set_prop(EXPECTATION, answer.allowed, private=True, sticky=False)
+        return to_shareable(answer.packed)
 
-    def _answer(self, task: TaskData, fl_ctx: FLContext) -> tuple[Reply, AllowedReply | None]:
-        """Return the site's answer, and what may be in it; an abstention needs no expectation."""
+    def _answer(self, task: TaskData, fl_ctx: FLContext) -> Answer:
         try:
             self._site = self._site or self._open(fl_ctx)
         except Exception as error:
             record_error(workspace_root(fl_ctx) / "suture", fl_ctx.get_identity_name(), task, error)
             if abstained := abstention(error):
-                return abstained, None
+                return Answer(pack(abstained))
             raise
-        reply = self._site.answer(task)
-        return reply, None if isinstance(reply, Abstain) else self._site.expectation(task)
+        return self._site.answer(task)
 
     def _open(self, fl_ctx: FLContext) -> Site:
         name = fl_ctx.get_identity_name()

@@ -100,7 +100,7 @@ def check_kind(kind: Any, where: str) -> None:
     """
     if not (isinstance(kind, type) and issubclass(kind, Method)):
         raise ConfigError(f"{where} is not a subclass of suture.Method; name the class")
-    missing = [name for name in ("about", "labels") if not hasattr(kind, name)]
+    missing = [n for n in ("about", "labels") if not hasattr(kind, n) or n in kind.__abstractmethods__]
     if missing:
         raise ConfigError(f"{where} lacks {' and '.join(missing)}; see suture.Method")
     if "__pydantic_fields__" not in vars(kind):

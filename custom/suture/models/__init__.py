@@ -38,7 +38,7 @@ from suture.models.classifier import (
     load_tensors,
     set_momentum,
 )
-from suture.models.heads import HeadKind, RowStart, head_rows
+from suture.models.heads import HeadKind, RowInit, head_rows
 
 __all__ = [
     "CORPUS",
@@ -169,8 +169,8 @@ class ModelSpec:
         neck: width of a neck between backbone and head (Linear, ReLU, Linear; 256 in MOON), 0 for none.
         head: ``linear``; ``dot``, without bias; ``cosine``, scaled cosine similarities of features and rows;
             or ``anchors``, as ``dot``, with rows of length 1 for multiclass labels (FedAlign).
-        rows: initial rows of the head: ``drawn`` at random, or ``named``, vectors of the class names; also
-            for classes that join later.
+        row_init: initial rows of the head: ``random``, or ``named``, vectors of the class names; also for
+            classes that join later.
         name_vectors: for named rows: a safetensors file with a vector for each class name, located like
             `weights`; None computes vectors from the letters of the name.
         weights: file of pretrained weights; at a real server, which alone reads it, the bare name of a file
@@ -205,7 +205,7 @@ class ModelSpec:
     second_head: bool = False
     neck: Width = 0
     head: HeadKind = "linear"
-    rows: RowStart = "drawn"
+    row_init: RowInit = "random"
     name_vectors: Annotated[str | None, NAMED_FILE] = None
     weights: Annotated[str | None, NAMED_FILE] = None
     mean: tuple[Mean, ...] | None = None
@@ -296,7 +296,7 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
         )
     if spec.norm_momentum is not None:
         set_momentum(model, spec.norm_momentum)
-    start = spec.rows if pretrained or not spec.name_vectors else "drawn"
+    start = spec.row_init if pretrained or not spec.name_vectors else "random"
     load_tensors(
         model, head_rows(labels, model.head.in_features, seed, start=start, vectors=spec.name_vectors)
     )
@@ -326,8 +326,8 @@ def _check(spec: ModelSpec) -> None:
         raise ConfigError("model.dropout applies to the hidden block; set model.hidden, or remove it")
     if spec.second_head and not spec.projection:
         raise ConfigError("model.second_head belongs to the projection; set model.projection, or remove it")
-    if spec.name_vectors and spec.rows != "named":
-        raise ConfigError("model.name_vectors is for named rows; set model.rows=named, or remove it")
+    if spec.name_vectors and spec.row_init != "named":
+        raise ConfigError("model.name_vectors is for named rows; set model.row_init=named, or remove it")
     if spec.neck and spec.projection:
         raise ConfigError("model.neck and model.projection do not go together; set one of them to 0")
     if spec.modalities and entry.reads != "image":

@@ -94,6 +94,11 @@ def may_be(value: float, influence: float) -> bool:
     return any(value == _nearest(value, step) for step in _GRIDS if step >= influence)
 
 
+def is_multiple(value: float | None, step: float) -> bool:
+    """Whether the step is one of a grid, and a figure, if there is one, on it."""
+    return step in _GRIDS and (value is None or value == _nearest(value, step))
+
+
 def _nearest(value: float, step: float) -> float:
     return rounded(round(value / step) * step)
 

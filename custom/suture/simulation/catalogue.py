@@ -95,7 +95,9 @@ def method_entry(name: str, kind: Any) -> dict[str, Any]:
     method, about = kind(), kind.about
     types = {"multilabel": "several", "multiclass": "one"}
     labels = (
-        "one target a site" if kind.labels.single_target else "; ".join(types[t] for t in method.label_types)
+        "one target a site"
+        if method.labels.view == "target"
+        else "; ".join(types[t] for t in method.labels.types)
     )
     return {
         "title": about.title,
@@ -123,22 +125,22 @@ def _sent(method: Any) -> str:
     from suture.models.classifier import Layout
     from suture.protocol.egress import IMAGES
 
-    if method.limits.local_only:
+    if method.about.local_only:
         return "nothing: it is a reference, not a federation"
     egress = method.egress(Layout({}, {}))
     part = "gradient" if egress.kind == "gradient" else "weights"
-    parts = [f"backbone {part}" + (" (a share of the rows)" if method.share else "")]
-    if method.personal == "nothing" and method.share is None:
-        parts.append("all rows" if method.label_use.view == "all" else "own rows")
+    parts = [f"backbone {part}" + (" (a share of the rows)" if method.exchange.share else "")]
+    if not method.exchange.part_at_site:
+        parts.append("all rows" if method.labels.view == "all" else "own rows")
     if egress.weight == IMAGES:
         parts.append("number of images")
     elif egress.weight != (1.0, 1.0):
-        parts.append(egress.weight_name)
+        parts.append("a weight of its own")
     besides = (channel.name for channel in egress.going("up"))
     parts += [name.replace("_", " ") for name in (*besides, *egress.scalars, *egress.losses)]
     if egress.counts:
         parts.append("label counts (once)")
-    if egress.prior:
+    if method.exchange.prior:
         parts.append("digest of its prior (once)")
     return ", ".join(parts)
 

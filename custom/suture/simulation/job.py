@@ -12,6 +12,7 @@ import sys
 import traceback
 import types
 from collections.abc import Iterable
+from html import escape
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -107,6 +108,14 @@ class Job(Schedule):
         self.method.phases(self.rounds)
         return Schedule(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Schedule)})
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the title, and every setting."""
+        rows = "".join(
+            f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>"
+            for name, value in settings_of(self).items()
+        )
+        return f"<p><b>{escape(self.title)}</b></p><table>{rows}</table>"
+
 
 def load_job(job: str | Path, *, trust: bool = False) -> Job:
     """Return the job of that name in jobs/, or the job that a file or folder defines.
@@ -201,9 +210,9 @@ def check_federated(job: Job) -> None:
             package, so that no other process can load it.
     """
     method = job.method
-    if method.limits.local_only:
+    if method.about.local_only:
         raise ConfigError(
-            f"{method.about.title} {method.limits.local_only}, so it cannot run in a federation; "
+            f"{method.about.title} {method.about.local_only}, so it cannot run in a federation; "
             "use --env local"
         )
     source_of(type(method))
@@ -217,7 +226,7 @@ def check_finetuning(job: Job) -> None:
     """
     if job.finetuning is None:
         return
-    if job.method.personal != "nothing":
+    if job.method.exchange.personal != "nothing":
         raise ConfigError(
             f"{job.method.about.title} does not produce a global model to fine-tune; choose another method"
         )

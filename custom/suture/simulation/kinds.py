@@ -16,12 +16,13 @@ from suture.simulation.study import StudySites
 class Simulation(Protocol):
     """Simulated sites: a frozen dataclass, whose fields are the settings ``simulation.…`` of a job.
 
-    Sites with tasks for fine-tuning name them in a field `targets`.
+    Sites with tasks for fine-tuning name them in a field `targets`; those whose images are drawn, and show no
+    patients, have `synthetic` true.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
-    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
+    def prepare(self, folder: Path, runs: Path, seed: int, method: Method) -> list[str]:
         """Write the folder of each site, and the server's; return the names of the sites.
 
         Args:

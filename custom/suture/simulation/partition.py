@@ -16,7 +16,7 @@ from suture.core.labels import LabelSet
 from suture.data.split import Codes, classes, crossed, in_turn, strata, stratified, units
 from suture.data.table import SPLITS, Split, Table
 
-Classes = Literal["published", "disjoint", "single", "dealt", "all"]
+Classes = Literal["published", "disjoint", "single", "round_robin", "all"]
 
 SERVER = "server"
 """The name of the server among the sites of a simulation."""
@@ -88,12 +88,12 @@ def class_lists(
 
     Args:
         kind: ``published``, the lists of Surgical Aggregation 2024 (NIH only); ``disjoint`` and ``single``,
-            see `_disjoint_classes`; ``dealt``, see `assigned_classes`; ``all``, every class at every site.
+            see `_disjoint_classes`; ``round_robin``, see `assigned_classes`; ``all`` classes at every site.
         labels: every class.
         clients: number of sites; ``single`` has as many as there are classes.
         shared: choose the published lists of four sites that all know this many classes.
         seed: of the shuffle of disjoint lists.
-        per_client: number of classes of each site, for ``dealt``.
+        per_client: number of classes of each site, for ``round_robin``.
 
     Raises:
         ConfigError: no published lists, fewer classes than sites, or settings that contradict each other.
@@ -104,7 +104,7 @@ def class_lists(
         return client_classes(k=clients) if shared is None else client_classes(shared=shared)
     if kind == "all":
         return (labels,) * clients
-    if kind == "dealt":
+    if kind == "round_robin":
         return assigned_classes(labels, clients, per_client)
     return _disjoint_classes(labels, None if kind == "single" else clients, seed)
 

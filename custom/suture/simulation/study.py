@@ -47,7 +47,7 @@ class StudySites:
     sites: tuple[str, ...] = ()
     limits: bool = False
 
-    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002
+    def prepare(self, folder: Path, runs: Path, seed: int, method: Method) -> list[str]:  # noqa: ARG002
         """Write the suture.toml of each site of a run, with absolute paths and the state within the run.
 
         Raises:

@@ -41,7 +41,7 @@ class HyperKvasirSites(ReleasedSites):
     validation: Validation = "server"
     lists: Annotated[str | None, JOB_PATH] = None
 
-    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
+    def prepare(self, folder: Path, runs: Path, seed: int, method: Method) -> list[str]:
         """Write each site, and the held-out rows of the server; see `PhantomSites.prepare`."""
         root = data_folder(self.root, "hyperkvasir", "HyperKvasir")
         lists = lists_folder(self.lists, root, FOLDS, "hyperkvasir_splits")

@@ -84,7 +84,7 @@ class SingleTargetSites:
     root: Annotated[str | None, JOB_PATH] = None
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
 
-    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
+    def prepare(self, folder: Path, runs: Path, seed: int, method: Method) -> list[str]:
         """Write a site for each training disease, and the data of each target; see `PhantomSites.prepare`.
 
         Raises:

@@ -62,7 +62,7 @@ class FlambySites(ReleasedSites):
     validation: Validation = "server"
     lists: Annotated[str | None, JOB_PATH] = None
 
-    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
+    def prepare(self, folder: Path, runs: Path, seed: int, method: Method) -> list[str]:
         """Write each centre, and the held-out rows of the server; see `PhantomSites.prepare`."""
         root, lists = _folders(self.root, self.lists)
         whole = load_table(flamby_config(root, lists, self.split, self.seed))
@@ -130,7 +130,7 @@ class AttributeSites(ReleasedSites):
     validation: Validation = "server"
     lists: Annotated[str | None, JOB_PATH] = None
 
-    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
+    def prepare(self, folder: Path, runs: Path, seed: int, method: Method) -> list[str]:
         """Write each client, and the held-out rows of the server; see `PhantomSites.prepare`."""
         if not self.tones:
             raise ConfigError("name the CSV of the skin tones with --set simulation.tones=FILE")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,21 +13,14 @@ from suture.core.validation import parse
 from suture_papers.tables.spec import TableSpec
 
 
-def _is_package(found: object) -> bool:
-    return bool(getattr(found, "__file__", None))
-
-
 def known_tables() -> dict[str, Path]:
     """Return the files of tables by name: those in ``tables/`` of each package of the entry points.
 
     Raises:
         ConfigError: one of these packages cannot be imported.
     """
-    packages = [
-        load(point, "tables", "a package", _is_package)
-        for points in found("suture.tables").values()
-        for point in points
-    ]
+    named = (point for points in found("suture.tables").values() for point in points)
+    packages = [load(point, "tables", "a package", inspect.ismodule) for point in named]
     files = (path for package in packages for path in Path(package.__file__).parent.glob("tables/*.toml"))
     return {path.stem: path for path in sorted(files, key=lambda path: path.stem)}
 
