@@ -9,9 +9,9 @@ The engine is `custom/suture`, the papers are `custom/suture_papers`. What a lin
   n rooms in an order can have n (n - 1) / 2. Depth is the longest chain of imports of modules.
 - A line of code is neither blank, nor a comment, nor part of a docstring.
 - A public name stands at the top of a module, without leading underscore.
-- A setting is a key that a user can write into a job, a suture.toml, an experiment or a pretraining: a field
+- A setting is a key that a user can write into a job, a suture.toml, a table or a pretraining: a field
   of their classes, at any depth, counted in the class that first declares it: a value, or a table of others.
-  Nothing uses a value if no file of jobs/, experiments/, examples/ and benchmarks/ writes or reads it.
+  Nothing uses a value if no file of jobs/, examples/, benchmarks/ and the papers' tables writes or reads it.
 - Commands and options are those of docs/reference/commands.md. Words are those of the README, of the papers'
   pages and of docs/, but for docs/reference, results and what is generated.
 - Three walks. A task: what `Site.answer` runs of the package to train a round in the smallest federation: how
@@ -42,11 +42,11 @@ ENGINE, PAPERS = "suture", "suture_papers"
 AVERAGING = ("surgical", "partial", "vanilla")
 NO_CODE = ("COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER")
 WRITTEN = (
-    *("Job", "SiteConfig", "ServerConfig", "Experiment", "Pretraining"),
+    *("Job", "SiteConfig", "ServerConfig", "TableSpec", "Pretraining"),
     *("DatasetConfig", "SimulatedSites", "SingleTargetSites", "StudySites"),
 )
 """The classes of what a user writes, or their base."""
-USES = ("jobs", "experiments", "examples", "benchmarks")
+USES = ("jobs", "custom/suture_papers/*/tables", "examples", "benchmarks")
 ANSWERED = ("train_loss", "spent", "computed_on")
 TINY = "run demo --env local --workers 1 --rounds 1 --set simulation.images=30 --set simulation.held_out=30"
 
@@ -253,7 +253,7 @@ def files_of_data_sets(
                     readers[word] = known[name]
     texts = {
         path: path.read_text(errors="replace")
-        for folder in ("custom", "tests", "docs", "jobs", "experiments")
+        for folder in ("custom", "tests", "docs", "jobs")
         for path in (tree / folder).rglob("*")
         if path.suffix in (".py", ".md", ".toml", ".json")
     }
@@ -275,7 +275,7 @@ def settings(tree: Path) -> dict[str, object]:
     texts = [
         path.read_text(errors="replace")
         for folder in USES
-        for path in (tree / folder).rglob("*")
+        for path in tree.glob(f"{folder}/**/*")
         if path.suffix in (".py", ".toml", ".json", ".md", ".sh", ".ipynb")
     ]
     pairs = re.findall(r"(\w+)[\"']?\s*[=:]|\.(\w+)", "\n".join(texts))

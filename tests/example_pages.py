@@ -1,4 +1,4 @@
-"""The pages that tests look at: reports of a small, a large, a failed and a deciding run; an experiment."""
+"""The pages that tests look at: reports of a small, a large, a failed and a deciding run; a table."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from example_run import (
     write_large_run,
     write_run,
 )
-from stored_by_hand import experiment, result, store
+from stored_by_hand import result, store, table_spec
 from suture.reports.report import write_report
 from suture_papers.tables.outcome import collect
 from suture_papers.tables.render import write_tables
 from suture_papers.tables.runs import final_runs
 
-PAGES = ("small", "large", "failed", "decided", "experiment")
+PAGES = ("small", "large", "failed", "decided", "table")
 
 
 def write_page(name: str, folder: Path) -> Path:
     """Write one of `PAGES` and return its path."""
-    if name == "experiment":
-        return _experiment(folder)
+    if name == "table":
+        return _table(folder)
     if name == "decided":
         return write_report(write_decided_run(folder))
     if name == "large":
@@ -41,8 +41,8 @@ def write_page(name: str, folder: Path) -> Path:
     return write_report(write_run(folder, run, history, metrics_record(OVERALL), diagnostic_records(history)))
 
 
-def _experiment(folder: Path) -> Path:
-    spec = experiment()
+def _table(folder: Path) -> Path:
+    spec = table_spec()
     preset = spec.preset(None)
     for k, run in enumerate(final_runs(spec, preset, {})):
         result(run, folder / "runs", {"A": 0.7 + 0.03 * (k % 2) + 0.01 * k, "B": 0.6 + 0.01 * k})

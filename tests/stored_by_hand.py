@@ -1,4 +1,4 @@
-"""An experiment of two rows, and stored results whose figures are written by hand."""
+"""A table of two rows, and stored results whose figures are written by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from suture.core.validation import parse
 from suture_papers.tables.results import ResultStore
 from suture_papers.tables.runs import Run
-from suture_papers.tables.spec import Experiment
+from suture_papers.tables.spec import TableSpec
 
 SPEC: dict[str, Any] = {
     "title": "two methods",
@@ -27,8 +27,8 @@ SPEC: dict[str, Any] = {
 }
 
 
-def experiment(**changes: Any) -> Experiment:
-    return parse(Experiment, {**SPEC, **changes}, "test")
+def table_spec(**changes: Any) -> TableSpec:
+    return parse(TableSpec, {**SPEC, **changes}, "test")
 
 
 def result(

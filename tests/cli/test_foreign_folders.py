@@ -141,7 +141,7 @@ def test_what_is_run_is_the_file_and_no_bytecode_beside_it(study: Path, mark: Pa
     assert not mark.exists()
 
 
-EXPERIMENT = """\
+TABLE = """\
 title = "t"
 source = "s"
 job = {job!r}
@@ -154,11 +154,11 @@ note = "n"
 """
 
 
-def test_an_experiment_from_a_colleague_names_no_code(study: Path, mark: Path, tmp_path: Path) -> None:
+def test_a_table_from_a_colleague_names_no_code(study: Path, mark: Path, tmp_path: Path) -> None:
     for job in (str(study), str(study / "job.py"), "--trust"):
         path = tmp_path / "table.toml"
-        path.write_text(EXPERIMENT.format(job=job))
-        said = suture("experiment", path, "--work", tmp_path / "work", "--results", tmp_path / "results")
+        path.write_text(TABLE.format(job=job))
+        said = suture("table", path, "--work", tmp_path / "work", "--results", tmp_path / "results")
         assert said.startswith("1"), said
         assert ("is code" in said) == (job != "--trust"), said
         assert not mark.exists()

@@ -13,7 +13,7 @@ from suture.core.validation import REMOVED, flat, lasting, parse
 from suture.methods import METHODS
 from suture.simulation.job import load_job, with_settings
 from suture_papers.fedmas.pretraining import Pretraining
-from suture_papers.tables.spec import Experiment
+from suture_papers.tables.spec import TableSpec
 
 TEXT = """
 title = "t"
@@ -48,14 +48,14 @@ tune = { key = "rounds", values = [1, 2] }
     ],
 )
 def test_a_wrong_key_has_its_place_and_the_nearest(old: str, new: str, message: str) -> None:
-    assert parse(Experiment, tomllib.loads(TEXT), "file").title == "t"
+    assert parse(TableSpec, tomllib.loads(TEXT), "file").title == "t"
     with pytest.raises(ConfigError, match=rf"^file: {message}"):
-        parse(Experiment, tomllib.loads(TEXT.replace(old, new)), "file")
+        parse(TableSpec, tomllib.loads(TEXT.replace(old, new)), "file")
 
 
 def test_a_key_in_one_of_several_types_has_no_nearest() -> None:
     with pytest.raises(ConfigError, match=r"^file: "):
-        parse(Experiment, {**tomllib.loads(TEXT), "set": {"a": object()}}, "file")
+        parse(TableSpec, {**tomllib.loads(TEXT), "set": {"a": object()}}, "file")
 
 
 @pytest.mark.parametrize(

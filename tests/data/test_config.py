@@ -119,6 +119,10 @@ def test_the_defaults_are_the_careful_ones(toml: Path) -> None:
         ),
         (MINIMAL + 'task = "multiclass"\n', ["[data] task is now called label_type; rename it"]),
         (
+            MINIMAL + "[training]\nlearning_rate = 0.1\n",
+            ["[training] learning_rate is now called lr; rename it"],
+        ),
+        (
             MINIMAL.replace("hospital", "nih") + 'task = "multilabel"\n',
             ["[data] task is now called label_type, which is a key of dataset 'hospital', not of 'nih'"],
         ),

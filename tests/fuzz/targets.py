@@ -63,7 +63,7 @@ from suture.protocol.packing import Packed, pack, unpack
 from suture_papers.fedlsm.fedlsm import FedLSM
 from suture_papers.fedmas.fedmas import FedMAS
 from suture_papers.metafl.metafl import MetaFL
-from suture_papers.tables.loading import load_experiment
+from suture_papers.tables.loading import load_spec
 
 
 def _tiny(channels: int) -> tuple[nn.Module, int]:
@@ -421,7 +421,7 @@ SITES = (
             "groups": {"head": ["Mass"]},
             "split": "patients",
         },
-        "training": {"batch_size": 8, "learning_rate": 0.01, "threads": 1, "device": "cpu", "prior": "p"},
+        "training": {"batch_size": 8, "lr": 0.01, "threads": 1, "device": "cpu", "prior": "p"},
         "privacy": {"label_view": "own", "min_count": 5, "clip": 1.0, "noise": 0.5, "delta": 1e-5},
         "storage": {"state": "state", "cache": "cache", "diagnostics": True},
     },
@@ -448,22 +448,22 @@ SCHEDULES = (
 
 
 @cache
-def _experiments() -> tuple[dict[str, Any], ...]:
+def _tables() -> tuple[dict[str, Any], ...]:
     import tomllib
 
-    from suture_papers.tables.loading import known_experiments
+    from suture_papers.tables.loading import known_tables
 
-    found = [tomllib.loads(path.read_text()) for path in known_experiments().values()]
+    found = [tomllib.loads(path.read_text()) for path in known_tables().values()]
     return tuple(sorted(found, key=lambda one: len(str(one)))[:6])
 
 
 def _configuration(rng: Random) -> tuple[str, Any]:
-    kind = rng.choice(("site", "site", "server", "plan", "plan", "schedule", "experiment"))
+    kind = rng.choice(("site", "site", "server", "plan", "plan", "schedule", "table"))
     if kind in ("plan", "schedule"):
         valid: Any = rng.choice(PLANS if kind == "plan" else SCHEDULES)
         return kind, mutated(valid, rng)
     path = folder() / f"{kind}.toml"
-    path.write_bytes(_toml(rng.choice(_experiments() if kind == "experiment" else SITES), rng))
+    path.write_bytes(_toml(rng.choice(_tables() if kind == "table" else SITES), rng))
     return kind, path
 
 
@@ -499,7 +499,7 @@ def _configure(case: tuple[str, Any]) -> None:
         readers: dict[str, Callable[[Path], object]] = {
             "site": load_site_config,
             "server": load_server_config,
-            "experiment": lambda path: load_experiment(str(path)),
+            "table": lambda path: load_spec(str(path)),
         }
         readers[kind](content)
 

@@ -29,7 +29,7 @@ from suture.learning.training import (
     predict,
     training_batches,
 )
-from suture.methods.base import Phase, RoundContext, in_phase
+from suture.methods.base import Phase, RoundContext, settled
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier
 
@@ -291,13 +291,6 @@ def test_other_precisions_keep_no_scale() -> None:
     assert not [name for name in train(context()).optimiser_state if "scale" in name]
 
 
-def test_a_sites_own_learning_rate_and_batch_size_go_first() -> None:
-    import dataclasses
-
-    mine = dataclasses.replace(context(), lr=0.5, batch_size=2).own(LOCAL)
-    assert (mine.lr, mine.batch_size, mine.epochs) == (0.5, 2, 1)
-
-
 def test_a_last_batch_of_one_image_trains() -> None:
     """Nine images in batches of four: the lone ninth joins the batch before it."""
     site = context(9)
@@ -393,7 +386,7 @@ def test_a_batch_is_made_when_the_step_before_is_done() -> None:
 
 def test_a_phase_with_epochs_of_its_own_has_no_iterations() -> None:
     local = LocalTraining(lr=0.1, epochs=3, iterations=200)
-    warm = in_phase(local, RoundContext(1, Phase("warm-up", 1, "head", 0.5, epochs=4), seed=0))
+    warm = settled(local, RoundContext(1, Phase("warm-up", 1, "head", 0.5, epochs=4), seed=0))
     assert (warm.epochs, warm.iterations, warm.lr) == (4, None, 0.5)
-    main = in_phase(local, RoundContext(2, Phase("main", 1), seed=0))
+    main = settled(local, RoundContext(2, Phase("main", 1), seed=0))
     assert (main.epochs, main.iterations, main.lr) == (3, 200, 0.1)

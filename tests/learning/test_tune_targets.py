@@ -136,7 +136,7 @@ def test_what_the_site_says_of_its_machine_is_heeded(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = write_documents(tmp_path / "data")
-    own = '[training]\nthreads = 2\ndevice = "cpu:0"\namp = true\nlearning_rate = 0.02\nbatch_size = 4\n'
+    own = '[training]\nthreads = 2\ndevice = "cpu:0"\namp = true\nlr = 0.02\nbatch_size = 4\n'
     data.write_text(data.read_text() + own)
     seen: list[tuple[object, ...]] = []
 

@@ -14,7 +14,7 @@ from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for
 from suture.federation.plan import round_context
 from suture.learning.training import BestEpoch, LocalTraining, fit, validation_loss
-from suture.methods.base import Phase, RoundContext, in_phase, local_round, loss_of
+from suture.methods.base import Phase, RoundContext, local_round, loss_of, settled
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.classifier import redraw_head
@@ -26,11 +26,17 @@ from suture.simulation.trial import Trial
 
 def test_a_learning_rate_falls_along_half_a_cosine() -> None:
     """HyperKvasir's, 200 rounds: methods with a schedule start just below the first value."""
-    local = LocalTraining(lr=0.1, final_lr=1e-4)
-    assert local.lr_of(1, 200) == pytest.approx(0.0999938, abs=1e-7)
-    assert local.lr_of(100, 200) == pytest.approx(0.05005, abs=1e-7)
-    assert local.lr_of(200, 200) == pytest.approx(1e-4)
-    assert LocalTraining(lr=0.1).lr_of(7, 200) == 0.1
+    local, phase = LocalTraining(lr=0.1, final_lr=1e-4), Phase("main", 200)
+    found = [settled(local, RoundContext(r, phase, 1, r)).lr for r in (1, 100, 200)]
+    assert found == pytest.approx([0.0999938, 0.05005, 1e-4], abs=1e-7)
+    assert settled(LocalTraining(lr=0.1), RoundContext(7, phase, 1, 7)).lr == 0.1
+
+
+def test_a_sites_own_learning_rate_falls_to_the_same_last_one() -> None:
+    local, phase = LocalTraining(lr=0.1, final_lr=1e-4), Phase("main", 2)
+    found = [settled(local, RoundContext(r, phase, 1, r), lr=0.5, batch_size=2) for r in (1, 2)]
+    assert [one.lr for one in found] == pytest.approx([(0.5 + 1e-4) / 2, 1e-4])
+    assert {one.batch_size for one in found} == {2}
 
 
 def test_the_warm_up_is_the_first_round_and_has_its_own_learning_rate(tiny: Any) -> None:
@@ -42,9 +48,9 @@ def test_the_warm_up_is_the_first_round_and_has_its_own_learning_rate(tiny: Any)
     plan = tiny(method).plan
     assert round_context(plan, 5, 1).phase.name == "warm-up"
     assert (round_context(plan, 5, 3).phase.name, round_context(plan, 5, 3).phase_round) == ("main", 2)
-    warm = in_phase(replace(method.local, lr=0.3), round_context(plan, 5, 1))
+    warm = settled(method.local, round_context(plan, 5, 1), lr=0.3)
     assert (warm.lr, warm.epochs) == (5e-2, 4)
-    main = in_phase(replace(method.local, lr=0.3), round_context(plan, 5, 2))
+    main = settled(method.local, round_context(plan, 5, 2), lr=0.3)
     assert (main.lr, main.epochs) == (0.3, 1)
 
 
@@ -128,7 +134,7 @@ def test_a_phase_may_have_local_training_of_its_own() -> None:
 def test_an_annealed_phase_begins_with_its_rate_and_ends_above_0(rounds: int, rates: list[float]) -> None:
     """Also where it has a single round, which would teach nothing at a rate of 0."""
     phase = Phase("later", rounds, lr=0.2, annealed=True)
-    found = [in_phase(LocalTraining(lr=7.0), RoundContext(9, phase, 1, r + 1)).lr for r in range(rounds)]
+    found = [settled(LocalTraining(lr=7.0), RoundContext(9, phase, 1, r + 1)).lr for r in range(rounds)]
     assert found == pytest.approx(rates, abs=1e-6)
 
 
@@ -182,7 +188,7 @@ def test_the_best_epoch_is_kept(tiny: Any) -> None:
     assert validation_loss(context, loss_of(site.plan.method.loss, "multilabel")) == good
     nothing = replace(context, samples={"train": context.samples["train"]})
     assert validation_loss(nothing, site.plan.method.loss) is None
-    assert in_phase(LocalTraining(epochs=2), RoundContext(1, Phase("main", 1), 0)).epochs == 2
+    assert settled(LocalTraining(epochs=2), RoundContext(1, Phase("main", 1), 0)).epochs == 2
 
 
 def test_patience_stops_a_run_that_gets_no_better(tiny: Any) -> None:

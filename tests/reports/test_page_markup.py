@@ -57,7 +57,7 @@ def test_curves_of_many_sites_fold_and_stay_small(tmp_path: Path) -> None:
 
 
 def test_the_figure_of_an_experiment_says_what_its_marks_are(tmp_path: Path) -> None:
-    html = write_page("experiment", tmp_path).read_text(encoding="utf-8")
+    html = write_page("table", tmp_path).read_text(encoding="utf-8")
     said = (
         "A dot is one of the seeds. A bar is the mean over seeds; "
         "marks as in the table, against Surgical Aggregation."

@@ -39,22 +39,22 @@ def test_the_reference_renews_the_stored_descriptions(
 
 def test_every_kind_is_listed_with_a_description() -> None:
     found = list(rows())
-    kinds = {"method", "model", "prior", "data set", "simulation", "job", "experiment"}
+    kinds = {"method", "model", "prior", "data set", "simulation", "job", "table"}
     assert {kind for kind, _, _ in found} == kinds
     assert all(name and text and "not usable" not in text for _, name, text in found)
 
 
-def test_a_faulty_file_of_a_job_or_an_experiment_is_listed_with_its_error(
+def test_a_faulty_file_of_a_job_or_a_table_is_listed_with_its_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, experiment = tmp_path / "job.py", tmp_path / "table.toml"
+    job, table = tmp_path / "job.py", tmp_path / "table.toml"
     job.write_text('"""A job.\n')
-    experiment.write_text("titel = 1")
+    table.write_text("titel = 1")
     monkeypatch.setattr(catalogue, "known_jobs", lambda: {"broken": job})
-    monkeypatch.setattr(loading, "known_experiments", lambda: {"wrong": experiment})
+    monkeypatch.setattr(loading, "known_tables", lambda: {"wrong": table})
     found = {name: text for _, name, text in rows()}
     assert found["broken"].startswith(f"not usable: {job} cannot be read: unterminated")
-    assert found["wrong"].startswith(f"not usable: {experiment}")
+    assert found["wrong"].startswith(f"not usable: {table}")
     assert "surgical" in found
 
 

@@ -111,9 +111,7 @@ def test_references_do_not_run_in_a_federation(method: str, tmp_path: Path) -> N
 def test_a_learning_rate_of_a_sites_own(nih: Path) -> None:
     folder = nih.parent / "sites"
     NihSites(root=str(nih), learning_rates={"site-2": 1e-5}).prepare(folder, folder, 1, METHODS["surgical"])
-    rates = [
-        load_site_config(folder / s / "suture.toml").training.learning_rate for s in ("site-1", "site-2")
-    ]
+    rates = [load_site_config(folder / s / "suture.toml").training.lr for s in ("site-1", "site-2")]
     assert rates == [None, 1e-5]
     with pytest.raises(ConfigError, match=r"'site-3'; did you mean 'site-"):
         NihSites(root=str(nih), learning_rates={"site-3": 1e-5}).prepare(folder, folder, 1, METHODS["pfl"])

@@ -98,7 +98,7 @@ class Kind(StrEnum):
     datasets = "datasets"
     simulations = "simulations"
     jobs = "jobs"
-    experiments = "experiments"
+    tables = "tables"
 
 
 def list_(
@@ -107,7 +107,7 @@ def list_(
         typer.Argument(help="List only these; methods by the question that they answer."),
     ] = None,
 ) -> None:
-    """List methods, models, priors, data sets, simulations, jobs and experiments."""
+    """List methods, models, priors, data sets, simulations, jobs and tables."""
     if kind is Kind.methods:
         _list_methods()
         return

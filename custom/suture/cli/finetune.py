@@ -39,7 +39,7 @@ def finetune(
     config = load_site_config(data)
     if target is not None:
         config = config.model_copy(update={"data": config.data.model_copy(update={"target": target})})
-    steps = {"lr": config.training.learning_rate, "batch_size": config.training.batch_size}
+    steps = {"lr": config.training.lr, "batch_size": config.training.batch_size}
     settings: dict[str, Any] = {"runs": runs, "epochs": epochs, "examples": examples}
     settings |= {"start": "fresh" if fresh else "model"}
     settings |= {key: value for key, value in steps.items() if value is not None}

@@ -16,6 +16,7 @@ COMMANDS = {
     "verify": "model verify",
     "export-model": "model export",
     "poc deal": "poc data",
+    "experiment": "table",
 }
 """The present words of a command by its former ones."""
 
@@ -23,7 +24,7 @@ _STRICT = "leave it out: `suture policy WORKSPACE` is strict without it"
 OPTIONS = {
     "policy": dict.fromkeys(("--strict", "--refuse-code", "--keep-logs", "--survive"), _STRICT),
     "finetune": {
-        "--lr": "set [training] learning_rate in the suture.toml",
+        "--lr": "set [training] lr in the suture.toml",
         "--batch-size": "set [training] batch_size in the suture.toml",
     },
     "pretrain": {
@@ -33,6 +34,7 @@ OPTIONS = {
             for key in ("batch_size", "lr", "momentum", "queue", "temperature")
         },
     },
+    "list": {"experiments": "use suture list tables"},
     "demo": {option: f"use suture run demo {option}" for option in ("--seed", "--device", "--workers")},
 }
 """What replaces each former option of a command."""

@@ -94,7 +94,7 @@ def ledger(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what this site has released by experiment (answers, ε, figures) and its remaining budgets."""
-    from suture.reports.ledger import ledger_tables, ledger_totals, statement_of
+    from suture.cli.ledger import ledger_tables, ledger_totals, statement_of
 
     found = statement_of(folder, accept)
     if as_json:

@@ -35,7 +35,7 @@ class TrainingConfig(Section):
         batch_size: images or documents in each step, instead of the job's; at least 2, because batch norm
             needs more than one. Methods that take it from the job (MetaFL, PMFL) refuse it, and refuse `amp`
             and `compile`.
-        learning_rate: learning rate, instead of the job's.
+        lr: learning rate, instead of the job's.
         device: ``cpu``, ``cuda`` or one of several GPUs, such as ``cuda:1``.
         amp: train in mixed precision; a recurrent network (LSTM, GRU) stays in single precision.
         half: the 16-bit type of `amp`: ``bf16``, or ``fp16`` for GPUs without it, with scaling of the loss.
@@ -48,7 +48,7 @@ class TrainingConfig(Section):
     """
 
     batch_size: int | None = Field(default=None, ge=2)
-    learning_rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    lr: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     device: str = "cpu"
     amp: bool = False
     half: Literal["bf16", "fp16"] = "bf16"
@@ -117,8 +117,8 @@ _SECTIONS: dict[str, type[Section]] = {
 
 _MOST_FAULTS = 10
 
-_RENAMED = {"task": "label_type"}
-"""Keys of ``[data]`` that had another name in earlier versions."""
+_RENAMED = {"data": {"task": "label_type"}, "training": {"learning_rate": "lr"}}
+"""Keys of each section that had another name in earlier versions."""
 
 
 def load_site_config(path: Path) -> SiteConfig:
@@ -194,7 +194,7 @@ def write_site_config(path: Path, config: SiteConfig | ServerConfig) -> None:
 
 
 def parse_data(values: Mapping[str, Any], where: str) -> DataConfig:
-    """The configuration of one data set from plain values, such as those of an experiment's file.
+    """The configuration of one data set from plain values, such as those of a table's file.
 
     Args:
         where: names the source, for errors.
@@ -257,13 +257,15 @@ def _unknown_key(section: str, rest: list[str], dataset: str | None) -> str:
     if not rest:
         return f"unknown key {section}; {nearest(section, _SECTIONS)}"
     name = rest[-1]
+    current = _RENAMED.get(section, {}).get(name, name)
+    if dataset is None and name != current:
+        return f"[{section}] {name} is now called {current}; rename it"
     if dataset is None:
         return f"unknown key [{section}] {name}; {nearest(name, _SECTIONS[section].model_fields)}"
     if (dataset, name) == ("hospital", "uncertain"):
         meanings = 'values = { "-1" = "unknown" }, or 0, or 1'
         return f'[data] uncertain has no effect for dataset = "hospital"; write {meanings}'
     own = DATASETS.find(dataset).config.model_fields
-    current = _RENAMED.get(name, name)
     others = [word for word, other in DATASETS.items() if current in other.config.model_fields]
     if name != current and current in own:
         return f"[data] {name} is now called {current}; rename it"

@@ -101,13 +101,6 @@ class LocalTraining:
     clip: Annotated[float, Field(gt=0)] | None = None
     sampling: Literal["shuffled", "class_aware"] = "shuffled"
 
-    def lr_of(self, round_: int, rounds: int) -> float:
-        """The learning rate of round `round_` (from 1) of `rounds`."""
-        if self.final_lr is None:
-            return self.lr
-        fall = (1 + math.cos(math.pi * round_ / rounds)) / 2
-        return self.final_lr + (self.lr - self.final_lr) * fall
-
 
 @dataclass(frozen=True)
 class SiteContext:
@@ -151,10 +144,6 @@ class SiteContext:
     prefetch: int = 2
     scale: float | None = None
 
-    def own(self, local: LocalTraining) -> LocalTraining:
-        """A method's local training with the site's own learning rate and batch size."""
-        return replace(local, lr=self.lr or local.lr, batch_size=self.batch_size or local.batch_size)
-
 
 @dataclass(frozen=True)
 class LocalRound:
@@ -170,7 +159,7 @@ class LocalRound:
         phase, phase_round, phase_rounds: name of the phase, the round within it from 1, and their number.
         reinit_head: whether the head is drawn anew before the round.
         kept: the method's channels that stay at the site, as it left them in its last round; see `Channel`.
-        head_rate: learning rate of the head's rows, relative to that of the rest.
+        head_lr: learning rate of the head's rows; None for that of all other parameters.
     """
 
     local: LocalTraining
@@ -185,7 +174,7 @@ class LocalRound:
     phase_rounds: int = 1
     reinit_head: bool = False
     kept: Mapping[str, Tensor] = field(default_factory=dict)
-    head_rate: float = 1.0
+    head_lr: float | None = None
 
 
 @dataclass(frozen=True)
@@ -276,7 +265,7 @@ def _prepared(
     reinit_head(site, round_)
     freeze_backbone(model, round_.head_only)
     set_training(model, round_.norm, round_.head_only)
-    optimiser = optimiser_of(model, round_.local, round_.head_rate)
+    optimiser = optimiser_of(model, round_.local, round_.head_lr)
     load_optimiser_state(optimiser, model, round_.optimiser_state)
     if before_step:
         optimiser.register_step_pre_hook(lambda *_: before_step())
@@ -319,18 +308,20 @@ def validation_loss(site: SiteContext, loss: Loss) -> float | None:
     return float(loss(predict(site, part), *part.targets()))
 
 
-def optimiser_of(model: nn.Module, local: LocalTraining, head_rate: float = 1.0) -> torch.optim.Optimizer:
+def optimiser_of(
+    model: nn.Module, local: LocalTraining, head_lr: float | None = None
+) -> torch.optim.Optimizer:
     """The optimiser of the trainable parameters; it clips the gradient of each step where `clip` is set.
 
     Args:
-        head_rate: learning rate of the head's rows, relative to `local.lr`.
+        head_lr: learning rate of the head's rows; None for `local.lr`.
     """
     decay = local.weight_decay
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     rows = [p for name, p in named if name.startswith(HEADS)]
     groups: list[dict[str, Any]] = [
         {"params": [p for name, p in named if not name.startswith(HEADS)]},
-        {"params": rows, "lr": head_rate * local.lr},
+        {"params": rows, "lr": local.lr if head_lr is None else head_lr},
     ]
     optimiser: torch.optim.Optimizer
     if local.optimiser == "sgd":

@@ -429,7 +429,7 @@ def local_round(method: Method, site: SiteContext, state: Packed, ctx: RoundCont
     where = f"{site.name}'s state of round {state.header.get('round')}"
     moments = {name: tensor for name, tensor in state.tensors.items() if name not in egress.forms("site")}
     return LocalRound(
-        in_phase(site.own(phase.local or method.local), ctx),
+        settled(method.local, ctx, site.lr, site.batch_size),
         method.batch_norm,
         ctx.seed,
         ctx.round,
@@ -463,15 +463,31 @@ def _kept(
     return kept
 
 
-def in_phase(local: LocalTraining, ctx: RoundContext) -> LocalTraining:
-    """The local training of one round: epochs and learning rate of its phase, or else the method's."""
+def settled(
+    local: LocalTraining, ctx: RoundContext, lr: float | None = None, batch_size: int | None = None
+) -> LocalTraining:
+    """How a site trains in one round. The learning rate of every step is settled here.
+
+    A phase's own rate goes before the site's, and that before the method's; `final_lr` and `annealed` lower
+    it from round to round.
+
+    Args:
+        local: the method's local training.
+        lr, batch_size: the site's own, where its suture.toml has them.
+    """
     phase = ctx.phase
-    lr = local.lr_of(ctx.phase_round, phase.rounds) if phase.lr is None else phase.lr
+    local = phase.local or local
+    if phase.lr is not None:
+        lr = phase.lr
+    elif lr is None:
+        lr = local.lr
+    if phase.lr is None and local.final_lr is not None:
+        fall = (1 + math.cos(math.pi * ctx.phase_round / phase.rounds)) / 2
+        lr = local.final_lr + (lr - local.final_lr) * fall
     if phase.annealed:
         lr *= (1 + math.cos(math.pi * (ctx.phase_round - 1) / phase.rounds)) / 2
-    if phase.epochs is None:
-        return replace(local, lr=lr)
-    return replace(local, lr=lr, epochs=phase.epochs, iterations=None)
+    local = replace(local, lr=lr, batch_size=batch_size or local.batch_size)
+    return local if phase.epochs is None else replace(local, epochs=phase.epochs, iterations=None)
 
 
 def loss_of(loss: LabelLoss, label_type: LabelType) -> Loss:

@@ -6,7 +6,8 @@ They are run.json, history.jsonl, metrics.json and diagnostics.jsonl.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -165,6 +166,30 @@ class Round:
     bytes_up: int
     sites: dict[str, SiteRound]
     validation: Validation
+
+    @cached_property
+    def weights(self) -> dict[str, float]:
+        """The weights of the merged updates; none of an unchanged round."""
+        if self.status != "committed":
+            return {}
+        accepted = {name: site.weight for name, site in self.sites.items() if site.status == "accepted"}
+        return {name: weight for name, weight in accepted.items() if weight is not None}
+
+    @cached_property
+    def shares(self) -> dict[str, float]:
+        """Each site's share of the sum of all weights; none where the sum is 0."""
+        total = math.fsum(self.weights.values())
+        return {site: weight / total for site, weight in self.weights.items()} if total > 0 else {}
+
+    @property
+    def has_row_weights(self) -> bool:
+        """Whether it is committed, and records the weight of any site in the rows of its classes."""
+        return self.status == "committed" and any(site.rows for site in self.sites.values())
+
+
+def informative_weights(images: Mapping[str, int | None], history: Sequence[Round]) -> bool:
+    """Whether any weight is neither 1 nor the number of the site's training images."""
+    return any(w not in (1, images.get(site)) for line in history for site, w in line.weights.items())
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from suture.federation.server.scores import are_informative, has_row_weights, shares_of, weights_of
-from suture.protocol.records import Diagnostic, Member, Round, Run, SiteRound
+from suture.protocol.records import Diagnostic, Member, Round, Run, SiteRound, informative_weights
 from suture.reports.charts import Chart, Series, line_charts, scatter_chart
 
 TITLES = {
@@ -79,10 +78,10 @@ def weight_charts(run: Run, history: Sequence[Round], phases: Sequence[int]) -> 
     Fed-MAS, Elbatel et al. 2023, Figs. 2c, 2d, 3b and 3c. There are none where every site counts once, or
     with its number of training images.
     """
-    weights = [weights_of(r) for r in history]
-    if not are_informative({site: member.n.get("train") for site, member in run.sites.items()}, weights):
+    if not informative_weights({site: member.n.get("train") for site, member in run.sites.items()}, history):
         return []
-    shares = [{site: 100 * share for site, share in shares_of(given).items()} for given in weights]
+    weights = [r.weights for r in history]
+    shares = [{site: 100 * share for site, share in r.shares.items()} for r in history]
     series = {
         title: [Series(site, [given.get(site) for given in values]) for site in run.sites]
         for title, values in (
@@ -171,7 +170,7 @@ def row_shares(run: Run, history: Sequence[Round]) -> tuple[int, list[Shares]] |
 
     The result is None if no round has weights by class: each site then counts once in each row that it sends.
     """
-    weighted = [r for r in history if has_row_weights(r)]
+    weighted = [r for r in history if r.has_row_weights]
     if not weighted or not run.labels:
         return None
     last = weighted[-1]
@@ -185,7 +184,7 @@ def row_share_charts(run: Run, history: Sequence[Round], phases: Sequence[int]) 
     A line is broken where a site gave the row no weight, or the round has no weights by class. There is no
     chart where fewer than two rounds have them.
     """
-    shares = [_shares(run, r, run.labels) if has_row_weights(r) else None for r in history]
+    shares = [_shares(run, r, run.labels) if r.has_row_weights else None for r in history]
     if sum(found is not None for found in shares) < 2:
         return []
     series = {

@@ -314,7 +314,7 @@ def _pooled_config(config: SiteConfig, codes: Stated) -> SiteConfig:
     """Return a site's configuration for the party of all data: with the codes of all sites, and without the
     site's own learning rate, as training on pooled data uses the job's.
     """
-    training = config.training.model_copy(update={"learning_rate": None})
+    training = config.training.model_copy(update={"lr": None})
     data = config.data.model_copy(update={"codes": codes, "synonyms": {}})
     return config.model_copy(update={"training": training, "data": data})
 

@@ -160,7 +160,7 @@ def _site_config(to: Destination, name: str, data: DataConfig, training: Trainin
     folder = to.folder / name
     prior = to.method.prior if isinstance(to.method, Method) else None
     own = {
-        "learning_rate": to.learning_rates.get(name),
+        "lr": to.learning_rates.get(name),
         "prior": Path(prior.path).expanduser().absolute() if prior and prior.path else None,
     }
     return SiteConfig(

@@ -144,7 +144,7 @@ class Trial:
         folder, own = self.folder / name, SITES[name]
         method, training = self.plan.method, {}
         if name in self._rates:
-            training["learning_rate"] = self._rates[name]
+            training["lr"] = self._rates[name]
         public = PrivacyConfig.of_public_data(method.label_use.view)
         data = {"dataset": "hospital", "root": folder, "table": folder / "labels.csv"}
         config = SiteConfig.model_validate(

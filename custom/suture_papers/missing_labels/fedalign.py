@@ -160,7 +160,7 @@ class FedAlign(LocalAveraging):
         fitted = fit(
             labelled,
             _in_turns(loss),
-            replace(round_, head_rate=self.anchor_rate),
+            replace(round_, head_lr=self.anchor_rate * round_.local.lr),
             batches=partial(_twice, labelled, round_.local),
         )
         update = replace(

@@ -1,4 +1,4 @@
-"""The cells of an experiment's tables: means, and how each row compares with the reference row."""
+"""The cells of a table: means, and how each row compares with the reference row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from suture.learning.metrics import mean_defined, mean_sd
 from suture_papers.tables.outcome import Outcome
 from suture_papers.tables.results import Result
 from suture_papers.tables.runs import values_of
-from suture_papers.tables.spec import Column, Experiment, Pairs, Preset, Value
+from suture_papers.tables.spec import Column, Pairs, Preset, TableSpec, Value
 from suture_papers.tables.tuned_columns import epochs_text, goal_of, values_of_task
 
 DASH = "–"
@@ -75,19 +75,17 @@ class Line:
     published: Mapping[str, str]
 
 
-def lines(experiment: Experiment, preset: Preset, outcome: Outcome) -> list[Line]:
+def lines(spec: TableSpec, preset: Preset, outcome: Outcome) -> list[Line]:
     """Return the lines of the main table: every row of the preset, for every value of the series."""
     return [
-        _line(experiment, preset, outcome, row, x)
-        for x in values_of(experiment, preset)
-        for row in experiment.rows
+        _line(spec, preset, outcome, row, x)
+        for x in values_of(spec, preset)
+        for row in spec.rows
         if row not in preset.skip
     ]
 
 
-def over_series(
-    experiment: Experiment, preset: Preset, outcome: Outcome, column: Column
-) -> dict[str, Estimate]:
+def over_series(spec: TableSpec, preset: Preset, outcome: Outcome, column: Column) -> dict[str, Estimate]:
     """Compare each row with the reference over all values of the series, run by run.
 
     Source: Kulkarni et al. 2024, Figs. 6 and 7.
@@ -95,30 +93,30 @@ def over_series(
 
     def values(row: str) -> list[float | None]:
         return [
-            mean_of(experiment, row, outcome.results[row, str(x)].get(seed), column)
-            for x in values_of(experiment, preset)
+            mean_of(spec, row, outcome.results[row, str(x)].get(seed), column)
+            for x in values_of(spec, preset)
             for seed in preset.seeds
         ]
 
-    reference = values(experiment.reference)
+    reference = values(spec.reference)
     found = {}
-    for row in experiment.rows:
+    for row in spec.rows:
         if row not in preset.skip:
             own = values(row)
-            against = None if row == experiment.reference else paired(reference, own)
-            done = [r for x in values_of(experiment, preset) for r in outcome.results[row, str(x)].values()]
-            why = why_undefined(experiment, row, done, column)
+            against = None if row == spec.reference else paired(reference, own)
+            done = [r for x in values_of(spec, preset) for r in outcome.results[row, str(x)].values()]
+            why = why_undefined(spec, row, done, column)
             found[row] = Estimate(*mean_sd(own, sample=True), tuple(own), against, why=why)
     return found
 
 
-def _line(experiment: Experiment, preset: Preset, outcome: Outcome, row: str, x: Value) -> Line:
-    own, described, pairs = outcome.results[row, str(x)], experiment.rows[row], experiment.pairs_in(preset)
-    columns = experiment.columns_in(preset)
-    estimates = {c.name: _estimate(experiment, pairs, outcome, row, x, c) for c in columns}
+def _line(spec: TableSpec, preset: Preset, outcome: Outcome, row: str, x: Value) -> Line:
+    own, described, pairs = outcome.results[row, str(x)], spec.rows[row], spec.pairs_in(preset)
+    columns = spec.columns_in(preset)
+    estimates = {c.name: _estimate(spec, pairs, outcome, row, x, c) for c in columns}
     for column in columns:
         if shows_interval(preset, column):
-            estimates[column.name] = _with_interval(experiment, estimates[column.name], row, own, column)
+            estimates[column.name] = _with_interval(spec, estimates[column.name], row, own, column)
     published = {head: text for head, text in described.published.items() if head in estimates}
     tuned = outcome.tuned.get((row, str(x)))
     runs = len(own)
@@ -128,24 +126,24 @@ def _line(experiment: Experiment, preset: Preset, outcome: Outcome, row: str, x:
 
 
 def _estimate(
-    experiment: Experiment, pairs: Pairs, outcome: Outcome, row: str, x: Value, column: Column
+    spec: TableSpec, pairs: Pairs, outcome: Outcome, row: str, x: Value, column: Column
 ) -> Estimate:
     if pairs == "tuned":
-        return _tuned_estimate(experiment, outcome, row, column)
-    own, reference = (outcome.results[name, str(x)] for name in (row, experiment.reference))
+        return _tuned_estimate(spec, outcome, row, column)
+    own, reference = (outcome.results[name, str(x)] for name in (row, spec.reference))
     a: list[float | None]
     b: list[float | None]
     if pairs == "classes":
-        mine = class_means(experiment, row, own, column)
-        theirs = class_means(experiment, experiment.reference, reference, column)
+        mine = class_means(spec, row, own, column)
+        theirs = class_means(spec, spec.reference, reference, column)
         names = sorted(mine.keys() | theirs.keys())
         a, b = [theirs.get(n) for n in names], [mine.get(n) for n in names]
     else:
         seeds = sorted(own.keys() | reference.keys())
-        a = [mean_of(experiment, experiment.reference, reference.get(s), column) for s in seeds]
-        b = [mean_of(experiment, row, own.get(s), column) for s in seeds]
-    against = None if row == experiment.reference else paired(a, b)
-    why = why_undefined(experiment, row, list(own.values()), column)
+        a = [mean_of(spec, spec.reference, reference.get(s), column) for s in seeds]
+        b = [mean_of(spec, row, own.get(s), column) for s in seeds]
+    against = None if row == spec.reference else paired(a, b)
+    why = why_undefined(spec, row, list(own.values()), column)
     sample = pairs != "classes" or not column.by_class  # a single figure of a run has no spread over classes
     return Estimate(*mean_sd(b, sample=sample), tuple(b), against, why=why)
 
@@ -156,70 +154,66 @@ def shows_interval(preset: Preset, column: Column) -> bool:
 
 
 def _with_interval(
-    experiment: Experiment, estimate: Estimate, row: str, results: Mapping[int, Result], column: Column
+    spec: TableSpec, estimate: Estimate, row: str, results: Mapping[int, Result], column: Column
 ) -> Estimate:
     """Replace the SD of a row of one run by the interval of its mean, if one is stored."""
-    found = [interval_of(experiment, row, result, column) for result in results.values()]
+    found = [interval_of(spec, row, result, column) for result in results.values()]
     return replace(estimate, spread=math.nan, bounds=found[0] if len(found) == 1 else None)
 
 
-def _tuned_estimate(experiment: Experiment, outcome: Outcome, row: str, column: Column) -> Estimate:
+def _tuned_estimate(spec: TableSpec, outcome: Outcome, row: str, column: Column) -> Estimate:
     """Estimate a figure of fine-tuned models, compared on equal random splits.
 
     Epochs are compared only where every run reaches the goal.
     """
     assert column.task is not None
-    goal = goal_of(experiment, outcome, column.task) if column.metric == "epochs" else None
+    goal = goal_of(spec, outcome, column.task) if column.metric == "epochs" else None
     own, reference = (
-        values_of_task(outcome.results[name, "None"], column, goal) for name in (row, experiment.reference)
+        values_of_task(outcome.results[name, "None"], column, goal) for name in (row, spec.reference)
     )
     both, values = sorted(own.keys() & reference.keys()), tuple(own[split] for split in sorted(own))
     late = None in values or None in reference.values()
     against = None
-    if row != experiment.reference:
+    if row != spec.reference:
         undefined = Comparison(len(both), math.nan, math.nan, math.nan, "not every run reaches the goal")
         against = undefined if late else paired([reference[d] for d in both], [own[d] for d in both])
     why = "" if values else "not run yet"
     return Estimate(*mean_sd(values, sample=True), values, against, column.metric == "epochs", why)
 
 
-def why_undefined(experiment: Experiment, row: str, results: Sequence[Result], column: Column) -> str:
+def why_undefined(spec: TableSpec, row: str, results: Sequence[Result], column: Column) -> str:
     """Return the reason that no result gives a column's figure; empty where one does."""
     if not results:
         return "not run yet"
-    if any(mean_of(experiment, row, result, column) is not None for result in results):
+    if any(mean_of(spec, row, result, column) is not None for result in results):
         return ""
     for result in results:
         if column.test in result.untested:
             return f"the data of the test were missing: {result.untested[column.test]}"
-        if areas_of(experiment, row, result, column) is None:
+        if areas_of(spec, row, result, column) is None:
             return "no model was trained on every class of the column"
     return (
         "the run does not have this figure, or none of its classes has both positive and negative test images"
     )
 
 
-def mean_of(experiment: Experiment, row: str, result: Result | None, column: Column) -> float | None:
+def mean_of(spec: TableSpec, row: str, result: Result | None, column: Column) -> float | None:
     """The mean of a column; None where it has not been run, or a class has not been learned."""
-    areas = areas_of(experiment, row, result, column) if result else None
+    areas = areas_of(spec, row, result, column) if result else None
     return mean_defined(areas.values()) if areas else None
 
 
-def class_means(
-    experiment: Experiment, row: str, results: Mapping[int, Result], column: Column
-) -> dict[str, float]:
+def class_means(spec: TableSpec, row: str, results: Mapping[int, Result], column: Column) -> dict[str, float]:
     """The AUROC (or recall) of each class of a column, the mean over the runs that define it."""
     found: dict[str, list[float]] = {}
     for result in results.values():
-        for name, value in (areas_of(experiment, row, result, column) or {}).items():
+        for name, value in (areas_of(spec, row, result, column) or {}).items():
             if value is not None:
                 found.setdefault(name, []).append(value)
     return {name: math.fsum(v) / len(v) for name, v in found.items()}
 
 
-def areas_of(
-    experiment: Experiment, row: str, result: Result, column: Column
-) -> dict[str, float | None] | None:
+def areas_of(spec: TableSpec, row: str, result: Result, column: Column) -> dict[str, float | None] | None:
     """Return the AUROC (or recall) of each class of a column, or its one figure that is not class by class.
 
     Returns:
@@ -231,15 +225,13 @@ def areas_of(
     if column.test is None:
         own: dict[str, float | None] = result.metrics.get(column.metric) or {}
         return {name: value for name, value in own.items() if _belongs(result, name, column)}
-    wanted, able = _able(experiment, row, result, column)
+    wanted, able = _able(spec, row, result, column)
     if column.metric == "loss" and column.test in result.tests:
         return {"loss": mean_defined(_together(model, column).get("loss") for model in able)}
     return {name: mean_defined(m["auroc"][name] for m in able) for name in wanted} if able else None
 
 
-def interval_of(
-    experiment: Experiment, row: str, result: Result, column: Column
-) -> tuple[float, float] | None:
+def interval_of(spec: TableSpec, row: str, result: Result, column: Column) -> tuple[float, float] | None:
     """Return the 95 % interval of a column's mean AUROC over the patients of the test set.
 
     Returns:
@@ -247,18 +239,18 @@ def interval_of(
     """
     bounds = result.metrics.get("mean_interval")
     if column.test is not None:
-        able = _able(experiment, row, result, column)[1]
+        able = _able(spec, row, result, column)[1]
         bounds = _together(able[0], column).get("mean_interval") if len(able) == 1 else None
     return (bounds[0], bounds[1]) if bounds else None
 
 
 def _able(
-    experiment: Experiment, row: str, result: Result, column: Column
+    spec: TableSpec, row: str, result: Result, column: Column
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """Return the classes of a column about a test, and the row's models that have learned all of them."""
     assert column.test is not None
     models = result.tests.get(column.test, {})
-    home = experiment.rows[row].site or experiment.tests[column.test].home
+    home = spec.rows[row].site or spec.tests[column.test].home
     chosen = [models[home]] if home in models else list(models.values())
     classes = dict.fromkeys(name for model in chosen for name in [*model["auroc"], *model["unlearned"]])
     wanted = [name for name in classes if _belongs(result, name, column)]

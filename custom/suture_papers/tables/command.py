@@ -1,4 +1,4 @@
-"""The command `suture experiment`: the runs of a paper's table, and its rendering."""
+"""The command `suture table`: the runs of a paper's table, and its rendering."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ DataRoot = Annotated[Path | None, typer.Option(help="Folder of the data sets.", 
 
 
 def listed() -> Iterator[tuple[str, Callable[[], str]]]:
-    """Yield the name of each experiment, and what describes it, for `suture list`."""
-    from suture_papers.tables.loading import known_experiments
+    """Yield the name of each table, and what describes it, for `suture list`."""
+    from suture_papers.tables.loading import known_tables
 
-    for name, path in known_experiments().items():
+    for name, path in known_tables().items():
         yield name, partial(_described, path)
 
 
 def _described(path: Path) -> str:
-    from suture_papers.tables.loading import load_experiment
+    from suture_papers.tables.loading import load_spec
 
-    found = load_experiment(str(path))
+    found = load_spec(str(path))
     return f"{found.title}; presets {', '.join(found.presets)}"
 
 
-def experiment(
+def table(
     name: Annotated[
-        str | None, typer.Argument(help="A name in experiments/, or a path; with --render, by default all.")
+        str | None,
+        typer.Argument(help="A table, or the path of its .toml; with --render, by default all."),
     ] = None,
     preset: Annotated[str | None, typer.Option(help="A preset; by default the first.")] = None,
     data_root: DataRoot = None,
-    work: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/experiments"),
+    work: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/tables"),
     results: Annotated[Path, typer.Option(help="Folder of tables and results.")] = Path("docs/results"),
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 2,
     device: Device = None,
@@ -49,15 +50,15 @@ def experiment(
     from suture.simulation.sites import compute_on
     from suture_papers.tables.conduct import Session, compare_classes, conduct
     from suture_papers.tables.figures import write_plots
-    from suture_papers.tables.loading import load_experiment
+    from suture_papers.tables.loading import load_spec
     from suture_papers.tables.render import stem_of
     from suture_papers.tables.results import ResultStore
 
     if name is None and not (render and preset is None):
-        raise ConfigError("name the experiment; without a name, use --render alone to render all")
+        raise ConfigError("name the table; without a name, use --render alone to render all")
     if name is None or render:
         return _render_all(results) if name is None else _render(name, preset, results)
-    chosen, stem = load_experiment(name), Path(name).stem
+    chosen, stem = load_spec(name), Path(name).stem
     size, store = chosen.preset(preset), ResultStore(results / "runs", stem)
     session = Session(store, work.resolve(), data_root.resolve() if data_root else None, _report)
     compute_on(device, site_threads, amp)
@@ -71,12 +72,12 @@ def experiment(
 
 def _render(name: str, preset: str | None, results: Path) -> None:
     """Write the tables and figures of one preset from the stored results."""
-    from suture_papers.tables.loading import load_experiment
+    from suture_papers.tables.loading import load_spec
     from suture_papers.tables.outcome import collect
     from suture_papers.tables.render import write_tables
     from suture_papers.tables.results import ResultStore
 
-    chosen, stem = load_experiment(name), Path(name).stem
+    chosen, stem = load_spec(name), Path(name).stem
     size = chosen.preset(preset)
     outcome = collect(chosen, size, ResultStore(results / "runs", stem))
     for path in write_tables(chosen, size, outcome, results, stem):
@@ -85,12 +86,12 @@ def _render(name: str, preset: str | None, results: Path) -> None:
 
 def _render_all(results: Path) -> None:
     """Write the tables and figures of each preset that has a result in every cell."""
-    from suture_papers.tables.loading import known_experiments, load_experiment
+    from suture_papers.tables.loading import known_tables, load_spec
     from suture_papers.tables.outcome import collect
     from suture_papers.tables.results import ResultStore
 
-    for name in known_experiments():
-        chosen, store = load_experiment(name), ResultStore(results / "runs", name)
+    for name in known_tables():
+        chosen, store = load_spec(name), ResultStore(results / "runs", name)
         for preset, size in chosen.presets.items():
             if all(collect(chosen, size, store).results.values()):
                 _render(name, preset, results)

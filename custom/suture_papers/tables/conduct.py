@@ -1,4 +1,4 @@
-"""Conducting an experiment: tune on validation data, do the missing runs, measure and compare their models.
+"""The runs of a table: tune on validation data, do the missing runs, measure and compare their models.
 
 Source of the comparison of single classes: Kulkarni et al., MIDL 2023, Appendix B (Tables 3 and 4).
 """
@@ -28,7 +28,7 @@ from suture_papers.tables.external_tests import absent_tests, check_tests, test_
 from suture_papers.tables.outcome import Outcome, chosen, collect, compared_runs, comparison_name
 from suture_papers.tables.results import Result, ResultStore, read_result, result_of, store_result
 from suture_papers.tables.runs import Run, cells, final_runs, tuning_runs
-from suture_papers.tables.spec import DATA, Experiment, Preset
+from suture_papers.tables.spec import DATA, Preset, TableSpec
 
 SERVER = Path("sites") / "server"
 """In the folder of a finished run: the description of the labelled data that a simulation holds out."""
@@ -36,7 +36,7 @@ SERVER = Path("sites") / "server"
 
 @dataclass(frozen=True)
 class Session:
-    """Where an experiment is conducted.
+    """Where a table is conducted.
 
     Attributes:
         store: of the results.
@@ -60,8 +60,8 @@ class Session:
                 self.report(f"warning: {line}")
 
 
-def conduct(experiment: Experiment, preset: Preset, session: Session, at_once: int) -> Outcome:
-    """Do the runs of an experiment that have no result yet.
+def conduct(spec: TableSpec, preset: Preset, session: Session, at_once: int) -> Outcome:
+    """Do the runs of a table that have no result yet.
 
     Args:
         at_once: as in `do_runs`.
@@ -72,18 +72,18 @@ def conduct(experiment: Experiment, preset: Preset, session: Session, at_once: i
         ConfigError: a run that tunes a setting has no validation figure to tune it by.
         FederationError: a run failed.
     """
-    refuse_code(job_file(experiment.job, trust=True))  # here nobody has named the file on a command line
-    check_data(experiment, preset, session)
+    refuse_code(job_file(spec.job, trust=True))  # here nobody has named the file on a command line
+    check_data(spec, preset, session)
     if preset.tune:
-        do_runs(tuning_runs(experiment, preset), session, at_once)
-        _refuse_unmeasured(experiment, preset, session.store)
-    tuned = chosen(experiment, preset, session.store)
-    do_runs(final_runs(experiment, preset, tuned), session, at_once)
-    return collect(experiment, preset, session.store)
+        do_runs(tuning_runs(spec, preset), session, at_once)
+        _refuse_unmeasured(spec, preset, session.store)
+    tuned = chosen(spec, preset, session.store)
+    do_runs(final_runs(spec, preset, tuned), session, at_once)
+    return collect(spec, preset, session.store)
 
 
-def _refuse_unmeasured(experiment: Experiment, preset: Preset, store: ResultStore) -> None:
-    for run in tuning_runs(experiment, preset):
+def _refuse_unmeasured(spec: TableSpec, preset: Preset, store: ResultStore) -> None:
+    for run in tuning_runs(spec, preset):
         result = read_result(store, run)
         if preset.tune and (result is None or result.validation is None):
             raise ConfigError(
@@ -93,16 +93,16 @@ def _refuse_unmeasured(experiment: Experiment, preset: Preset, store: ResultStor
             )
 
 
-def check_data(experiment: Experiment, preset: Preset, session: Session) -> None:
+def check_data(spec: TableSpec, preset: Preset, session: Session) -> None:
     """Look for every path under the data root that the missing runs read, before the first of them.
 
     Raises:
         ConfigError: the data root is not given, or something under it does not exist; names it, with the rows
             that read it.
     """
-    tuned, tried = chosen(experiment, preset, session.store), preset.tune.values[:1] if preset.tune else ()
-    values = {(row, str(x)): value for row, x in cells(experiment, preset) for value in tried} | tuned
-    runs = [*tuning_runs(experiment, preset), *final_runs(experiment, preset, values)]
+    tuned, tried = chosen(spec, preset, session.store), preset.tune.values[:1] if preset.tune else ()
+    values = {(row, str(x)): value for row, x in cells(spec, preset) for value in tried} | tuned
+    runs = [*tuning_runs(spec, preset), *final_runs(spec, preset, values)]
     used, root = [path for run in runs for path in run.paths()], session.data_root
     if used and root is None:
         raise ConfigError(f"this preset reads {used[0]}; give --data-root DIR, or set SUTURE_DATA")
@@ -274,7 +274,7 @@ def _start(run: Run, out: Path, data_root: Path | None) -> str:
     return process.stderr
 
 
-def compare_classes(experiment: Experiment, preset: Preset, session: Session) -> None:
+def compare_classes(spec: TableSpec, preset: Preset, session: Session) -> None:
     """Compare the models of the first seed, class by class, on the images that their simulation held out.
 
     The comparison is stored beside the results of runs and done once. Where a model is gone, a warning is
@@ -283,7 +283,7 @@ def compare_classes(experiment: Experiment, preset: Preset, session: Session) ->
     Raises:
         SutureError: the images cannot be read.
     """
-    runs = compared_runs(experiment, preset, session.store)
+    runs = compared_runs(spec, preset, session.store)
     if runs is None or session.store.find(name := comparison_name(runs)) is not None:
         return
     folders = [session.work / run.name for run in runs.values()]

@@ -1,4 +1,4 @@
-"""The figures of an experiment: of its table, and further plots of its data and of one of its models."""
+"""The figure of a table, and further plots of its data and of one of its models."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from suture_papers.tables.conduct import Session
 from suture_papers.tables.external_tests import absent_tests, site_config
 from suture_papers.tables.outcome import Outcome, chosen
 from suture_papers.tables.runs import Run, final_runs
-from suture_papers.tables.spec import Experiment, Pairs, Plot, Preset
+from suture_papers.tables.spec import Pairs, Plot, Preset, TableSpec
 from suture_papers.tables.tuned_columns import curves, tasks_of
 
 
-def draw(experiment: Experiment, preset: Preset, outcome: Outcome) -> bytes:
+def draw(spec: TableSpec, preset: Preset, outcome: Outcome) -> bytes:
     """Plot the main table as SVG: each row as dots, or as a line over the series."""
-    found = lines(experiment, preset, outcome)
-    if experiment.series:
-        marks = [over_series(experiment, preset, outcome, c) for c in experiment.columns_in(preset)]
-        return drawing("", _series(experiment, found, marks))
-    return drawing("", _dots(experiment, found, experiment.pairs_in(preset)))
+    found = lines(spec, preset, outcome)
+    if spec.series:
+        marks = [over_series(spec, preset, outcome, c) for c in spec.columns_in(preset)]
+        return drawing("", _series(spec, found, marks))
+    return drawing("", _dots(spec, found, spec.pairs_in(preset)))
 
 
-def plot_curves(experiment: Experiment, preset: Preset, outcome: Outcome) -> bytes:
+def plot_curves(spec: TableSpec, preset: Preset, outcome: Outcome) -> bytes:
     """Plot learning curves of fine-tuned models as SVG.
 
     There is a panel for each task and a line for each row: the AUROC after each epoch, mean and SD over runs.
@@ -48,22 +48,22 @@ def plot_curves(experiment: Experiment, preset: Preset, outcome: Outcome) -> byt
     Source: Zhang et al. 2021, Fig. 4.
     """
     panels = []
-    for task in tasks_of(experiment.columns_in(preset)):
+    for task in tasks_of(spec.columns_in(preset)):
         series = []
-        for row in (row for row in experiment.rows if row not in preset.skip):
+        for row in (row for row in spec.rows if row not in preset.skip):
             areas = np.array(curves(outcome.results[row, "None"], task))
             if len(areas):
                 mean = areas.mean(axis=0)
                 spread = areas.std(axis=0, ddof=1) if len(areas) > 1 else np.zeros_like(mean)
                 band = list(zip((mean - spread).tolist(), (mean + spread).tolist(), strict=True))
-                series.append(Series(experiment.rows[row].name, mean.tolist(), band))
+                series.append(Series(spec.rows[row].name, mean.tolist(), band))
         epochs = range(1, max((len(one.values) for one in series), default=0) + 1)
         if chart := line_chart(f"AUROC after each epoch, {task}", epochs, series):
             panels.append(chart)
     return drawing("", panels)
 
 
-def _dots(experiment: Experiment, found: Sequence[Line], pairs: Pairs) -> list[Chart]:
+def _dots(spec: TableSpec, found: Sequence[Line], pairs: Pairs) -> list[Chart]:
     """Return a panel for each column: the values of each row, their mean, and the mark of the test."""
     panels, top, each = [], 6.0, 26.0
     bottom = top + each * len(found)
@@ -76,7 +76,7 @@ def _dots(experiment: Experiment, found: Sequence[Line], pairs: Pairs) -> list[C
         x = Scale(axis[0].at, axis[-1].at, left, left + 190)
         traces, texts = [], []
         for row, (line, cell) in enumerate(zip(found, cells, strict=True)):
-            y, tone = top + each * (row + 0.5), 0 if line.row == experiment.reference else 7
+            y, tone = top + each * (row + 0.5), 0 if line.row == spec.reference else 7
             traces.append(Trace("", tone, tuple(((x(v), y),) for v in dots[row]), look="faint"))
             if not math.isnan(cell.mean):
                 bar = ((x(cell.mean), y - 8), (x(cell.mean), y + 8))
@@ -96,7 +96,7 @@ def _dots(experiment: Experiment, found: Sequence[Line], pairs: Pairs) -> list[C
 
 
 def _series(
-    experiment: Experiment, found: Sequence[Line], compared: Sequence[Mapping[str, Estimate]]
+    spec: TableSpec, found: Sequence[Line], compared: Sequence[Mapping[str, Estimate]]
 ) -> list[Chart]:
     """Return a panel for each column: a line for each row over the values of the series, and its mark.
 
@@ -123,14 +123,14 @@ def _series(
             ]
             line = tuple((px, y(cell.mean)) for px, cell, _ in own)
             bars = tuple(((px, y(low)), (px, y(high))) for px, _, (low, high) in own)
-            look: Look = "strong" if row == experiment.reference else ""
+            look: Look = "strong" if row == spec.reference else ""
             traces.append(Trace(name, tone, (line,) if len(line) > 1 else (), look=look))
             traces.append(Trace("", tone, (*bars, *((point,) for point in line))))
         marked = [row for row, one in over.items() if one.against and one.against.mark != DASH]
         ends = {
             row: known[row, places[-1]].mean if (row, places[-1]) in known else -math.inf for row in marked
         }
-        texts = [Text(140, 234, experiment.series.label if experiment.series else "", "middle")]
+        texts = [Text(140, 234, spec.series.label if spec.series else "", "middle")]
         for rank, row in enumerate(sorted(marked, key=lambda row: ends[row], reverse=True)):
             against = over[row].against
             assert against is not None
@@ -152,32 +152,32 @@ def _extent(bounds: Iterable[tuple[float, float]]) -> tuple[float, float]:
     return min(every), max(every)
 
 
-def write_plots(experiment: Experiment, preset: Preset, session: Session, folder: Path, stem: str) -> None:
+def write_plots(spec: TableSpec, preset: Preset, session: Session, folder: Path, stem: str) -> None:
     """Write STEM-PLOT.svg of each further plot whose data and model are there.
 
     A plot of a model is drawn again only if the model is younger than the file.
 
     Args:
-        stem: the stem of the experiment's other files.
+        stem: the stem of the table's other files.
 
     Raises:
         SutureError: the data cannot be read.
     """
     make_folder(folder)
-    absent = absent_tests(experiment.tests, session.data_root)
-    for name, plot in experiment.drawings.items():
+    absent = absent_tests(spec.tests, session.data_root)
+    for name, plot in spec.drawings.items():
         path = folder / f"{stem}-{name}.svg"
         if lacking := [source for source in plot.sources if source in absent]:
             session.report(f"warning: plot {name!r} is left out: there is no {absent[lacking[0]]}")
         elif not plot.of_a_model:
-            _write(path, _plot_labels(experiment, plot, session), session)
+            _write(path, _plot_labels(spec, plot, session), session)
         else:
-            _plot_model(experiment, preset, name, session, path)
+            _plot_model(spec, preset, name, session, path)
 
 
-def existing_plots(experiment: Experiment, folder: Path, stem: str) -> dict[str, str]:
+def existing_plots(spec: TableSpec, folder: Path, stem: str) -> dict[str, str]:
     """Return the further plots in a folder, as `write_plots` writes them: file names with captions."""
-    found = {f"{stem}-{name}.svg": _caption(plot) for name, plot in experiment.drawings.items()}
+    found = {f"{stem}-{name}.svg": _caption(plot) for name, plot in spec.drawings.items()}
     return {file: caption for file, caption in found.items() if _is_file(folder / file)}
 
 
@@ -196,8 +196,8 @@ def _caption(plot: Plot) -> str:
     return f"{what} ({plot.source})" if plot.source else what
 
 
-def _plot_labels(experiment: Experiment, plot: Plot, session: Session) -> bytes:
-    tables = {name: load_table(_config(experiment, name, session).data) for name in plot.sources}
+def _plot_labels(spec: TableSpec, plot: Plot, session: Session) -> bytes:
+    tables = {name: load_table(_config(spec, name, session).data) for name in plot.sources}
     if plot.of == "frequencies":
         return plot_frequencies({name: frequencies(table) for name, table in tables.items()})
     name, table = next(iter(tables.items()))
@@ -205,9 +205,9 @@ def _plot_labels(experiment: Experiment, plot: Plot, session: Session) -> bytes:
     return plot_cooccurrence(table.labels.names, cooccurrence(table, per=unit), name, unit)
 
 
-def _plot_model(experiment: Experiment, preset: Preset, name: str, session: Session, path: Path) -> None:
-    plot = experiment.drawings[name]
-    run = _run_of(experiment, preset, plot, session)
+def _plot_model(spec: TableSpec, preset: Preset, name: str, session: Session, path: Path) -> None:
+    plot = spec.drawings[name]
+    run = _run_of(spec, preset, plot, session)
     if run is None:
         session.report(f"warning: plot {name!r} is left out: this preset skips its row {plot.row!r}")
         return
@@ -221,7 +221,7 @@ def _plot_model(experiment: Experiment, preset: Preset, name: str, session: Sess
         return
     if path.exists() and path.stat().st_mtime > weights.stat().st_mtime:
         return
-    configs = {source: _config(experiment, source, session) for source in plot.sources}
+    configs = {source: _config(spec, source, session) for source in plot.sources}
     device = this_machine().device
     if plot.of == "features":
         svg = latent(model, configs, "test", device=device)
@@ -230,14 +230,14 @@ def _plot_model(experiment: Experiment, preset: Preset, name: str, session: Sess
     _write(path, svg, session)
 
 
-def _run_of(experiment: Experiment, preset: Preset, plot: Plot, session: Session) -> Run | None:
+def _run_of(spec: TableSpec, preset: Preset, plot: Plot, session: Session) -> Run | None:
     """Return the run of the plot's row at the first seed; None where the preset skips the row."""
-    tuned = chosen(experiment, preset, session.store)
-    return next((run for run in final_runs(experiment, preset, tuned) if run.row == plot.row), None)
+    tuned = chosen(spec, preset, session.store)
+    return next((run for run in final_runs(spec, preset, tuned) if run.row == plot.row), None)
 
 
-def _config(experiment: Experiment, test: str, session: Session) -> SiteConfig:
-    return site_config(test, experiment.tests[test], session.work, session.data_root)
+def _config(spec: TableSpec, test: str, session: Session) -> SiteConfig:
+    return site_config(test, spec.tests[test], session.work, session.data_root)
 
 
 def _write(path: Path, svg: bytes, session: Session) -> None:

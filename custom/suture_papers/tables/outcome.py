@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from suture_papers.tables.results import Result, ResultStore, read_result
 from suture_papers.tables.runs import Run, cells, final_runs, tuning_runs
-from suture_papers.tables.spec import Experiment, Preset, Value
+from suture_papers.tables.spec import Preset, TableSpec, Value
 
 Cell = tuple[str, str]
 """A row, and the value of the series as text."""
@@ -33,30 +33,30 @@ class Outcome:
     by_class: ClassComparison | None = None
 
 
-def collect(experiment: Experiment, preset: Preset, store: ResultStore) -> Outcome:
+def collect(spec: TableSpec, preset: Preset, store: ResultStore) -> Outcome:
     """Return the stored results, complete or not; a cell whose tuning is not done has none.
 
     Raises:
         ConfigError, DataError: as `read_result`.
     """
-    found: dict[Cell, dict[int, Result]] = {(row, str(x)): {} for row, x in cells(experiment, preset)}
-    tuned = chosen(experiment, preset, store)
+    found: dict[Cell, dict[int, Result]] = {(row, str(x)): {} for row, x in cells(spec, preset)}
+    tuned = chosen(spec, preset, store)
     untuned = {cell for cell in found if preset.tune and cell not in tuned}
-    for run in final_runs(experiment, preset, {cell: tuned.get(cell) for cell in found}):
+    for run in final_runs(spec, preset, {cell: tuned.get(cell) for cell in found}):
         cell = (run.row, str(run.x))
         result = None if cell in untuned else read_result(store, run)
         if result is not None:
             found[cell][run.seed] = result
-    return Outcome(found, tuned, compared_classes(experiment, preset, store))
+    return Outcome(found, tuned, compared_classes(spec, preset, store))
 
 
-def chosen(experiment: Experiment, preset: Preset, store: ResultStore) -> dict[Cell, Value]:
+def chosen(spec: TableSpec, preset: Preset, store: ResultStore) -> dict[Cell, Value]:
     """Return the value of the tuned setting with the highest validation figure.
 
     A cell is left out until all values have been tried.
     """
     done: dict[Cell, list[tuple[float, Value]]] = {}
-    for run in tuning_runs(experiment, preset):
+    for run in tuning_runs(spec, preset):
         result = read_result(store, run)
         if result is not None and result.validation is not None and preset.tune:
             value = run.settings[preset.tune.key]
@@ -67,9 +67,9 @@ def chosen(experiment: Experiment, preset: Preset, store: ResultStore) -> dict[C
     }
 
 
-def compared_classes(experiment: Experiment, preset: Preset, store: ResultStore) -> ClassComparison | None:
+def compared_classes(spec: TableSpec, preset: Preset, store: ResultStore) -> ClassComparison | None:
     """Return the stored comparison of single classes; None where it has not been done."""
-    runs = compared_runs(experiment, preset, store)
+    runs = compared_runs(spec, preset, store)
     record = None if runs is None else store.find(comparison_name(runs))
     if record is None:
         return None
@@ -77,20 +77,20 @@ def compared_classes(experiment: Experiment, preset: Preset, store: ResultStore)
     return rows
 
 
-def compared_runs(experiment: Experiment, preset: Preset, store: ResultStore) -> dict[str, Run] | None:
+def compared_runs(spec: TableSpec, preset: Preset, store: ResultStore) -> dict[str, Run] | None:
     """Return the first seed's run of each row of the comparison of single classes.
 
     Returns:
         None where the preset has no such comparison, or a learning rate is not tuned yet.
     """
-    if experiment.by_class is None or set(experiment.by_class.rows) & set(preset.skip):
+    if spec.by_class is None or set(spec.by_class.rows) & set(preset.skip):
         return None
-    tuned = chosen(experiment, preset, store)
-    if preset.tune and any((row, "None") not in tuned for row in experiment.by_class.rows):
+    tuned = chosen(spec, preset, store)
+    if preset.tune and any((row, "None") not in tuned for row in spec.by_class.rows):
         return None
-    values = dict.fromkeys(((row, "None") for row in experiment.rows), None) | tuned
-    runs = {run.row: run for run in final_runs(experiment, preset, values) if run.seed == preset.seeds[0]}
-    return {row: runs[row] for row in experiment.by_class.rows}
+    values = dict.fromkeys(((row, "None") for row in spec.rows), None) | tuned
+    runs = {run.row: run for run in final_runs(spec, preset, values) if run.seed == preset.seeds[0]}
+    return {row: runs[row] for row in spec.by_class.rows}
 
 
 def comparison_name(runs: Mapping[str, Run]) -> str:

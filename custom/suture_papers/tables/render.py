@@ -1,4 +1,4 @@
-"""An experiment as Markdown tables, as an HTML page, and as figures; complete or not."""
+"""The Markdown, the HTML page and the figures of a table, complete or not."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from suture_papers.tables.cells import (
 from suture_papers.tables.figures import draw, existing_plots, plot_curves
 from suture_papers.tables.outcome import ClassComparison, Outcome
 from suture_papers.tables.results import Result
-from suture_papers.tables.spec import OWN_COLUMNS, Column, Experiment, Preset, Value
+from suture_papers.tables.spec import OWN_COLUMNS, Column, Preset, TableSpec, Value
 from suture_papers.tables.tuned_columns import shown, task_cells
 from suture_papers.tables.verdict import verdict
 
@@ -43,40 +43,36 @@ _PAIRS = {
 """What means are over, and what is paired, for captions."""
 
 
-def write_tables(
-    experiment: Experiment, preset: Preset, outcome: Outcome, folder: Path, name: str
-) -> list[Path]:
+def write_tables(spec: TableSpec, preset: Preset, outcome: Outcome, folder: Path, name: str) -> list[Path]:
     """Write NAME.md with the tables, NAME.html with tables and figures, and NAME.svg.
 
     For fine-tuned models NAME-curves.svg is written, too. The files of another preset than the first are
     called NAME-PRESET.md and so on. The HTML page also shows, as images, the further plots in the folder.
 
     Args:
-        name: of the experiment.
+        name: of the table.
 
     Raises:
         OSError: the folder cannot be written.
     """
     make_folder(folder)
-    facts = preamble(experiment, preset, outcome, name)
-    name = stem_of(experiment, preset, name)
-    made = {f"{name}.svg": draw(experiment, preset, outcome)}
-    captions = {f"{name}.svg": _of_figure(experiment, preset)}
-    if experiment.pairs == "tuned":
-        made[f"{name}-curves.svg"] = plot_curves(experiment, preset, outcome)
+    facts = preamble(spec, preset, outcome, name)
+    name = stem_of(spec, preset, name)
+    made = {f"{name}.svg": draw(spec, preset, outcome)}
+    captions = {f"{name}.svg": _of_figure(spec, preset)}
+    if spec.pairs == "tuned":
+        made[f"{name}-curves.svg"] = plot_curves(spec, preset, outcome)
         captions[f"{name}-curves.svg"] = (
             "AUROC after each epoch: mean over fine-tuning runs, in a band of their SD."
         )
-    tables = [main_table(experiment, preset, outcome), *_closer(experiment, preset, outcome)]
+    tables = [main_table(spec, preset, outcome), *_closer(spec, preset, outcome)]
     figures = [(captions[file], svg.decode(), "") for file, svg in made.items()]
-    for file, caption in existing_plots(experiment, folder, name).items():
+    for file, caption in existing_plots(spec, folder, name).items():
         figures.append((caption, "", _image(folder / file)))
-    said = verdict(experiment, preset, outcome)
-    page = _template().render(
-        title=experiment.title, verdict=said, facts=facts, tables=tables, figures=figures
-    )
+    said = verdict(spec, preset, outcome)
+    page = _template().render(title=spec.title, verdict=said, facts=facts, tables=tables, figures=figures)
     written = {
-        folder / f"{name}.md": markdown(experiment.title, said, facts, tables).encode(),
+        folder / f"{name}.md": markdown(spec.title, said, facts, tables).encode(),
         folder / f"{name}.html": page.encode(),
         **{folder / file: svg for file, svg in made.items()},
     }
@@ -91,41 +87,41 @@ def _image(path: Path) -> str:
         return f"data:image/svg+xml;base64,{base64.b64encode(read_regular(path)).decode()}"
 
 
-def _of_figure(experiment: Experiment, preset: Preset) -> str:
+def _of_figure(spec: TableSpec, preset: Preset) -> str:
     """Return the caption of the figure of the main table."""
-    marks = f"marks as in the table, against {experiment.rows[experiment.reference].name}"
-    over, _ = _PAIRS[experiment.pairs_in(preset)]
-    if experiment.series:
-        return f"Means over {over} by {experiment.series.label}, a line for each method; {marks}."
-    dots = "" if experiment.pairs_in(preset) == "classes" else f"A dot is one of the {over}. "
+    marks = f"marks as in the table, against {spec.rows[spec.reference].name}"
+    over, _ = _PAIRS[spec.pairs_in(preset)]
+    if spec.series:
+        return f"Means over {over} by {spec.series.label}, a line for each method; {marks}."
+    dots = "" if spec.pairs_in(preset) == "classes" else f"A dot is one of the {over}. "
     return f"{dots}A bar is the mean over {over}; {marks}."
 
 
-def _closer(experiment: Experiment, preset: Preset, outcome: Outcome) -> list[Table]:
+def _closer(spec: TableSpec, preset: Preset, outcome: Outcome) -> list[Table]:
     """Return the tables of what the main table's means are over: tasks, values of the series, or classes."""
-    if experiment.pairs == "tuned":
-        return [task_table(experiment, preset, outcome)]
-    if experiment.series:
-        return [series_table(experiment, preset, outcome)]
-    own = experiment.columns_in(preset)
-    columns = [own[0] if experiment.tests_in(preset) else OWN_COLUMNS[0]]
+    if spec.pairs == "tuned":
+        return [task_table(spec, preset, outcome)]
+    if spec.series:
+        return [series_table(spec, preset, outcome)]
+    own = spec.columns_in(preset)
+    columns = [own[0] if spec.tests_in(preset) else OWN_COLUMNS[0]]
     if any(c.metric in ("recall", "balanced_accuracy") for c in own):
         columns.append(Column("recall", metric="recall"))
-    tables = [class_table(experiment, preset, outcome, column) for column in columns]
-    return [*tables, comparison_table(experiment, outcome.by_class)] if outcome.by_class else tables
+    tables = [class_table(spec, preset, outcome, column) for column in columns]
+    return [*tables, comparison_table(spec, outcome.by_class)] if outcome.by_class else tables
 
 
-def stem_of(experiment: Experiment, preset: Preset, name: str) -> str:
+def stem_of(spec: TableSpec, preset: Preset, name: str) -> str:
     """Return the stem of a preset's files: NAME for the first preset, else NAME-PRESET."""
-    return name if preset is experiment.preset(None) else f"{name}-{experiment.name_of(preset)}"
+    return name if preset is spec.preset(None) else f"{name}-{spec.name_of(preset)}"
 
 
-def main_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Table:
+def main_table(spec: TableSpec, preset: Preset, outcome: Outcome) -> Table:
     """Return the table with a line for each row and value of the series."""
-    notes, columns, drawn_up = Notes(), experiment.columns_in(preset), lines(experiment, preset, outcome)
-    published = not experiment.series and any(line.published for line in drawn_up)
+    notes, columns, drawn_up = Notes(), spec.columns_in(preset), lines(spec, preset, outcome)
+    published = not spec.series and any(line.published for line in drawn_up)
     heads = [
-        *([experiment.series.label] if experiment.series else []),
+        *([spec.series.label] if spec.series else []),
         "method",
         *(head for column in columns for head in (column.name, "p")),
         *([preset.tune.key.rsplit(".", 1)[-1]] if preset.tune else []),
@@ -134,7 +130,7 @@ def main_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Tabl
     ]
     rows = [
         [
-            *([str(line.x)] if experiment.series else []),
+            *([str(line.x)] if spec.series else []),
             line.name,
             *(text for c in columns for text in notes.cells(line.estimates[c.name])),
             *([_value(line.tuned)] if preset.tune else []),
@@ -143,8 +139,8 @@ def main_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Tabl
         ]
         for line in drawn_up
     ]
-    over, pairs = _PAIRS[experiment.pairs_in(preset)]
-    reference = experiment.rows[experiment.reference].name
+    over, pairs = _PAIRS[spec.pairs_in(preset)]
+    reference = spec.rows[spec.reference].name
     intervals = _intervals(preset, columns)
     tests = f"p of paired two-tailed t-tests of {reference} over {pairs}"
     caption = f"Mean ± SD over {over}{intervals}; {tests}. {MARKS}."
@@ -160,20 +156,20 @@ def _intervals(preset: Preset, columns: Sequence[Column]) -> str:
     return f" (in {', '.join(names)}: 95 % interval {what})"
 
 
-def series_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Table:
+def series_table(spec: TableSpec, preset: Preset, outcome: Outcome) -> Table:
     """Return the table of each row over the whole series."""
-    rows = {row: [experiment.rows[row].name] for row in experiment.rows if row not in preset.skip}
+    rows = {row: [spec.rows[row].name] for row in spec.rows if row not in preset.skip}
     notes = Notes()
-    columns = experiment.columns_in(preset)
+    columns = spec.columns_in(preset)
     for column in columns:
-        for row, estimate in over_series(experiment, preset, outcome, column).items():
+        for row, estimate in over_series(spec, preset, outcome, column).items():
             rows[row] += notes.cells(estimate)
     heads = ["method", *(head for column in columns for head in (column.name, "p"))]
-    published = {row: _published(experiment.rows[row].published, columns) for row in rows}
+    published = {row: _published(spec.rows[row].published, columns) for row in rows}
     if set(published.values()) != {DASH}:
         heads.append("published")
         rows = {row: [*cells, published[row]] for row, cells in rows.items()}
-    steady = [row.name for row in experiment.rows.values() if row.steady]
+    steady = [row.name for row in spec.rows.values() if row.steady]
     caption = (
         "Over all values of the series, compared run by run; the figure has these marks beside its lines."
         + (f" {', '.join(steady)}: the run at the first value stands at all of them." if steady else "")
@@ -181,28 +177,28 @@ def series_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Ta
     return Table(caption, heads, list(rows.values()), notes.lines())
 
 
-def task_table(experiment: Experiment, preset: Preset, outcome: Outcome) -> Table:
+def task_table(spec: TableSpec, preset: Preset, outcome: Outcome) -> Table:
     """Return the table of every figure of each task that models were fine-tuned on."""
-    heads = ["task", "method", *shown(experiment).values(), "trained on / tested on"]
+    heads = ["task", "method", *shown(spec).values(), "trained on / tested on"]
     caption = (
         "Mean ± SD over fine-tuning runs, after the last epoch. Precision, recall and F1 at the threshold of "
         "the greatest Youden index on the test part itself."
     )
-    if experiment.goal is not None:
+    if spec.goal is not None:
         caption += (
-            f" Epochs are those until the AUROC reaches the mean of {experiment.rows[experiment.goal].name} "
+            f" Epochs are those until the AUROC reaches the mean of {spec.rows[spec.goal].name} "
             "after its last epoch, over the runs that reach it; in brackets how many do, where not all."
         )
-    return Table(caption, heads, task_cells(experiment, preset, outcome))
+    return Table(caption, heads, task_cells(spec, preset, outcome))
 
 
-def class_table(experiment: Experiment, preset: Preset, outcome: Outcome, column: Column) -> Table:
+def class_table(spec: TableSpec, preset: Preset, outcome: Outcome, column: Column) -> Table:
     """Return the table of the AUROC (or recall) of each class, mean over the runs."""
-    rows = [row for row in experiment.rows if row not in preset.skip]
-    areas = [class_means(experiment, row, outcome.results[row, "None"], column) for row in rows]
+    rows = [row for row in spec.rows if row not in preset.skip]
+    areas = [class_means(spec, row, outcome.results[row, "None"], column) for row in rows]
     names = sorted({name for found in areas for name in found})
     cells = [[name, *(f"{a[name]:.3f}" if name in a else DASH for a in areas)] for name in names]
-    heads = ["class", *(experiment.rows[row].name for row in rows)]
+    heads = ["class", *(spec.rows[row].name for row in rows)]
     where = f" ({column.name})" if column.test else ""
     what = "Recall" if column.metric == "recall" else "AUROC"
     lacking = any(DASH in row for row in cells)
@@ -210,28 +206,28 @@ def class_table(experiment: Experiment, preset: Preset, outcome: Outcome, column
     return Table(f"{what} of each class{where}, mean over the runs.", heads, cells, notes)
 
 
-def comparison_table(experiment: Experiment, compared: ClassComparison) -> Table:
+def comparison_table(spec: TableSpec, compared: ClassComparison) -> Table:
     """Return the table of models of single runs, each compared with the first on the same images."""
-    assert experiment.by_class is not None
+    assert spec.by_class is not None
     first, *others = compared
-    spec = experiment.by_class
-    heads = ["class", experiment.rows[first].name]
+    by_class = spec.by_class
+    heads = ["class", spec.rows[first].name]
     for row in others:
-        heads += [experiment.rows[row].name, "p"]
-    heads += [f"published: {experiment.rows[row].name}" for row in compared if row in spec.published]
+        heads += [spec.rows[row].name, "p"]
+    heads += [f"published: {spec.rows[row].name}" for row in compared if row in by_class.published]
     rows = []
     for name in dict.fromkeys(name for classes in compared.values() for name in classes):
         cells = [name, _area(compared[first].get(name, {}))]
         for row in others:
             found = compared[row].get(name, {})
             cells += [_area(found), p_value(found.get("p"))]
-        cells += [spec.published[row].get(name, DASH) for row in compared if row in spec.published]
+        cells += [by_class.published[row].get(name, DASH) for row in compared if row in by_class.published]
         rows.append(cells)
     caption = (
         "AUROC (95 % interval) of each class, one model a row (the first seed), and p of a paired bootstrap "
-        f"over the patients of the test set against {experiment.rows[first].name}"
+        f"over the patients of the test set against {spec.rows[first].name}"
     )
-    return Table(f"{caption} ({spec.source})." if spec.source else f"{caption}.", heads, rows)
+    return Table(f"{caption} ({by_class.source})." if by_class.source else f"{caption}.", heads, rows)
 
 
 def _area(found: Mapping[str, float | None]) -> str:
@@ -240,22 +236,22 @@ def _area(found: Mapping[str, float | None]) -> str:
     return DASH if area is None else f"{area:.3f}{bounds}"
 
 
-def preamble(experiment: Experiment, preset: Preset, outcome: Outcome, name: str) -> list[tuple[str, str]]:
+def preamble(spec: TableSpec, preset: Preset, outcome: Outcome, name: str) -> list[tuple[str, str]]:
     """Return what the tables show, how their runs were made and what they cost, as pairs of key and text."""
     found = (result for cell in outcome.results.values() for result in cell.values())
     results = list({json.dumps(result.run["settings"], sort_keys=True): result for result in found}.values())
-    size = experiment.name_of(preset)
-    settings = {**experiment.set, **preset.set}
+    size = spec.name_of(preset)
+    settings = {**spec.set, **preset.set}
     hours = sum(result.seconds for result in results) / 3600
     facts = [
-        ("published in", experiment.source),
+        ("published in", spec.source),
         ("preset", f"{size}: {preset.note}"),
-        ("command", f"suture experiment {name} --preset {size} --data-root DIR"),
+        ("command", f"suture table {name} --preset {size} --data-root DIR"),
         ("settings", ", ".join(f"{key}={_value(value)}" for key, value in settings.items())),
         ("seeds", ", ".join(map(str, preset.seeds))),
         ("cost", f"{len(results)} runs in the table, {hours:.1f} hours of one thread"),
     ]
-    if images := _tested_on(experiment.columns_in(preset), results):
+    if images := _tested_on(spec.columns_in(preset), results):
         facts.append(("tested on", images))
     if preset.tune:
         tried = ", ".join(map(_value, preset.tune.values))
@@ -263,7 +259,7 @@ def preamble(experiment: Experiment, preset: Preset, outcome: Outcome, name: str
         judge = "validation balanced accuracy" if by_classes else "mean validation AUROC"
         how = f"{preset.tune.key} of {tried}, by {judge} of seed {preset.tune.seed}"
         facts.append(("tuned", how))
-    return [*facts, ("note", experiment.note)] if experiment.note else facts
+    return [*facts, ("note", spec.note)] if spec.note else facts
 
 
 def _tested_on(columns: Sequence[Column], results: Sequence[Result]) -> str:
@@ -283,7 +279,7 @@ def _tested_on(columns: Sequence[Column], results: Sequence[Result]) -> str:
 
 
 def markdown(title: str, said: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table]) -> str:
-    """Return the tables of an experiment as Markdown; its figures are on the HTML page alone."""
+    """Return a table as Markdown; its figures are on the HTML page alone."""
     parts = [f"# {title}", said, "\n".join(f"- {key}: {value}" for key, value in facts)]
     for table in tables:
         classes = table.heads[0] == "class"

@@ -1,4 +1,4 @@
-"""The stored results of runs: one JSON Lines file for each experiment, one run a line."""
+"""The stored results of runs: one JSON Lines file for each table, one run a line."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ _COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(","
 
 @dataclass(frozen=True)
 class ResultStore:
-    """Records in JSON Lines files, one file for each experiment, one record a line, sorted by name.
+    """Records in JSON Lines files, one file for each table, one record a line, sorted by name.
 
-    Experiments share runs, so a record is looked for in every file of the folder. A new record goes into the
-    file of the experiment. Processes may read and write at the same time. What is damaged in the file of
-    another experiment is logged and passed over: it need not stop this one.
+    Tables share runs, so a record is looked for in every file of the folder. A new record goes into the
+    file of the table. Processes may read and write at the same time. What is damaged in the file of
+    another table is logged and passed over: it need not stop this one.
 
     Attributes:
-        folder: that holds the files, ``EXPERIMENT.jsonl``.
-        experiment: the name of the file that new records are written to.
+        folder: that holds the files, ``TABLE.jsonl``.
+        table: the name of the file that new records are written to.
     """
 
     folder: Path
-    experiment: str
+    table: str
 
     def find(self, name: str) -> dict[str, Any] | None:
         """Return the record of that name, without the name; None if there is none.
 
         Raises:
-            DataError: the experiment's own file is damaged, or the folder has the form of an earlier version.
+            DataError: the table's own file is damaged, or the folder has the form of an earlier version.
         """
         line = _stored(self.file_of(name)).lines.get(name)
         if line is None:
@@ -56,16 +56,16 @@ class ResultStore:
         return record
 
     def file_of(self, name: str) -> Path:
-        """Return the file that holds the record of that name; the experiment's own file if none does.
+        """Return the file that holds the record of that name; the table's own file if none does.
 
         Raises:
             DataError: as `find`.
         """
-        own = self.folder / f"{self.experiment}.jsonl"
+        own = self.folder / f"{self.table}.jsonl"
         if former := min(self.folder.glob("*.json"), default=None):
             raise DataError(
                 f"{former} is a result of an earlier version, with one .json file for each run; this "
-                "version reads one .jsonl file for each experiment, so move the .json files elsewhere, "
+                "version reads one .jsonl file for each table, so move the .json files elsewhere, "
                 "and the runs are done again"
             )
         if name in _whole(_stored(own)):

@@ -1,4 +1,4 @@
-"""The runs of an experiment, named by their settings, so that no run is done twice."""
+"""The runs of a table, named by their settings, so that no run is done twice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from suture_papers.tables.spec import DATA, Experiment, ExternalTest, Preset, Settings, Value
+from suture_papers.tables.spec import DATA, ExternalTest, Preset, Settings, TableSpec, Value
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Run:
     """One run of a job.
 
     Attributes:
-        row: the experiment's row that the run belongs to.
+        row: the table's row that the run belongs to.
         x: the value of the series, None without a series.
         job: the job whose settings the run changes.
         settings: those that differ from the job's own, the seed among them; paths with ``{data}``.
@@ -32,7 +32,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Job, method, seed and a hash of all settings: equal runs of two experiments have one name."""
+        """Job, method, seed and a hash of all settings: equal runs of two tables have one name."""
         content: list[Any] = [self.job, sorted(self.settings.items())]
         if self.tests:
             content.append({name: test.data for name, test in self.tests.items()})
@@ -70,54 +70,52 @@ def _texts(value: Value) -> Iterator[str]:
             yield from _texts(part)
 
 
-def final_runs(
-    experiment: Experiment, preset: Preset, tuned: Mapping[tuple[str, str], Value]
-) -> Iterator[Run]:
+def final_runs(spec: TableSpec, preset: Preset, tuned: Mapping[tuple[str, str], Value]) -> Iterator[Run]:
     """Yield the runs that the table shows.
 
     Args:
         tuned: the chosen value of the tuned setting, by row and value of the series as text.
     """
-    # Seed by seed, so that an experiment that is cut off still compares its rows.
+    # Seed by seed, so that a table that is cut off still compares its rows.
     for seed in preset.seeds:
-        for row, x in cells(experiment, preset):
+        for row, x in cells(spec, preset):
             extra = {preset.tune.key: tuned[row, str(x)]} if preset.tune else {}
-            yield _run(experiment, preset, row, x, seed, extra)
+            yield _run(spec, preset, row, x, seed, extra)
 
 
-def tuning_runs(experiment: Experiment, preset: Preset) -> Iterator[Run]:
+def tuning_runs(spec: TableSpec, preset: Preset) -> Iterator[Run]:
     """Yield the runs that choose the tuned setting; the best of each row is also in the table."""
     if preset.tune is None:
         return
-    for row, x in cells(experiment, preset):
+    for row, x in cells(spec, preset):
         for value in preset.tune.values:
-            yield _run(experiment, preset, row, x, preset.tune.seed, {preset.tune.key: value})
+            yield _run(spec, preset, row, x, preset.tune.seed, {preset.tune.key: value})
 
 
-def cells(experiment: Experiment, preset: Preset) -> Iterator[tuple[str, Value]]:
+def cells(spec: TableSpec, preset: Preset) -> Iterator[tuple[str, Value]]:
     """Yield each row with each value of the series: all rows of the first value, then of the second."""
-    for x in values_of(experiment, preset):
-        for row in experiment.rows:
+    for x in values_of(spec, preset):
+        for row in spec.rows:
             if row not in preset.skip:
                 yield row, x
 
 
-def values_of(experiment: Experiment, preset: Preset) -> tuple[Value, ...]:
+def values_of(spec: TableSpec, preset: Preset) -> tuple[Value, ...]:
     """Return the values of the series, or a single None without a series."""
-    return (preset.series or experiment.series.values) if experiment.series else (None,)
+    return (preset.series or spec.series.values) if spec.series else (None,)
 
 
-def _run(experiment: Experiment, preset: Preset, row: str, x: Value, seed: int, extra: Settings) -> Run:
-    at = values_of(experiment, preset)[0] if experiment.rows[row].steady else x
-    series: Settings = {experiment.series.key: at} if experiment.series else {}
+def _run(spec: TableSpec, preset: Preset, row: str, x: Value, seed: int, extra: Settings) -> Run:
+    at = values_of(spec, preset)[0] if spec.rows[row].steady else x
+    series: Settings = {spec.series.key: at} if spec.series else {}
     # The method first: another one forgets hyperparameters that it does not have.
     settings = {
-        **experiment.rows[row].set,
-        **experiment.set,
+        **spec.rows[row].set,
+        **spec.set,
         **preset.set,
         **preset.rows.get(row, {}),
         **series,
         **extra,
         "seed": seed,
     }
-    return Run(row, x, experiment.job, settings, experiment.tests_in(preset))
+    return Run(row, x, spec.job, settings, spec.tests_in(preset))

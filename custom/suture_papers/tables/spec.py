@@ -1,4 +1,4 @@
-"""An experiment as data: which runs make a table or a figure, and what the paper printed there."""
+"""A table as data: which runs make it, or a figure, and what the paper printed there."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Column:
 
     Attributes:
         name: the head of the column.
-        test: one of the experiment's tests; None for the run's own test data.
+        test: one of the table's tests; None for the run's own test data.
         group: all classes (``mean``), those of several sites (``shared``), or those of one (``unique``).
         classes: the column is about these classes alone.
         metric: ``auroc``, the ``loss``, or a metric of multiclass labels. `group` and `classes` select among
@@ -84,7 +84,7 @@ class Column:
         attribute: the test images with this value of an attribute, or ``mean``, the mean over all values.
         models: ``global`` or the sites' ``local`` ones, the mean over the sites at their own test data.
         task: a task that the model was fine-tuned on. The column shows those runs: a figure at the threshold
-            of Youden's index, or ``epochs``, the number until the AUROC is that of the experiment's `goal`.
+            of Youden's index, or ``epochs``, the number until the AUROC is that of the table's `goal`.
         spread: what stands beside a mean AUROC in presets of one seed: its SD, or its 95 % ``interval`` over
             the patients of the test set. With several seeds it is always the SD over the seeds.
 
@@ -152,7 +152,7 @@ class Plot:
         of: ``frequencies`` of the classes, or their ``cooccurrence``, in all images of the sources;
             ``features``, those of a model's last layer, of some test images of each source; ``predictions``,
             which related classes a model predicts together in the test images of the first source.
-        sources: tests of the experiment, whose data are plotted; a single one for ``cooccurrence``.
+        sources: tests of the table, whose data are plotted; a single one for ``cooccurrence``.
         row: the row whose global model of the first seed is plotted.
         source: the place of the figure in the paper.
     """
@@ -214,7 +214,7 @@ class Tuning:
 
 @dataclass(frozen=True, config=STRICT)
 class Preset:
-    """A size of the experiment: the paper's, or one for a small machine.
+    """A size of the table: the paper's, or one for a small machine.
 
     Attributes:
         note: what the preset costs and how it differs from the paper.
@@ -223,7 +223,7 @@ class Preset:
         rows: further settings of single rows.
         skip: rows that this preset leaves out.
         tune: a setting to be tuned on validation data.
-        series: values of the experiment's series, where they are fewer.
+        series: values of the table's series, where they are fewer.
         columns: the names of the columns that the preset shows, where they are fewer; a test that none of
             them is about is then left out, too.
         pairs: what the paired t-test pairs in this preset, for example ``classes`` with a single seed.
@@ -241,7 +241,7 @@ class Preset:
 
 
 @dataclass(frozen=True, config=STRICT)
-class Experiment:
+class TableSpec:
     """A table or figure.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""The columns of an experiment that are about fine-tuned models."""
+"""The columns of a table that are about fine-tuned models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from suture.protocol.records import parse
 from suture.reports.finetuning_results import TITLES, TunedTask, spread
 from suture_papers.tables.outcome import Outcome
 from suture_papers.tables.results import Result
-from suture_papers.tables.spec import Column, Experiment, Preset
+from suture_papers.tables.spec import Column, Preset, TableSpec
 
 RandomSplit = tuple[int, int]
 """A seed and the number of a fine-tuning run: where both are equal, rows have the same random split."""
@@ -35,14 +35,14 @@ def runs_of(results: Mapping[int, Result], task: str) -> dict[RandomSplit, Tuned
     return found
 
 
-def goal_of(experiment: Experiment, outcome: Outcome, task: str) -> float | None:
+def goal_of(spec: TableSpec, outcome: Outcome, task: str) -> float | None:
     """Return the AUROC of a task that epochs are counted to: the mean of the goal row after its last epoch.
 
     All rows have the same goal: a run that is never good would soon reach its own best AUROC.
     """
-    if experiment.goal is None:
+    if spec.goal is None:
         return None
-    runs = runs_of(outcome.results[experiment.goal, "None"], task)
+    runs = runs_of(outcome.results[spec.goal, "None"], task)
     ends = [end for one in runs.values() for end in one.figures("auroc")]
     return fmean(ends) if ends else None
 
@@ -77,26 +77,26 @@ def tasks_of(columns: Sequence[Column]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(column.task for column in columns if column.task is not None))
 
 
-def shown(experiment: Experiment) -> dict[str, str]:
+def shown(spec: TableSpec) -> dict[str, str]:
     """Return the figures of the table of tasks with their heads; without a goal there are no epochs."""
-    return {key: head for key, head in TITLES.items() if key != "epochs" or experiment.goal is not None}
+    return {key: head for key, head in TITLES.items() if key != "epochs" or spec.goal is not None}
 
 
-def task_cells(experiment: Experiment, preset: Preset, outcome: Outcome) -> list[list[str]]:
+def task_cells(spec: TableSpec, preset: Preset, outcome: Outcome) -> list[list[str]]:
     """Return a line for each task and row: mean ± SD of every figure, and the numbers of examples."""
     cells = []
-    for task in tasks_of(experiment.columns_in(preset)):
-        goal = goal_of(experiment, outcome, task)
-        for row in experiment.rows:
+    for task in tasks_of(spec.columns_in(preset)):
+        goal = goal_of(spec, outcome, task)
+        for row in spec.rows:
             if row in preset.skip:
                 continue
             runs = [run for one in runs_of(outcome.results[row, "None"], task).values() for run in one.runs]
-            texts = ["–"] * (len(shown(experiment)) + 1)
+            texts = ["–"] * (len(shown(spec)) + 1)
             if runs:
                 whole = TunedTask(tuple(runs))
-                texts = [spread(whole.figures(m), digits=3) for m in shown(experiment) if m != "epochs"]
-                if experiment.goal is not None:
+                texts = [spread(whole.figures(m), digits=3) for m in shown(spec) if m != "epochs"]
+                if spec.goal is not None:
                     texts.append(epochs_text([run.reaches(goal) for run in runs] if goal is not None else []))
                 texts.append(f"{runs[0].train} / {runs[0].test}")
-            cells.append([task, experiment.rows[row].name, *texts])
+            cells.append([task, spec.rows[row].name, *texts])
     return cells

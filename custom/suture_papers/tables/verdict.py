@@ -1,4 +1,4 @@
-"""What came out of an experiment, as one sentence: its reference row against each other row."""
+"""What came out of a table, as one sentence: its reference row against each other row."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from collections.abc import Sequence
 from suture.learning.comparison import Comparison
 from suture_papers.tables.cells import Estimate, lines, over_series, p_value
 from suture_papers.tables.outcome import Outcome
-from suture_papers.tables.spec import Experiment, Preset
+from suture_papers.tables.spec import Preset, TableSpec
 
 _OVER = {"runs": ("seed", "seeds"), "classes": ("class", "classes"), "tuned": ("split", "splits")}
 _LOWER_IS_BETTER = ("loss", "epochs")
 
 
-def verdict(experiment: Experiment, preset: Preset, outcome: Outcome) -> str:
+def verdict(spec: TableSpec, preset: Preset, outcome: Outcome) -> str:
     """Return one sentence on the first column: wins, ties and losses with the 95 % interval and p of each.
 
     A difference counts as one only where the paired t-test is significant and its differences may be normal
     (`Comparison.significant`). Over a series, the pairs are those of all its values.
     """
-    column = experiment.columns_in(preset)[0]
-    if experiment.series:
-        found = over_series(experiment, preset, outcome, column)
+    column = spec.columns_in(preset)[0]
+    if spec.series:
+        found = over_series(spec, preset, outcome, column)
     else:
-        found = {line.row: line.estimates[column.name] for line in lines(experiment, preset, outcome)}
-    name = experiment.rows[experiment.reference].name
-    own = found.pop(experiment.reference)
+        found = {line.row: line.estimates[column.name] for line in lines(spec, preset, outcome)}
+    name = spec.rows[spec.reference].name
+    own = found.pop(spec.reference)
     if math.isnan(own.mean):
         return f"No result yet: {name} has no {column.name} ({own.why or 'undefined'})."
     if not found:
         return f"{name} has {column.name} {_number(own.mean)}; there is no comparison."
-    one, many = ("run", "runs") if experiment.series else _OVER[experiment.pairs_in(preset)]
+    one, many = ("run", "runs") if spec.series else _OVER[spec.pairs_in(preset)]
     numbers = {estimate.against.n for estimate in found.values() if estimate.against and estimate.against.n}
     over = f", over {min(numbers)} {one if numbers == {1} else many}" if len(numbers) == 1 else ""
     said: dict[str, list[str]] = {}
     for row, estimate in found.items():
-        verb, what = _compared(experiment.rows[row].name, estimate, column.metric in _LOWER_IS_BETTER)
+        verb, what = _compared(spec.rows[row].name, estimate, column.metric in _LOWER_IS_BETTER)
         if not over and estimate.against and estimate.against.n:
             what += f" over {estimate.against.n} {one if estimate.against.n == 1 else many}"
         said.setdefault(verb, []).append(what)

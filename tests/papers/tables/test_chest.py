@@ -10,10 +10,10 @@ import pytest
 from official import write_chexpert, write_mimic, write_nih
 from suture_papers.tables.cells import lines
 from suture_papers.tables.conduct import Session, conduct
-from suture_papers.tables.loading import load_experiment
+from suture_papers.tables.loading import load_spec
 from suture_papers.tables.outcome import collect
 from suture_papers.tables.results import ResultStore
-from suture_papers.tables.spec import Experiment, Preset
+from suture_papers.tables.spec import Preset, TableSpec
 
 SMALL = {
     "simulation.nih": "{data}/nih",
@@ -56,7 +56,7 @@ def data(tmp_path: Path) -> Path:
 def test_a_mean_is_defined_where_every_class_was_learned(
     name: str, rows: tuple[str, ...], undefined: set[tuple[str, str]], data: Path, tmp_path: Path
 ) -> None:
-    spec = load_experiment(name)
+    spec = load_spec(name)
     skip = tuple(row for row in spec.rows if row not in rows)
     preset = Preset("small", (1,), SMALL, skip=skip)
     spec = replace(spec, presets={"small": preset})
@@ -78,11 +78,11 @@ def test_a_mean_is_defined_where_every_class_was_learned(
     assert reference.estimates["NIH"].against is None
     if name == "midl_all":
         _show_intervals(spec, preset, tmp_path / "results")
-        shared = replace(load_experiment("midl_shared"), presets={"small": preset})
+        shared = replace(load_spec("midl_shared"), presets={"small": preset})
         _show_intervals(shared, preset, tmp_path / "results")  # the same runs
 
 
-def _show_intervals(spec: Experiment, preset: Preset, results: Path) -> None:
+def _show_intervals(spec: TableSpec, preset: Preset, results: Path) -> None:
     """Each AUROC of the reference row has one, and each loss is defined."""
     found = {
         line.row: line for line in lines(spec, preset, collect(spec, preset, ResultStore(results, "test")))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stored_by_hand import change, experiment, result, store
+from stored_by_hand import change, result, store, table_spec
 from suture.core.errors import ConfigError
 from suture.core.validation import parse
 from suture_papers.tables.cells import figure_of, lines
@@ -48,7 +48,7 @@ def test_a_column_of_a_figure_that_is_not_class_by_class(column: dict[str, Any],
 
 def test_such_a_column_fills_its_cells(tmp_path: Path) -> None:
     """A run from before there was such a figure has none of it."""
-    spec = experiment(columns=[{"name": "tail", "metric": "accuracy", "frequency": "tail"}])
+    spec = table_spec(columns=[{"name": "tail", "metric": "accuracy", "frequency": "tail"}])
     preset = spec.preset("tiny")
     for run in final_runs(spec, preset, {}):
         result(run, tmp_path, {"A": 0.5, "B": 0.5})
@@ -64,7 +64,7 @@ def test_such_a_column_fills_its_cells(tmp_path: Path) -> None:
 
 def test_a_column_of_recall_is_over_the_classes_it_names(tmp_path: Path) -> None:
     """B has no test image; ours has the recall of a class and theirs, of several labels an image, none."""
-    spec = experiment(
+    spec = table_spec(
         columns=[
             {"name": "rare", "metric": "recall", "classes": ["A", "C"]},
             {"name": "all", "metric": "recall"},
@@ -107,7 +107,7 @@ def test_a_column_is_of_one_part_alone(column: dict[str, Any], says: str) -> Non
 
 def test_a_loss_on_a_test_set_is_that_of_the_models_which_know_its_classes(tmp_path: Path) -> None:
     """A result from before there were losses has none, and still renders."""
-    spec = experiment(
+    spec = table_spec(
         columns=[{"name": "loss", "test": "nih", "metric": "loss"}],
         tests={"nih": {"data": {"dataset": "nih"}}},
     )

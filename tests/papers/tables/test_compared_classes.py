@@ -16,11 +16,11 @@ from suture.data.config import load_site_config
 from suture.learning.comparison import compare
 from suture_papers.chest_xrays.nih import LABELS
 from suture_papers.tables.conduct import SERVER, Session, compare_classes, conduct
-from suture_papers.tables.loading import load_experiment
+from suture_papers.tables.loading import load_spec
 from suture_papers.tables.outcome import collect, compared_classes
 from suture_papers.tables.render import comparison_table, write_tables
 from suture_papers.tables.runs import final_runs
-from suture_papers.tables.spec import Experiment, Preset
+from suture_papers.tables.spec import Preset, TableSpec
 
 SMALL = {
     "simulation.root": "{data}/nih",
@@ -31,9 +31,9 @@ SMALL = {
 }
 
 
-def small(name: str) -> tuple[Experiment, Preset]:
+def small(name: str) -> tuple[TableSpec, Preset]:
     """The three rows that Tables 3 and 4 are of, with a network that trains in a second."""
-    spec = load_experiment(name)
+    spec = load_spec(name)
     assert spec.by_class is not None
     skip = tuple(row for row in spec.rows if row not in spec.by_class.rows)
     preset = Preset("small", (1,), SMALL, skip=skip, columns=("AUROC, all classes",))
@@ -100,7 +100,7 @@ def test_the_table_by_hand() -> None:
 
 @pytest.mark.parametrize("name", ["nih_overlap", "nih_disjoint"])
 def test_the_papers_tables_are_of_every_finding(name: str) -> None:
-    spec = load_experiment(name)
+    spec = load_spec(name)
     assert spec.by_class is not None
     for row in spec.by_class.rows:
         assert spec.by_class.published[row].keys() == set(LABELS)
@@ -110,8 +110,8 @@ def test_rows_that_are_not_there_and_a_series_are_refused(tmp_path: Path) -> Non
     path = tmp_path / "e.toml"
     path.write_text(tomli_w.dumps({**SPEC, "by_class": {"rows": ["theirs", "our"]}}))
     with pytest.raises(ConfigError, match=r"row in by_class\.rows.*'our'; did you mean 'ours'"):
-        load_experiment(str(path))
+        load_spec(str(path))
     series = {"key": "simulation.images", "values": [20], "label": "images"}
     path.write_text(tomli_w.dumps({**SPEC, "by_class": {"rows": ["theirs", "ours"]}, "series": series}))
     with pytest.raises(ConfigError, match="by_class needs one model"):
-        load_experiment(str(path))
+        load_spec(str(path))

@@ -1,4 +1,4 @@
-"""Test sets of an experiment: which model each row is measured with, and what is undefined."""
+"""Test sets of a table: which model each row is measured with, and what is undefined."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from suture_papers.tables.conduct import Session, do_runs
 from suture_papers.tables.external_tests import GLOBAL, absent_tests, check_tests, models_of, site_config
 from suture_papers.tables.results import Result
 from suture_papers.tables.runs import Run, final_runs
-from suture_papers.tables.spec import Column, Experiment, ExternalTest
+from suture_papers.tables.spec import Column, ExternalTest, TableSpec
 
 TESTS = {
     "home": {
@@ -30,7 +30,7 @@ TESTS = {
 }
 
 
-def experiment(**changes: Any) -> Experiment:
+def table_spec(**changes: Any) -> TableSpec:
     rows = {
         "ours": {"name": "Surgical", "set": {"method": "surgical"}},
         "baseline": {"name": "Y alone", "set": {"method": "individual"}, "site": "y"},
@@ -46,7 +46,7 @@ def experiment(**changes: Any) -> Experiment:
         "columns": [{"name": "home", "test": "home"}, {"name": "away", "test": "away"}],
         "presets": {"tiny": {"note": "", "seeds": [1]}},
     }
-    return parse(Experiment, {**spec, **changes}, "test")
+    return parse(TableSpec, {**spec, **changes}, "test")
 
 
 def measured(**models: dict[str, Any]) -> Result:
@@ -62,7 +62,7 @@ def model(unlearned: list[str] | None = None, **auroc: float | None) -> dict[str
 
 def test_a_global_model_is_measured_on_every_test_set() -> None:
     result = measured(**{GLOBAL: model(A=0.8, B=0.6)})
-    spec = experiment()
+    spec = table_spec()
     assert mean_of(spec, "ours", result, spec.columns[0]) == pytest.approx(0.7)
     assert mean_of(spec, "ours", result, Column("u", "home", "unique")) == 0.6
     assert mean_of(spec, "ours", result, Column("s", "home", "shared")) == 0.8
@@ -70,7 +70,7 @@ def test_a_global_model_is_measured_on_every_test_set() -> None:
 
 
 def test_a_class_not_learned_leaves_a_mean_undefined_but_one_without_positives_does_not() -> None:
-    spec = experiment()
+    spec = table_spec()
     lacking = measured(**{GLOBAL: model(["C"], A=0.8, B=0.6)})
     assert mean_of(spec, "ours", lacking, spec.columns[1]) is None
     assert "trained on every class" in why_undefined(spec, "ours", [lacking], spec.columns[1])
@@ -80,7 +80,7 @@ def test_a_class_not_learned_leaves_a_mean_undefined_but_one_without_positives_d
 
 
 def test_personal_models_are_measured_at_home_by_name_or_all_together() -> None:
-    spec = experiment()
+    spec = table_spec()
     result = measured(x=model(["B"], A=0.8), y=model(A=0.6, B=0.9))
     home, away = spec.columns
     assert mean_of(spec, "pfl", result, home) is None  # that of site x, which does not know B
@@ -101,7 +101,7 @@ def test_models_are_found_and_tested_after_their_run(tmp_path: Path) -> None:
     job.simulation.prepare(data, data, 7, job.method)
     test = {"dataset": "hospital", "root": "{data}/server/images", "table": "{data}/server/labels.csv"}
     tests = {"away": {"data": test}}
-    spec = experiment(
+    spec = table_spec(
         tests=tests,
         columns=[{"name": "away", "test": "away"}],
         presets={"tiny": {"note": "", "seeds": [1], "set": small}},
@@ -198,7 +198,7 @@ def test_a_test_that_cannot_be_read_is_told_before_anything_is_run(
 
 
 def test_a_test_set_is_part_of_a_runs_name() -> None:
-    with_tests, without = experiment(), experiment(tests={}, columns=[{"name": "all"}])
+    with_tests, without = table_spec(), table_spec(tests={}, columns=[{"name": "all"}])
     names = [{run.name for run in final_runs(e, e.preset(None), {})} for e in (with_tests, without)]
     assert not names[0] & names[1]
     config = site_config("home", parse(ExternalTest, TESTS["home"], "t"), Path("/work"), Path("/mnt"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stored_by_hand import change, experiment, result, store
+from stored_by_hand import change, result, store, table_spec
 from suture.core.errors import ConfigError
 from suture.core.validation import parse
 from suture_papers.tables.cells import Line, lines
@@ -35,7 +35,7 @@ COLUMNS = [
 
 
 def rendered(folder: Path, seeds: list[int], ours: Any, theirs: Any) -> tuple[dict[str, Line], str]:
-    spec = experiment(
+    spec = table_spec(
         columns=COLUMNS,
         tests={"nih": {"data": {"dataset": "nih"}}},
         rows={

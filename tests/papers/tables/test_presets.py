@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from stored_by_hand import SPEC, delete, experiment, result, store
+from stored_by_hand import SPEC, delete, result, store, table_spec
 from suture.core.errors import ConfigError
 from suture.data.augmentation import SURGICAL
 from suture.learning.training import LocalTraining
 from suture.simulation.job import load_job, with_settings
 from suture_papers.chest_xrays.nih import LABELS as NIH
 from suture_papers.tables.conduct import Session, conduct
-from suture_papers.tables.loading import known_experiments, load_experiment
+from suture_papers.tables.loading import known_tables, load_spec
 from suture_papers.tables.outcome import collect
 from suture_papers.tables.render import write_tables
 from suture_papers.tables.runs import final_runs
@@ -25,11 +25,11 @@ AWAY = {"away": {"data": {"dataset": "nih", "root": "{data}/a", "table": "{data}
 COLUMNS = [{"name": "here"}, {"name": "away", "test": "away"}]
 
 
-def test_a_preset_of_few_columns_has_the_runs_of_an_experiment_without_the_others() -> None:
-    spec = experiment(
+def test_a_preset_of_few_columns_has_the_runs_of_a_table_without_the_others() -> None:
+    spec = table_spec(
         columns=COLUMNS, tests=AWAY, presets={"few": {**TINY, "columns": ["here"]}, "all": TINY}
     )
-    plain = experiment()
+    plain = table_spec()
     few, whole, none = (
         {run.name for run in final_runs(e, e.preset(name), {})}
         for e, name in ((spec, "few"), (spec, "all"), (plain, "tiny"))
@@ -45,7 +45,7 @@ def test_a_preset_of_few_columns_has_the_runs_of_an_experiment_without_the_other
 )
 def test_what_a_preset_leaves_out_is_not_rendered(series: dict[str, object] | None, tmp_path: Path) -> None:
     rows = {**SPEC["rows"], "theirs": {**SPEC["rows"]["theirs"], "published": {"away": "0.79"}}}
-    spec = experiment(
+    spec = table_spec(
         columns=COLUMNS, tests=AWAY, rows=rows, series=series, presets={"few": {**TINY, "columns": ["here"]}}
     )
     preset = spec.preset("few")
@@ -65,12 +65,12 @@ def test_an_unknown_column_of_a_preset_is_refused(tmp_path: Path) -> None:
         tomli_w.dumps({**SPEC, "rows": {"ours": {"name": "x"}}, "columns": COLUMNS[:1], "presets": presets})
     )
     with pytest.raises(ConfigError, match=r"column in presets\.few\.columns.*'hear'; did you mean 'here'"):
-        load_experiment(str(path))
+        load_spec(str(path))
 
 
 @pytest.mark.parametrize("name", ["nih_clients", "nih_shared"])
 def test_the_simulations_of_2024_also_test_on_mimic_lt_and_freeze_batch_norm_of_fl_alone(name: str) -> None:
-    spec = load_experiment(name)
+    spec = load_spec(name)
     cpu, paper = spec.preset("cpu"), spec.preset("paper")
     assert not any(run.tests for run in final_runs(spec, cpu, {}))
     policy = {}
@@ -83,7 +83,7 @@ def test_the_simulations_of_2024_also_test_on_mimic_lt_and_freeze_batch_norm_of_
 
 @pytest.mark.parametrize("name", ["midl_all", "midl_shared"])
 def test_the_sites_of_midl_have_rates_of_their_own_in_a_federation_alone(name: str) -> None:
-    spec = load_experiment(name)
+    spec = load_spec(name)
     runs = {run.row: run.settings for run in final_runs(spec, spec.preset("paper"), {})}
     key = "simulation.learning_rates"
     own = {row: settings[key] for row, settings in runs.items() if key in settings}
@@ -99,7 +99,7 @@ def test_data_that_are_not_there_are_named_with_their_rows_before_the_first_run(
     }
     tune = {"key": "method.local.lr", "values": [1e-3, 1e-2]}
     preset = {"note": "", "seeds": [1], "set": {"simulation.root": "{data}/nih"}, "tune": tune}
-    spec = experiment(rows=rows, presets={"tiny": preset})
+    spec = table_spec(rows=rows, presets={"tiny": preset})
     reported: list[str] = []
 
     def begin(root: Path | None) -> None:
@@ -127,7 +127,7 @@ def test_data_that_are_not_there_are_named_with_their_rows_before_the_first_run(
 
 def test_stored_results_need_no_data(tmp_path: Path) -> None:
     preset = {"note": "", "seeds": [1], "set": {"simulation.nih": "{data}/nih"}}
-    spec = experiment(job="surgical_chest", presets={"tiny": preset})
+    spec = table_spec(job="surgical_chest", presets={"tiny": preset})
     for run in final_runs(spec, spec.preset(None), {}):
         result(run, tmp_path / "kept", {"A": 0.5, "B": 0.5})
     conduct(
@@ -148,7 +148,7 @@ def test_stored_results_need_no_data(tmp_path: Path) -> None:
 
 
 PAPER = LocalTraining(lr=5e-5, epochs=1, batch_size=64, optimiser="adam", warmup_epochs=15, warmup_lr=5e-3)
-SURGICAL_PAPERS = [n for n in known_experiments() if n.startswith(("chest_", "midl_", "nih_"))]
+SURGICAL_PAPERS = [n for n in known_tables() if n.startswith(("chest_", "midl_", "nih_"))]
 
 
 @pytest.mark.parametrize("name", SURGICAL_PAPERS)
@@ -157,7 +157,7 @@ def test_the_presets_of_surgical_aggregation_are_the_papers_settings(name: str) 
 
     Adam, the range of the augmentations and the hidden block are the program's.
     """
-    spec = load_experiment(name)
+    spec = load_spec(name)
     for run in final_runs(spec, spec.preset("paper"), {}):
         job = with_settings(load_job(run.job), run.arguments(Path("/data"))[1::2])
         model = job.model

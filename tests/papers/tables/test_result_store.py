@@ -1,4 +1,4 @@
-"""Results in JSON Lines files: their order, and experiments and processes that share them."""
+"""Results in JSON Lines files: their order, and tables and processes that share them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_change_of_what_was_found_does_not_change_the_store(tmp_path: Path) ->
     assert store.find("a") == {"metrics": {"auroc": 0.5}}
 
 
-def test_experiments_share_records_and_each_is_stored_once(tmp_path: Path) -> None:
+def test_tables_share_records_and_each_is_stored_once(tmp_path: Path) -> None:
     first, second = ResultStore(tmp_path, "first"), ResultStore(tmp_path, "second")
     first.put("a", {"number": 1})
     assert second.find("a") == {"number": 1}
@@ -139,7 +139,7 @@ def test_a_folder_in_the_place_of_the_file_is_named(tmp_path: Path) -> None:
         ResultStore(tmp_path, "mine").find("a")
 
 
-def test_a_damaged_file_of_another_experiment_is_passed_over_and_never_rewritten(
+def test_a_damaged_file_of_another_table_is_passed_over_and_never_rewritten(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, other = ResultStore(tmp_path, "mine"), tmp_path / "other.jsonl"

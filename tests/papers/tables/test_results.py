@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from suture_papers.tables.loading import known_experiments, load_experiment
+from suture_papers.tables.loading import known_tables, load_spec
 from suture_papers.tables.outcome import collect
 from suture_papers.tables.render import stem_of, write_tables
 from suture_papers.tables.results import ResultStore
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 RUNS = RESULTS / "runs"
-PRESETS = [(name, preset) for name in known_experiments() for preset in load_experiment(name).presets]
+PRESETS = [(name, preset) for name in known_tables() for preset in load_spec(name).presets]
 
 
 def published() -> list[tuple[str, str]]:
-    """The experiments and presets whose table is committed."""
+    """The tables and presets whose table is committed."""
     found = []
     for name, preset in PRESETS:
-        spec = load_experiment(name)
+        spec = load_spec(name)
         if (RESULTS / f"{stem_of(spec, spec.preset(preset), name)}.md").exists():
             found.append((name, preset))
     return found
@@ -30,7 +30,7 @@ def published() -> list[tuple[str, str]]:
 def test_every_complete_table_is_published_and_no_other() -> None:
     complete = []
     for name, preset in PRESETS:
-        spec = load_experiment(name)
+        spec = load_spec(name)
         outcome = collect(spec, spec.preset(preset), ResultStore(RUNS, name))
         if all(outcome.results.values()):
             complete.append((name, preset))
@@ -40,10 +40,10 @@ def test_every_complete_table_is_published_and_no_other() -> None:
 
 @pytest.mark.parametrize(("name", "preset"), published())
 def test_a_table_is_rendered_from_its_runs(name: str, preset: str, tmp_path: Path) -> None:
-    experiment = load_experiment(name)
-    size = experiment.preset(preset)
-    outcome = collect(experiment, size, ResultStore(RUNS, name))
-    page = write_tables(experiment, size, outcome, tmp_path, name)[0]
+    spec = load_spec(name)
+    size = spec.preset(preset)
+    outcome = collect(spec, size, ResultStore(RUNS, name))
+    page = write_tables(spec, size, outcome, tmp_path, name)[0]
     assert page.read_text() == (RESULTS / page.name).read_text()
 
 
@@ -53,7 +53,7 @@ def test_each_run_is_stored_once_on_a_line_in_the_order_of_names() -> None:
         if path.name == ".lock":
             continue
         assert path.suffix == ".jsonl"
-        assert path.stem in known_experiments()
+        assert path.stem in known_tables()
         lines = path.read_text().splitlines()
         names = [json.loads(line)["name"] for line in lines]
         assert names == sorted(names)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import tomli_w
 
-from stored_by_hand import SPEC, experiment, result, store
+from stored_by_hand import SPEC, result, store, table_spec
 from suture.core.errors import ConfigError
 from suture_papers.tables.cells import over_series
 from suture_papers.tables.conduct import Outcome, collect
-from suture_papers.tables.loading import load_experiment
+from suture_papers.tables.loading import load_spec
 from suture_papers.tables.render import main_table, preamble, series_table
 from suture_papers.tables.results import Result
 from suture_papers.tables.runs import final_runs
@@ -27,7 +27,7 @@ ONE = {"tiny": {"note": "", "seeds": [1]}}
 
 
 def test_a_steady_row_has_one_run_that_stands_at_every_value(tmp_path: Path) -> None:
-    spec = experiment(series=SERIES, columns=ALL, rows=ROWS, presets=ONE)
+    spec = table_spec(series=SERIES, columns=ALL, rows=ROWS, presets=ONE)
     preset = spec.preset(None)
     runs = list(final_runs(spec, preset, {}))
     assert [(run.row, run.x) for run in runs] == [(row, x) for x in (20, 40) for row in ("theirs", "ours")]
@@ -59,7 +59,7 @@ def test_a_row_that_cannot_be_steady_is_refused(changes: dict[str, Any], says: s
     rows = {**ROWS, "theirs": {key: value for key, value in ROWS["theirs"].items() if key != "published"}}
     path.write_text(tomli_w.dumps({**SPEC, "rows": rows, **changes}))
     with pytest.raises(ConfigError, match=says):
-        load_experiment(str(path))
+        load_spec(str(path))
 
 
 def measured(n: int, seed: int, **tests: int) -> Result:
@@ -74,7 +74,7 @@ def measured(n: int, seed: int, **tests: int) -> Result:
 
 
 def test_a_page_says_what_it_is_tested_on_and_where_runs_differ_in_it() -> None:
-    spec = experiment(columns=ALL)
+    spec = table_spec(columns=ALL)
     preset = spec.preset(None)
 
     def reported(*results: Result) -> str:

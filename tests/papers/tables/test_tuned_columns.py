@@ -17,12 +17,12 @@ from suture.simulation.job import load_job, with_settings
 from suture_papers.metafl.single_target import SingleTargetSites
 from suture_papers.tables.cells import lines
 from suture_papers.tables.conduct import _finished
-from suture_papers.tables.loading import known_experiments, load_experiment
+from suture_papers.tables.loading import known_tables, load_spec
 from suture_papers.tables.outcome import collect
 from suture_papers.tables.render import write_tables
 from suture_papers.tables.results import read_result, result_of, store_result
 from suture_papers.tables.runs import Run, final_runs
-from suture_papers.tables.spec import Experiment
+from suture_papers.tables.spec import TableSpec
 
 SPEC: dict[str, Any] = {
     "title": "two methods",
@@ -41,8 +41,8 @@ SPEC: dict[str, Any] = {
 }
 
 
-def experiment(**changes: Any) -> Experiment:
-    return parse(Experiment, {**SPEC, **changes}, "test")
+def table_spec(**changes: Any) -> TableSpec:
+    return parse(TableSpec, {**SPEC, **changes}, "test")
 
 
 def task(*ends: float) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def result(run: Run, folder: Path, tuned: dict[str, Any]) -> None:
     store(folder).put(run.name, content)
 
 
-def results(spec: Experiment, folder: Path) -> None:
+def results(spec: TableSpec, folder: Path) -> None:
     """Ours is better by .1, .2 and .3 on task A, and by 0 on B."""
     for run in final_runs(spec, spec.preset(None), {}):
         more = 1 if run.row == "ours" else 0
@@ -73,7 +73,7 @@ def results(spec: Experiment, folder: Path) -> None:
 
 def test_the_table_by_hand(tmp_path: Path) -> None:
     """Differences .1, .2, .3: t = 2 sqrt(3), p = .0742."""
-    spec = experiment()
+    spec = table_spec()
     preset = spec.preset(None)
     results(spec, tmp_path / "runs")
     outcome = collect(spec, preset, store(tmp_path / "runs"))
@@ -117,7 +117,7 @@ def test_the_table_by_hand(tmp_path: Path) -> None:
 
 def test_epochs_count_to_one_goal_for_all(tmp_path: Path) -> None:
     """A run that is best at once and then decays is not the fastest, if it never was good."""
-    spec = experiment(columns=[{"name": "epochs", "task": "A", "metric": "epochs"}])
+    spec = table_spec(columns=[{"name": "epochs", "task": "A", "metric": "epochs"}])
     rest = {"precision": 0.5, "recall": 0.5, "f1": 0.5, "train": 90, "test": 10}
     curves = {"theirs": [[0.5, 0.7, 0.8], [0.5, 0.8, 0.9]], "ours": [[0.84, 0.7, 0.6], [0.6, 0.5, 0.4]]}
     for run in final_runs(spec, spec.preset(None), {}):
@@ -133,7 +133,7 @@ def test_epochs_count_to_one_goal_for_all(tmp_path: Path) -> None:
 
 
 def test_runs_of_other_seeds_are_further_pairs(tmp_path: Path) -> None:
-    spec = experiment(presets={"tiny": {"note": "", "seeds": [1, 2]}})
+    spec = table_spec(presets={"tiny": {"note": "", "seeds": [1, 2]}})
     results(spec, tmp_path)
     outcome = collect(spec, spec.preset(None), store(tmp_path))
     against = lines(spec, spec.preset(None), outcome)[0].estimates["A"].against
@@ -142,7 +142,7 @@ def test_runs_of_other_seeds_are_further_pairs(tmp_path: Path) -> None:
 
 
 def test_nothing_done_yet_is_an_empty_table(tmp_path: Path) -> None:
-    spec = experiment()
+    spec = table_spec()
     paths = write_tables(
         spec, spec.preset(None), collect(spec, spec.preset(None), store(tmp_path)), tmp_path, "e"
     )
@@ -151,7 +151,7 @@ def test_nothing_done_yet_is_an_empty_table(tmp_path: Path) -> None:
 
 
 def test_a_task_that_was_not_fine_tuned_is_named(tmp_path: Path) -> None:
-    spec = experiment(columns=[{"name": "x", "task": "Bb"}])
+    spec = table_spec(columns=[{"name": "x", "task": "Bb"}])
     for run in final_runs(spec, spec.preset(None), {}):
         result(run, tmp_path, {"B": task(0.5)})
     with pytest.raises(ConfigError, match=r"unknown task of a column 'Bb'; .*B"):
@@ -187,7 +187,7 @@ def test_columns_that_contradict_the_pairs_are_refused(
     reported = {key: value for key, value in {**SPEC, **changes}.items() if value is not None}
     path.write_text(tomli_w.dumps(reported))
     with pytest.raises(ConfigError, match=says):
-        load_experiment(str(path))
+        load_spec(str(path))
 
 
 def test_figures_of_fine_tuned_models_are_stored_to_six_digits(tmp_path: Path) -> None:
@@ -212,9 +212,9 @@ def test_figures_of_fine_tuned_models_are_stored_to_six_digits(tmp_path: Path) -
     assert stored.tuned["A"]["runs"][0]["auroc"] == [0.5, 0.123457]
 
 
-@pytest.mark.parametrize("name", [name for name in known_experiments() if name.startswith("pmfl_")])
+@pytest.mark.parametrize("name", [name for name in known_tables() if name.startswith("pmfl_")])
 def test_columns_are_about_the_targets_of_their_runs(name: str) -> None:
-    spec = load_experiment(name)
+    spec = load_spec(name)
     for preset in spec.presets.values():
         for run in final_runs(spec, preset, {}):
             job = with_settings(load_job(run.job), run.arguments(Path("/data"))[1::2])

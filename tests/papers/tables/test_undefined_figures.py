@@ -1,4 +1,4 @@
-"""What an experiment shows where a figure is undefined, and over a series."""
+"""What a table shows where a figure is undefined, and over a series."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stored_by_hand import experiment, result, store
+from stored_by_hand import result, store, table_spec
 from suture.learning.comparison import Comparison
 from suture_papers.tables.cells import Estimate, lines, over_series, p_text
 from suture_papers.tables.figures import _series
@@ -17,7 +17,7 @@ from suture_papers.tables.runs import final_runs
 
 def test_a_series_is_drawn_over_its_values(tmp_path: Path) -> None:
     series = {"key": "simulation.images", "values": [20, 40], "label": "images"}
-    spec = experiment(series=series, columns=[{"name": "all"}])
+    spec = table_spec(series=series, columns=[{"name": "all"}])
     preset = spec.preset(None)
     runs = list(final_runs(spec, preset, {}))
     assert [run.x for run in runs] == [20, 20, 40, 40] * 3
@@ -33,14 +33,15 @@ def test_a_series_is_drawn_over_its_values(tmp_path: Path) -> None:
     assert "Over all values of the series" in page
     found = lines(spec, preset, outcome)
     marks = [over_series(spec, preset, outcome, column) for column in spec.columns]
-    axis = _series(spec, found, marks).axes[0]
-    assert [text.get_text() for text in axis.texts] == [marks[0]["theirs"].against.mark] == ["**"]  # type: ignore[union-attr]
+    (panel,) = _series(spec, found, marks)
+    drawn = [text.text for text in panel.texts if text.tone is not None]
+    assert drawn == [marks[0]["theirs"].against.mark] == ["**"]  # type: ignore[union-attr]
 
 
 def test_an_undefined_comparison_has_its_reason_below_the_table(tmp_path: Path) -> None:
     """One seed: no pairs of runs; over classes, the differences are .1 and .2: t = 3, p = .205."""
     one = {"note": "", "seeds": [1]}
-    spec = experiment(presets={"one": one, "by-class": {**one, "pairs": "classes"}})
+    spec = table_spec(presets={"one": one, "by-class": {**one, "pairs": "classes"}})
     for run in final_runs(spec, spec.preset(None), {}):
         more = 1 if run.row == "ours" else 0
         result(run, tmp_path / "runs", {"A": 0.5 + 0.1 * more, "B": 0.5 + 0.2 * more})
@@ -60,7 +61,7 @@ def test_an_undefined_comparison_has_its_reason_below_the_table(tmp_path: Path) 
 
 
 def test_nothing_done_yet_is_an_empty_table(tmp_path: Path) -> None:
-    spec = experiment()
+    spec = table_spec()
     outcome = collect(spec, spec.preset(None), store(tmp_path))
     page = write_tables(spec, spec.preset(None), outcome, tmp_path, "empty")[0].read_text()
     assert "| Surgical Aggregation | – [1] | – |" in page

@@ -1,10 +1,10 @@
-"""The sentence at the head of an experiment, for every way in which it can come out."""
+"""The sentence at the head of a table, for every way in which it can come out."""
 
 from __future__ import annotations
 
 import pytest
 
-from stored_by_hand import SPEC, experiment, result, store
+from stored_by_hand import SPEC, result, store, table_spec
 from suture.learning.comparison import paired
 from suture_papers.tables.outcome import collect
 from suture_papers.tables.render import write_tables
@@ -15,7 +15,7 @@ from suture_papers.tables.verdict import verdict
 def said(tmp_path, ours: list[float], theirs: list[float]) -> str:  # type: ignore[no-untyped-def]
     """The sentence of seeds 1, 2, ... with these AUROCs of class A; B is always .5."""
     seeds = list(range(1, 6))
-    spec = experiment(presets={"tiny": {"note": "", "seeds": seeds, "set": {"rounds": 1}}})
+    spec = table_spec(presets={"tiny": {"note": "", "seeds": seeds, "set": {"rounds": 1}}})
     preset = spec.preset(None)
     values = {"ours": dict(zip(seeds, ours, strict=False)), "theirs": dict(zip(seeds, theirs, strict=False))}
     for run in final_runs(spec, preset, {}):
@@ -65,7 +65,7 @@ def test_too_few_seeds_prove_nothing(tmp_path) -> None:  # type: ignore[no-untyp
 
 def test_of_several_rows_of_one_run_the_caution_is_said_once(tmp_path) -> None:  # type: ignore[no-untyped-def]
     rows = {**SPEC["rows"], "others": {"name": "FedAvg", "set": {"method": "fedavg"}}}
-    spec = experiment(rows=rows, presets={"tiny": {"note": "", "seeds": [1], "set": {"rounds": 1}}})
+    spec = table_spec(rows=rows, presets={"tiny": {"note": "", "seeds": [1], "set": {"rounds": 1}}})
     preset = spec.preset(None)
     for run in final_runs(spec, preset, {}):
         area = {"ours": 0.9, "theirs": 0.5, "others": 0.6}[run.row]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from suture.federation.server import intervals
 from suture.federation.server.registry import SiteRegistry
 from suture.learning.metrics import mean_defined
 from suture.protocol.messages import ClassScore, Figures, Metrics
-from suture.protocol.records import Round
+from suture.protocol.records import Round, informative_weights
 
 Plain = Mapping[str, float | None]
 """Figures as they stand in metrics.json: ``n`` images, mean ``auroc``, and for multiclass labels more."""
@@ -160,30 +159,15 @@ def weighting(images: Mapping[str, int | None], history: Sequence[Round]) -> dic
         its update was not merged; and its ``mean_share`` over the rounds in which it was merged.
     """
     merged = [r for r in history if r.status == "committed"]
-    weights = [weights_of(r) for r in merged]
-    if not are_informative(images, weights):
+    if not informative_weights(images, merged):
         return {}
-    shares = [shares_of(given) for given in weights]
+    shares = [r.shares for r in merged]
     return {
         "rounds": [r.round for r in merged],
-        "weights": {site: [given.get(site) for given in weights] for site in images},
+        "weights": {site: [r.weights.get(site) for r in merged] for site in images},
         "shares": {site: [given.get(site) for given in shares] for site in images},
         "mean_share": {site: mean_defined(given.get(site) for given in shares) for site in images},
     }
-
-
-def weights_of(line: Round) -> dict[str, float]:
-    """Return the weights of the merged updates; none of an unchanged round."""
-    if line.status != "committed":
-        return {}
-    accepted = {name: site.weight for name, site in line.sites.items() if site.status == "accepted"}
-    return {name: weight for name, weight in accepted.items() if weight is not None}
-
-
-def shares_of(weights: Mapping[str, float]) -> dict[str, float]:
-    """Return each site's share of the sum of all weights; none where the sum is 0."""
-    total = math.fsum(weights.values())
-    return {site: weight / total for site, weight in weights.items()} if total > 0 else {}
 
 
 _MOST = 0.75
@@ -195,7 +179,7 @@ def dominant(history: Sequence[Round]) -> list[str]:
 
     A weight can be a number of images or a rescue factor that a site announces, and nobody can check it.
     """
-    shares = [found for line in history if len(found := shares_of(weights_of(line))) >= 3]
+    shares = [found for line in history if len(found := line.shares) >= 3]
     sites = sorted({site for found in shares for site in found})
     means = {site: mean_defined(found.get(site) for found in shares) for site in sites}
     return [
@@ -206,11 +190,6 @@ def dominant(history: Sequence[Round]) -> list[str]:
         for site, share in means.items()
         if share is not None and share > _MOST
     ]
-
-
-def are_informative(images: Mapping[str, int | None], weights: Sequence[Mapping[str, float]]) -> bool:
-    """Whether any weight is neither 1 nor the number of the site's training images."""
-    return any(w not in (1, images.get(site)) for given in weights for site, w in given.items())
 
 
 def run_away(history: Sequence[Round], owners: Mapping[str, Collection[str]]) -> list[str]:
@@ -225,7 +204,7 @@ def run_away(history: Sequence[Round], owners: Mapping[str, Collection[str]]) ->
     """
     notes = []
     for name, annotating in owners.items():
-        found = {r.round: _dominating(r, name, annotating) for r in history if has_row_weights(r)}
+        found = {r.round: _dominating(r, name, annotating) for r in history if r.has_row_weights}
         rounds = [number for number, sites in found.items() if sites]
         if rounds:
             first, last = rounds[0], rounds[-1]
@@ -243,8 +222,3 @@ def _dominating(line: Round, name: str, annotating: Collection[str]) -> list[str
     counts = {site: s.rows.get(name) or 0.0 for site, s in line.sites.items() if s.status == "accepted"}
     most = max((counts[site] for site in annotating if site in counts), default=0.0)
     return [site for site, n in counts.items() if site not in annotating and n > _FAR * max(most, 1.0)]
-
-
-def has_row_weights(line: Round) -> bool:
-    """Whether a committed round records the weight of any site in the rows of its classes."""
-    return line.status == "committed" and any(site.rows for site in line.sites.values())

@@ -50,7 +50,7 @@ from suture.learning.loss_scale import GradientOverflow
 from suture.learning.memory import check_memory
 from suture.learning.samples import SiteSamples, load_samples, single_target
 from suture.learning.training import SiteContext, on_known
-from suture.methods.base import RoundContext, local_round
+from suture.methods.base import RoundContext, local_round, settled
 from suture.methods.parameters import exchanged, stored_parameters
 from suture.methods.share import put
 from suture.models import build
@@ -269,7 +269,7 @@ class Site:
         own = stored_parameters(context.model, method) | as_kept(keep, method, context.model)
         self.states.save(task.round, Packed(own, header), task.committed)
         losses = self.expectation(task).egress.losses
-        samples = method.behind_losses(images, context.own(method.local))
+        samples = method.behind_losses(images, settled(method.local, ctx, context.lr, context.batch_size))
         allowed = protected(update, task, self.config.privacy, losses, samples)
         answer = replace(allowed, metrics=metrics, state=state.header.get("round", 0))
         return sent(answer, task) if self.plan.half else answer
@@ -303,7 +303,7 @@ class Site:
     def _attempt(
         self, context: SiteContext, task: TaskData, state: Packed, ctx: RoundContext
     ) -> tuple[SiteContext, Update, dict[str, Tensor]]:
-        self._ready(context)
+        self._ready(context, ctx)
         watch = self._watching(context)
         observed = watch.over(context) if watch else context
         method = self.plan.method
@@ -313,7 +313,7 @@ class Site:
             watch.write(task.round)
         return context, update, keep
 
-    def _ready(self, context: SiteContext) -> None:
+    def _ready(self, context: SiteContext, ctx: RoundContext) -> None:
         """Before the first step of a model: check that a batch fits the GPU; compile, where that is set.
 
         Raises:
@@ -323,7 +323,7 @@ class Site:
             return
         method, kind = self.plan.method, context.model.labels.label_type
         objective = on_known(lambda logits, y, known: method.loss(logits, y, known, kind))
-        local = context.own(method.local)
+        local = settled(method.local, ctx, context.lr, context.batch_size)
         halves = not (self._halved or method.limits.fixed_batches)
         check_memory(
             context, objective, local.optimiser, local.batch_size // 2 if halves else local.batch_size
@@ -405,7 +405,7 @@ class Site:
             self.plan.model.preprocessing,
             self.plan.augmentation,
             torch.device(training.device),
-            training.learning_rate,
+            training.lr,
             self._halved or training.batch_size,
             prior.to(training.device) if prior else None,
             self._cache,

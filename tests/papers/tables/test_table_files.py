@@ -1,4 +1,4 @@
-"""Experiments as data: which runs they need, what is stored of them, and how they are rendered."""
+"""Tables as data: which runs they need, what is stored of them, and how they are rendered."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from xml.etree import ElementTree
 
 import pytest
 
-from stored_by_hand import SPEC, change, delete, experiment, result, store
+from stored_by_hand import SPEC, change, delete, result, store, table_spec
 from suture.core.errors import ConfigError, DataError, FederationError
 from suture.simulation.job import load_job, with_settings
 from suture.simulation.run_files import begin_here
 from suture_papers.tables.cells import class_means, lines
 from suture_papers.tables.conduct import Session, _tidy, conduct, do_runs
-from suture_papers.tables.loading import known_experiments, load_experiment
+from suture_papers.tables.loading import known_tables, load_spec
 from suture_papers.tables.outcome import chosen, collect
 from suture_papers.tables.render import write_tables
 from suture_papers.tables.results import read_result, result_of
 from suture_papers.tables.runs import Run, final_runs, tuning_runs
-from suture_papers.tables.spec import OWN_COLUMNS, Experiment
+from suture_papers.tables.spec import OWN_COLUMNS, TableSpec
 
 
-def test_every_experiment_of_the_repository_can_be_run() -> None:
+def test_every_table_of_the_repository_can_be_run() -> None:
     """Each row of each preset is a job whose settings exist; nothing is trained."""
-    assert known_experiments()
-    for name in known_experiments():
-        spec = load_experiment(name)
+    assert known_tables()
+    for name in known_tables():
+        spec = load_spec(name)
         for preset in spec.presets.values():
             found = dict.fromkeys(_cells(spec, preset), preset.tune.values[0]) if preset.tune else {}
             runs = [*final_runs(spec, preset, found), *tuning_runs(spec, preset)]
@@ -42,22 +42,22 @@ def test_every_experiment_of_the_repository_can_be_run() -> None:
                 words.plan("x")
 
 
-def _cells(spec: Experiment, preset: Any) -> list[tuple[str, str]]:
+def _cells(spec: TableSpec, preset: Any) -> list[tuple[str, str]]:
     from suture_papers.tables.runs import cells
 
     return [(row, str(x)) for row, x in cells(spec, preset)]
 
 
 def test_a_run_is_named_by_its_settings_alone() -> None:
-    spec = experiment()
+    spec = table_spec()
     runs = list(final_runs(spec, spec.preset(None), {}))
     assert [(run.row, run.settings["seed"]) for run in runs] == [
         (row, seed) for seed in (1, 2, 3) for row in ("theirs", "ours")
     ]
     assert len({run.name for run in runs}) == 6
-    again = experiment(title="another title", source="elsewhere")
+    again = table_spec(title="another title", source="elsewhere")
     assert [run.name for run in final_runs(again, again.preset(None), {})] == [run.name for run in runs]
-    longer = experiment(set={"augmentation.flip": 0.5})
+    longer = table_spec(set={"augmentation.flip": 0.5})
     assert not {run.name for run in final_runs(longer, longer.preset(None), {})} & {r.name for r in runs}
 
 
@@ -83,11 +83,11 @@ def test_a_file_with_a_mistake_says_where(changes: dict[str, Any], says: str, tm
     path = tmp_path / "e.toml"
     path.write_text(tomli_w.dumps({**SPEC, **changes}))
     with pytest.raises(ConfigError, match=says):
-        load_experiment(str(path))
-    with pytest.raises(ConfigError, match="unknown experiment"):
-        load_experiment("nih_overlapp")
+        load_spec(str(path))
+    with pytest.raises(ConfigError, match="unknown table"):
+        load_spec("nih_overlapp")
     with pytest.raises(ConfigError, match="unknown preset 'tin'; did you mean 'tiny'"):
-        experiment().preset("tin")
+        table_spec().preset("tin")
 
 
 @pytest.mark.parametrize("key", ["x/../../outside/README", "..", "a b", "é", "a\n", "", "a" * 81, "/etc/x"])
@@ -95,9 +95,9 @@ def test_a_file_with_a_mistake_says_where(changes: dict[str, Any], says: str, tm
 def test_a_key_becomes_no_path(table: str, key: str) -> None:
     test, plot = {"data": {}}, {"of": "frequencies", "sources": ["ours"]}
     one = {"tests": test, "drawings": plot}.get(table) or next(iter(SPEC[table].values()))
-    assert experiment(**{table: {**SPEC.get(table, {}), "a-B_1": one}})
+    assert table_spec(**{table: {**SPEC.get(table, {}), "a-B_1": one}})
     with pytest.raises(ConfigError, match=rf"{table}\..*use letters \(a-z\), digits, - and _ only"):
-        experiment(**{table: {**SPEC.get(table, {}), key: one}})
+        table_spec(**{table: {**SPEC.get(table, {}), key: one}})
 
 
 @pytest.mark.parametrize("series", [False, True])
@@ -105,7 +105,7 @@ def test_a_name_is_text_and_no_formula(series: bool, tmp_path: Path) -> None:
     name = r"$\frac{1$"
     rows = {key: {**row, "name": name} for key, row in SPEC["rows"].items()}
     more = {"series": {"key": "rounds", "values": [1, 2], "label": name}} if series else {}
-    spec = experiment(rows=rows, columns=[{"name": name}], title=name, **more)
+    spec = table_spec(rows=rows, columns=[{"name": name}], title=name, **more)
     preset = spec.preset(None)
     for run in final_runs(spec, preset, {}):
         result(run, tmp_path / "runs", {"A": 0.8, "B": 0.5})
@@ -115,7 +115,7 @@ def test_a_name_is_text_and_no_formula(series: bool, tmp_path: Path) -> None:
 
 def test_tuning_chooses_by_validation_and_reuses_its_runs(tmp_path: Path) -> None:
     tune = {"key": "method.local.lr", "values": [1e-3, 1e-2], "seed": 1}
-    spec = experiment(presets={"tiny": {"note": "", "seeds": [1, 2], "tune": tune}})
+    spec = table_spec(presets={"tiny": {"note": "", "seeds": [1, 2], "tune": tune}})
     preset = spec.preset("tiny")
     tried = list(tuning_runs(spec, preset))
     assert len(tried) == 4
@@ -183,7 +183,7 @@ def test_models_of_the_sites_own_are_tuned_by_the_rounds_that_they_are_of(done: 
 
 def test_a_row_that_cannot_be_tuned_is_named_with_its_run(tmp_path: Path) -> None:
     tune = {"key": "method.local.lr", "values": [1e-3, 1e-2], "seed": 1}
-    spec = experiment(presets={"tiny": {"note": "", "seeds": [1], "tune": tune}})
+    spec = table_spec(presets={"tiny": {"note": "", "seeds": [1], "tune": tune}})
     runs = list(tuning_runs(spec, spec.preset(None)))
     for run in runs:
         result(run, tmp_path, {"A": 0.5, "B": 0.5}, auroc=None if run is runs[1] else 0.6)
@@ -193,7 +193,7 @@ def test_a_row_that_cannot_be_tuned_is_named_with_its_run(tmp_path: Path) -> Non
 
 def test_the_table_by_hand(tmp_path: Path) -> None:
     """Ours - theirs on the classes of one site: .1, .2, .3: t = 2 sqrt(3), p = .0742."""
-    spec = experiment()
+    spec = table_spec()
     preset = spec.preset(None)
     for run in final_runs(spec, preset, {}):
         seed = int(str(run.settings["seed"]))
@@ -227,7 +227,7 @@ def test_the_table_by_hand(tmp_path: Path) -> None:
 
 
 def test_over_classes_a_class_that_one_of_them_does_not_know_is_no_pair(tmp_path: Path) -> None:
-    spec = experiment(pairs="classes")
+    spec = table_spec(pairs="classes")
     preset = spec.preset(None)
     for run in final_runs(spec, preset, {}):
         result(run, tmp_path, {"A": 0.8, "B": None if run.row == "theirs" else 0.6})
@@ -239,7 +239,7 @@ def test_over_classes_a_class_that_one_of_them_does_not_know_is_no_pair(tmp_path
 
 def test_runs_are_done_once_and_failures_are_told(tmp_path: Path) -> None:
     small = {"simulation.images": 20, "simulation.held_out": 30, "model.size": 32, "rounds": 1}
-    spec = experiment(presets={"tiny": {"note": "", "seeds": [1], "set": small}})
+    spec = table_spec(presets={"tiny": {"note": "", "seeds": [1], "set": small}})
     reported: list[str] = []
     kept, work = tmp_path / "runs", tmp_path / "work"
     outcome = conduct(spec, spec.preset(None), Session(store(kept), work, None, reported.append), 2)
@@ -308,7 +308,7 @@ def test_nothing_of_a_user_is_deleted_after_a_run(name: str, tmp_path: Path) -> 
 def test_what_two_runs_failed_of_before_they_trained_ends_the_others(tmp_path: Path) -> None:
     (tmp_path / "data" / "nih").mkdir(parents=True)
     set_ = {"simulation.root": "{data}/nih"}
-    spec = experiment(job="surgical_nih", presets={"tiny": {"note": "", "seeds": [1, 2, 3], "set": set_}})
+    spec = table_spec(job="surgical_nih", presets={"tiny": {"note": "", "seeds": [1, 2, 3], "set": set_}})
     reported: list[str] = []
     with pytest.raises(FederationError) as raised:
         conduct(
@@ -332,7 +332,7 @@ def test_what_runs_warn_of_is_passed_on_once(tmp_path: Path) -> None:
 
 def test_a_data_root_is_asked_for_before_anything_is_run(tmp_path: Path) -> None:
     reads = {"small": {"note": "", "seeds": [1], "set": {"simulation.root": "{data}/nih"}}}
-    spec = experiment(job="surgical_nih", presets=reads)
+    spec = table_spec(job="surgical_nih", presets=reads)
     for root, says in ((None, r"reads \{data\}/nih; give --data-root"), (tmp_path / "x", "is not a folder")):
         with pytest.raises(ConfigError, match=says):
             conduct(spec, spec.preset(None), Session(store(tmp_path), tmp_path, root, lambda _: None), 1)
@@ -361,11 +361,31 @@ def test_the_command_renders_what_is_there(tmp_path: Path) -> None:
 
     path = tmp_path / "mine.toml"
     path.write_text(tomli_w.dumps(SPEC))
-    words = ["experiment", str(path), "--render", "--results", str(tmp_path / "results")]
+    words = ["table", str(path), "--render", "--results", str(tmp_path / "results")]
     shown = CliRunner().invoke(app, words, catch_exceptions=False)
     assert shown.exit_code == 0
     assert {p.name for p in (tmp_path / "results").iterdir()} == {"mine.md", "mine.html", "mine.svg"}
     assert "href" not in (tmp_path / "results" / "mine.html").read_text().replace("xlink:href", "")
+
+
+def test_the_tables_of_another_package_are_found_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from importlib.metadata import EntryPoint
+
+    import tomli_w
+
+    from suture_papers.tables import loading
+
+    folder = tmp_path / "a_package_with_tables" / "tables"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").touch()
+    (folder / "mine.toml").write_text(tomli_w.dumps({**SPEC, "title": "of mine"}))
+    monkeypatch.syspath_prepend(tmp_path)
+    point = EntryPoint("mine", "a_package_with_tables", "suture.tables")
+    monkeypatch.setattr(loading, "found", {"suture.tables": {"mine": [point]}}.__getitem__)
+    assert known_tables() == {"mine": folder / "mine.toml"}
+    assert load_spec("mine").title == "of mine"
 
 
 def test_without_a_name_every_complete_table_is_rendered(
@@ -384,15 +404,15 @@ def test_without_a_name_every_complete_table_is_rendered(
     }
     for name, content in files.items():
         (tmp_path / f"{name}.toml").write_text(tomli_w.dumps(content))
-    monkeypatch.setattr(loading, "experiments_folder", lambda: tmp_path)
-    spec = load_experiment("first")
+    monkeypatch.setattr(loading, "known_tables", lambda: {p.stem: p for p in tmp_path.glob("*.toml")})
+    spec = load_spec("first")
     for run in final_runs(spec, spec.preset("two"), {}):
         result(run, tmp_path / "results" / "runs", {"A": 0.5, "B": 0.6})
-    words = ["experiment", "--results", str(tmp_path / "results")]
+    words = ["table", "--results", str(tmp_path / "results")]
     assert CliRunner().invoke(app, [*words, "--render"], catch_exceptions=False).exit_code == 0
     found = {path.name for path in (tmp_path / "results").glob("*.md")}
     assert found == {"first.md", "first-two.md"}
-    with pytest.raises(ConfigError, match="name the experiment"):
+    with pytest.raises(ConfigError, match="name the table"):
         CliRunner().invoke(app, words, catch_exceptions=False)
 
 

@@ -1,4 +1,4 @@
-"""Further plots of an experiment: of its data, and of one of its models; what is left out, and why."""
+"""Further plots of a table: of its data, and of one of its models; what is left out, and why."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from suture_papers.chest_xrays.chexpert import LABELS as CHEXPERT
 from suture_papers.chest_xrays.nih import LABELS as NIH
 from suture_papers.tables.conduct import Session
 from suture_papers.tables.figures import existing_plots, write_plots
-from suture_papers.tables.loading import load_experiment
+from suture_papers.tables.loading import load_spec
 from suture_papers.tables.results import ResultStore
 from suture_papers.tables.runs import final_runs
 
@@ -73,18 +73,18 @@ seeds = [1]
 
 
 class House:
-    """An experiment's file, its data, and the model that its one run left."""
+    """A table's file, its data, and the model that its one run left."""
 
     def __init__(self, folder: Path) -> None:
         self.path, self.results = folder / "two.toml", folder / "results"
         self.path.write_text(TEXT)
         write_nih(folder / "data" / "nih")
         write_chexpert(folder / "data" / "chexpert")
-        self.experiment = load_experiment(str(self.path))
-        self.preset = self.experiment.preset(None)
+        self.spec = load_spec(str(self.path))
+        self.preset = self.spec.preset(None)
         self.reported: list[str] = []
         self.root, self.work = folder / "data", folder / "work"
-        self.run = next(final_runs(self.experiment, self.preset, {}))
+        self.run = next(final_runs(self.spec, self.preset, {}))
         spec = ModelSpec("cnn", size=16)
         labels = LabelSet((*NIH.names, *(name for name in CHEXPERT.names if name not in NIH)))
         self.model = self.work / self.run.name / "model"
@@ -95,7 +95,7 @@ class House:
 
     def draw(self) -> dict[str, bytes]:
         self.reported.clear()
-        write_plots(self.experiment, self.preset, self.session(), self.results, "two")
+        write_plots(self.spec, self.preset, self.session(), self.results, "two")
         return {path.name: path.read_bytes() for path in self.results.glob("*.svg")}
 
 
@@ -111,7 +111,7 @@ def test_data_and_a_model_are_drawn_and_shown_with_what_they_are(house: House) -
         assert name.encode() in found["two-frequencies.svg"]
     assert b"patients" in found["two-together.svg"] or b"images" in found["two-together.svg"]
     assert b"Lung Lesion" in found["two-related.svg"]
-    assert existing_plots(house.experiment, house.results, "two") == {
+    assert existing_plots(house.spec, house.results, "two") == {
         "two-frequencies.svg": "How often each class occurs (Fig. 4a)",
         "two-together.svg": "Which classes occur together in nih",
         "two-latent.svg": "Features of test images",
@@ -146,7 +146,7 @@ def test_a_lost_model_is_reported_with_the_remedy(house: House) -> None:
 
 def test_the_page_shows_the_plots_with_their_captions(house: House) -> None:
     house.draw()
-    words = ["experiment", str(house.path), "--results", str(house.results), "--render"]
+    words = ["table", str(house.path), "--results", str(house.results), "--render"]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     page = (house.results / "two.html").read_text()
@@ -174,15 +174,15 @@ def test_what_a_plot_cannot_be_of_is_refused(
 ) -> None:
     (tmp_path / "wrong.toml").write_text(TEXT.replace(old, new))
     with pytest.raises(ConfigError, match=named):
-        load_experiment(str(tmp_path / "wrong.toml"))
+        load_spec(str(tmp_path / "wrong.toml"))
 
 
 def test_a_row_that_the_preset_skips_is_not_existing_plots(house: House, tmp_path: Path) -> None:
     more = '[rows.other]\nname = "Vanilla FL"\nset = { method = "vanilla" }\n\n[tests.nih.data]'
     text = TEXT.replace("[tests.nih.data]", more).replace('row = "ours"', 'row = "other"')
     (tmp_path / "skips.toml").write_text(text + 'skip = ["other"]\n')
-    experiment: Any = load_experiment(str(tmp_path / "skips.toml"))
-    write_plots(experiment, experiment.preset(None), house.session(), house.results, "skips")
+    spec: Any = load_spec(str(tmp_path / "skips.toml"))
+    write_plots(spec, spec.preset(None), house.session(), house.results, "skips")
     assert any("skips its row 'other'" in line for line in house.reported)
     assert not (house.results / "skips-latent.svg").exists()
 
@@ -202,7 +202,7 @@ def test_a_plot_that_somebody_put_there_is_an_image_and_no_part_of_the_page(
         path.symlink_to(secret)
     else:
         (os.mkfifo if kind == "pipe" else os.mkdir)(path)
-    words = ["experiment", str(house.path), "--results", str(house.results), "--render"]
+    words = ["table", str(house.path), "--results", str(house.results), "--render"]
     assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
     page = (house.results / "two.html").read_text()
     assert "alert" not in page
