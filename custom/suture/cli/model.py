@@ -51,7 +51,7 @@ def _write(model: Path, to: Format, out: Path, licence: str, opset: int | None) 
         from suture.export.bundle import NO_LICENCE, write_bundle
 
         return write_bundle(model, out, licence or NO_LICENCE)
-    from suture.export.torch_program import write_torch
+    from suture.export.program import write_torch
     from suture.learning.prediction import open_model
 
     return write_torch(open_model(model), out)
