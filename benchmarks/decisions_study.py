@@ -2,7 +2,7 @@
 
     SUTURE_DATA=DIR python benchmarks/decisions_study.py --seeds 5
 
-NIH ChestX-ray14 (64 px), three frequent findings, patients dealt at random to two sites: at `referral` most
+NIH ChestX-ray14 (64 px), three frequent findings, patients divided at random to two sites: at `referral` most
 images without any of them are left out, at `screening` most images with one. 30/30/40 % of the patients of
 each train, validate and test. Of each seed one run of Surgical Aggregation; the target is a sensitivity.
 Prints, over seeds, the sensitivity on test images at each site by the site's own threshold, by that of all
@@ -44,7 +44,7 @@ from suture.simulation.run import run_job
 from suture_papers.chest_xrays.chest_sites import nih_release
 
 FINDINGS = ("Infiltration", "Atelectasis", "Effusion")
-KEPT = {"referral": (0.25, 1.0), "screening": (1.0, 0.4)}
+SHARES = {"referral": (0.25, 1.0), "screening": (1.0, 0.4)}
 """Share of the images without, and of those with a finding that a site keeps."""
 
 
@@ -65,7 +65,7 @@ def write_sites(folder: Path, root: Path, seed: int, min_count: int, gamma: floa
             strict=True,
         )
     )
-    for number, (name, shares) in enumerate(KEPT.items()):
+    for number, (name, shares) in enumerate(SHARES.items()):
         own = table[[site[p] == number for p in table["Patient ID"]]]
         ill = own[list(FINDINGS)].any(axis=1).to_numpy()
         own = own[rng.random(len(own)) < np.where(ill, shares[1], shares[0])]
@@ -105,12 +105,21 @@ def one(
         method = SurgicalAggregation(local=LocalTraining(lr=1e-3, epochs=1, batch_size=64))
         model = ModelSpec("cnn", size=64)
         sites = StudySites(str(study))
-        job = Job("decisions", "decisions", method, model, rounds, seed, simulation=sites, decision=settings)
+        job = Job(
+            name="decisions",
+            title="decisions",
+            method=method,
+            model=model,
+            rounds=rounds,
+            seed=seed,
+            simulation=sites,
+            decision=settings,
+        )
         run_job(job, out=out)
         answers = [*out.glob("sites/*/state/**/answers/calibrate/*.safetensors")]
         return {
             "bytes": [path.stat().st_size for path in answers],
-            "sites": {site: measured(out / "model", study / site / "suture.toml", site) for site in KEPT},
+            "sites": {site: measured(out / "model", study / site / "suture.toml", site) for site in SHARES},
         }
 
 
@@ -133,7 +142,7 @@ def measured(model: Path, config: Path, site: str) -> dict[str, dict[str, Any]]:
 
 def lines(results: list[dict[str, Any]]) -> Iterator[list[str]]:
     """A line for each site and class: means over the seeds, and the range of the own threshold's figure."""
-    for site in KEPT:
+    for site in SHARES:
         for name in results[0]["sites"][site]:
             of = [found["sites"][site][name] for found in results]
             rates = {

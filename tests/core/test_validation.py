@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from suture.core.errors import ConfigError
-from suture.core.validation import REMOVED, flat, lasting, parse
+from suture.core.validation import REMOVED, RENAMED, flat, lasting, parse
 from suture.methods import METHODS
 from suture.simulation.job import load_job, with_settings
 from suture_papers.fedmas.pretraining import Pretraining
@@ -64,9 +64,13 @@ def test_a_key_in_one_of_several_types_has_no_nearest() -> None:
         (
             Pretraining,
             {"views": {"blur_chance": 0}},
-            "unknown key 'views.blur_chance'; it was removed, and 0.5",
+            "unknown key 'views.blur_chance'; it was removed, and the value is now always 0.5",
         ),
-        (METHODS["ldam"], {"margin": {"deferred": False}}, "remove it; write start=1 in place of false"),
+        (
+            METHODS["ldam"],
+            {"margin": {"deferred": False}},
+            "always True: remove it .in place of false, set method.margin.start=1",
+        ),
     ],
 )
 def test_a_removed_key_says_what_holds_and_what_to_do(
@@ -78,7 +82,7 @@ def test_a_removed_key_says_what_holds_and_what_to_do(
 
 @pytest.mark.parametrize("key", ["simulation.dominance", "dominance", "method.retrain.momentum"])
 def test_a_removed_setting_of_a_job_says_what_holds(key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^unknown setting '{key}'; it was removed, and 0.9 always holds"):
+    with pytest.raises(ConfigError, match=rf"^unknown setting '{key}'; it was removed, .*always 0.9"):
         with_settings(load_job("demo"), [f"{key}=0.5"])
 
 
@@ -89,7 +93,23 @@ def test_what_ran_with_the_value_that_holds_is_unchanged() -> None:
     assert lasting({"method.margin.deferred": False}) == {"method.margin.deferred": False}
 
 
+def test_what_ran_with_a_former_word_is_unchanged() -> None:
+    former = {"model.rows": "drawn", "simulation.classes": "dealt", "method.rows": "owners", "model.neck": 0}
+    now = {"model.row_init": "random", "simulation.classes": "round_robin", "method.rows": "owners"}
+    assert lasting(former) == {**now, "model.neck": 0}
+    assert lasting({"model.rows": "named"}) == {"model.row_init": "named"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "present"),
+    [("model.rows=named", "row_init"), ("model.row_init=drawn", "random"), ("classes=dealt", "round_robin")],
+)
+def test_a_former_word_is_answered_with_the_present_one(setting: str, present: str) -> None:
+    with pytest.raises(ConfigError, match=rf"is now called {present}\b"):
+        with_settings(load_job("surgical_nih"), [setting])
+
+
 def test_what_was_removed_is_no_setting() -> None:
     known = {name for kind in METHODS.values() for name in flat("method", asdict(kind()))}
     assert known
-    assert not any(f".{name}".endswith(f".{end}") for name in known for end in REMOVED)
+    assert not any(f".{name}".endswith(f".{end}") for name in known for end in {**REMOVED, **RENAMED})

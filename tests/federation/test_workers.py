@@ -17,6 +17,7 @@ import pytest
 
 from small_job import SMALL
 from suture.core.errors import ConfigError, FederationError
+from suture.federation.site.releases import Answer
 from suture.federation.workers import Workers, balanced_shares
 from suture.protocol.messages import Abstain, TaskData, TaskName
 from suture.protocol.packing import Packed, pack, unpack
@@ -31,13 +32,13 @@ class OddSite:
 
     name: str
 
-    def answer(self, task: TaskData) -> Abstain:
+    def answer(self, task: TaskData) -> Answer:
         if self.name == "fails":
             raise ZeroDivisionError("by its own code")
         if self.name == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         logging.getLogger("odd").warning("%s was asked", self.name)
-        return Abstain("data_fault", self.name)
+        return Answer(pack(Abstain("data_fault", self.name)))
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ COMMITTED = ["round-000000.safetensors", "round-000001.safetensors"]
 RESULTS = ("metrics.json", "model/model.safetensors")
 
 
-def test_images_are_dealt_evenly() -> None:
+def test_images_are_divided_evenly() -> None:
     images = {"a": 1, "b": 5, "c": 4, "d": 2, "e": 0}
     assert balanced_shares(images, 2) == [["b", "a", "e"], ["c", "d"]]
     assert balanced_shares(images, 9) == [["b"], ["c"], ["d"], ["a"], ["e"]]

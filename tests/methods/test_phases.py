@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from rounds import context_of
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for
@@ -17,7 +18,7 @@ from suture.learning.training import BestEpoch, LocalTraining, fit, validation_l
 from suture.methods.base import Phase, RoundContext, local_round, loss_of, settled
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
-from suture.models.classifier import redraw_head
+from suture.models.classifier import reinitialise_head
 from suture.models.heads import head_rows
 from suture.protocol.messages import TaskData
 from suture.protocol.packing import Packed
@@ -81,7 +82,7 @@ def test_sites_without_a_common_start_average_what_each_has_drawn(tiny: Any) -> 
     drawn = {}
     for name, own in labels.items():
         drawn[name] = build(model, LabelSet(own), 5, pretrained=False)
-        redraw_head(drawn[name], seed_for(1, name, "init"))
+        reinitialise_head(drawn[name], seed_for(1, name, "init"))
     mean = torch.stack([d.state_dict()["hidden.0.weight"] for d in drawn.values()]).mean(0)
     torch.testing.assert_close(after.shared["hidden.0.weight"], mean, atol=1e-6, rtol=0)
     rows = {name: d.head.weight[0] for name, d in drawn.items()}
@@ -173,7 +174,7 @@ def test_the_best_epoch_is_kept(tiny: Any) -> None:
     task = TaskData(
         "train", 1, 0, labels=("Mass", "Nodule"), shared=dict(model.shared), head=dict(model.head)
     )
-    context = site._context(task, site._state(task))
+    context = context_of(site, task)
     best = BestEpoch(context, loss_of(site.plan.method.loss, "multilabel"))
     best()
     good = validation_loss(context, loss_of(site.plan.method.loss, "multilabel"))

@@ -58,7 +58,7 @@ def test_a_vector_depends_on_its_name_alone() -> None:
 
 
 def test_named_rows_are_those_of_every_seed_and_of_every_head_alone() -> None:
-    spec = ModelSpec("cnn", size=16, head="linear", rows="named")
+    spec = ModelSpec("cnn", size=16, head="linear", row_init="named")
     one, two = (build(spec, LABELS, seed, pretrained=False).head for seed in (1, 2))
     assert torch.equal(one.weight, two.weight)
     assert torch.equal(one.weight, name_vectors(NAMES, 128))
@@ -81,12 +81,12 @@ def test_vectors_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "names.safetensors"
     vectors = {name.lower(): torch.randn(128) for name in NAMES}
     save_file(vectors, path)
-    spec = ModelSpec("cnn", size=16, rows="named", name_vectors=str(path))
+    spec = ModelSpec("cnn", size=16, row_init="named", name_vectors=str(path))
     head = build(spec, LABELS, 1, pretrained=True).head
     for row, vector in zip(head.weight, vectors.values(), strict=True):
         assert torch.allclose(row, F.normalize(vector, dim=0))
     # A site and a saved model get the rows, and neither the file nor its name.
-    elsewhere = ModelSpec("cnn", size=16, rows="named", name_vectors="/nowhere")
+    elsewhere = ModelSpec("cnn", size=16, row_init="named", name_vectors="/nowhere")
     build(elsewhere, LABELS, 1, pretrained=False)
     model = build(spec, LABELS, 1, pretrained=True)
     save_model(model, spec, tmp_path / "m", {})
@@ -111,11 +111,11 @@ def test_a_faulty_file_of_vectors(tmp_path: Path, vectors: object, message: str)
         path.write_bytes(vectors)
     elif isinstance(vectors, dict):
         save_file(vectors, path)
-    spec = ModelSpec("cnn", size=16, rows="named", name_vectors=str(path))
+    spec = ModelSpec("cnn", size=16, row_init="named", name_vectors=str(path))
     with pytest.raises(ConfigError, match=message):
         build(spec, LABELS, 1, pretrained=True)
 
 
 def test_vectors_without_named_rows_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"set model\.rows=named"):
+    with pytest.raises(ConfigError, match=r"set model\.row_init=named"):
         build(ModelSpec("cnn", size=16, name_vectors="x"), LABELS, 1, pretrained=False)

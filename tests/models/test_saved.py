@@ -28,7 +28,7 @@ from suture.models.saved import load_model, load_spec, save_model, stated_digest
         ModelSpec("cnn", size=32, hidden=8),
         ModelSpec("cnn", size=32, neck=8),
         ModelSpec("cnn", size=32, head="cosine"),
-        ModelSpec("cnn", size=32, neck=8, head="anchors", rows="named"),
+        ModelSpec("cnn", size=32, neck=8, head="anchors", row_init="named"),
         ModelSpec("cnn", size=32, modalities=("CR", "DX")),
     ],
     ids=["hidden", "neck", "cosine", "anchors", "modalities"],
@@ -48,13 +48,21 @@ def test_round_trip(spec: ModelSpec, tmp_path: Path) -> None:
 
 def test_a_model_from_before_there_were_other_heads(tmp_path: Path) -> None:
     description = saved(tmp_path)
-    for key in ("neck", "head", "rows", "name_vectors", "embedding", "embedding_digest", "vector"):
+    for key in ("neck", "head", "row_init", "name_vectors", "embedding", "embedding_digest", "vector"):
         del description["model"][key]
     (tmp_path / "model.json").write_text(json.dumps(description))
     again, _ = load_model(tmp_path)
     x = torch.randn(2, 1, 32, 32)
     whole = build(ModelSpec("cnn", size=32), LabelSet(("Edema",)), 1, pretrained=False).eval()
     assert torch.equal(again({"image": x}), whole({"image": x}))
+
+
+def test_a_model_with_a_setting_of_the_former_name(tmp_path: Path) -> None:
+    description = saved(tmp_path)
+    del description["model"]["row_init"]
+    description["model"]["rows"] = "drawn"
+    (tmp_path / "model.json").write_text(json.dumps(description))
+    assert load_spec(tmp_path) == ModelSpec("cnn", size=32)
 
 
 def test_a_folder_that_holds_no_model(tmp_path: Path) -> None:

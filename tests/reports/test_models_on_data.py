@@ -15,8 +15,8 @@ from suture.data.config import load_site_config, write_site_config
 from suture.learning.comparison import compare
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
-from suture.reports.cooccurrence import relate
-from suture.reports.plots import latent
+from suture.reports.cooccurrence import predicted_together
+from suture.reports.plots import plot_features
 
 
 @pytest.fixture
@@ -69,12 +69,12 @@ def test_a_threshold_comes_from_the_data_set_that_can_give_it(
     models: dict[str, Path], data: dict[str, Path], tmp_path: Path
 ) -> None:
     configs = [load_site_config(data[name]) for name in ("north", "south")]
-    (one,) = relate(models["all"], configs, "test", [("Mass", "Hernia")])
+    (one,) = predicted_together(models["all"], configs, "test", [("Mass", "Hernia")])
     assert sum(map(sum, one.counts)) == 60
-    (alone,) = relate(models["all"], configs[:1], "test", [("Mass", "Hernia")])
+    (alone,) = predicted_together(models["all"], configs[:1], "test", [("Mass", "Hernia")])
     assert "Hernia" in alone.why
     with pytest.raises(LabelError):
-        relate(models["mass"], configs[:1], "test", [("Mass", "Hernia")])
+        predicted_together(models["mass"], configs[:1], "test", [("Mass", "Hernia")])
     out = tmp_path / "pairs.svg"
     shown = command("plot", "predictions", models["all"], *data.values(), "-o", out, "--pair", "Mass:Hernia")
     assert shown.exit_code == 0
@@ -84,11 +84,11 @@ def test_a_threshold_comes_from_the_data_set_that_can_give_it(
 
 def test_features_of_several_sources(models: dict[str, Path], data: dict[str, Path], tmp_path: Path) -> None:
     configs = {name: load_site_config(path) for name, path in data.items()}
-    one, two = (latent(models["all"], configs, "test", images=20) for _ in range(2))
+    one, two = (plot_features(models["all"], configs, "test", images=20) for _ in range(2))
     assert one == two
     assert b"north" in one
     assert b"south" in one
-    out = tmp_path / "latent.svg"
+    out = tmp_path / "features.svg"
     assert (
         command("plot", "features", models["all"], *data.values(), "-o", out, "--images", 10).exit_code == 0
     )
@@ -101,7 +101,7 @@ def test_data_sets_in_one_folder_are_distinguished_by_their_files(
     for name, path in data.items():  # absolute paths, so that the two can lie beside each other
         write_site_config(tmp_path / f"{name}.toml", load_site_config(path))
     both = [tmp_path / "north.toml", tmp_path / "south.toml"]
-    out = tmp_path / "latent.svg"
+    out = tmp_path / "features.svg"
     assert command("plot", "features", models["all"], *both, "-o", out, "--images", 10).exit_code == 0
     assert "north" in out.read_text()
     assert "south" in out.read_text()

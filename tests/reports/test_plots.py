@@ -11,8 +11,8 @@ from suture.reports.plots import (
     embed,
     plot_contingencies,
     plot_cooccurrence,
+    plot_embedding,
     plot_frequencies,
-    plot_latent,
 )
 
 NAN = math.nan
@@ -30,7 +30,7 @@ PLOTS: list[Callable[[], bytes]] = [
     lambda: plot_frequencies(TABLES),
     lambda: plot_cooccurrence(("Edema", "Mass"), [[1, 0.25], [NAN, NAN]]),
     lambda: plot_contingencies([PAIR, NEVER, BLANK]),
-    lambda: plot_latent(POINTS, SOURCES),
+    lambda: plot_embedding(POINTS, SOURCES),
 ]
 
 
@@ -91,7 +91,7 @@ def test_undefined_contingencies_say_why() -> None:
 
 
 def test_every_source_has_a_colour_and_its_number_of_points() -> None:
-    svg = plot_latent(POINTS, SOURCES)
+    svg = plot_embedding(POINTS, SOURCES)
     assert {"NIH (4)", "CheXpert (4)", "MIMIC-LT (4)"} <= set(written(svg))
     dots = [
         part.get("class") for part in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}circle")
@@ -101,7 +101,7 @@ def test_every_source_has_a_colour_and_its_number_of_points() -> None:
 
 def test_more_sources_than_colours_are_drawn() -> None:
     names = [f"hospital {i}" for i in range(10)]
-    texts = written(plot_latent(np.arange(2.0 * len(names)).reshape(-1, 2), names))
+    texts = written(plot_embedding(np.arange(2.0 * len(names)).reshape(-1, 2), names))
     assert {f"{name} (1)" for name in names} <= set(texts)
     shares = {name: {"Edema": Frequency(1, 1, 0)} for name in names}
     assert set(names) <= set(written(plot_frequencies(shares)))
@@ -119,9 +119,9 @@ def test_nothing_to_draw_is_named() -> None:
     with pytest.raises(DataError, match=r"the matrix \(2, 3\) must be \[2, 2\]"):
         plot_cooccurrence(("Edema", "Mass"), np.ones((2, 3)))
     with pytest.raises(DataError, match=r"points \(2, 2\) must be finite and \[1, 2\]"):
-        plot_latent([[1, 2], [3, 4]], ["NIH"])
+        plot_embedding([[1, 2], [3, 4]], ["NIH"])
     with pytest.raises(DataError, match="must be finite"):
-        plot_latent([[1, NAN]], ["NIH"])
+        plot_embedding([[1, NAN]], ["NIH"])
 
 
 @pytest.mark.parametrize("width", [2, 60])

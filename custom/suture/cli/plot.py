@@ -67,14 +67,15 @@ def predictions(
     from suture.core.errors import ConfigError
     from suture.core.files import atomic_write
     from suture.data.config import load_site_config
-    from suture.reports.cooccurrence import RELATED, relate
+    from suture.reports.cooccurrence import RELATED, predicted_together
     from suture.reports.plots import plot_contingencies
 
     for text in pair or ():
         if text.count(":") != 1:
             raise ConfigError(f"--pair {text!r} must name two classes: 'First Class:Second Class'")
     pairs = [(a.strip(), b.strip()) for a, b in (text.split(":") for text in pair or ())] or RELATED
-    found = relate(model, [load_site_config(p) for p in data], split.value, pairs, device_of(device))
+    configs = [load_site_config(path) for path in data]
+    found = predicted_together(model, configs, split.value, pairs, device_of(device))
     for one in found:
         print_line(f"P({one.second} | {one.first}) = {one.second_given_first:.2f}")
         print_line(f"P({one.first} | {one.second}) = {one.first_given_second:.2f}")
@@ -99,7 +100,7 @@ def features(
 ) -> None:
     """Plot a model's features of images from several sources in two dimensions (t-SNE)."""
     from suture.core.files import atomic_write
-    from suture.reports.plots import latent
+    from suture.reports.plots import plot_features
 
-    atomic_write(out, latent(model, load_sources(data), split.value, images, seed, device_of(device)))
+    atomic_write(out, plot_features(model, load_sources(data), split.value, images, seed, device_of(device)))
     print_line(f"written: {out}")

@@ -40,7 +40,7 @@ from suture.models.classifier import (
     NormPolicy,
     Preprocessing,
     load_tensors,
-    redraw_head,
+    reinitialise_head,
     train_mode,
 )
 from suture.models.priors.prior import Prior
@@ -101,6 +101,10 @@ class LocalTraining:
     clip: Annotated[float, Field(gt=0)] | None = None
     sampling: Literal["shuffled", "class_aware"] = "shuffled"
 
+    def images_of(self, images: int) -> int:
+        """How many of so many images the steps of a round are of, at most."""
+        return images if self.iterations is None else min(images, self.iterations * self.batch_size)
+
 
 @dataclass(frozen=True)
 class SiteContext:
@@ -157,7 +161,7 @@ class LocalRound:
         head_only: whether the backbone rests, in eval mode, and only the head is trained.
         keep_best: the validation loss by which the best epoch is kept; None keeps the last epoch.
         phase, phase_round, phase_rounds: name of the phase, the round within it from 1, and their number.
-        reinit_head: whether the head is drawn anew before the round.
+        reinit_head: whether the head is reinitialised before the round.
         kept: the method's channels that stay at the site, as it left them in its last round; see `Channel`.
         head_lr: learning rate of the head's rows; None for that of all other parameters.
     """
@@ -273,11 +277,11 @@ def _prepared(
 
 
 def reinit_head(site: SiteContext, round_: LocalRound) -> None:
-    """Draw the head anew if the round begins with that; drawn a second time, it is the same."""
+    """Reinitialise the head if the round begins with that; a second time gives the same head."""
     if round_.head_only and round_.local.warmup_init == "independent":
-        redraw_head(site.model, seed_for(round_.seed, site.name, "init"))
+        reinitialise_head(site.model, seed_for(round_.seed, site.name, "init"))
     elif round_.reinit_head:
-        redraw_head(site.model, seed_for(round_.seed, "head", round_.round))
+        reinitialise_head(site.model, seed_for(round_.seed, "head", round_.round))
 
 
 class BestEpoch:
@@ -359,7 +363,7 @@ def freeze_backbone(model: Classifier, head_only: bool) -> None:
 
 
 def set_training(model: Classifier, policy: NormPolicy, head_only: bool) -> None:
-    """Training mode, but for a resting backbone and for batch norm under `frozen`."""
+    """Training mode, but for a frozen backbone and for batch norm under `frozen`."""
     train_mode(model, policy)
     if head_only:
         model.backbone.eval()

@@ -15,7 +15,7 @@ from torch import nn
 from suture.core.errors import ConfigError, unknown
 from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for, seeded
-from suture.core.validation import STRICT
+from suture.core.validation import NAMED_FILE, STRICT
 from suture.data.embedding import TFIDF
 from suture.data.text import Vocabulary, clinical_vocabulary, read_vocabulary
 from suture.models.backbones import (
@@ -38,7 +38,7 @@ from suture.models.classifier import (
     load_tensors,
     set_momentum,
 )
-from suture.models.heads import HeadKind, RowStart, head_rows
+from suture.models.heads import HeadKind, RowInit, head_rows
 
 __all__ = [
     "CORPUS",
@@ -144,6 +144,8 @@ def _code_string(value: str) -> str:
     return value
 
 
+Words = Annotated[tuple[str, ...], Field(max_length=500_000)]
+
 Modality = Annotated[str, AfterValidator(_code_string)]
 """A Modality (0008,0060), a code string of DICOM (PS3.5, 6.2)."""
 
@@ -167,8 +169,8 @@ class ModelSpec:
         neck: width of a neck between backbone and head (Linear, ReLU, Linear; 256 in MOON), 0 for none.
         head: ``linear``; ``dot``, without bias; ``cosine``, scaled cosine similarities of features and rows;
             or ``anchors``, as ``dot``, with rows of length 1 for multiclass labels (FedAlign).
-        rows: initial rows of the head: ``drawn`` at random, or ``named``, vectors of the class names; also
-            for classes that join later.
+        row_init: initial rows of the head: ``random``, or ``named``, vectors of the class names; also for
+            classes that join later.
         name_vectors: for named rows: a safetensors file with a vector for each class name, located like
             `weights`; None computes vectors from the letters of the name.
         weights: file of pretrained weights; at a real server, which alone reads it, the bare name of a file
@@ -203,16 +205,16 @@ class ModelSpec:
     second_head: bool = False
     neck: Width = 0
     head: HeadKind = "linear"
-    rows: RowStart = "drawn"
-    name_vectors: str | None = None
-    weights: str | None = None
+    row_init: RowInit = "random"
+    name_vectors: Annotated[str | None, NAMED_FILE] = None
+    weights: Annotated[str | None, NAMED_FILE] = None
     mean: tuple[Mean, ...] | None = None
     std: tuple[Std, ...] | None = None
-    vocabulary: str | Annotated[tuple[str, ...], Field(max_length=500_000)] = "clinical"
+    vocabulary: Annotated[str | Words, NAMED_FILE] = "clinical"
     longest: Annotated[int, Field(ge=1, le=100_000)] | None = None
     padding: bool = False
     modalities: tuple[Modality, ...] = ()
-    embedding: str = TFIDF
+    embedding: Annotated[str, NAMED_FILE] = TFIDF
     embedding_digest: str | None = None
     vector: Annotated[int, Field(ge=1, le=8192)] = 384
 
@@ -294,7 +296,7 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
         )
     if spec.norm_momentum is not None:
         set_momentum(model, spec.norm_momentum)
-    start = spec.rows if pretrained or not spec.name_vectors else "drawn"
+    start = spec.row_init if pretrained or not spec.name_vectors else "random"
     load_tensors(
         model, head_rows(labels, model.head.in_features, seed, start=start, vectors=spec.name_vectors)
     )
@@ -324,8 +326,8 @@ def _check(spec: ModelSpec) -> None:
         raise ConfigError("model.dropout applies to the hidden block; set model.hidden, or remove it")
     if spec.second_head and not spec.projection:
         raise ConfigError("model.second_head belongs to the projection; set model.projection, or remove it")
-    if spec.name_vectors and spec.rows != "named":
-        raise ConfigError("model.name_vectors is for named rows; set model.rows=named, or remove it")
+    if spec.name_vectors and spec.row_init != "named":
+        raise ConfigError("model.name_vectors is for named rows; set model.row_init=named, or remove it")
     if spec.neck and spec.projection:
         raise ConfigError("model.neck and model.projection do not go together; set one of them to 0")
     if spec.modalities and entry.reads != "image":

@@ -17,7 +17,7 @@ from suture.core.errors import ConfigError, as_word
 from suture.core.labels import LabelSet
 from suture.core.seeds import seeded
 from suture.core.validation import STRICT
-from suture.models.heads import HeadKind, RowStart, head_rows, make_head
+from suture.models.heads import HeadKind, RowInit, head_rows, make_head
 from suture.protocol.egress import Layout as Layout
 
 AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -189,8 +189,8 @@ def frozen_copy(model: Classifier) -> Classifier:
     return copy.deepcopy(model).eval().requires_grad_(False)
 
 
-def redraw_head(model: Classifier, seed: int) -> None:
-    """Draw the hidden block, the neck and the head, named rows too, as those of a model of this seed."""
+def reinitialise_head(model: Classifier, seed: int) -> None:
+    """Initialise hidden block, neck and head, named rows too, as those of a model of this seed."""
     fresh = head_rows(model.labels, model.head.in_features, seed)
     for name, layer in model.named_modules():
         if name.startswith(("hidden.", "neck.")) and isinstance(layer, nn.Linear):
@@ -205,7 +205,7 @@ def relabelled(
     before: tuple[str, ...],
     labels: tuple[str, ...],
     seed: int,
-    start: RowStart = "drawn",
+    start: RowInit = "random",
     vectors: str | None = None,
 ) -> dict[str, Tensor]:
     """Return the rows of `labels`: those of `before` keep their values, new ones are initialised.

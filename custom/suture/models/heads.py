@@ -16,8 +16,8 @@ HeadKind = Literal["linear", "dot", "cosine", "anchors"]
 """linear: h . w_c + b_c. dot: h . w_c, without a bias. cosine: `SCALE` times the cosine of h and w_c.
 anchors: h . w_c, and h . w_c / |w_c| where an image has one label (FedAlign)."""
 
-RowStart = Literal["drawn", "named"]
-"""drawn: at random, from a seed of the class name. named: the vector of the class name, see `names.py`."""
+RowInit = Literal["random", "named"]
+"""random: from a seed of the class name. named: the vector of the class name, see `names.py`."""
 
 SCALE = 30.0
 """The factor of a cosine head (Cao et al., LDAM, NeurIPS 2019): a softmax of numbers within 1 is too flat."""
@@ -59,7 +59,7 @@ def head_rows(
     features: int,
     seed: int,
     head: str = "head",
-    start: RowStart = "drawn",
+    start: RowInit = "random",
     vectors: str | None = None,
 ) -> dict[str, Tensor]:
     """Return the initial rows of a head, each from its class name.
@@ -67,7 +67,7 @@ def head_rows(
     So the row of a class does not depend on the other classes, nor on their order.
 
     Args:
-        start: of the rows of the head that predicts; others are drawn, as is every bias.
+        start: of the rows of the head that predicts; others are random, as is every bias.
         vectors: see `name_vectors`.
 
     Returns:

@@ -20,7 +20,7 @@ from suture.core.errors import ConfigError, DataError, SutureError, as_word
 from suture.core.files import make_folder, read_json, replacing, write_json
 from suture.core.labels import LabelSet, LabelType
 from suture.core.plain import open_regular
-from suture.core.validation import OPEN, parse
+from suture.core.validation import OPEN, lasting, parse
 from suture.models import ModelSpec, build, check_portable
 from suture.models.classifier import Classifier, Preprocessing, check_tensors
 from suture.protocol.messages import Labels
@@ -150,8 +150,12 @@ def _described(folder: Path) -> Description:
         raise ConfigError(f"{folder} does not contain model.json; name the model/ folder of a finished run")
     try:
         content = read_json(path)
-        # Versions before 0.1 wrote the type under another name.
-        found = parse(Description, {"label_type": content.get("task"), **content}, "model.json")
+        # Earlier versions wrote the type, and a setting of the network, under another name.
+        content = {"label_type": content.get("task"), **content}
+        if isinstance(model := content.get("model"), dict):
+            settings = lasting({f"model.{key}": value for key, value in model.items()})
+            content["model"] = {key.removeprefix("model."): value for key, value in settings.items()}
+        found = parse(Description, content, "model.json")
         check_portable(found.model, str(path))
     except SutureError as error:
         raise ConfigError(f"{folder} cannot be read as a model: {error}") from error

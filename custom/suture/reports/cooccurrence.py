@@ -190,7 +190,7 @@ def _share(both: float, only: float) -> float:
     return both / (both + only) if both + only > 0 else math.nan
 
 
-def relate(
+def predicted_together(
     model: Path,
     configs: Sequence[SiteConfig],
     split: Split,

@@ -211,7 +211,7 @@ def _matrix(
     return Chart(title, cells=tuple(cells), texts=tuple(texts), width=width, height=height)
 
 
-def plot_latent(points: ArrayLike, sources: Sequence[str], title: str = "Features (t-SNE)") -> bytes:
+def plot_embedding(points: ArrayLike, sources: Sequence[str], title: str = "Features (t-SNE)") -> bytes:
     """Plot embedded features coloured by their source (Kulkarni et al. 2024, Fig. 4b), as SVG.
 
     Args:
@@ -241,7 +241,7 @@ def plot_latent(points: ArrayLike, sources: Sequence[str], title: str = "Feature
     return drawing(title, [Chart("", traces=tuple(traces), width=side, height=side)])
 
 
-def latent(
+def plot_features(
     model_folder: Path,
     configs: Mapping[str, SiteConfig],
     split: Split,
@@ -252,7 +252,7 @@ def latent(
     """Plot features of images of each source in two dimensions by t-SNE, as SVG; see `features_of`."""
     found = features_of(model_folder, configs, split, images, seed, device)
     sources = [name for name, features in found.items() for _ in features]
-    return plot_latent(embed(np.concatenate(list(found.values())), seed), sources)
+    return plot_embedding(embed(np.concatenate(list(found.values())), seed), sources)
 
 
 def embed(features: ArrayLike, seed: int, method: Literal["tsne", "pca"] = "tsne") -> Floats:

@@ -174,6 +174,9 @@ def _visible(value: Any) -> Any:
 
 def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[str, Any]:
     """Return the values of the template that every run has."""
+    sites = metrics.sites if metrics else {}
+    # Sites do not annotate the same classes: a mean over different ones would rank them by their classes.
+    common = [c for c in run.labels if sites and all(at.get(c) is not None for at in sites.values())]
     return {
         "run": run,
         "configuration": configuration(run),
@@ -188,7 +191,8 @@ def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[st
         "tail_below": TAIL,
         "attribute_figures": shown(metrics.attributes.values.values()) if metrics else {},
         "local_figures": _local_figures(metrics) if metrics else {},
-        "site_means": {s: mean_defined(v.values()) for s, v in metrics.sites.items()} if metrics else {},
+        "common": common,
+        "site_means": {s: mean_defined(v[c] for c in common) for s, v in sites.items()} if common else {},
         "phases": phases_of(history),
         "curves": _curves(run, history),
         "costs": _costs(history),

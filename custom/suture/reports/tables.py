@@ -10,7 +10,7 @@ from rich.table import Table
 from suture.core.printable import printable
 from suture.core.targets import rich
 from suture.protocol.records import Metrics, Run
-from suture.reports.formatting import DASH, area, count, interval
+from suture.reports.formatting import DASH, area, count, interval, stepped
 
 SHARED, UNIQUE, NOBODY = "At several sites", "At one site", "At no site"
 OVERALL = {
@@ -36,6 +36,7 @@ class Row:
         positives, negatives: test cases with and without the class.
         reason: why `auroc` is None.
         recall: of multiclass labels alone.
+        step: to whose multiples a site has rounded the figures; None where they are exact.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Row:
     negatives: int | None
     reason: str
     recall: float | None
+    step: float | None
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ def _row(run: Run, metrics: Metrics, label: str) -> Row:
         negatives,
         metrics.undefined.get(label, "not evaluated"),
         metrics.recall.get(label),
+        metrics.steps.get(label),
     )
 
 
@@ -122,10 +125,11 @@ def class_table(run: Run, metrics: Metrics) -> Table:
     for group in class_groups(run, metrics):
         _add(table, group)
     bounds = interval(metrics.mean_interval) if metrics.mean_interval else ""
-    mean = f"[bold]{area(metrics.mean_auroc)}"
+    mean = f"[bold]{stepped(metrics.mean_auroc, metrics.coarsest)}"
     table.add_row("[bold]Mean (with an AUROC)", "", mean, bounds, "", end_section=True)
     if metrics.loss is not None:
-        table.add_row("[bold]Loss (cross-entropy)", "", f"[bold]{area(metrics.loss)}", "", "")
+        loss = stepped(metrics.loss, metrics.loss_step)
+        table.add_row("[bold]Loss (cross-entropy)", "", f"[bold]{loss}", "", "")
     for name, value in overall(metrics).items():
         table.add_row(f"[bold]{name[:1].upper()}{name[1:]}", "", f"[bold]{area(value)}", "", "")
     for frequency, value in metrics.long_tail.accuracy.items():
@@ -144,7 +148,7 @@ def _add(table: Table, group: Group) -> None:
 def _values(row: Row) -> tuple[str, str, str]:
     if row.auroc is None:
         return DASH, f"[dim]{_cell(row.reason)}", count(row.positives)
-    return area(row.auroc), interval(row.interval), count(row.positives)
+    return stepped(row.auroc, row.step), interval(row.interval), count(row.positives)
 
 
 def _caption(metrics: Metrics) -> str:

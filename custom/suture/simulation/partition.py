@@ -16,7 +16,7 @@ from suture.core.labels import LabelSet
 from suture.data.split import Codes, classes, crossed, in_turn, strata, stratified, units
 from suture.data.table import SPLITS, Split, Table
 
-Classes = Literal["published", "disjoint", "single", "dealt", "all"]
+Classes = Literal["published", "disjoint", "single", "round_robin", "all"]
 
 SERVER = "server"
 """The name of the server among the sites of a simulation."""
@@ -35,10 +35,13 @@ def patient_blocks(table: Table, k: int, seed: int) -> list[Table]:
         DataError: fewer than K patients in a stratum that has any.
     """
     groups = strata(table.patients, table.y, seed)
-    fewest = min((len(group) for group in groups if len(group)), default=0)
+    sizes = [(len(group), have) for group, have in zip(groups, ("a finding", "no finding"), strict=True)]
+    fewest, have = min((size for size in sizes if size[0]), default=(0, "a finding"))
     if not 1 <= k <= fewest:
+        splits = " and ".join(sorted({*table.split})) or "train"
         raise DataError(
-            f"{table.root}: {fewest} patients cannot be cut into {k} equal blocks; take fewer sites"
+            f"{table.root}: only {fewest} patients of the split {splits} have {have}, and {k} sites are to "
+            f"get equally many of them; set simulation.clients to at most {fewest}, or use more images"
         )
     patients = np.asarray(table.patients, dtype=np.str_)
     blocks = []
@@ -85,12 +88,12 @@ def class_lists(
 
     Args:
         kind: ``published``, the lists of Surgical Aggregation 2024 (NIH only); ``disjoint`` and ``single``,
-            see `disjoint_classes`; ``dealt``, see `assigned_classes`; ``all``, every class at every site.
+            see `disjoint_classes`; ``round_robin``, see `assigned_classes`; ``all`` classes at every site.
         labels: every class.
         clients: number of sites; ``single`` has as many as there are classes.
         shared: choose the published lists of four sites that all know this many classes.
         seed: of the shuffle of disjoint lists.
-        per_client: number of classes of each site, for ``dealt``.
+        per_client: number of classes of each site, for ``round_robin``.
 
     Raises:
         ConfigError: no published lists, fewer classes than sites, or settings that contradict each other.
@@ -101,7 +104,7 @@ def class_lists(
         return client_classes(k=clients) if shared is None else client_classes(shared=shared)
     if kind == "all":
         return (labels,) * clients
-    if kind == "dealt":
+    if kind == "round_robin":
         return assigned_classes(labels, clients, per_client)
     return disjoint_classes(labels, None if kind == "single" else clients, seed)
 

@@ -223,7 +223,7 @@ class Trainer:
         """Return the keys ``[m, projection]`` of a view of each row, in other groups than the queries.
 
         MoCo shuffles the keys over its GPUs, because batch norm's statistics would reveal which key shares
-        them with a query. A single device needs groups in place of GPUs; they are drawn anew for the keys.
+        them with a query. A single device needs groups in place of GPUs; the keys have other ones.
         """
         x, order = self.views(rows), torch.randperm(len(rows), generator=self.order)
         mixed = order.to(self.device, non_blocking=True)

@@ -133,7 +133,7 @@ class FedAlign(LocalAveraging):
     matching: Matching = field(default_factory=Matching)
 
     def adapted(self, spec: ModelSpec) -> ModelSpec:
-        return replace(spec, neck=spec.neck or WIDTH, head="anchors", rows="named")
+        return replace(spec, neck=spec.neck or WIDTH, head="anchors", row_init="named")
 
     def egress(self, layout: Layout) -> Egress:
         up = (
@@ -262,8 +262,8 @@ def _in_turns(loss: Loss) -> Objective:
 
     def objective(model: Classifier, batch: Batch) -> Tensor:
         if next(of_f):
-            resting = {name: rows.detach() for name, rows in model.head.named_parameters()}
-            z = functional_call(model.head, resting, (model.features(batch.inputs),))
+            frozen = {name: rows.detach() for name, rows in model.head.named_parameters()}
+            z = functional_call(model.head, frozen, (model.features(batch.inputs),))
         else:
             with torch.no_grad():
                 features = model.features(batch.inputs)

@@ -4,7 +4,7 @@
     Elbatel et al. (Fed-MAS), MICCAI 2023, Table 7, which adds the re-training to other methods, too.
 
     rounds 1 .. R - R':   FedAvg, or FedAvg with balanced softmax; see `Composed`
-    the last R' rounds:   the backbone rests, the head is drawn anew; see `retraining.py`
+    the last R' rounds:   the backbone is frozen, the head reinitialised; see `retraining.py`
     server:               as in FedAvg throughout
 
 Neither paper says how the head is re-trained in a federation: that it happens in rounds is our reading.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from suture.methods.base import About, LabelUse, hyperparameters
+from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed
 from suture.methods.retraining import Retraining
 
@@ -24,5 +24,4 @@ class Decoupling(Composed):
     """FedAvg with a re-training of the head that ends the run; the other methods have it as a field."""
 
     about = About("crt", "Decoupling (cRT)", "Kang et al., ICLR 2020", question="classes rare")
-    labels = LabelUse(view="all", unknown="negative")
     retrain: Retraining | None = field(default_factory=Retraining)

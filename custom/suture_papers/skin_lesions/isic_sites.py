@@ -26,7 +26,7 @@ class IsicSites(PartitionedSites):
     (``classes=all``), the sites may instead be the long-tailed parts of Fed-MAS.
 
     Attributes:
-        classes: which classes each site knows: ``dealt`` (the paper's lists, by default), ``disjoint``,
+        classes: which classes each site knows: ``round_robin`` (the paper's lists, by default), ``disjoint``,
             ``single`` (7 sites of one class) or ``all``; see `suture.simulation.partition.class_lists`.
         partition: equal blocks of ``patients`` (lesions or images, see `split`); ``iid``, parts alike in
             every class; or ``dirichlet``, shares of each class drawn from Dir(alpha).
@@ -38,13 +38,13 @@ class IsicSites(PartitionedSites):
     """
 
     clients: Annotated[int, Field(ge=1, le=LIMIT)] = 5
-    classes: Literal["dealt", "disjoint", "single", "all"] = "dealt"
+    classes: Literal["round_robin", "disjoint", "single", "all"] = "round_robin"
     partition: Literal["patients", "iid", "dirichlet"] = "patients"
     alpha: Annotated[float, Field(gt=0)] = 0.5
     split: Literal["lesions", "images"] = "lesions"
     validation: Validation = "server"
 
-    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
+    def prepare(self, folder: Path, runs: Path, seed: int, method: Method) -> list[str]:
         """Write each site, and the held-out rows of the server; see `PhantomSites.prepare`."""
         root = data_folder(self.root, "ham10000_112px", "ISIC 2018 Task 3")
         pooled = load_table(isic_config(root, self.split, self.seed))

@@ -1,4 +1,4 @@
-"""The figure of a table, and further plots of its data and of one of its models."""
+"""The figures of a table file: of its table, and further plots of its data and of one of its models."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from suture.core.files import atomic_write, make_folder
 from suture.data.config import SiteConfig
 from suture.data.readers import load_table
 from suture.reports.charts import Chart, Look, Scale, Series, Text, Tick, Trace, line_chart, ticks
-from suture.reports.cooccurrence import cooccurrence, frequencies, relate, unit_of
+from suture.reports.cooccurrence import cooccurrence, frequencies, predicted_together, unit_of
 from suture.reports.plots import (
     drawing,
-    latent,
     plot_contingencies,
     plot_cooccurrence,
+    plot_features,
     plot_frequencies,
     text_width,
 )
@@ -224,9 +224,9 @@ def _plot_model(spec: TableSpec, preset: Preset, name: str, session: Session, pa
     configs = {source: _config(spec, source, session) for source in plot.sources}
     device = this_machine().device
     if plot.of == "features":
-        svg = latent(model, configs, "test", device=device)
+        svg = plot_features(model, configs, "test", device=device)
     else:
-        svg = plot_contingencies(relate(model, list(configs.values()), "test", device=device))
+        svg = plot_contingencies(predicted_together(model, list(configs.values()), "test", device=device))
     _write(path, svg, session)
 
 

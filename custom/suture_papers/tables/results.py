@@ -383,7 +383,8 @@ def settings_now(name: str, options: list[str]) -> dict[str, Any]:
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """Return the first setting that differs, None without one; new and removed ones do not count."""
-    return next((key for key in sorted(lasting(before)) if key not in now or now[key] != before[key]), None)
+    before = lasting(before)
+    return next((key for key in sorted(before) if key not in now or now[key] != before[key]), None)
 
 
 def _settings(

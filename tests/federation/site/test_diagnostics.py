@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from official import write_nih
+from rounds import reply_of
 from suture.core.labels import LabelSet
 from suture.data.batch import Samples
 from suture.data.config import SiteConfig, load_site_config
@@ -203,7 +204,7 @@ def test_a_method_that_guesses_nothing_needs_no_truth(tiny: Any) -> None:
 def test_the_truth_is_not_what_a_site_trains_on(tiny: Any) -> None:
     """Its own table is; it knows its own classes."""
     site = with_truth(tiny(METHOD)).sites()["alpha"]
-    info = site.answer(TaskData("handshake"))
+    info = reply_of(site, TaskData("handshake"))
     assert info.labels == ("Mass", "Nodule")
     assert min(min(counts) for counts in info.counts.values()) > 0  # the truth has no image without a mass
 
@@ -211,7 +212,7 @@ def test_the_truth_is_not_what_a_site_trains_on(tiny: Any) -> None:
 def test_a_simulations_report_shows_what_was_right(tmp_path: Path) -> None:
     made = Job(
         name="small",
-        title="dealt findings",
+        title="disjoint findings",
         method=METHOD,
         model=ModelSpec("cnn", size=16),
         rounds=2,

@@ -25,10 +25,10 @@ NONE = torch.zeros(0)
 class Two(nn.Module):
     """Two weights that are trained, one that rests, and a statistic that moves by itself."""
 
-    def __init__(self, *weights: float, resting: float = 0.0, statistic: float = 0.0) -> None:
+    def __init__(self, *weights: float, frozen: float = 0.0, statistic: float = 0.0) -> None:
         super().__init__()
         self.weights = nn.Parameter(torch.tensor(weights))
-        self.resting = nn.Parameter(torch.tensor([resting]), requires_grad=False)
+        self.frozen = nn.Parameter(torch.tensor([frozen]), requires_grad=False)
         self.register_buffer("statistic", torch.tensor([statistic]))
 
 
@@ -38,7 +38,7 @@ def step_of(model: nn.Module, received: nn.Module) -> Step:
 
 def test_the_penalty_and_a_step_of_sgd_by_hand() -> None:
     """w = (1, 2), w^t = (0, 1), mu = .1: .1/2 (1 + 1) = .1; (1 - .5 (.2 + .1), 2 - .5 (-.4 + .1))."""
-    model, received = Two(1.0, 2.0, resting=7.0, statistic=9.0), Two(0.0, 1.0)
+    model, received = Two(1.0, 2.0, frozen=7.0, statistic=9.0), Two(0.0, 1.0)
     penalty = Proximal(0.1).begin(cast(Any, None), cast(Any, None))(step_of(model, received))
     assert penalty.item() == pytest.approx(0.1)
     loss = (torch.tensor([0.2, -0.4]) * model.weights).sum() + penalty
@@ -97,7 +97,7 @@ def test_tables_6_and_8_of_fedmas_are_settings(mu: float) -> None:
     method = with_settings(load_job("fedmas_tones"), words).method
     assert isinstance(method, FedProx)
     assert (method.proximal, method.softmax) == (Proximal(mu), "balanced")
-    assert method.label_types == ("multiclass",)
+    assert method.labels.types == ("multiclass",)
 
 
 def test_a_negative_penalty_is_refused() -> None:

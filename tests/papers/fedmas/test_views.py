@@ -26,7 +26,7 @@ OFF = Views(crop=1.0, flip=0.0)
 
 
 def chances(monkeypatch: pytest.MonkeyPatch, tone: float = 0.0, gray: float = 0.0) -> None:
-    """How likely an image is toned, and made gray; constants of MoCo v2."""
+    """How likely an image has its colours jittered, and is made gray; constants of MoCo v2."""
     monkeypatch.setattr(pretraining, "TONE_CHANCE", tone)
     monkeypatch.setattr(pretraining, "GRAY_CHANCE", gray)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rounds import train_round
+from rounds import context_of, train_round
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.core.seeds import generator_for
@@ -46,7 +46,7 @@ def bench_of(tiny: Any, method: FedAlign, f1: float = 0.0) -> tuple[SiteContext,
     model = initial(site.plan, EVERY)
     told = {F1: torch.full((4,), f1)}
     task = TaskData("train", 1, labels=EVERY, shared=dict(model.shared), head=dict(model.head), channels=told)
-    return site._context(task, site._state(task)), task
+    return context_of(site, task), task
 
 
 # By hand
@@ -374,7 +374,7 @@ def test_positive_pseudo_labels_wait_for_the_f1_of_their_class(tiny: Any) -> Non
 
 def test_anchors_begin_at_names_and_so_does_a_class_that_joins(tiny: Any) -> None:
     plan = tiny(FedAlign(local=LOCAL)).plan
-    assert (plan.model.neck, plan.model.head, plan.model.rows) == (256, "anchors", "named")
+    assert (plan.model.neck, plan.model.head, plan.model.row_init) == (256, "anchors", "named")
     assert FedAlign().adapted(ModelSpec("cnn", neck=64)).neck == 64
     begun = initial(plan, EVERY)
     assert begun.head.keys() == {"head.weight"}

@@ -149,12 +149,12 @@ def test_mixed_precision_trains_the_extractor_too() -> None:
     site, received = at_site(FPSL(local=SGD))
     site.model.float().compute_in(torch.bfloat16)
     FPSL(local=SGD).train(site, received, replace(ROUND, local=SGD))
-    resting = [
+    frozen = [
         name
         for name, p in site.model.named_parameters()
         if torch.equal(p, {**received.shared, **received.head}[name])
     ]
-    assert resting == []
+    assert frozen == []
 
 
 def test_a_loss_that_is_no_number_ends_the_round() -> None:

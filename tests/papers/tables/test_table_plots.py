@@ -56,7 +56,7 @@ source = "Fig. 4a"
 of = "cooccurrence"
 sources = ["nih"]
 
-[drawings.latent]
+[drawings.features]
 of = "features"
 row = "ours"
 sources = ["nih", "chexpert"]
@@ -106,7 +106,7 @@ def house(tmp_path: Path) -> House:
 
 def test_data_and_a_model_are_drawn_and_shown_with_what_they_are(house: House) -> None:
     found = house.draw()
-    assert set(found) == {f"two-{name}.svg" for name in ("frequencies", "together", "latent", "related")}
+    assert set(found) == {f"two-{name}.svg" for name in ("frequencies", "together", "features", "related")}
     for name in ("Hernia", "Support Devices", "nih", "chexpert"):  # texts of an SVG are text
         assert name.encode() in found["two-frequencies.svg"]
     assert b"patients" in found["two-together.svg"] or b"images" in found["two-together.svg"]
@@ -114,7 +114,7 @@ def test_data_and_a_model_are_drawn_and_shown_with_what_they_are(house: House) -
     assert existing_plots(house.spec, house.results, "two") == {
         "two-frequencies.svg": "How often each class occurs (Fig. 4a)",
         "two-together.svg": "Which classes occur together in nih",
-        "two-latent.svg": "Features of test images",
+        "two-features.svg": "Features of test images",
         "two-related.svg": "Predictions of related classes",
     }
 
@@ -122,19 +122,19 @@ def test_data_and_a_model_are_drawn_and_shown_with_what_they_are(house: House) -
 def test_a_model_is_drawn_again_only_when_it_is_younger(house: House) -> None:
     house.draw()
     house.draw()
-    assert [line for line in house.reported if "latent" in line or "related" in line] == []
-    later = (house.results / "two-latent.svg").stat().st_mtime + 5
+    assert [line for line in house.reported if "features" in line or "related" in line] == []
+    later = (house.results / "two-features.svg").stat().st_mtime + 5
     os.utime(house.model / "model.json", (later, later))
     house.draw()
-    assert sum("latent" in line or "related" in line for line in house.reported) == 2
+    assert sum("features" in line or "related" in line for line in house.reported) == 2
 
 
 def test_without_data_or_model_a_plot_is_left_out_by_name(house: House) -> None:
     (house.model / "model.json").unlink()
     (house.root / "chexpert/train.csv").unlink()
     assert set(house.draw()) == {"two-together.svg"}
-    assert [line for line in house.reported if "'latent'" in line] == [
-        "warning: plot 'latent' is left out: there is no {data}/chexpert/train.csv"
+    assert [line for line in house.reported if "'features'" in line] == [
+        "warning: plot 'features' is left out: there is no {data}/chexpert/train.csv"
     ]
 
 
@@ -184,7 +184,7 @@ def test_a_row_that_the_preset_skips_is_not_existing_plots(house: House, tmp_pat
     spec: Any = load_spec(str(tmp_path / "skips.toml"))
     write_plots(spec, spec.preset(None), house.session(), house.results, "skips")
     assert any("skips its row 'other'" in line for line in house.reported)
-    assert not (house.results / "skips-latent.svg").exists()
+    assert not (house.results / "skips-features.svg").exists()
 
 
 @pytest.mark.parametrize("kind", ["svg", "link", "pipe", "folder"])
@@ -193,7 +193,7 @@ def test_a_plot_that_somebody_put_there_is_an_image_and_no_part_of_the_page(
 ) -> None:
     """A script in a picture would run in the page, a link would show a secret, and a pipe has no end."""
     script = "<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>"
-    path, secret = house.results / "two-latent.svg", tmp_path / "secret"
+    path, secret = house.results / "two-features.svg", tmp_path / "secret"
     path.parent.mkdir()
     secret.write_text(script)
     if kind == "svg":

@@ -1,4 +1,4 @@
-"""Sites that are dealt some of the classes, as in FedLSM: their tables, the server's, and the truth."""
+"""Sites that know some of the classes, in turn, as in FedLSM: their tables, the server's, and the truth."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ham(tmp_path: Path) -> Path:
 
 
 def prepared(simulation: IsicSites | NihSites, folder: Path, method: str) -> dict[str, SiteConfig]:
-    names = simulation.prepare(folder, folder, 1, METHODS[method])
+    names = simulation.prepare(folder, folder, 1, METHODS[method]())
     return {name: load_site_config(folder / name / "suture.toml") for name in [*names, "server"]}
 
 
@@ -62,7 +62,7 @@ def test_sites_of_all_runs_share_a_cache_where_it_is_named(
     assert cache_folder(site, site / "images") == site / "cache"
 
 
-def test_isic_is_dealt_as_multiclass_colour_sites(ham: Path) -> None:
+def test_isic_is_divided_into_multiclass_colour_sites(ham: Path) -> None:
     configs = prepared(IsicSites(root=str(ham)), ham.parent / "s", "fedlsm")
     assert {c.data.label_type for c in configs.values()} == {"multiclass"}
     assert {c.data.color for c in configs.values()} == {True}
@@ -108,18 +108,18 @@ def test_isic_in_other_ways(ham: Path) -> None:
     assert set(found["server"].split) == {"test"}
     assert set(found["site-1"].split) == {"train", "validation"}
     single = IsicSites(root=str(ham), classes="single").prepare(
-        ham.parent / "t", ham.parent, 1, METHODS["pfl"]
+        ham.parent / "t", ham.parent, 1, METHODS["pfl"]()
     )
     assert len(single) == 7
     with pytest.raises(ConfigError, match="2 sites of 3 classes each cannot hold 7 classes"):
-        IsicSites(root=str(ham), clients=2).prepare(ham.parent / "u", ham.parent, 1, METHODS["fedavg"])
+        IsicSites(root=str(ham), clients=2).prepare(ham.parent / "u", ham.parent, 1, METHODS["fedavg"]())
     with pytest.raises(ConfigError, match=f"has no {METADATA} and no ISIC2018"):
-        IsicSites(root=str(ham.parent)).prepare(ham.parent / "u", ham.parent, 1, METHODS["fedavg"])
+        IsicSites(root=str(ham.parent)).prepare(ham.parent / "u", ham.parent, 1, METHODS["fedavg"]())
 
 
-def test_nih_is_dealt_with_validation_at_the_server(tmp_path: Path) -> None:
+def test_nih_is_divided_with_validation_at_the_server(tmp_path: Path) -> None:
     root = write_nih(tmp_path / "nih")
-    simulation = NihSites(clients=8, classes="dealt", validation="server", root=str(root))
+    simulation = NihSites(clients=8, classes="round_robin", validation="server", root=str(root))
     configs = prepared(simulation, tmp_path / "s", "fedlsm")
     found = tables(configs)
     server = found.pop("server")
@@ -133,15 +133,17 @@ def test_nih_is_dealt_with_validation_at_the_server(tmp_path: Path) -> None:
     truth = truth_of(configs["site-3"])
     assert (truth.labels, truth.images) == (NIH, found["site-3"].images)
     np.testing.assert_array_equal(truth.restrict(found["site-3"].labels).y, found["site-3"].y)
-    own = prepared(NihSites(classes="dealt", per_client=7, root=str(root)), tmp_path / "t", "fedlsm")
+    own = prepared(NihSites(classes="round_robin", per_client=7, root=str(root)), tmp_path / "t", "fedlsm")
     assert set(load_table(own["server"].data).split) == {"test"}
     assert set(truth_of(own["site-1"]).split) == {"train", "validation"}
 
 
-def test_nih_is_dealt_by_its_official_lists(tmp_path: Path) -> None:
+def test_nih_is_divided_by_its_official_lists(tmp_path: Path) -> None:
     """Every third patient is on the test list, and an eighth of the other 80 validates."""
     root = write_nih(tmp_path / "nih")
-    simulation = NihSites(clients=7, classes="dealt", validation="server", split="official", root=str(root))
+    simulation = NihSites(
+        clients=7, classes="round_robin", validation="server", split="official", root=str(root)
+    )
     with pytest.raises(DataError, match=r"train_val_list\.txt is missing"):
         prepared(simulation, tmp_path / "none", "fedlsm")
     with (root / "Data_Entry_2017.csv").open(newline="") as file:
@@ -162,7 +164,7 @@ def test_isic_runs_and_is_selected_by_the_server(ham: Path) -> None:
     """All the way: the server alone has what to select and test with."""
     made = Job(
         name="small",
-        title="dealt skin",
+        title="round robin skin",
         method=FedLSM(local=LocalTraining(lr=1e-3, iterations=2, batch_size=8)),
         model=ModelSpec("cnn", size=16, color=True),
         rounds=2,
@@ -183,7 +185,7 @@ def test_the_data_of_a_simulation_are_named_or_in_the_shared_folder(
     with pytest.raises(ConfigError, match=r"ISIC.* SUTURE_DATA to the folder that contains ham"):
         data_folder(None, "ham", "ISIC")
     with pytest.raises(ConfigError, match=r"simulation\.root=DIR"):
-        IsicSites().prepare(tmp_path / "s", tmp_path, 1, METHODS["fedlsm"])
+        IsicSites().prepare(tmp_path / "s", tmp_path, 1, METHODS["fedlsm"]())
     monkeypatch.setenv("SUTURE_DATA", str(tmp_path))
     assert data_folder(None, "ham", "ISIC") == tmp_path.resolve() / "ham"
     assert data_folder(str(tmp_path / "x"), "ham", "ISIC") == tmp_path.resolve() / "x"
