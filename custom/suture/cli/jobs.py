@@ -114,10 +114,11 @@ def run_remotely(
 
 def _tune(job: Job, env: str, kit: Kit, folder: Path) -> None:
     """Fine-tune on the tasks of the job's simulation, which a POC has; in production their owner does it."""
-    from suture.flare.admin.poc import finetune
+    from suture.flare.admin.poc import data_of
+    from suture.simulation.run import finetune_on
 
     # A kit lies in FOLDER/PROJECT/prod_NN/NAME.
-    if env != "poc" or not finetune(job, kit.folder.resolve().parents[2], folder):
+    if env != "poc" or not finetune_on(job, folder, data_of(job, kit.folder.resolve().parents[2])):
         model = shlex.quote(str(folder / "model"))
         print_line(f"not fine-tuned here; on the data of a task, run: suture finetune {model} suture.toml")
 
