@@ -14,14 +14,18 @@ def test_a_command_of_another_package_is_added_and_replaces_none(tmp_path: Path)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
     names = ("count = other:count", "run = other:count", "plot = other:count", "broken = other:NUMBER")
     things = (
-        "[suture.datasets]\nmeadow = other:MEADOW\n[suture.priors]\ngrass = nowhere:GRASS\n"
-        "[suture.simulations]\nFarm = other:Farm\n"
+        "[suture.datasets]\nmeadow = farms:MEADOW\n[suture.priors]\ngrass = nowhere:GRASS\n"
+        "[suture.simulations]\nFarm = farms:Farm\n"
     )
     (info / "entry_points.txt").write_text("[suture.commands]\n" + "\n".join(names) + "\n" + things)
     (tmp_path / "other.py").write_text(
         'print("imported")\nNUMBER = 3\ndef count():\n    """Count sheep."""\n    print("counted")\n'
-        'class Farm:\n    """Five farms."""\n'
-        'class MEADOW:\n    """Pictures of cows."""\n'
+    )
+    (tmp_path / "farms.py").write_text(
+        "from dataclasses import replace\nfrom suture.data.readers import DATASETS\n"
+        "from suture.simulation import PhantomSites\n"
+        'MEADOW = replace(DATASETS["hospital"], description="Pictures of cows.")\n'
+        'class Farm(PhantomSites):\n    """Five farms."""\n'
     )
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "300"}
 
