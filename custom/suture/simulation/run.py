@@ -38,7 +38,7 @@ from suture.federation.site.left_out import read_left_out, write_left_out
 from suture.federation.site.site import Site
 from suture.federation.store import Rounds, experiment_folder, open_experiment
 from suture.federation.workers import Openers, Workers
-from suture.learning.finetuning import FILE, tune_targets
+from suture.learning.finetuning import FILE, TARGETS, tune_targets
 from suture.learning.samples import SiteSamples, load_samples, pooled
 from suture.methods.source import source_of
 from suture.models import CORPUS
@@ -168,6 +168,23 @@ def _begin(job: Job, folder: Path, env: str) -> tuple[Job, list[str]]:
     write_json(folder / "job.json", {**content, "simulation": asdict(simulation)})
     (folder / FILE).unlink(missing_ok=True)  # the figures of an earlier model, which is now trained further
     return job, sites
+
+
+def finetune_on(job: Job, folder: Path, data: Path) -> bool:
+    """Fine-tune the model of a run on the tasks of the job's simulation, and write the run's report again.
+
+    Args:
+        folder: of the run.
+        data: of the simulated sites.
+
+    Returns:
+        False where there are no such tasks.
+    """
+    if not job.finetuning or not (data / TARGETS).is_dir():
+        return False
+    tune_targets(folder, job.finetuning, job.seed, data / TARGETS)
+    write_report(folder)
+    return True
 
 
 def _finish(job: Job, folder: Path) -> None:
