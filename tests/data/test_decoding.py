@@ -7,10 +7,13 @@ import struct
 from typing import Any
 
 import numpy as np
+import pydicom
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from pydicom.encaps import encapsulate
+from pydicom.uid import MPEG2MPML, JPEGLossless, JPEGLSLossless
 
 from dicom_files import dicom
 from suture.core.errors import DataError
@@ -213,3 +216,35 @@ def test_a_file_that_is_called_dicom_and_holds_no_image_says_what_it_lacks(data:
         DataError, match=rf"^image 'a\.dcm' cannot be read: it is not a DICOM image: {missing}"
     ):
         decode_image(data, "a.dcm", color=False)
+
+
+def test_a_dicom_of_jpeg_ls_is_read_and_one_of_another_size_refused() -> None:
+    jpeg_ls = pytest.importorskip("jpeg_ls")
+    pixels = (1300 * np.arange(48)).astype(np.uint16).reshape(6, 8)
+    frame = jpeg_ls.encode_array(pixels)
+    frame = bytes(frame) if not isinstance(frame, bytes) else frame
+    data = compressed(frame, JPEGLSLossless, pixels.shape)
+    assert np.array_equal(
+        decode_image(data, "a.dcm", color=False), decode_image(dicom(pixels), "a.dcm", False)
+    )
+    with pytest.raises(DataError, match=r"compressed frame is of \(8, 6\) pixels"):
+        decode_image(compressed(frame, JPEGLSLossless, (60, 80)), "a.dcm", color=False)
+
+
+@pytest.mark.parametrize(
+    ("syntax", "remedy"), [(JPEGLossless, "pip install "), (MPEG2MPML, "save it without compression")]
+)
+def test_a_compression_that_is_not_read_is_named_with_the_remedy(syntax: str, remedy: str) -> None:
+    with pytest.raises(DataError, match=f"its compression, .*{remedy}"):
+        decode_image(compressed(b"\xff\xd8\xff\xd9", syntax, (6, 8)), "a.dcm", color=False)
+
+
+def compressed(frame: bytes, syntax: str, shape: tuple[int, int]) -> bytes:
+    """A DICOM of one gray frame of 16 bits, compressed."""
+    dataset = pydicom.dcmread(io.BytesIO(dicom(np.zeros(shape, dtype=np.uint16))))
+    dataset.file_meta.TransferSyntaxUID = syntax
+    dataset.PixelData = encapsulate([frame])
+    dataset["PixelData"].VR = "OB"
+    file = io.BytesIO()
+    dataset.save_as(file, enforce_file_format=True)
+    return file.getvalue()

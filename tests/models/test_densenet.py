@@ -13,6 +13,7 @@ import torchvision
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.models import ModelSpec, build
+from suture.models.backbones import densenet121
 
 LABELS = LabelSet(("Edema",))
 
@@ -75,3 +76,36 @@ def test_a_download_without_a_network_says_what_to_do(
     monkeypatch.setattr("torch.hub.download_url_to_file", offline)
     with pytest.raises(ConfigError, match=r"densenet121-\w+\.pth cannot be downloaded.*name the file"):
         build(ModelSpec("densenet121", weights="download"), LABELS, 1, pretrained=True)
+
+
+@pytest.mark.parametrize("wrapper", ["", "module.", "model.backbone."])
+@pytest.mark.parametrize("key", ["state_dict", "model"])
+def test_checkpoints_of_a_training_load(
+    theirs: torchvision.models.DenseNet, wrapper: str, key: str, tmp_path: Path
+) -> None:
+    state = {wrapper + name: tensor for name, tensor in theirs.state_dict().items()}
+    torch.save({key: {**state, "loss.weight": torch.ones(3)}, "epoch": 3}, tmp_path / "last.ckpt")
+    torch.save(theirs.state_dict(), tmp_path / "plain.pth")
+    (one, _), (other, _) = (densenet121(str(tmp_path / name)) for name in ("last.ckpt", "plain.pth"))
+    for name, tensor in one.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name]), name
+
+
+def test_weights_of_one_channel_see_a_gray_image_as_before(
+    theirs: torchvision.models.DenseNet, tmp_path: Path
+) -> None:
+    state = theirs.state_dict()
+    gray = state["features.conv0.weight"][:, :1].clone()
+    torch.save(state | {"features.conv0.weight": gray}, tmp_path / "gray.pt")
+    network, _ = densenet121(str(tmp_path / "gray.pt"))
+    x = torch.rand(2, 1, 32, 32)
+    want = torch.nn.functional.conv2d(x, gray, stride=2, padding=3)
+    torch.testing.assert_close(network.features.conv0(x.expand(-1, 3, -1, -1)), want)
+
+
+def test_a_whole_pickled_model_is_refused_in_one_line(
+    theirs: torchvision.models.DenseNet, tmp_path: Path
+) -> None:
+    torch.save(theirs, tmp_path / "whole.pt")
+    with pytest.raises(ConfigError, match=r"^[^\n]*which could run any program[^\n]*$"):
+        densenet121(str(tmp_path / "whole.pt"))

@@ -46,7 +46,7 @@ _VIRAMA = 9
 _PLAIN = r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,%d}"
 _SITE = re.compile(_PLAIN % 63)
 _EXPERIMENT = re.compile(_PLAIN % 127)
-_RULE = "letters, digits, '.', '_' and '-', not starting with '.'"
+_RULE = "letters a-z and A-Z, digits, '.', '_' and '-', not starting with '.'"
 
 
 def check_sites(names: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ from PIL import Image
 from pydicom.dataset import Dataset
 from pydicom.encaps import get_frame
 from pydicom.filereader import read_dataset, read_preamble
-from pydicom.pixels import get_decoder
+from pydicom.pixels.decoders.base import get_decoder
 from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 from pydicom.uid import UID, DeflatedExplicitVRLittleEndian, RLELossless
 

@@ -258,12 +258,11 @@ def _side_by_side(main: Named, others: Sequence[Named]) -> Form | None:
     made: list[str] = []
     for other in others:
         of: dict[str, tuple[str, ...]] = {}
-        for image, row in zip(other.images, other.form.sheet.rows, strict=True):
-            if image is not None and of.setdefault(image, row) != row:
+        for image, cells_of in zip(other.images, other.form.sheet.rows, strict=True):
+            if image is not None and of.setdefault(image, cells_of) != cells_of:
                 return None
         path = other.form.sheet.path
-        if {*other.form.sheet.header} - {other.column, ""} <= {*header}:
-            return None  # a second table of the same, of which one may be out of date
+        before = len(header)
         for position, name in enumerate(other.form.sheet.header):
             if not name or name == other.column:
                 continue
@@ -284,6 +283,8 @@ def _side_by_side(main: Named, others: Sequence[Named]) -> Form | None:
             header.append(name)
             for row, cell in zip(rows, cells, strict=True):
                 row.append(cell)
+        if len(header) == before:
+            return None  # a second table of the same, of which one may be out of date
         lost = sum(image not in of for image in map(str, images))
         made.append(
             f"{path.name} is joined by the image" + (f"; {number_of(lost, 'row')} without" if lost else "")
@@ -348,9 +349,15 @@ def without_unfilled(form: Form) -> Form:
             or {*states} <= {"", "2", "complete"}
         ):
             continue
+        boxes = [
+            at
+            for at in range(first, position)
+            if all(meaning.number(cell) is not None for cell in sheet.cells(at))
+            and not sheet.header[at].startswith("redcap_")
+        ]
         for row, state in zip(rows, states, strict=True):
-            for at in range(first, position) if state in _UNFILLED | {""} else ():
-                if meaning.number(row[at].strip()) == 0 and not sheet.header[at].startswith("redcap_"):
+            for at in boxes if state in _UNFILLED | {""} else ():
+                if meaning.number(row[at].strip()) == 0:
                     row[at], blanked = "", blanked + 1
         first = position + 1
     made = f"{number_of(blanked, 'cell')} of forms that are not complete: unknown, and not absent"

@@ -36,6 +36,7 @@ _SURE = re.compile(r"^patients?$|" + _IDENTIFIER.pattern)
 """Of the best names, those that name patients even where their values are few words."""
 _WORD = re.compile(r"\D+")
 _WORD_OR_COUNT = re.compile(r"\D+|\d{1,2}")
+_COUNT = re.compile(r"\d{0,3}")
 _FEW = 10
 """A column of so few words, in more than twice as many rows, sorts images and names no patients."""
 _HANDFUL = 5
@@ -112,10 +113,15 @@ def _rank(name: str) -> int | None:
     return 1 if rank == 0 and _PART.search(words) else rank
 
 
+def _is_identifier(name: str) -> bool:
+    """Whether a column's name ends like that of an identifier, of whatever."""
+    return _IDENTIFIER.search(_words(name)) is not None and not _NO_PATIENT.search(_words(name))
+
+
 def torn_patients(
     sheet: Sheet, patients: str, image: str, split: Sequence[str], used: Collection[str]
 ) -> tuple[list[str], tuple[str, ...]]:
-    """Return a fault, or a note, for each column of patients that is better and torn by the splits.
+    """Return a fault, or a note, for each column of identifiers that is torn by the splits.
 
     It is a fault where the chosen patients nest in those of the other column, whose name is not a worse one.
 
@@ -128,13 +134,18 @@ def torn_patients(
     chosen = -1 if patients == image else _rank(patients)
     fine = sheet.column(patients, "[data] patient_column")
     faults, notes = [], []
-    for rank, name in patient_columns(sheet, image, {*used, patients}):
-        if chosen is not None and 0 <= chosen < rank:
-            continue
+    better = patient_columns(sheet, image, {*used, patients})
+    known = {*used, patients, image, *(name for _, name in better)}
+    others = [name for name in sheet.header if name and name not in known and _is_identifier(name)]
+    for rank, name in [*better, *((len(_PATIENTS), name) for name in others)]:
         cells = sheet.column(name, "the patients")
         nests = _nests(fine, cells)
         enough = max(_HANDFUL, 0 if chosen == -1 and rank == 0 else _SHARE * len({*fine}))
         if len({*cells} - {""}) <= enough or not (torn := _torn(sheet, name, cells, split)):
+            continue
+        if rank == len(_PATIENTS) or (chosen is not None and 0 <= chosen < rank):
+            if not all(map(_COUNT.fullmatch, cells)):  # numbers within each patient
+                notes.append(f"{torn}; if images of one value belong together, keep them in one split")
             continue
         if nests and chosen is not None:
             faults.append(

@@ -188,12 +188,12 @@ FLAMBY = DataSet(
     read_flamby,
     "ISIC 2019 as FLamby divides it: its split CSV, or the list of one of six centres",
     (
+        Layout("ISIC 2019 of FLamby", ("image", *SPELLINGS, "center", "fold"), {"split": "official"}),
         Layout(
             "ISIC 2019",
             ("image", *SPELLINGS, "UNK"),
             {"split": "images"},
             {name: {"split": "lesions"} for name in LESIONS},
         ),
-        Layout("ISIC 2019 of FLamby", ("image", *SPELLINGS, "center", "fold"), {"split": "official"}),
     ),
 )
