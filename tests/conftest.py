@@ -140,7 +140,7 @@ def tiny(tmp_path: Path) -> MakeTiny:
                 path if path.exists() else write_hospital(folder, own, n, i, view)
             )
         plan = Plan(method, model, Augmentation(), seed, "run", code_hash(type(method)))
-        chosen = Schedule.from_dict({"rounds": 2, **schedule})
+        chosen = Schedule.from_dict({"name": "tiny", "title": "Tiny", "rounds": 2, **schedule})
         return Tiny(tmp_path / "runs", plan, chosen, configs)
 
     return make

@@ -15,7 +15,7 @@ import torch
 from rounds import configured
 from suture.core.devices import device_name, out_of_memory, repeatable, unusable
 from suture.core.errors import ConfigError
-from suture.federation.server.selection import HeldOut
+from suture.federation.server.held_out import HeldOut
 from suture.federation.site.abstention import reason_of
 from suture.federation.site.site import Site, check_consent
 from suture.learning.batch_size import that_fits

@@ -337,7 +337,7 @@ def test_updates_are_read_from_disk_at_each_walk(federation: Any, monkeypatch: p
             for name, tensor in left.items():
                 assert torch.equal(tensor, right[name])
                 assert tensor.data_ptr() != right[name].data_ptr()
-    for reply in server.collector._answers.values():
+    for reply in server.collector.answers.values():
         assert not getattr(reply, "channels", {})
 
 
@@ -349,7 +349,7 @@ def test_the_server_keeps_an_open_update_on_disk_alone(
     receive = server.receiver()
     for name, site in sites.items():
         receive(name, site.answer(payloads[name]).packed)
-    held = server.collector._answers["alpha"]
+    held = server.collector.answers["alpha"]
     assert isinstance(held, Update)
     assert (held.shared, held.head, held.channels) == ({}, {}, {})
 

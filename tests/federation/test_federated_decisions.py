@@ -84,7 +84,7 @@ def test_a_sites_curves_are_those_of_the_counts_it_has_sent_once(tiny: Any) -> N
         return answer
 
     server = run(open_sites(tiny(METHOD, n=120, decision=DECISION), min_count=4), note)
-    decisions, drawn = server.decisions, written(server, "metrics.json")["decisions"]["site_diagrams"]
+    decisions, drawn = server.fitted.decisions, written(server, "metrics.json")["decisions"]["site_diagrams"]
     assert decisions
     assert set(drawn) == set(answers)
     for site, (reply,) in answers.items():
@@ -196,8 +196,8 @@ def test_rounded_counts_show_no_cell_as_empty(tiny: Any) -> None:
     sites, server = federation.sites(), federation.server()
     federate(server, Between(sites, note))
     assert min(tried) == 8
-    assert server.decisions
-    assert set(server.decisions.pooled) == set(server.registry.labels)
+    assert server.fitted.decisions
+    assert set(server.fitted.decisions.pooled) == set(server.registry.labels)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from rounds import configured, conformant
 from suture.core.errors import ConfigError
 from suture.federation.loop import Loop, federate
-from suture.federation.server.global_model import check_unchanged, fixed_settings
+from suture.federation.server.checks import check_unchanged, fixed_settings
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec

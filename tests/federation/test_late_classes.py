@@ -28,12 +28,12 @@ DECIDED = {"decision": DecisionSettings()}
 @pytest.fixture
 def first_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first round that is measured stays the best one."""
-    for name in ("note", "note_loss"):
+    for name in ("after", "after_losses"):
         before = getattr(ModelSelection, name)
 
-        def once(self: ModelSelection, candidate: Any, *_: Any, before: Any = before) -> None:
-            if self.best is None:
-                before(self, candidate)
+        def once(self: ModelSelection, candidate: Any, *_: Any, before: Any = before) -> ModelSelection:
+            found: ModelSelection = self if self.best else before(self, candidate)
+            return found
 
         monkeypatch.setattr(ModelSelection, name, once)
 

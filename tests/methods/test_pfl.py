@@ -173,9 +173,9 @@ def test_each_site_keeps_its_own_best_round(tiny: Any) -> None:
     lines = [json.loads(x) for x in (server.record.folder / "history.jsonl").read_text().splitlines()]
     for site in federation.sites():
         losses = {line["round"]: line["sites"][site]["validation_loss"] for line in lines}
-        assert server.standings.of(site) == min(losses, key=lambda r: (losses[r], r))
+        assert server.state.standings.of(site) == min(losses, key=lambda r: (losses[r], r))
         assert all(0 <= line["sites"][site]["validation_auroc"] <= 1 for line in lines)
         described = json.loads(
             (federation.folder / "run" / "sites" / site / "model" / "model.json").read_text()
         )
-        assert described["round"] == server.standings.of(site)
+        assert described["round"] == server.state.standings.of(site)

@@ -268,7 +268,7 @@ class AtServer:
 def test_so_it_is_where_the_server_measures(method: Method, expected: int) -> None:
     with Trial(method, SMALL, "multiclass", rounds=3) as trial:
         trial.server.schedule = replace(trial.server.schedule, selection="server_metric")
-        trial.server.held_out = AtServer()  # type: ignore[assignment]
+        trial.server.aggregator = replace(trial.server.aggregator, held_out=AtServer())  # type: ignore[arg-type]
         list(step_by_step(trial))
         assert trial.server.selected_round == expected
 

@@ -31,7 +31,15 @@ def init(
     ] = False,
 ) -> None:
     """Look at the data of your hospitals, and write a suture.toml for each and a job."""
-    from suture.simulation.new_study import as_toml, look, movable, refuse_existing, write_study
+    from suture.simulation.new_study import (
+        as_toml,
+        look,
+        placed,
+        refuse_existing,
+        summary,
+        write_study,
+    )
+    from suture.simulation.study import CONFIG
 
     sites = _sites(site)
     if not dry_run:
@@ -41,23 +49,31 @@ def init(
 
     def show(some: dict[str, Discovery]) -> None:
         for name, guess in some.items():
-            console.print(f"[bold]{rich(name)}[/]")
-            print_line(as_toml(movable(guess, study / name)))
+            if dry_run:
+                console.print(f"[bold]{rich(name)}[/]")
+                print_line(as_toml(placed(guess, study / name)))
+            for line in () if dry_run else summary(name, guess, study / name / CONFIG):
+                print_line(escaped(line))
 
-    found = look(sites)
+    refused: dict[str, str] = {}
+    found = look(sites, refused=refused)
     show(found)
-    if dry_run:
-        return
-    if not yes:
+    if not yes and not dry_run:
         answers = {name: answer for name, guess in found.items() if (answer := _ask(name, guess))}
         again = look({name: sites[name] for name in answers}, answers) if answers else {}
         show(again)
         found |= again
         typer.confirm("write these files?", default=True, abort=True)
-    for path in write_study(study, found):
+    for path in write_study(study, found) if not dry_run else ():
         print_line(f"written: {path}")
-    print_line(f"next: suture check {shlex.quote(str(study))}")
-    print_line(f"then: suture run {shlex.quote(str(study))} --env local")
+    drafts = [study / name / CONFIG for name, guess in found.items() if guess.is_draft]
+    if refused:
+        raise SutureError("\n".join(refused.values()))
+    for path in drafts:
+        print_line(f"open: {path} asks what its labels are; answer there")
+    if not dry_run:
+        print_line(f"next: suture check {shlex.quote(str(study))}")
+        print_line(f"then: suture run {shlex.quote(str(study))} --env local")
 
 
 def _can_ask() -> bool:

@@ -282,3 +282,17 @@ def _words_elsewhere(key: str) -> set[str]:
     """The values that a key of ``[data]`` can have, in any data set."""
     fields = [entry.config.model_fields.get(key) for entry in DATASETS.values()]
     return {word for field in fields if field for word in get_args(field.annotation)}
+
+
+def find_server_config(workspace: Path) -> ServerConfig:
+    """Read the server's own suture.toml; without one, experiments lie in suture/ of the workspace.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
+    try:
+        path = find_site_config("server", workspace)
+    except ConfigError:
+        files = workspace / "local" / "files"
+        return ServerConfig(storage=StorageConfig(state=workspace / "suture", files=files))
+    return load_server_config(path)

@@ -24,12 +24,13 @@ from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 from suture.core.errors import Aborted, DiskError, RejectedUpdate, SutureError
 from suture.core.files import hold, make_folder, replacing, whole_lines
 from suture.core.printable import printable
+from suture.data.config import find_server_config
 from suture.federation.loop import federate
 from suture.federation.plan import Plan, Schedule
 from suture.federation.server.collector import Receiver
 from suture.federation.server.ledgers import LEDGERS
 from suture.federation.server.record import LOCK, TAKEOVER
-from suture.federation.server.server import Server, find_server_config, open_server
+from suture.federation.server.server import Server, open_server
 from suture.federation.store import open_experiment
 from suture.flare import GROUP
 from suture.flare.codec import from_shareable_, from_text, to_shareable

@@ -29,7 +29,9 @@ from suture.protocol.messages import (
     SiteInfo,
     Spent,
     TaskName,
+    Trait,
     Update,
+    fields_with,
     rounded,
 )
 
@@ -175,10 +177,14 @@ def _check_update(update: Update, expected: AllowedReply) -> None:
         raise RejectedUpdate(_difference("scalars", numbers, egress.scalars.keys()))
     for name, value in update.scalars.items():
         _check_rounded(name, value, {**egress.scalars, **egress.losses}[name])
-    _check_rounded("train_loss", update.train_loss)
+    # Of all numbers that are fields, the method's declaration bounds the weight alone.
+    for name, value in vars(update).items():
+        if isinstance(value, float) and name != "weight":
+            _check_rounded(name, value)
     _check_spent(update.spent)
     if expected.limits and expected.limits.min_loss:
-        losses = {"train_loss": update.train_loss} | {n: update.scalars.get(n) for n in egress.losses}
+        losses = {name: getattr(update, name) for name in fields_with(Update, Trait.LOSS)}
+        losses |= {name: update.scalars.get(name) for name in egress.losses}
         for name, number in losses.items():
             _check_grid(name, number, BOUND, expected.images)
     if update.metrics is not None:

@@ -282,9 +282,11 @@ def _section(title: str, kind: Any, *documented: Any, but: Collection[str] = ())
 
 def _rows(kind: Any, *documented: Any) -> list[tuple[str, ...]]:
     """Return a row for each field; what it means is looked up in the class, its bases and `documented`."""
+    from suture.core.validation import attribute_texts
+
     texts: dict[str, str] = {}
     for source in (*kind.__mro__, *documented):
-        texts = _attributes(source) | texts
+        texts = attribute_texts(source) | texts
     return [
         (f"`{name}`", _type(field.annotation, field.metadata), _default(field), texts.get(name, ""))
         for name, field in _fields(kind).items()
@@ -302,18 +304,6 @@ def _summary(kind: Any) -> str:
     """Return the first paragraph of a docstring."""
     paragraph = (inspect.getdoc(kind) or "").split("\n\n")[0]
     return _plain(" ".join(paragraph.split()))
-
-
-def _attributes(kind: Any) -> dict[str, str]:
-    """Return the entries of `Attributes:` in a docstring; "mean, std: ..." counts for both."""
-    _, found, rest = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
-    block = re.split(r"\n(?=\S)", rest)[0] if found else ""
-    texts: dict[str, str] = {}
-    for entry in re.split(r"\n(?= {4}\S)", block):
-        names, colon, text = entry.partition(": ")
-        if colon and re.fullmatch(r"[\w, ]+", names.strip()):
-            texts |= dict.fromkeys(re.split(r",\s*", names.strip()), _plain(" ".join(text.split())))
-    return texts
 
 
 def _plain(text: str) -> str:

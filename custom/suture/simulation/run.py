@@ -29,9 +29,9 @@ from suture.data.readers import load_table, read_table
 from suture.data.text import build_vocabulary
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan
-from suture.federation.server.global_model import check_unchanged, fixed_settings
+from suture.federation.server.checks import check_unchanged, fixed_settings
 from suture.federation.server.record import Record, describe
-from suture.federation.server.registry import Member, SiteRegistry, agree
+from suture.federation.server.registry import Agreement, Member, SiteRegistry, agree
 from suture.federation.server.server import open_server
 from suture.federation.site.diagnostics import collect
 from suture.federation.site.left_out import read_left_out, write_left_out
@@ -295,7 +295,7 @@ def _parties(
             labels.names, sizes, 1, plan.code, labels.label_type, codes=config.data.stated_codes()
         )
         parts[name] = labels, samples
-    registry = agree(infos, (), job.label_map, accept=True)
+    registry = agree(infos, Agreement((), job.label_map, True))
     parts = {
         name: (LabelSet(registry.members[name].names, labels.label_type), samples)
         for name, (labels, samples) in parts.items()

@@ -17,9 +17,9 @@ from suture.data.decoding import other_modality
 from suture.data.inspection import counted_modalities, size_notes, stated_modalities
 from suture.data.quality import Count, Findings
 from suture.data.table import SPLITS, Split
+from suture.federation.server.checks import check_label_type
 from suture.federation.server.classes import ClassConflict, one_name, statements
 from suture.federation.server.registry import shared_generic
-from suture.federation.server.server import check_label_type
 from suture.federation.site.site import check_consent
 from suture.simulation.exact_figures import forecast
 from suture.simulation.job import Job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from suture.federation.server.coverage import cautions, why_unmeasured
+from suture.federation.server.notes import cautions, why_unmeasured
 from suture.federation.server.selection import Best, ModelSelection
 from suture.protocol.messages import ClassScore
 from suture.protocol.records import Round, Validation
@@ -38,8 +38,7 @@ def test_each_cause_has_its_sites() -> None:
 def test_a_round_is_compared_by_the_sites_that_measured_both() -> None:
     """A site with a high loss joins: the mean rises, and the model is better at the site that was there."""
     joined, seen = Best(2, -0.9), (Best(1, -0.6), Best(2, -0.5))
-    standings = ModelSelection(Best(1, -0.6), improved=1)
-    standings.note_loss(joined, seen)
+    standings = ModelSelection(Best(1, -0.6), improved=1).after_losses(joined, seen)
     assert (standings.best, standings.improved) == (joined, 2)
-    standings.note_loss(Best(3, -0.3), (Best(2, -0.5), Best(3, -0.55)))
+    standings = standings.after_losses(Best(3, -0.3), (Best(2, -0.5), Best(3, -0.55)))
     assert standings.best == joined, "the site with the high loss is missing, and the other one lost"

@@ -157,10 +157,10 @@ def test_a_dead_server_continues_to_the_same_bytes(
     if moment == "after the answers":
         commit = Server._commit
 
-        def die(self: Server, number: int) -> None:
+        def die(self: Server, number: int, *rest: Any) -> None:
             if number == 3:
                 raise Died
-            commit(self, number)
+            commit(self, number, *rest)
 
         monkeypatch.setattr(Server, "_commit", die)
     elif moment == "after the commit":

@@ -64,6 +64,17 @@ class Record:
         """
         append_line(self.folder / "history.jsonl", line)
 
+    def validated(self, number: int, line: dict[str, Any]) -> None:
+        """Append the round whose validation losses have arrived, and say so.
+
+        Raises:
+            DiskError: see `history`.
+        """
+        self.history(line)
+        sites = sorted(site for site, one in line["sites"].items() if "validation_loss" in one)
+        figures = {name: value for name, value in line["validation"].items() if name != "unmeasured"}
+        self.event("validated", round=number, sites=sites, **figures)
+
     def rewind(self, committed: int) -> None:
         """Delete the committed round and later ones: they will be written again.
 

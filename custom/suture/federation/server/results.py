@@ -11,26 +11,32 @@ from typing import Any, Literal
 from suture.core.codes import codes_of
 from suture.core.errors import LabelError
 from suture.federation.differential_privacy import describe_spent
-from suture.federation.server import intervals
-from suture.federation.server.coverage import cautions, test_gaps, validation_gaps, why_unmeasured
-from suture.federation.server.global_model import export
+from suture.federation.server.global_model import classifier
+from suture.federation.server.notes import (
+    cautions,
+    dominant,
+    run_away,
+    test_gaps,
+    validation_gaps,
+    why_unmeasured,
+)
 from suture.federation.server.scores import (
     Plain,
     by_attribute,
     by_frequency,
     condensed,
-    dominant,
+    interval_of_mean,
     local_and_global,
     mean_over_sites,
     plain,
-    run_away,
     weighting,
 )
 from suture.federation.server.server import Server
 from suture.learning.evaluation import counts_of
 from suture.learning.metrics import mean_defined
 from suture.methods.base import GlobalModel
-from suture.protocol.messages import ClassScore, Metrics, Spent
+from suture.models.saved import save_model
+from suture.protocol.messages import ClassScore, Evaluation, Metrics, Spent
 from suture.protocol.outliers import outlier_notes, rejected_sites, site_updates
 from suture.protocol.records import Round, read_history, read_metrics
 
@@ -38,8 +44,8 @@ log = logging.getLogger(__name__)
 
 _BOOTSTRAP = 1000
 
-Source = Literal["server test set", "sites' test data"]
-AT_SERVER: Source = "server test set"
+_Source = Literal["server test set", "sites' test data"]
+AT_SERVER: _Source = "server test set"
 
 
 def finish(server: Server, tested: Mapping[str, Metrics], fault: Exception | None = None) -> None:
@@ -87,10 +93,11 @@ def _stated(server: Server, history: Sequence[Round]) -> dict[str, Spent]:
 def _export(server: Server, model: GlobalModel) -> None:
     if server.plan.method.exchange.personal == "nothing":
         facts = {"round": server.selected_round, "job": server.record.run.get("job")}
-        facts |= {"decisions": asdict(server.decisions)} if server.decisions else {}
+        facts |= {"decisions": asdict(server.fitted.decisions)} if server.fitted else {}
         codes = codes_of(model.labels, server.registry.codes)
         facts["codes"] = {name: [asdict(code) for code in found] for name, found in codes.items()}
-        export(model, server.plan, server.record.folder / "model", facts)
+        network = classifier(model, server.plan)
+        save_model(network, server.plan.model, server.record.folder / "model", facts)
 
 
 def _notes(server: Server) -> list[str]:
@@ -105,7 +112,7 @@ def _notes(server: Server) -> list[str]:
 
 
 def _left_out(server: Server, tested: Mapping[str, Metrics]) -> list[str]:
-    """Return what the figures do not cover; see `suture.federation.server.coverage`."""
+    """Return what the figures do not cover; see `validation_gaps` and `test_gaps`."""
     folder, members, held_out = server.record.folder, server.registry.members, server.held_out
     at_server = held_out.measured("validation") if held_out else ()
     history = read_history(folder)
@@ -131,13 +138,13 @@ def _write_metrics(server: Server, model: GlobalModel, tested: Mapping[str, Metr
 def _results(server: Server, model: GlobalModel, tested: Mapping[str, Metrics]) -> Results:
     history = read_history(server.record.folder)
     selected, held_out = server.selected_round, server.held_out
-    source: Source = "sites' test data"
+    source: _Source = "sites' test data"
     by_site = {site: server.registry.classes_from_site(site, m) for site, m in sorted(tested.items())}
     if held_out and held_out.has("test") and server.plan.method.exchange.personal == "nothing":
         source = AT_SERVER
         measured, interval = held_out.tested(model, selected, _BOOTSTRAP)
     else:
-        measured, interval = mean_over_sites(server.registry, tested, selected), intervals.of_mean(by_site)
+        measured, interval = mean_over_sites(server.registry, tested, selected), interval_of_mean(by_site)
     return Results(
         server.registry.labels,
         _owners(server),
@@ -148,8 +155,8 @@ def _results(server: Server, model: GlobalModel, tested: Mapping[str, Metrics]) 
         held_out.groups if held_out else {},
         {
             site: (plain(condensed(tested[site])), plain(condensed(own)))
-            for site, own in sorted(server.collector.local_metrics().items())
-            if own.n
+            for site, reply in sorted(server.collector.replies(Evaluation).items())
+            if (own := reply.local) and own.n
         },
         weighting({site: m.n.get("train") for site, m in server.reported_sites.items()}, history),
         _decisions(server, tested),
@@ -158,7 +165,7 @@ def _results(server: Server, model: GlobalModel, tested: Mapping[str, Metrics]) 
 
 def _decisions(server: Server, tested: Mapping[str, Metrics]) -> dict[str, Any]:
     """Return the operating points, and how well each site's test images are decided."""
-    if server.decisions is None:
+    if server.fitted is None:
         return {}
     measured = {
         site: {name: asdict(one) for name, one in server.registry.named(site, metrics.decided).items()}
@@ -172,14 +179,8 @@ def _decisions(server: Server, tested: Mapping[str, Metrics]) -> dict[str, Any]:
         }
         for site, metrics in sorted(tested.items())
     }
-    drawn = {
-        "diagrams": {name: asdict(one) for name, one in server.diagrams.items()},
-        "site_diagrams": {
-            site: {name: asdict(one) for name, one in found.items()}
-            for site, found in server.site_diagrams.items()
-        },
-    }
-    return {**asdict(server.decisions), "measured": measured, "counts": counts, **drawn}
+    fitted = asdict(server.fitted)
+    return {**fitted.pop("decisions"), "measured": measured, "counts": counts, **fitted}
 
 
 def _owners(server: Server) -> dict[str, tuple[str, ...]]:
@@ -198,7 +199,7 @@ class Results:
             that is missing was not evaluated.
         source: where the test data of `measured` lie.
         sites: scores of the classes evaluated at each site.
-        mean_interval: 95 % interval of the mean AUROC; over the sites' data see `intervals.of_mean`.
+        mean_interval: 95 % interval of the mean AUROC; over the sites' data see `interval_of_mean`.
         frequency: names of the common, medium and rare classes; see `by_frequency`.
         local: figures of the global model and of the site's own model at each site; see `local_and_global`.
         weighting: see `suture.federation.server.scores.weighting`.
@@ -212,7 +213,7 @@ class Results:
     labels: Sequence[str]
     owners: Mapping[str, Sequence[str]]
     measured: Metrics
-    source: Source
+    source: _Source
     sites: Mapping[str, Mapping[str, ClassScore]] = field(default_factory=dict)
     mean_interval: tuple[float, float] | None = None
     frequency: Mapping[str, Sequence[str]] = field(default_factory=dict)
