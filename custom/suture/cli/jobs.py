@@ -107,9 +107,22 @@ def run_remotely(
         check_study(job, kit.folder.resolve().parents[2], how.sites)
     job_id = submit(job, env, kit, folder, experiment, how)
     if _follow(job.title, env, kit, folder, job_id, detach):
+        if env == "poc" and getattr(job.simulation, "synthetic", False):
+            _mark_synthetic(folder)
         if job.finetuning:
             _tune(job, env, kit, folder)
         show_run(folder)
+
+
+def _mark_synthetic(folder: Path) -> None:
+    """Say in the run's record, report and card that its images are drawn, which a server cannot know."""
+    from suture.core.files import read_json, write_json
+    from suture.reports.card import try_card
+    from suture.reports.report import write_report
+
+    write_json(folder / "run.json", read_json(folder / "run.json") | {"synthetic": True})
+    write_report(folder)
+    try_card(folder)
 
 
 def _tune(job: Job, env: str, kit: Kit, folder: Path) -> None:
