@@ -24,48 +24,45 @@ from suture_papers.tables.cells import DASH, Estimate, Line, lines, over_series
 from suture_papers.tables.conduct import Session
 from suture_papers.tables.external_tests import absent_tests, site_config
 from suture_papers.tables.outcome import Outcome, chosen
-from suture_papers.tables.runs import Run, final_runs
-from suture_papers.tables.spec import Pairs, Plot, Preset, TableSpec
+from suture_papers.tables.runs import final_runs
+from suture_papers.tables.spec import Pairs, Plot, Table, TableSpec
 from suture_papers.tables.tuned_columns import curves, tasks_of
 
-TONES = ("#0b6e8a", "#c2571a", "#5a7d2b", "#7a4d9c", "#9c2f4d", "#56616d", "#b58900", "#2c5aa0", "#333333")
+_TONES = ("#0b6e8a", "#c2571a", "#5a7d2b", "#7a4d9c", "#9c2f4d", "#56616d", "#b58900", "#2c5aa0", "#333333")
 
 
-def draw(spec: TableSpec, preset: Preset, outcome: Outcome) -> bytes:
+def draw(outcome: Outcome) -> bytes:
     """Plot the main table as SVG: each row as dots, or as a line over the series."""
+    table, found = outcome.table, lines(outcome)
     with rc_context(STYLE):
-        found = lines(spec, preset, outcome)
-        if spec.series:
-            columns = spec.columns_in(preset)
-            marks = [over_series(spec, preset, outcome, column) for column in columns]
-            return _svg(_series(spec, found, marks))
-        return _svg(_dots(spec, found, spec.pairs_in(preset)))
+        if not table.spec.series:
+            return _svg(_dots(table.spec, found, table.pairs))
+        marks = [over_series(outcome, column) for column in table.columns]
+        return _svg(_series(table.spec, found, marks))
 
 
 _ACROSS = 3  # panels beside each other, so that their letters stay legible on a page
 
 
-def plot_curves(spec: TableSpec, preset: Preset, outcome: Outcome) -> bytes:
+def plot_curves(outcome: Outcome) -> bytes:
     """Plot learning curves of fine-tuned models as SVG.
 
     There is a panel for each task and a line for each row: the AUROC after each epoch, mean and SD over runs.
 
     Source: Zhang et al. 2021, Fig. 4.
     """
-    tasks = tasks_of(spec.columns_in(preset))
-    rows = [row for row in spec.rows if row not in preset.skip]
+    table = outcome.table
+    tasks = tasks_of(table.columns)
     with rc_context(STYLE):
         canvas = Canvas(figsize=(1.2 + 2.8 * len(tasks), 3.2), layout="constrained")
         axes: Any = canvas.subplots(1, len(tasks), squeeze=False)
         for axis, task in zip(axes[0], tasks, strict=True):
-            for tone, row in zip(itertools.cycle(TONES), rows):
-                areas = np.array(curves(outcome.results[row, "None"], task))
+            for tone, (key, row) in zip(itertools.cycle(_TONES), table.rows.items()):
+                areas = np.array(curves(outcome.results[key, "None"], task))
                 if len(areas):
-                    _curve(axis, areas, spec.rows[row].name, tone)
+                    _curve(axis, areas, row.name, tone)
             axis.set_xlabel("epoch")
-            axis.set_title(f"AUROC, {task}", fontsize=9, loc="left")
-            axis.grid(axis="y", color="#dde3e9")
-            axis.set_axisbelow(True)
+            _frame(axis, f"AUROC, {task}", "y")
         handles = axes[0][0].get_legend_handles_labels()
         canvas.legend(*handles, loc="outside lower center", ncols=4, frameon=False)
         return _svg(canvas)
@@ -77,6 +74,12 @@ def _curve(axis: Any, areas: NDArray[np.float64], name: str, tone: str) -> None:
     spread = areas.std(axis=0, ddof=1) if len(areas) > 1 else np.zeros_like(mean)
     axis.fill_between(epochs, mean - spread, mean + spread, color=tone, alpha=0.15, linewidth=0)
     axis.plot(epochs, mean, color=tone, linewidth=1.6, label=name)
+
+
+def _frame(axis: Any, title: str, grid: str) -> None:
+    axis.set_title(title, fontsize=9, loc="left")
+    axis.grid(axis=grid, color="#dde3e9")
+    axis.set_axisbelow(True)
 
 
 def _svg(canvas: Canvas) -> bytes:
@@ -98,7 +101,7 @@ def _dots(spec: TableSpec, found: Sequence[Line], pairs: Pairs) -> Canvas:
     for axis, column in zip(axes.flat, columns, strict=False):
         for y, line in enumerate(found):
             cell = line.estimates[column]
-            tone = TONES[0] if line.row == spec.reference else TONES[5]
+            tone = _TONES[0] if line.row == spec.reference else _TONES[5]
             values = [v for v in cell.values if v is not None]
             if pairs != "classes":
                 axis.plot(values, [y] * len(values), "o", color=tone, alpha=0.35, markersize=4, linewidth=0)
@@ -108,9 +111,7 @@ def _dots(spec: TableSpec, found: Sequence[Line], pairs: Pairs) -> Canvas:
                 axis.annotate(
                     cell.against.mark, (1, y), xycoords=("axes fraction", "data"), va="center", fontsize=8
                 )
-        axis.set_title(column, fontsize=9, loc="left")
-        axis.grid(axis="x", color="#dde3e9")
-        axis.set_axisbelow(True)
+        _frame(axis, column, "x")
     axes[0][0].set_yticks(range(len(found)), [line.name for line in found])
     axes[0][0].set_ylim(len(found) - 0.4, -0.6)  # downwards, and no row on the edge
     return canvas
@@ -142,7 +143,7 @@ def _series(spec: TableSpec, found: Sequence[Line], compared: Sequence[Mapping[s
     axes: Any = canvas.subplots(1, len(columns), squeeze=False)
     xs = list(dict.fromkeys(line.x for line in found))
     rows = list(dict.fromkeys(line.row for line in found))
-    tones = dict(zip(rows, itertools.cycle(TONES)))
+    tones = dict(zip(rows, itertools.cycle(_TONES)))
     for axis, column, over in zip(axes[0], columns, compared, strict=True):
         for row in rows:
             own = [line for line in found if line.row == row]
@@ -157,15 +158,13 @@ def _series(spec: TableSpec, found: Sequence[Line], compared: Sequence[Mapping[s
         _marks(axis, over, last, tones)
         axis.set_xticks(range(len(xs)), [str(x) for x in xs])
         axis.set_xlabel(spec.series.label if spec.series else "")
-        axis.set_title(column, fontsize=9, loc="left")
-        axis.grid(axis="y", color="#dde3e9")
-        axis.set_axisbelow(True)
+        _frame(axis, column, "y")
     names, wide = axes[0][0].get_legend_handles_labels(), min(3, 1 + len(columns))
     canvas.legend(*names, loc="outside lower center", ncols=wide, frameon=False)
     return canvas
 
 
-def write_plots(spec: TableSpec, preset: Preset, session: Session, folder: Path, stem: str) -> None:
+def write_plots(table: Table, session: Session, folder: Path, stem: str) -> None:
     """Write STEM-PLOT.svg of each further plot whose data and model are there.
 
     A plot of a model is drawn again only if the model is younger than the file.
@@ -177,15 +176,15 @@ def write_plots(spec: TableSpec, preset: Preset, session: Session, folder: Path,
         SutureError: the data cannot be read.
     """
     make_folder(folder)
-    absent = absent_tests(spec.tests, session.data_root)
-    for name, plot in spec.drawings.items():
+    absent = absent_tests(table.spec.tests, session.data_root)
+    for name, plot in table.spec.drawings.items():
         path = folder / f"{stem}-{name}.svg"
         if lacking := [source for source in plot.sources if source in absent]:
             session.report(f"warning: plot {name!r} is left out: there is no {absent[lacking[0]]}")
         elif not plot.of_a_model:
-            _write(path, _plot_labels(spec, plot, session), session)
+            _write(path, _plot_labels(table.spec, plot, session), session)
         else:
-            _plot_model(spec, preset, name, session, path)
+            _plot_model(table, name, session, path)
 
 
 def existing_plots(spec: TableSpec, folder: Path, stem: str) -> dict[str, str]:
@@ -218,9 +217,10 @@ def _plot_labels(spec: TableSpec, plot: Plot, session: Session) -> bytes:
     return plot_cooccurrence(table.labels.names, cooccurrence(table, per=unit), name, unit)
 
 
-def _plot_model(spec: TableSpec, preset: Preset, name: str, session: Session, path: Path) -> None:
-    plot = spec.drawings[name]
-    run = _run_of(spec, preset, plot, session)
+def _plot_model(table: Table, name: str, session: Session, path: Path) -> None:
+    plot, tuned = table.spec.drawings[name], chosen(table, session.store)
+    # the first seed's, if the preset does not skip the row
+    run = next((run for run in final_runs(table, tuned) if run.row == plot.row), None)
     if run is None:
         session.report(f"warning: plot {name!r} is left out: this preset skips its row {plot.row!r}")
         return
@@ -234,19 +234,13 @@ def _plot_model(spec: TableSpec, preset: Preset, name: str, session: Session, pa
         return
     if path.exists() and path.stat().st_mtime > weights.stat().st_mtime:
         return
-    configs = {source: _config(spec, source, session) for source in plot.sources}
+    configs = {source: _config(table.spec, source, session) for source in plot.sources}
     device = this_machine().device
     if plot.of == "features":
         svg = plot_features(model, configs, "test", device=device)
     else:
         svg = plot_contingencies(predicted_together(model, list(configs.values()), "test", device=device))
     _write(path, svg, session)
-
-
-def _run_of(spec: TableSpec, preset: Preset, plot: Plot, session: Session) -> Run | None:
-    """Return the run of the plot's row at the first seed; None where the preset skips the row."""
-    tuned = chosen(spec, preset, session.store)
-    return next((run for run in final_runs(spec, preset, tuned) if run.row == plot.row), None)
 
 
 def _config(spec: TableSpec, test: str, session: Session) -> SiteConfig:
