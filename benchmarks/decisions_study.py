@@ -105,7 +105,16 @@ def one(
         method = SurgicalAggregation(local=LocalTraining(lr=1e-3, epochs=1, batch_size=64))
         model = ModelSpec("cnn", size=64)
         sites = StudySites(str(study))
-        job = Job("decisions", "decisions", method, model, rounds, seed, simulation=sites, decision=settings)
+        job = Job(
+            name="decisions",
+            title="decisions",
+            method=method,
+            model=model,
+            rounds=rounds,
+            seed=seed,
+            simulation=sites,
+            decision=settings,
+        )
         run_job(job, out=out)
         answers = [*out.glob("sites/*/state/**/answers/calibrate/*.safetensors")]
         return {

@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from machine import machine
 
-from suture.protocol.privacy import PrivacyConfig
+from suture.core.privacy import PrivacyConfig
 from suture.simulation.notebook import run as run_job
 
 

@@ -67,7 +67,7 @@ def _larger(images: Any) -> Any:
 def method_of(name: str) -> Method:
     """The method with a round of one epoch in batches of 16; as its paper has it otherwise."""
     kind: Any = METHODS[name]
-    if kind.labels.single_target:
+    if kind().labels.view == "target":
         made = kind(local=replace(INNER, iterations=3), batches=4)
     else:
         made = kind(local=LocalTraining(lr=1e-3, batch_size=16))
@@ -83,9 +83,9 @@ def seconds(method: Method, label_type: LabelType) -> float:
 def cost(name: str, pairs: int) -> float | None:
     """The median ratio to FedAvg; None of a method that trains in no federation."""
     method = method_of(name)
-    if method.limits.local_only:
+    if method.about.local_only:
         return None
-    label_type = method.label_types[0]
+    label_type = method.labels.types[0]
     plain = method_of("fedavg")
     ratios = [seconds(method, label_type) / seconds(plain, label_type) for _ in range(pairs)]
     print(f"{name:16s} {statistics.median(ratios):5.2f}   {min(ratios):.2f} to {max(ratios):.2f}", flush=True)

@@ -8,7 +8,7 @@ from typing import Any
 from suture.federation.loop import Loop
 from suture.federation.server.collector import Receiver
 from suture.protocol.messages import TaskData, TaskName
-from suture.protocol.packing import Packed, pack, unpack
+from suture.protocol.packing import Packed, unpack
 
 
 class Between(Loop):
@@ -23,7 +23,7 @@ class Between(Loop):
         for name, packed in payloads.items():
             payload = unpack(packed)
             assert isinstance(payload, TaskData)
-            answer = self.change(name, payload, pack(self._sites[name].answer(payload)))
+            answer = self.change(name, payload, self._sites[name].answer(payload).packed)
             if answer is None:
                 missing[name] = "lost on the way"
             else:

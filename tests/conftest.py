@@ -23,8 +23,6 @@ from suture.federation.server.server import Server, open_server
 from suture.federation.site.site import Site
 from suture.methods.base import Method
 from suture.models import ModelSpec
-from suture.protocol.messages import TaskData
-from suture.protocol.packing import pack, unpack
 from suture.reports.report import write_report
 
 CNN = ModelSpec("cnn", size=16)
@@ -142,12 +140,7 @@ def tiny(tmp_path: Path) -> MakeTiny:
                 path if path.exists() else write_hospital(folder, own, n, i, view)
             )
         plan = Plan(method, model, Augmentation(), seed, "run", code_hash(type(method)))
-        chosen = Schedule.from_dict({"rounds": 2, **schedule})
+        chosen = Schedule.from_dict({"name": "tiny", "title": "Tiny", "rounds": 2, **schedule})
         return Tiny(tmp_path / "runs", plan, chosen, configs)
 
     return make
-
-
-def say(site: Site, task: TaskData) -> object:
-    """A site's answer as it crosses the wire."""
-    return unpack(pack(site.answer(task)))

@@ -52,5 +52,5 @@ def plain(folder: Path, n: int = 30) -> Path:
         split = ("train", "train", "validation", "test")[i % 4]
         if i:
             image(folder / "images" / f"{i}.png", 2000 + i)
-        rows.append([f"{i}.png", f"q{i}", split, str(i % 2), "ja" if i % 5 else "nein"])
+        rows.append([f"{i}.png", f"q{i}", split, str(i % 2), "sicher" if i % 5 else "kaum"])
     return table(folder / "labels.csv", rows).parent

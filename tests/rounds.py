@@ -7,11 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
+from suture.federation.site.site import Site
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods import METHODS
 from suture.methods.base import Method, RoundContext, local_round
 from suture.protocol.messages import TaskData, Update
-from suture.protocol.packing import Packed
+from suture.protocol.packing import Packed, unpack
 from suture_papers.metafl.inner_loop import INNER, ServerStep
 from suture_papers.rare_classes.creff import ClassGradients
 from suture_papers.rare_classes.federated_features import FederatedFeatures
@@ -27,6 +28,23 @@ _QUICK: dict[str, dict[str, Any]] = {
 NEW = Packed({}, {})
 
 
+def reply_of(site: Site, task: TaskData) -> Any:
+    """A site's answer to a task, as it crosses the wire."""
+    return unpack(site.answer(task).packed)
+
+
+def context_of(site: Site, task: TaskData) -> SiteContext:
+    """What a method is given at a site that has received a task."""
+    return site.trainer.context(task, site.states.before(task))
+
+
+def configured(site: Site, **sections: dict[str, Any]) -> Site:
+    """The site, which has not answered yet, with other keys in sections of its suture.toml."""
+    own = {name: getattr(site.config, name).model_copy(update=keys) for name, keys in sections.items()}
+    config = site.config.model_copy(update=own)
+    return Site(site.name, config, site.plan, site.rounds, site.folder, site.trainer.load)
+
+
 def train_round(
     method: Method, site: SiteContext, received: TaskData, ctx: RoundContext, state: Packed = NEW
 ) -> tuple[Update, dict[str, Tensor]]:
@@ -37,7 +55,7 @@ def train_round(
 def conformant(name: str) -> Method:
     """The method with a learning rate and batches at which a tiny network moves."""
     kind: Any = METHODS[name]
-    if not kind.labels.single_target:
+    if kind().labels.view != "target":
         return kind(local=LocalTraining(lr=1e-2, batch_size=8), **_QUICK.get(name, {}))  # type: ignore[no-any-return]
     method = kind(local=replace(INNER, lr=0.1, iterations=3), batches=1)
     return method if name == "fl" else replace(method, server=ServerStep(lr=1e-2))

@@ -7,10 +7,10 @@ from suture.simulation import PhantomSites
 from suture.simulation.job import Job
 
 SMALL = Job(
-    "small",
-    "a small federation",
-    SurgicalAggregation(local=LocalTraining(lr=1e-3)),
-    ModelSpec("cnn", size=16),
+    name="small",
+    title="a small federation",
+    method=SurgicalAggregation(local=LocalTraining(lr=1e-3)),
+    model=ModelSpec("cnn", size=16),
     rounds=2,
     simulation=PhantomSites(images=20, held_out=30),
 )

@@ -35,7 +35,7 @@ def test_importing_it_imports_nothing_heavy() -> None:
 
 
 def test_every_name_is_there_and_no_other() -> None:
-    assert 15 <= len(suture.__all__) <= 25
+    assert 15 <= len(suture.__all__) <= 30
     for name in suture.__all__:
         assert getattr(suture, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'lod_job'; it has About"):
@@ -59,10 +59,17 @@ def test_the_checks_of_a_method_are_a_module(line: str) -> None:
 def test_results_are_frames(results: suture.Results) -> None:
     assert results.info.status == "finished"
     assert results.report.is_file()
+    assert results.info.synthetic
+    card = (results.folder / "model" / "README.md").read_text()
+    for page in (results.report.read_text(), card):
+        assert "show no patients" in page
+    assert "- synthetic" in card.split("---")[1]
     assert results.folder.is_absolute()
     classes, rounds, sites = results.classes, results.rounds, results.sites
     assert list(classes.index) == sorted(results.info.labels)
-    assert {"auroc", "low", "high", "positives", "negatives", "recall", "sites"} == set(classes.columns)
+    assert {"auroc", "low", "high", "positives", "negatives", "recall", "step", "sites"} == set(
+        classes.columns
+    )
     assert classes["auroc"].mean() == pytest.approx(results.mean_auroc)
     assert classes.loc["Edema", "sites"] == "harbor"
     assert list(rounds.index) == [1, 2]

@@ -240,7 +240,7 @@ def test_the_file_and_the_place_of_a_name(kind: str, tmp_path: Path) -> None:
 def test_a_job_names_classes_by_the_rule() -> None:
     for table in ({"$x": "Mass"}, {"Masse": "$x"}):
         with pytest.raises(ConfigError, match=r"label_map.*'\$x' is not a label name"):
-            Schedule.from_dict({"rounds": 2, "label_map": table})
+            Schedule.from_dict({"name": "a", "title": "a", "rounds": 2, "label_map": table})
 
 
 def test_a_column_that_is_no_label_may_have_any_name(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from suture.core.files import read_records
 from suture.core.labels import LabelSet
+from suture.core.privacy import PrivacyConfig
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Batch, Samples
 from suture.data.config import SiteConfig, StorageConfig
@@ -35,7 +36,6 @@ from suture.learning.training import LocalRound, SiteContext
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier, load_tensors, split_state
 from suture.protocol.messages import TaskData
-from suture.protocol.privacy import PrivacyConfig
 from suture_papers.metafl.fl import FL
 from suture_papers.metafl.inner_loop import MetaLearning, batch_of
 from suture_papers.metafl.metafl import MetaFL
@@ -80,7 +80,9 @@ def federation(
 ) -> Work:
     """Rounds of a federation, with its messages, checks and files."""
     plan = Plan(method, SPEC, Augmentation(), 1, method.about.name, code_hash())
-    server = open_server(plan, Schedule(rounds, selection="last"), None, folder)
+    server = open_server(
+        plan, Schedule(name="pmfl", title="PMFL", rounds=rounds, selection="last"), None, folder
+    )
     states = {name: experiment_folder(folder / "sites" / name, plan.experiment) for name in configs}
     loop = Loop({name: Site(name, c, plan, rounds, states[name]) for name, c in configs.items()})
     server.begin(loop.exchange("handshake", server.handshake(loop.sites), server.receiver()))

@@ -78,7 +78,7 @@ class Idle:
         )
 
     def schedule(self) -> Schedule:
-        return Schedule(self.rounds, "cost", "cost of a round")
+        return Schedule(name="cost", title="cost of a round", rounds=self.rounds)
 
 
 def weigh(peak: dict[str, float]) -> None:

@@ -128,7 +128,7 @@ def measured(sites: int, classes: int, mb: float) -> Cost:
     plan = Plan(method, _SPECS[mb], Augmentation(), 1, "scale", code_hash(type(method)))
     labels = tuple(f"class {i * 7919 % 1000003:06d}" for i in range(classes))
     with tempfile.TemporaryDirectory() as folder:
-        schedule = Schedule(_ROUNDS, selection="last", accept_labels=True)
+        schedule = Schedule(name="scale", title="scale", rounds=_ROUNDS, selection="last", accept_labels=True)
         server = open_server(plan, schedule, None, Path(folder))
         memory, started = Memory(), time.process_time()
 

@@ -5,6 +5,13 @@
     results.classes                                # figures of every class, as a pandas frame
     results.model().predict("images/")             # probabilities of images
 
+A study of your own, as the commands do it:
+
+    suture.init("study", {"alpha": "alpha.csv", "beta": "beta/"})
+    suture.check("study").problems
+    results = suture.run("study")
+    suture.evaluate(results.folder, "external.csv").classes
+
 Names are imported as they are first used, so that `import suture` costs nothing.
 """
 
@@ -20,17 +27,24 @@ if TYPE_CHECKING:
     from suture.core.errors import SutureError as SutureError
     from suture.data.augmentation import Augmentation as Augmentation
     from suture.learning.prediction import Model as Model
-    from suture.learning.prediction import open_model as load_model
+    from suture.learning.prediction import open_model as load_model  # noqa: F401
     from suture.learning.training import LocalTraining as LocalTraining
     from suture.methods.averaging import LocalAveraging as LocalAveraging
     from suture.methods.base import About as About
     from suture.methods.base import LabelUse as LabelUse
-    from suture.methods.base import Limits as Limits
     from suture.methods.base import Method as Method
     from suture.methods.base import hyperparameters as hyperparameters
     from suture.models import ModelSpec as ModelSpec
     from suture.reports.frames import Results as Results
     from suture.reports.frames import open_results as open_results
+    from suture.simulation.actions import check as check
+    from suture.simulation.actions import compare as compare
+    from suture.simulation.actions import decide as decide
+    from suture.simulation.actions import evaluate as evaluate
+    from suture.simulation.actions import explain as explain
+    from suture.simulation.actions import export as export
+    from suture.simulation.actions import finetune as finetune
+    from suture.simulation.actions import init as init
     from suture.simulation.job import Job as Job
     from suture.simulation.job import load_job as load_job
     from suture.simulation.notebook import known_methods as known_methods
@@ -45,7 +59,6 @@ _HOMES = {
     "Augmentation": "suture.data.augmentation:Augmentation",
     "Job": "suture.simulation.job:Job",
     "LabelUse": "suture.methods.base:LabelUse",
-    "Limits": "suture.methods.base:Limits",
     "LocalAveraging": "suture.methods.averaging:LocalAveraging",
     "LocalTraining": "suture.learning.training:LocalTraining",
     "Method": "suture.methods.base:Method",
@@ -54,6 +67,14 @@ _HOMES = {
     "PhantomSites": "suture.simulation.phantom_hospitals:PhantomSites",
     "Results": "suture.reports.frames:Results",
     "SutureError": "suture.core.errors:SutureError",
+    "check": "suture.simulation.actions:check",
+    "compare": "suture.simulation.actions:compare",
+    "decide": "suture.simulation.actions:decide",
+    "evaluate": "suture.simulation.actions:evaluate",
+    "explain": "suture.simulation.actions:explain",
+    "export": "suture.simulation.actions:export",
+    "finetune": "suture.simulation.actions:finetune",
+    "init": "suture.simulation.actions:init",
     "hyperparameters": "suture.methods.base:hyperparameters",
     "load_job": "suture.simulation.job:load_job",
     "load_model": "suture.learning.prediction:open_model",
@@ -64,32 +85,12 @@ _HOMES = {
     "testing": "suture.testing",
 }
 
-__all__ = [
-    "About",
-    "Augmentation",
-    "Job",
-    "LabelUse",
-    "Limits",
-    "LocalAveraging",
-    "LocalTraining",
-    "Method",
-    "Model",
-    "ModelSpec",
-    "PhantomSites",
-    "Results",
-    "SutureError",
-    "hyperparameters",
-    "known_methods",
-    "load_job",
-    "load_model",
-    "open_results",
-    "register",
-    "run",
-    "testing",
-]
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Limits":  # of former versions
+        raise ImportError("suture.Limits is part of suture.About now: About(..., images_only=True)")
     if name not in _HOMES:
         raise AttributeError(f"module 'suture' has no attribute {name!r}; it has {', '.join(__all__)}")
     module, _, attribute = _HOMES[name].partition(":")

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
-from suture.methods.base import About, LabelUse, hyperparameters
+from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed
 from suture.methods.roles import Part, Supervised, Term
 from suture_papers.drift.fedprox import Proximal
@@ -57,7 +57,6 @@ class Combined(Composed):
     """
 
     about = About("combined", "Combined", "the papers of its parts")
-    labels = LabelUse(view="all", unknown="masked")
 
     rows: Literal["all", "owners"] = "owners"
     unknown: Literal["negative", "masked"] = "masked"

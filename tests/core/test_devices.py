@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from rounds import configured
 from suture.core.devices import device_name, out_of_memory, repeatable, unusable
 from suture.core.errors import ConfigError
-from suture.federation.server.selection import HeldOut
+from suture.federation.server.held_out import HeldOut
 from suture.federation.site.abstention import reason_of
 from suture.federation.site.site import Site, check_consent
 from suture.learning.batch_size import that_fits
@@ -121,11 +122,14 @@ def test_on_a_gpu_results_do_not_depend_on_the_order_in_which_it_computes() -> N
 @pytest.mark.parametrize("task", ["handshake", "train", "evaluate"])
 def test_so_a_site_answers(task: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     site, seen = tiny(SurgicalAggregation()).sites()["alpha"], list[list[bool]]()
-    training = site.config.training.model_copy(update={"device": "cuda"})
-    site.config = site.config.model_copy(update={"training": training})
+    site = configured(site, training={"device": "cuda"})
     monkeypatch.setattr("suture.federation.site.site.check_device", lambda *_: None)
-    for name in ("_introduced", "_answered"):
-        monkeypatch.setattr(Site, name, lambda *_: seen.append(choices()))
+
+    def look(*_: Any) -> None:
+        seen.append(choices())
+        raise ConfigError("looked")
+
+    monkeypatch.setattr(Site, "_allowed", look)
     site.answer(TaskData(task))
     assert seen == [[True] * 3]
 

@@ -9,6 +9,7 @@ import pytest
 
 from suture.core.errors import ConfigError
 from suture.core.labels import MOST_SYNONYMS, canonical
+from suture.core.privacy import PrivacyConfig
 from suture.data.config import (
     SiteConfig,
     find_site_config,
@@ -19,7 +20,6 @@ from suture.data.config import (
 )
 from suture.data.readers import DATASETS
 from suture.data.readers.hospital import HospitalConfig
-from suture.protocol.privacy import PrivacyConfig
 
 MINIMAL = '[data]\ndataset = "hospital"\nroot = "images"\ntable = "labels.csv"\n'
 

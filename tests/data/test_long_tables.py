@@ -111,12 +111,12 @@ def test_a_flag_beside_one_finding_for_each_image_is_asked_about(
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("vorhanden", ("ja", "nein")),
-        ("valeur", ("oui", "non")),
+        ("vorhanden", ("sicher", "kaum")),
+        ("valeur", ("certain", "douteux")),
         ("value", ("confirmed", "excluded")),
         ("Confidence", ("2", "3")),
         ("Confidence", ("high", "low")),
-        ("present", ("si", "no")),
+        ("present", ("seguro", "no")),
     ],
 )
 @pytest.mark.parametrize("rows", [SINGLE, ROWS])
@@ -134,12 +134,12 @@ def test_a_value_in_other_words_is_unknown_until_they_have_a_meaning(
 
 
 def test_other_words_beside_a_column_of_findings_are_no_label_of_their_own(tmp_path: Path) -> None:
-    discovery = found(tmp_path, "Beurteilung", worded("ja", "nein"))
+    discovery = found(tmp_path, "Beurteilung", worded("sicher", "kaum"))
     (warning,) = [warning for warning in discovery.warnings if "patients" not in warning]
     assert "add it to labels" not in warning
     assert warning.splitlines()[-2:] == [
         'value_column = "Beurteilung"',
-        'values = { "ja" = "unknown", "nein" = "unknown" }',
+        'values = { "kaum" = "unknown", "sicher" = "unknown" }',
     ]
     assert "'LabelName'" in warning
 

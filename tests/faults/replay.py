@@ -15,7 +15,7 @@ from suture.federation.server.collector import Receiver
 from suture.federation.server.server import open_server
 from suture.federation.site.site import Site
 from suture.protocol.messages import TaskData, TaskName
-from suture.protocol.packing import Packed, pack, unpack
+from suture.protocol.packing import Packed, unpack
 from suture.simulation.job import Job
 
 Absent = frozenset[tuple[str, int]]
@@ -41,7 +41,7 @@ class Replay(Loop):
             assert isinstance(payload, TaskData)
             here = (name, payload.round)
             if task != "train" or here not in self._absent:
-                receive(name, pack(self._sites[name].answer(payload)))
+                receive(name, self._sites[name].answer(payload).packed)
             elif here in self._late:
                 self._sites[name].answer(payload)
         return {}

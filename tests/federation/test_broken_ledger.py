@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from rounds import reply_of
 from suture.core.errors import FederationError
 from suture.federation.loop import Loop, federate
 from suture.federation.server.server import Server, open_server
@@ -168,13 +169,13 @@ def test_the_digest_is_of_the_answer_and_the_filter_lets_no_other_one_through(ho
     from suture.protocol.check import check_reply
 
     site, task = house.site("alpha", "one"), TaskData("handshake")
-    reply = site.answer(task)
+    reply = reply_of(site, task)
     assert isinstance(reply, SiteInfo)
-    check_reply(reply, site.expectation(task))
+    check_reply(reply, site.answer(task).allowed)
     with pytest.raises(RejectedUpdate, match="the digest of another ledger"):
-        check_reply(replace(reply, ledger="0" * 64), site.expectation(task))
+        check_reply(replace(reply, ledger="0" * 64), site.answer(task).allowed)
     with pytest.raises(RejectedUpdate, match="the digest of another ledger"):
-        check_reply(replace(reply, ledger=None), site.expectation(task))
+        check_reply(replace(reply, ledger=None), site.answer(task).allowed)
     for wrong in ("0" * 63, "0" * 63 + "\n", "G" * 64, "0" * 64 + "\n"):
         with pytest.raises(ValueError, match="ledger"):
             replace(reply, ledger=wrong)
@@ -204,36 +205,36 @@ def test_epsilon_has_a_bound_over_all_experiments(house: House) -> None:
     """120 experiments reached 106, and their mean had a tenth of the noise."""
     task, sent = task_of(house), []
     for number in range(5):
-        answer = house.site("alpha", f"e-{number}", max_epsilon=20.0).answer(task)
+        answer = reply_of(house.site("alpha", f"e-{number}", max_epsilon=20.0), task)
         sent.append(isinstance(answer, Update))
         assert sent[-1] or answer == Abstain("budget", "BudgetSpent")
     assert sent == [True, True, False, False, False]  # 10.0, 15.5, 20.2
     assert "max_epsilon = 20.0 under [privacy]" in last_error(house, "e-4")
     assert "with another one ε would be 20.2" in last_error(house, "e-4")
     first = house.site("alpha", "e-0", max_epsilon=20.0)
-    assert isinstance(first.answer(task), Update)  # the kept one is no other release
-    assert isinstance(house.site("alpha", "e-9", max_epsilon=20.0).answer(TaskData("handshake")), SiteInfo)
-    assert isinstance(house.site("alpha", "e-4", max_epsilon=20.2).answer(task), Update)
-    assert house.site("alpha", "e-5", max_epsilon=1e6, noise=1e-6).answer(task).reason == "budget"  # type: ignore[union-attr]
+    assert isinstance(reply_of(first, task), Update)  # the kept one is no other release
+    assert isinstance(reply_of(house.site("alpha", "e-9", max_epsilon=20.0), TaskData("handshake")), SiteInfo)
+    assert isinstance(reply_of(house.site("alpha", "e-4", max_epsilon=20.2), task), Update)
+    assert reply_of(house.site("alpha", "e-5", max_epsilon=1e6, noise=1e-6), task).reason == "budget"
 
 
 def test_an_update_without_noise_exceeds_every_bound(house: House) -> None:
     task = task_of(house)
     house.site("alpha", "one", noise=0.0).answer(task)
-    assert isinstance(house.site("alpha", "two", max_epsilon=1e9).answer(task), Abstain)
+    assert isinstance(reply_of(house.site("alpha", "two", max_epsilon=1e9), task), Abstain)
     assert "ε would be ∞" in last_error(house, "two")
 
 
 def test_experiments_have_a_bound(house: House) -> None:
     for number in range(4):
-        answer = house.site("alpha", f"e-{number}", max_experiments=2).answer(TaskData("handshake"))
+        answer = reply_of(house.site("alpha", f"e-{number}", max_experiments=2), TaskData("handshake"))
         assert isinstance(answer, SiteInfo) == (number < 2)
     assert "max_experiments = 2 under [privacy]" in last_error(house, "e-3")
     assert "answers in 2 experiments, not counting e-3" in last_error(house, "e-3")
     task = task_of(house)
-    assert isinstance(house.site("alpha", "e-1", max_experiments=2).answer(task), Update)
-    assert isinstance(house.site("alpha", "e-3", max_experiments=2).answer(task), Abstain)
-    assert isinstance(house.site("alpha", "e-3", max_experiments=3).answer(task), Update)
+    assert isinstance(reply_of(house.site("alpha", "e-1", max_experiments=2), task), Update)
+    assert isinstance(reply_of(house.site("alpha", "e-3", max_experiments=2), task), Abstain)
+    assert isinstance(reply_of(house.site("alpha", "e-3", max_experiments=3), task), Update)
 
 
 @pytest.mark.parametrize("bound", [{"max_epsilon": 20.0}, {"max_experiments": 2}])
@@ -246,17 +247,17 @@ def test_bounds_hold_for_experiments_that_run_at_once(bound: dict[str, Any], hou
         if not child:
             torch.set_num_threads(1)
             site = house.site("alpha", f"e-{number}", **bound)
-            real = site._new_answer
+            real = site._perform
 
-            def late(task: TaskData, real: Any = real) -> Any:
-                answer = real(task)
+            def late(*given: Any, real: Any = real) -> Any:
+                answer = real(*given)
                 os.write(writing, b"x")
                 while not (house.federation.folder / "go").exists():
                     pass
                 return answer
 
-            site._new_answer = late  # type: ignore[method-assign]
-            os._exit(isinstance(site.answer(task), Update))
+            site._perform = late  # type: ignore[method-assign]
+            os._exit(isinstance(reply_of(site, task), Update))
         children.append(child)
     for _ in children:
         os.read(reading, 1)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rounds import reply_of
 from strangers.scaffold import Scaffold
 from suture.core.errors import ConfigError, RejectedUpdate
 from suture.federation.differential_privacy import Noise
@@ -20,7 +21,7 @@ from suture.federation.server.record import what_leaves
 from suture.federation.server.server import Server
 from suture.learning.training import LocalTraining
 from suture.methods.base import GlobalModel, hyperparameters
-from suture.methods.parameters import layout_of
+from suture.methods.exchange import layout_of
 from suture.models.classifier import Layout
 from suture.protocol.check import check_reply
 from suture.protocol.egress import ALIKE, CLASSES, Channel, Egress, within
@@ -76,7 +77,7 @@ def test_a_site_is_sent_every_tensor_and_the_rows_that_it_may_see(small: Any) ->
     assert not control.keys() & server.model.buffers
     assert all(bool(tensor.any()) for tensor in control.values())
     for name, payload in payloads.items():
-        assert payload.labels == sites[name]._data()[0].names
+        assert payload.labels == sites[name].trainer.data[0].names
         where = server.model.where(payload.labels)
         for key, tensor in within("control", payload.channels).items():
             expected = control[key][where] if key in server.model.head else control[key]
@@ -115,10 +116,10 @@ def test_what_leaves_is_on_the_page_of_the_run(small: Any) -> None:
 def test_both_sides_refuse_another_form(change: Callable[[Any], Any], why: str, small: Any) -> None:
     server, sites, payloads = small
     site, task = sites["alpha"], payloads["alpha"]
-    update = site.answer(task)
+    update = reply_of(site, task)
     assert isinstance(update, Update)
     lie = replace(update, channels=change({k: t.clone() for k, t in update.channels.items()}))
-    for expected in (site.expectation(task), server.collector._expected["alpha"]):
+    for expected in (site.answer(task).allowed, server.collector._expected["alpha"]):
         check_reply(update, expected)
         with pytest.raises(RejectedUpdate, match=why):
             check_reply(lie, expected)
@@ -129,7 +130,7 @@ def test_a_site_with_noise_refuses_what_noise_does_not_cover(tiny: Any) -> None:
     path.write_text(path.read_text() + "clip = 1.0\nnoise = 0.5\n")
     site = tiny(METHOD).sites()["alpha"]
     for task in (TaskData("handshake"), TaskData("train", 1)):
-        answer = site.answer(task)
+        answer = reply_of(site, task)
         assert isinstance(answer, Abstain)
         assert answer.reason == "configuration"
     log = (site.folder / "errors.jsonl").read_text()
@@ -147,7 +148,7 @@ def test_half_precision_leaves_channels_as_they_are(tiny: Any) -> None:
     for task in tasks(server).values():
         assert {str(t.dtype) for t in task.shared.values()} == {"torch.float16"}
         assert {str(t.dtype) for t in task.channels.values()} == {"torch.float32"}
-    answer = sites["alpha"].answer(tasks(server)["alpha"])
+    answer = reply_of(sites["alpha"], tasks(server)["alpha"])
     assert isinstance(answer, Update)
     assert {str(t.dtype) for t in answer.shared.values()} == {"torch.float16"}
     assert {str(t.dtype) for t in answer.channels.values()} == {"torch.float32"}
@@ -181,7 +182,7 @@ def test_a_continued_federation_equals_a_whole_one(tiny: Any) -> None:
 
 def test_a_channel_of_one_scale_is_bounded_as_a_whole(small: Any) -> None:
     server, sites, payloads = small
-    update = sites["alpha"].answer(payloads["alpha"])
+    update = reply_of(sites["alpha"], payloads["alpha"])
     layout = layout_of(server.model, METHOD)
     norms = Measure()(update, payloads["alpha"], Bounded(local=LOCAL).egress(layout))
     total = torch.cat([t.flatten() for t in update.channels.values()]).norm()

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rounds import reply_of
 from suture.core.errors import RejectedUpdate
 from suture.core.labels import LabelType
 from suture.federation.loop import Loop
@@ -37,7 +38,7 @@ from suture.models.saved import load_model
 from suture.protocol.check import check_reply
 from suture.protocol.egress import CLASSES, Channel, Egress, declared
 from suture.protocol.messages import Abstain, TaskData, Update, by_name
-from suture.protocol.packing import Packed, pack, unpack
+from suture.protocol.packing import Packed, unpack
 from suture.simulation import method_checks as checks
 from suture.simulation.method_checks import SMALL, subject_of
 from suture.simulation.trial import Trial
@@ -61,14 +62,13 @@ class Pairs(LocalAveraging):
     """A site sends the pairs of its classes that it has; the server sends their means down."""
 
     about = About("pairs", "Pairs", "none")
-    labels = LabelUse(view="own")
     received: ClassVar[list[tuple[str, TaskData]]] = []
     walks: ClassVar[list[list[Update]]] = []
     view: LabelView = "own"
 
     @property
-    def label_use(self) -> LabelUse:
-        return replace(self.labels, view=self.view)
+    def labels(self) -> LabelUse:
+        return LabelUse(view=self.view)
 
     def egress(self, layout: Layout) -> Egress:
         up = Channel("pairs", "up", PAIRS, why="which classes a site has")
@@ -162,7 +162,7 @@ def test_both_axes_go_up_and_down_by_name(view: str, federation: Any) -> None:
     for _, payload in first:
         assert not payload.channels["pairs"].any()
     for site, payload in second:
-        own = small.sites()[site]._data()[0].names
+        own = small.sites()[site].trainer.data[0].names
         assert payload.labels == own if view == "own" else set(own) < set(payload.labels)
         check_pairs(payload.channels["pairs"], payload.labels)
 
@@ -247,8 +247,8 @@ def test_the_sites_filter_and_the_server_refuse_another_form(
 ) -> None:
     server, sites, payloads = begun(federation)
     site, task = sites["alpha"], payloads["alpha"]
-    update = site.answer(task)
-    expected = (site.expectation(task), server.collector._expected["alpha"])
+    update = reply_of(site, task)
+    expected = (site.answer(task).allowed, server.collector._expected["alpha"])
     for one in expected:
         check_reply(update, one)
         with pytest.raises(RejectedUpdate, match=why):
@@ -266,7 +266,7 @@ def test_a_site_trains_on_no_tensors_of_another_form(
     tensors: Mapping[str, Tensor], why: str, federation: Any
 ) -> None:
     _, sites, payloads = begun(federation)
-    answer = sites["alpha"].answer(replace(payloads["alpha"], channels=tensors))
+    answer = reply_of(sites["alpha"], replace(payloads["alpha"], channels=tensors))
     assert isinstance(answer, Abstain)
     assert (answer.reason, answer.error) == ("configuration", "ConfigError")
     assert why in (sites["alpha"].folder / "errors.jsonl").read_text()
@@ -278,7 +278,7 @@ def test_a_site_that_clips_takes_no_part(federation: Any) -> None:
     small = federation(Pairs(local=LOCAL))
     site = small.sites()["alpha"]
     for task in (TaskData("handshake"), TaskData("train", 1)):
-        answer = site.answer(task)
+        answer = reply_of(site, task)
         assert isinstance(answer, Abstain)
         assert answer.reason == "configuration"
     log = (site.folder / "errors.jsonl").read_text()
@@ -337,7 +337,7 @@ def test_updates_are_read_from_disk_at_each_walk(federation: Any, monkeypatch: p
             for name, tensor in left.items():
                 assert torch.equal(tensor, right[name])
                 assert tensor.data_ptr() != right[name].data_ptr()
-    for reply in server.collector._answers.values():
+    for reply in server.collector.answers.values():
         assert not getattr(reply, "channels", {})
 
 
@@ -348,8 +348,8 @@ def test_the_server_keeps_an_open_update_on_disk_alone(
     server, sites, payloads = begun(federation)
     receive = server.receiver()
     for name, site in sites.items():
-        receive(name, pack(site.answer(payloads[name])))
-    held = server.collector._answers["alpha"]
+        receive(name, site.answer(payloads[name]).packed)
+    held = server.collector.answers["alpha"]
     assert isinstance(held, Update)
     assert (held.shared, held.head, held.channels) == ({}, {}, {})
 
@@ -368,7 +368,7 @@ def test_what_leaves_is_declared() -> None:
 @pytest.mark.parametrize("method", [FedMLP(), CReFF()], ids=lambda method: method.about.name)
 def test_a_run_says_how_many_numbers_of_each_class_leave(method: Method) -> None:
     """Before the model is known no length; after the start that of the tensors that sites send."""
-    with Trial(method, SMALL, method.label_types[0], rounds=1) as trial:
+    with Trial(method, SMALL, method.labels.types[0], rounds=1) as trial:
         name = method.egress(Layout({}, {})).going("up")[0].name
         unknown = {r["field"]: r["shape"] for r in what_leaves(trial.server.plan, Layout({}, {}))}
         assert unknown[name] == "numbers for each class"
@@ -400,9 +400,11 @@ class Negated(FedAvg):
         minus = Channel("minus", "down", (CLASSES, layout.features + 1))
         return replace(super().egress(layout), channels=(minus,))
 
-    def served_head(self, head: Mapping[str, Tensor], channels: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def predictor(
+        self, tensors: Mapping[str, Tensor], channels: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
         rows = channels["minus"]
-        assert head.keys() == {"head.weight", "head.bias"}
+        assert {"head.weight", "head.bias"} < tensors.keys()
         return {"head.weight": rows[:, :-1], "head.bias": rows[:, -1]}
 
     def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:

@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from suture.core.errors import ConfigError
+from suture.core.privacy import PrivacyConfig
 from suture.federation.differential_privacy import Noise, describe_spent, epsilon, gaussian, rounded_up
 from suture.learning.step_losses import NonFiniteLoss
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Spent, TaskData, Update, ones
-from suture.protocol.privacy import PrivacyConfig
 
 
 def update(w: list[float], row: list[float], kind: Any = "weights") -> Update:

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from between import Between
+from rounds import reply_of
 from suture.core.errors import RejectedUpdate
 from suture.federation.loop import federate
 from suture.federation.server.server import Server
@@ -83,7 +84,7 @@ def test_a_sites_curves_are_those_of_the_counts_it_has_sent_once(tiny: Any) -> N
         return answer
 
     server = run(open_sites(tiny(METHOD, n=120, decision=DECISION), min_count=4), note)
-    decisions, drawn = server.decisions, written(server, "metrics.json")["decisions"]["site_diagrams"]
+    decisions, drawn = server.fitted.decisions, written(server, "metrics.json")["decisions"]["site_diagrams"]
     assert decisions
     assert set(drawn) == set(answers)
     for site, (reply,) in answers.items():
@@ -131,13 +132,14 @@ def test_a_site_counts_its_validation_images_once_in_the_ledger(tiny: Any) -> No
 
     run(federation, note)
     for name, site in federation.sites().items():
-        own, samples = site._data()
+        own, samples = site.trainer.data
         y = samples["validation"].y
         for row, label in enumerate(answers[name].labels):
             for kind, value in (("positives", 1), ("negatives", 0)):
                 counts = answers[name].class_tensors[kind][row]
                 assert int(counts[counts != JOINED].sum()) == int((y[:, own.index(label)] == value).sum())
-        released = [r for r in site.ledger.releases() if (r.task, r.experiment) == ("calibrate", name)]
+        ledger = site.releases.ledger.releases()
+        released = [r for r in ledger if (r.task, r.experiment) == ("calibrate", name)]
         assert len(released) == 1
         assert released[0].figures == dict.fromkeys(answers[name].labels, 1)
         assert released[0].numbers > 0
@@ -167,7 +169,7 @@ def test_a_server_that_asks_for_counts_of_many_models_spends_the_sites_answers(t
 
     def ask(site: str, task: TaskData, answer: Packed) -> Packed:
         if task.task == "train" and task.committed and site == "alpha":
-            asked.append(sites[site].answer(replace(task, task="calibrate", round=task.committed)))
+            asked.append(reply_of(sites[site], replace(task, task="calibrate", round=task.committed)))
         return answer
 
     federate(federation.server(), Between(sites, ask))
@@ -186,7 +188,7 @@ def test_rounded_counts_show_no_cell_as_empty(tiny: Any) -> None:
             emptied = {k: t.masked_fill(t == 8, 0) for k, t in scores.class_tensors.items()}
             assert any((t == 8).any() for t in scores.class_tensors.values())
             with pytest.raises(RejectedUpdate, match="too few images"):
-                check_reply(replace(scores, class_tensors=emptied), sites[site].expectation(task))
+                check_reply(replace(scores, class_tensors=emptied), sites[site].answer(task).allowed)
             tried.extend(t[t != JOINED].min().item() for t in scores.class_tensors.values())
         return answer
 
@@ -194,8 +196,8 @@ def test_rounded_counts_show_no_cell_as_empty(tiny: Any) -> None:
     sites, server = federation.sites(), federation.server()
     federate(server, Between(sites, note))
     assert min(tried) == 8
-    assert server.decisions
-    assert set(server.decisions.pooled) == set(server.registry.labels)
+    assert server.fitted.decisions
+    assert set(server.fitted.decisions.pooled) == set(server.registry.labels)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +222,7 @@ def test_the_sites_filter_refuses_counts_that_were_not_declared(tiny: Any, what:
         if task.task == "calibrate":
             scores = unpack(answer)
             assert isinstance(scores, Scores)
-            expected = sites[site].expectation(task)
+            expected = sites[site].answer(task).allowed
             check_reply(scores, expected)
             with pytest.raises(RejectedUpdate, match=what):
                 check_reply(replace(scores, class_tensors=change(scores.class_tensors)), expected)
@@ -262,7 +264,7 @@ def test_figures_of_decisions_that_were_not_asked_for_are_refused(tiny: Any) -> 
         if task.split == "test":
             reply: Any = unpack(answer)
             with pytest.raises(RejectedUpdate, match="were not asked for"):
-                check_reply(reply, replace(sites[site].expectation(task), decided=()))
+                check_reply(reply, replace(sites[site].answer(task).allowed, decided=()))
             refused.append(site)
         return answer
 
@@ -346,7 +348,7 @@ def test_the_pooled_threshold_is_that_of_all_images_together(tiny: Any) -> None:
     for name in server.registry.labels:
         scores = []
         for site in federation.sites().values():
-            own, samples = site._data()
+            own, samples = site.trainer.data
             if name in own.names:
                 part = samples["validation"]
                 p = model(part.inputs["image"])[:, model.labels.index(name)]

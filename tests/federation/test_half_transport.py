@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from rounds import conformant
+from rounds import configured, conformant
 from suture.core.errors import ConfigError
 from suture.federation.loop import Loop, federate
-from suture.federation.server.global_model import check_unchanged, fixed_settings
+from suture.federation.server.checks import check_unchanged, fixed_settings
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
@@ -95,12 +95,12 @@ def test_sites_that_train_nothing_leave_the_servers_model_as_it_is_to_the_bit() 
 
 def test_the_ledger_has_the_digest_of_the_halves_and_the_same_task_gets_the_same_bytes() -> None:
     with trial() as run:
-        one, two = run.answer("beta"), run.answer("beta")
+        one, two = (unpack(run.answer("beta").packed) for _ in range(2))
         assert isinstance(one, Update)
         assert {t.dtype for t in one.shared.values() if t.is_floating_point()} == {torch.float16}
         assert digest(pack(one)) == digest(pack(two))
         kept = replace(one, ledger=None)
-        assert digest(pack(kept)) == run.sites["beta"].ledger.releases()[-1].answer
+        assert digest(pack(kept)) == run.sites["beta"].releases.ledger.releases()[-1].answer
 
 
 def test_a_run_that_stops_in_between_ends_with_the_same_bytes() -> None:
@@ -124,10 +124,8 @@ def test_a_run_that_stops_in_between_ends_with_the_same_bytes() -> None:
 
 def test_noise_is_drawn_before_the_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     with trial() as run:
-        site = run.sites["alpha"]
-        privacy = site.config.privacy.model_copy(update={"clip": 1e-3, "noise": 0.0})
-        site.config = site.config.model_copy(update={"privacy": privacy})
-        update = run.answer("alpha")
+        run.sites["alpha"] = configured(run.sites["alpha"], privacy={"clip": 1e-3, "noise": 0.0})
+        update = unpack(run.answer("alpha").packed)
         assert isinstance(update, Update)
         assert {t.dtype for t in update.shared.values() if t.is_floating_point()} == {torch.float16}
         changes = [t.double() for t in (*update.shared.values(), *update.head.values())]

@@ -28,12 +28,12 @@ DECIDED = {"decision": DecisionSettings()}
 @pytest.fixture
 def first_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first round that is measured stays the best one."""
-    for name in ("note", "note_loss"):
+    for name in ("after", "after_losses"):
         before = getattr(ModelSelection, name)
 
-        def once(self: ModelSelection, candidate: Any, before: Any = before) -> None:
-            if self.best is None:
-                before(self, candidate)
+        def once(self: ModelSelection, candidate: Any, *_: Any, before: Any = before) -> ModelSelection:
+            found: ModelSelection = self if self.best else before(self, candidate)
+            return found
 
         monkeypatch.setattr(ModelSelection, name, once)
 
@@ -53,8 +53,8 @@ def federated() -> list[str]:
     return [
         name
         for name in sorted(METHODS)
-        if "multilabel" in (method := conformant(name)).label_types
-        and not (method.limits.local_only or method.labels.single_target)
+        if "multilabel" in (method := conformant(name)).labels.types
+        and not (method.about.local_only or method.labels.view == "target")
     ]
 
 
@@ -66,13 +66,13 @@ def test_a_class_that_is_newer_than_the_selected_round_is_not_measured(name: str
     server, found = in_turn(tiny, method, steps)
     assert server.record.run["status"] == "finished"
     assert "Fibrosis" in found["auroc"]
-    if method.personal == "model":  # each site selects a round of its own
+    if method.exchange.personal == "model":  # each site selects a round of its own
         return
     assert server.selected_round == 1
     assert found["auroc"]["Fibrosis"] is None
     assert "joined after round 1" in found["undefined"]["Fibrosis"]
     assert found["counts"]["Mass"] != [None, None], "what the model has is measured"
-    if method.personal == "nothing":
+    if method.exchange.personal == "nothing":
         assert found["sites"]["late"].keys() == {"Mass"}
 
 

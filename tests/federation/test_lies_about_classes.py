@@ -57,7 +57,7 @@ LIES: dict[str, tuple[str, str, Callable[[Tensor], Tensor], str]] = {
 
 def lied(method: Method, change: Callable[[Update], Update] | None, **schedule: Any) -> tuple[Server, bytes]:
     """A federation in which alpha changes every update, or loses it; the server and its last state."""
-    with Trial(method, method.adapted(SMALL), method.label_types[-1], rounds=3) as trial:
+    with Trial(method, method.adapted(SMALL), method.labels.types[-1], rounds=3) as trial:
         server = trial.server
         server.schedule = replace(server.schedule, min_sites=2, **schedule)
 
@@ -79,12 +79,12 @@ def in_tensor(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Update
 def test_both_sides_refuse_what_is_outside_the_declaration(kind: str) -> None:
     chosen, name, change, why = LIES[kind]
     method = METHODS[chosen]
-    with Trial(method, method.adapted(SMALL), method.label_types[-1], rounds=2) as trial:
+    with Trial(method, method.adapted(SMALL), method.labels.types[-1], rounds=2) as trial:
         task = trial.payload("alpha")
         assert task.labels == ("Fibrosis", "Hernia", "Mass", "Nodule")
         update = trial.update("alpha")
         for expected in (
-            trial.sites["alpha"].expectation(task),
+            trial.sites["alpha"].answer(task).allowed,
             trial.server.collector._expected["alpha"],
         ):
             check_reply(update, expected)

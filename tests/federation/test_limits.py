@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from suture.core.privacy import PrivacyConfig
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.disclosure import BOUND, may_be
-from suture.protocol.privacy import PrivacyConfig
 from suture.protocol.records import read_history
 
 LABELS = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia")}

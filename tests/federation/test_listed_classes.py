@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from rounds import reply_of
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import TaskData, Update
@@ -24,7 +25,7 @@ def changed(tiny: Any, other: tuple[str, ...], out: str) -> dict[str, bool]:
         for site, packed in payloads.items():
             payload = unpack(packed)
             assert isinstance(payload, TaskData)
-            reply = sites[site].answer(payload)
+            reply = reply_of(sites[site], payload)
             server.collector.receive(site, pack(reply))
             sent.extend([reply] if site == "beta" and isinstance(reply, Update) else [])
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from rounds import reply_of
 from suture.core.errors import FederationError
 from suture.federation.site.first_counts import FIRST_COUNTS
 from suture.learning.prediction import predict_to_csv
@@ -94,7 +95,7 @@ def test_a_federation_ends_with_a_model_of_one_class_an_image(name: str, data: P
         assert tuple(probabilities) == EVERY
         assert sum(probabilities.values()) == pytest.approx(1, abs=4e-6)  # six digits of each are written
     # A site that sees only its own classes can only choose among these; the others choose among all.
-    every = METHODS[name].labels.view == "all"
+    every = METHODS[name]().labels.view == "all"
     expected = [
         accuracy(folder / "model", data / site, own, EVERY if every else own) for site, own in LABELS.items()
     ]
@@ -153,7 +154,7 @@ def test_no_site_sends_counts_that_nobody_uses(name: str, data: Path, tiny: Any)
     """Class weights are of binary cross-entropies; here there are none, and no word of counts withheld."""
     federation = tiny(method(name, iterations=1), LABELS, rounds=1)
     for site in federation.sites().values():
-        assert site.answer(TaskData("handshake")).counts == {}
+        assert reply_of(site, TaskData("handshake")).counts == {}
         assert not (site.folder / FIRST_COUNTS).exists()
     server = federation.run()
     assert json.loads((Path(server.record.folder) / "run.json").read_text())["notes"] == []

@@ -34,11 +34,14 @@ def test_a_second_head_that_nobody_trains_is_refused() -> None:
     assert {name for name, kind in METHODS.items() if kind().prior is not None} == {"fedmas"}
 
 
+TITLE: Any = {"name": "five", "title": "five rounds"}
+
+
 def test_patience_without_a_best_round_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"patience=3 .* or remove patience"):
-        Schedule(5, selection="last", patience=3)
-    assert Schedule(5, selection="server_metric", patience=3).patience == 3
-    assert Schedule(5, selection="last").patience is None
+        Schedule(**TITLE, rounds=5, selection="last", patience=3)
+    assert Schedule(**TITLE, rounds=5, selection="server_metric", patience=3).patience == 3
+    assert Schedule(**TITLE, rounds=5, selection="last").patience is None
 
 
 def test_enough_sites_are_a_number_or_a_share_rounded_up() -> None:
@@ -46,7 +49,7 @@ def test_enough_sites_are_a_number_or_a_share_rounded_up() -> None:
     assert [needed(2, n) for n in (1, 8)] == [2, 2]
     assert [needed(0.5, n) for n in (1, 2, 3, 4, 8)] == [1, 1, 2, 2, 4]
     assert needed(0.07, 100) == 7, "and not the eight of a rounding error"
-    share = Schedule.from_dict({"rounds": 1, "min_sites": 0.5})
+    share = Schedule.from_dict({**TITLE, "rounds": 1, "min_sites": 0.5})
     assert Schedule.from_dict(json.loads(json.dumps(share.to_dict()))) == share
 
 
@@ -55,7 +58,7 @@ def test_another_number_of_sites_is_refused(wrong: float) -> None:
     with pytest.raises(
         ConfigError, match=r"a number of sites from 1 .*or a share of them between 0 and 1|finite number"
     ):
-        Schedule.from_dict({"rounds": 1, "min_sites": wrong})
+        Schedule.from_dict({**TITLE, "rounds": 1, "min_sites": wrong})
 
 
 FORMER: dict[str, Any] = {
@@ -93,7 +96,7 @@ def test_a_plan_of_other_keys_is_refused(change: dict[str, Any]) -> None:
 def test_a_server_refuses_a_job_that_another_version_made(tmp_path: Path) -> None:
     plan = Plan.from_dict({**FORMER, "hyperparameters": {}})
     with pytest.raises(CodeMismatch, match=r"the server runs another version .* export the job again"):
-        open_server(plan, Schedule(1), None, tmp_path)
+        open_server(plan, Schedule(**TITLE, rounds=1), None, tmp_path)
     assert not any(tmp_path.iterdir())
 
 

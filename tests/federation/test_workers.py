@@ -17,6 +17,7 @@ import pytest
 
 from small_job import SMALL
 from suture.core.errors import ConfigError, FederationError
+from suture.federation.site.releases import Answer
 from suture.federation.workers import Workers, balanced_shares
 from suture.protocol.messages import Abstain, TaskData, TaskName
 from suture.protocol.packing import Packed, pack, unpack
@@ -31,13 +32,13 @@ class OddSite:
 
     name: str
 
-    def answer(self, task: TaskData) -> Abstain:
+    def answer(self, task: TaskData) -> Answer:
         if self.name == "fails":
             raise ZeroDivisionError("by its own code")
         if self.name == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         logging.getLogger("odd").warning("%s was asked", self.name)
-        return Abstain("data_fault", self.name)
+        return Answer(pack(Abstain("data_fault", self.name)))
 
 
 @pytest.fixture

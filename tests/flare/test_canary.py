@@ -68,7 +68,9 @@ class House:
         self.config = write(self.folder / "data", kind)
         self.plan = Plan(METHOD, MODELS[kind], Augmentation(), 1, "run", code_hash())
         self.site = OneSite(self.folder / "site", self.plan, self.config)
-        self.server = open_server(self.plan, Schedule(rounds=2), None, folder / "server")
+        self.server = open_server(
+            self.plan, Schedule(name="canary", title="canary", rounds=2), None, folder / "server"
+        )
 
     def train(self) -> Shareable:
         """SiteInfo, and the answer to the first round."""

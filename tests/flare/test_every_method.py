@@ -21,8 +21,8 @@ from suture.methods import METHODS
 from suture.methods.base import Method
 from suture.models import ModelSpec
 from suture.protocol.half import Transport
-from suture.protocol.messages import Abstain, TaskData
-from suture.protocol.packing import Packed, pack, unpack
+from suture.protocol.messages import TaskData
+from suture.protocol.packing import Packed, unpack
 from suture.simulation.trial import Trial
 
 SMALL = ModelSpec("cnn", size=16)
@@ -41,9 +41,9 @@ class _ThroughFlare(Loop):
             assert isinstance(payload, TaskData)
             site, context = self._sites[name], FLContext()
             answer = site.answer(payload)
-            self.abstained += isinstance(answer, Abstain)
-            context.set_prop(EXPECTATION, site.expectation(payload), private=True, sticky=False)
-            passed = self.filter.process(to_shareable(pack(answer)), context)
+            self.abstained += answer.allowed is None
+            context.set_prop(EXPECTATION, answer.allowed, private=True, sticky=False)
+            passed = self.filter.process(to_shareable(answer.packed), context)
             receive(name, _sent(from_shareable_(passed)))
         return {}
 
@@ -54,12 +54,12 @@ def _sent(packed: Packed) -> Packed:
 
 
 def _trial(method: Method, transport: Transport) -> Trial:
-    label_type = "multilabel" if method.label_use.single_target else method.label_types[0]
+    label_type = "multilabel" if method.labels.view == "target" else method.labels.types[0]
     return Trial(method, SMALL, label_type, rounds=3, transport=transport)
 
 
 @pytest.mark.parametrize("transport", get_args(Transport))
-@pytest.mark.parametrize("name", sorted(name for name, kind in METHODS.items() if not kind.limits.local_only))
+@pytest.mark.parametrize("name", sorted(name for name, kind in METHODS.items() if not kind.about.local_only))
 def test_flares_messages_change_no_byte(name: str, transport: Transport) -> None:
     register()
     method = conformant(name)

@@ -16,7 +16,8 @@ from suture.federation.plan import Plan
 from suture.flare.codec import as_text, from_shareable_, from_text
 from suture.flare.compat.tensors import register
 from suture.flare.executor import SiteExecutor
-from suture.flare.workspace import with_own_embedding, with_own_prior, with_own_weights
+from suture.flare.recipe import export_job
+from suture.flare.workspace import with_own_files
 from suture.learning.prediction import open_model
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
@@ -24,15 +25,16 @@ from suture.models.priors import PriorSpec
 from suture.models.saved import load_model, load_spec, save_model
 from suture.protocol.messages import Abstain, TaskData
 from suture.protocol.packing import unpack
-from suture.simulation.job import Job
+from suture.simulation.job import Job, load_job
 from suture_papers.fedmas.fedmas import FedMAS
 
+PRIOR, EMBEDDING, SERVER = "method.prior.path", "model.embedding", ("model.weights", "model.name_vectors")
 IMAGES = ModelSpec()
 TEXT = ModelSpec("lstm", vocabulary=("heart", "lung"))
 
 
 def job(model: ModelSpec = IMAGES, **prior: Any) -> Job:
-    return Job("trial", "Trial", FedMAS(prior=PriorSpec(**prior)), model, 2)
+    return Job(name="trial", title="Trial", method=FedMAS(prior=PriorSpec(**prior)), model=model, rounds=2)
 
 
 @pytest.mark.parametrize("words", ["/etc/passwd", "words.txt", "../words.txt", "corpus", ""])
@@ -56,6 +58,21 @@ def test_a_saved_model_names_no_file_of_words(words: str, tmp_path: Path) -> Non
             read(tmp_path)
 
 
+def test_a_job_that_is_sent_names_files_by_their_bare_names(tmp_path: Path) -> None:
+    (tmp_path / "names.safetensors").touch()
+    (tmp_path / "job.toml").write_text(
+        'rounds = 1\n[method]\nname = "fedmas"\n'
+        '[method.prior]\nname = "checkpoint"\npath = "/priors/ours.pt"\n'
+        '[model]\nprojection = 128\nrows = "named"\nname_vectors = "names.safetensors"\n'
+    )
+    sent = load_job(tmp_path)
+    assert sent.model.name_vectors == str(tmp_path / "names.safetensors")
+    folder = export_job(sent, tmp_path / "out", sites=["a"])
+    text = "".join(path.read_text() for path in folder.rglob("config_fed_*.json"))
+    assert '"names.safetensors"' in text.replace("\\", "")
+    assert '"ours.pt"' in text.replace("\\", "")
+
+
 def test_a_prior_is_looked_up_in_the_sites_own_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,17 +83,17 @@ def test_a_prior_is_looked_up_in_the_sites_own_folder(
     (files / "prior.pt").touch()
     (files / "link.pt").symlink_to(tmp_path / "secret")
     plan = job(name="checkpoint", path="prior.pt").plan("trial")
-    assert with_own_prior(plan, files).method.prior == PriorSpec("checkpoint", str(files / "prior.pt"))
+    assert with_own_files(plan, files, PRIOR).method.prior == PriorSpec("checkpoint", str(files / "prior.pt"))
     paths = (str(tmp_path / "secret"), "../secret", "~/prior.pt", str(files / "prior.pt"))
-    for name in (*paths, "link.pt", "none.pt"):
+    for name in (*paths, "link.pt", "none.pt", "tfidf", "download"):
         stray = dataclasses.replace(plan, method=FedMAS(prior=PriorSpec("checkpoint", name)))
         with pytest.raises(ConfigError, match=r"method\.prior\.path=.*\[storage\] files"):
-            with_own_prior(stray, files)
+            with_own_files(stray, files, PRIOR)
         monkeypatch.setenv("SUTURE_SITES", str(tmp_path))  # one person's simulation
-        assert with_own_prior(stray, files) == stray
+        assert with_own_files(stray, files, PRIOR) == stray
         monkeypatch.delenv("SUTURE_SITES")
     packaged = job().plan("trial")
-    assert with_own_prior(packaged, files) == packaged
+    assert with_own_files(packaged, files, PRIOR) == packaged
 
 
 def test_weights_are_looked_up_in_the_servers_own_folder(
@@ -85,14 +102,14 @@ def test_weights_are_looked_up_in_the_servers_own_folder(
     monkeypatch.delenv("SUTURE_SITES", raising=False)
     (tmp_path / "w.pth").touch()
     plan = job(ModelSpec("resnet18", weights="w.pth")).plan("trial")
-    assert with_own_weights(plan, tmp_path).model.weights == str(tmp_path / "w.pth")
+    assert with_own_files(plan, tmp_path, *SERVER).model.weights == str(tmp_path / "w.pth")
     for weights in ("/etc/passwd", str(tmp_path / "w.pth"), "package"):
         stray = dataclasses.replace(plan, model=ModelSpec("resnet18", weights=weights))
         with pytest.raises(ConfigError, match=r"model\.weights=.*\[storage\] files"):
-            with_own_weights(stray, tmp_path)
+            with_own_files(stray, tmp_path, *SERVER)
     for model in (ModelSpec("resnet18", weights="download"), ModelSpec("resnet18")):
         usual = dataclasses.replace(plan, model=model)
-        assert with_own_weights(usual, tmp_path) == usual
+        assert with_own_files(usual, tmp_path, *SERVER) == usual
 
 
 def test_name_vectors_and_embeddings_are_looked_up_in_a_partys_own_folder(
@@ -102,21 +119,21 @@ def test_name_vectors_and_embeddings_are_looked_up_in_a_partys_own_folder(
     (tmp_path / "names.safetensors").touch()
     (tmp_path / "minilm").mkdir()
     named = job(ModelSpec("cnn", row_init="named", name_vectors="names.safetensors")).plan("trial")
-    found = with_own_weights(named, tmp_path).model.name_vectors
+    found = with_own_files(named, tmp_path, *SERVER).model.name_vectors
     assert found == str(tmp_path / "names.safetensors")
     text = dataclasses.replace(
         named, method=SurgicalAggregation(), model=ModelSpec("vectors", embedding="minilm")
     )
-    assert with_own_embedding(text, tmp_path).model.embedding == str(tmp_path / "minilm")
-    for model, finder in (
-        (ModelSpec("cnn", row_init="named", name_vectors="/etc/passwd"), with_own_weights),
-        (ModelSpec("vectors", embedding="/etc"), with_own_embedding),
+    assert with_own_files(text, tmp_path, EMBEDDING).model.embedding == str(tmp_path / "minilm")
+    for model, keys in (
+        (ModelSpec("cnn", row_init="named", name_vectors="/etc/passwd"), SERVER),
+        (ModelSpec("vectors", embedding="/etc"), (EMBEDDING,)),
     ):
         stray = dataclasses.replace(text, model=model)
         with pytest.raises(ConfigError, match=r"model\.(name_vectors|embedding)=.*\[storage\] files"):
-            finder(stray, tmp_path)
+            with_own_files(stray, tmp_path, *keys)
     usual = dataclasses.replace(text, model=ModelSpec("vectors"))
-    assert with_own_embedding(usual, tmp_path) == usual
+    assert with_own_files(usual, tmp_path, EMBEDDING) == usual
 
 
 def test_a_site_abstains_from_a_job_that_names_another_file(

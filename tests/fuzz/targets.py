@@ -29,12 +29,13 @@ from suture.data.config import TrainingConfig, load_server_config, load_site_con
 from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan, Schedule, round_context
 from suture.federation.server.collector import UpdateCollector
-from suture.federation.server.global_model import classifier, initial, read_progress, with_labels
-from suture.federation.server.selection import Best
+from suture.federation.server.global_model import classifier, initial
+from suture.federation.server.registry import SiteRegistry
+from suture.federation.server.selection import Best, ModelSelection
 from suture.federation.server.server import Server
+from suture.federation.server.state import read_newest
 from suture.federation.site.first_counts import FirstCounts
-from suture.federation.site.state import fixed_tensors, group, local_model, restored
-from suture.federation.store import Rounds
+from suture.federation.site.states import States
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.tensors import register
 from suture.learning.optimisers import load_optimiser_state
@@ -272,21 +273,19 @@ PERSONAL = Plan(PFL(), TINY, Augmentation(), 1, **EXPERIMENT)
 @cache
 def _states() -> tuple[Packed, Packed, Packed]:
     """The state of a server, and of a site of a personal method."""
-    server = Server(PLAN, Schedule(rounds=3), folder() / "server", None)
-    server.model = initial(PLAN, LABELS)
-    server.standings.note(Best(1, -0.5))
-    server.standings.own["alpha"] = Best(1, -0.25)
+    server = Server(PLAN, Schedule(name="fuzz", title="fuzz", rounds=3), folder() / "server", None)
+    standings = ModelSelection(Best(1, -0.5), {"alpha": Best(1, -0.25)}, 1, "site_loss")
     lines = {"alpha": {"status": "accepted", "reason": None, "seconds": 0.1}}
     validation = {"loss": None, "auroc": None}
-    server._pending = {
+    pending = {
         "round": 1,
         "phase": "main",
         "status": "committed",
         "sites": lines,
         "validation": validation,
     }
-    server._holders = {"alpha"}
-    server._commit(1)
+    state = replace(server.state, standings=standings, pending=pending, holders=frozenset({"alpha"}))
+    server._commit(1, initial(PLAN, LABELS), state)
     whole = packing.load(server.states.path(1))
     network = build(TINY, LabelSet(LABELS), 1, pretrained=False)
     state, head = split_state(network.state_dict())
@@ -333,30 +332,27 @@ def _restore(case: tuple[str, Path]) -> None:
 def _continue(home: Path) -> None:
     for record in ("history.jsonl", "events.jsonl", "run.json"):
         (home / record).unlink(missing_ok=True)
-    server = Server(PLAN, Schedule(rounds=3), home, None)
-    if found := read_progress(server.states, PLAN):
+    server = Server(PLAN, Schedule(name="fuzz", title="fuzz", rounds=3), home, None)
+    if found := read_newest(server.states, PLAN):
+        server.registry = SiteRegistry({}, tuple(sorted({*LABELS, "Hernia", *found.model.labels})))
         server._restore(found)
-        server.model = with_labels(found.model, tuple(sorted({*LABELS, "Hernia", *found.model.labels})), PLAN)
         classifier(server.model, PLAN)
         server._note_validation()
-        assert server.standings.of("alpha") >= 0
-        server._commit(server.round + 1)
-        if server.standings.best:
+        assert server.state.standings.of("alpha") >= 0
+        server._commit(server.round + 1, server.model, server.state)
+        if server.state.standings.best:
             server.selected()
 
 
 def _resume(home: Path) -> None:
-    method = PERSONAL.method
     network = build(TINY, LabelSet(LABELS), 1, pretrained=False)
     task = TaskData("train", 2, 1, labels=LABELS, fixed=split_state(network.state_dict())[1])
-    state = restored(Rounds(home / "state"), task, TrainingConfig(), "alpha")
-    for tensors in (
-        fixed_tensors(task, state, network, method, 1),
-        local_model(task, state, network, method, 1),
-    ):
+    states = States("alpha", PERSONAL, TrainingConfig(), home / "state")
+    state = states.before(task)
+    for tensors in (states.own_part(task, state, network), states.local_model(task, state, network)):
         load_tensors(network, tensors)
     optimiser = optimiser_of(network, LocalTraining())
-    load_optimiser_state(optimiser, network, group(state, "optimiser/"))
+    load_optimiser_state(optimiser, network, states.kept_by_method(state, network))
 
 
 # 4. Model folders
@@ -440,9 +436,16 @@ PLANS = tuple(
     )
 )
 SCHEDULES = (
-    Schedule(rounds=3).to_dict(),
+    Schedule(name="fuzz", title="fuzz", rounds=3).to_dict(),
     Schedule(
-        4, min_sites=0.5, grace=3.0, patience=2, label_map={"a": "b"}, accept_labels=("Mass",)
+        name="fuzz",
+        title="fuzz",
+        rounds=4,
+        min_sites=0.5,
+        grace=3.0,
+        patience=2,
+        label_map={"a": "b"},
+        accept_labels=("Mass",),
     ).to_dict(),
 )
 

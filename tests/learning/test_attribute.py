@@ -9,13 +9,13 @@ import pytest
 from PIL import Image
 
 from suture.core.errors import DataError
+from suture.core.privacy import PrivacyConfig
 from suture.core.validation import MOST_ATTRIBUTES
 from suture.data.config import SiteConfig, StorageConfig
 from suture.data.readers import load_table
 from suture.data.readers.hospital import HospitalConfig
 from suture.learning.samples import load_samples
 from suture.models import ModelSpec
-from suture.protocol.privacy import PrivacyConfig
 
 
 def config(folder: Path, rows: str, column: str | None = "tone") -> HospitalConfig:

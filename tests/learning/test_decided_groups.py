@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from suture.core.labels import LabelSet
+from suture.core.privacy import PrivacyConfig
 from suture.data.batch import Samples
 from suture.learning.decided_groups import decided_groups, shown_groups
 from suture.learning.decisions import decided_classes
 from suture.learning.evaluation import NOTHING, by_attribute, class_scores
 from suture.protocol.decisions import Decided, DecidedGroup, Decision, Operating
 from suture.protocol.disclosure import near
-from suture.protocol.privacy import PrivacyConfig
 
 OPEN = PrivacyConfig.of_public_data("own")
 FIVE = OPEN.model_copy(update={"min_count": 5})

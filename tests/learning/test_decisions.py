@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from suture.core.labels import LabelSet
+from suture.core.privacy import PrivacyConfig
 from suture.data.batch import Samples
 from suture.learning.decisions import decided, decided_classes, operating, score_counts
 from suture.learning.score_counts import Curves
 from suture.protocol.decisions import CELLS, Calibration, Decided, Decision, DecisionSettings, Operating
 from suture.protocol.disclosure import may_be
-from suture.protocol.privacy import PrivacyConfig
 
 OPEN = PrivacyConfig.of_public_data("own")
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fixed import Fixed
 from suture.core.labels import LabelSet, LabelType
+from suture.core.privacy import PrivacyConfig
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples
 from suture.learning.evaluation import (
@@ -48,7 +49,6 @@ from suture.protocol.disclosure import (
     without_one,
 )
 from suture.protocol.messages import ClassScore, Metrics
-from suture.protocol.privacy import PrivacyConfig
 from suture_papers.fedlsm.fedlsm import FedLSM
 
 NAMES = ("A", "B", "C", "D")

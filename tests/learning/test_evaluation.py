@@ -11,6 +11,7 @@ import torch
 
 from fixed import Fixed
 from suture.core.labels import LabelSet, LabelType
+from suture.core.privacy import PrivacyConfig
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples
 from suture.learning.evaluation import (
@@ -30,7 +31,6 @@ from suture.methods.vanilla import VanillaFL
 from suture.models import ModelSpec
 from suture.protocol.disclosure import on_grid
 from suture.protocol.messages import KEYS, ClassScore, Figures, Metrics, rounded
-from suture.protocol.privacy import PrivacyConfig
 
 NAN = float("nan")
 

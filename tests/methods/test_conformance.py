@@ -18,7 +18,7 @@ from suture.methods import METHODS
 from suture.methods.base import RoundContext
 from suture.models.classifier import Classifier, frozen_copy
 from suture.simulation.method_checks import CHECKS, SMALL, Subject, subject_of
-from suture.simulation.trial import Trial
+from suture.simulation.trial import Trial, least_rounds
 
 EXEMPT = {
     # It must see all classes, and takes no re-training: another head predicts.
@@ -70,7 +70,7 @@ ALL = pytest.mark.parametrize("name", sorted(METHODS))
 
 def subject(name: str) -> Subject:
     method, exempt = conformant(name), EXEMPT.get(name, set())
-    if hasattr(method, "class_weights") and method.label_types == ("multiclass",):
+    if hasattr(method, "class_weights") and method.labels.types == ("multiclass",):
         exempt = {*exempt, "class_weights"}  # of binary cross-entropies alone
     return subject_of(method, exempt=exempt)
 
@@ -81,7 +81,7 @@ def test_keeps_the_contract(name: str, check: Any) -> None:
     check(subject(name))
 
 
-@pytest.mark.parametrize("name", [n for n in sorted(METHODS) if not METHODS[n].labels.single_target])
+@pytest.mark.parametrize("name", [n for n in sorted(METHODS) if METHODS[n]().labels.view != "target"])
 def test_copies_of_the_received_model_stay_in_eval_mode(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In every phase: a teacher in training mode has statistics of the batch, and moves its own."""
     copies: list[tuple[Classifier, dict[str, Tensor]]] = []
@@ -97,9 +97,9 @@ def test_copies_of_the_received_model_stay_in_eval_mode(name: str, monkeypatch: 
         if getattr(module, "frozen_copy", None) is frozen_copy:
             monkeypatch.setattr(module, "frozen_copy", recorded)
     method = subject(name).method
-    with Trial(method, SMALL, method.label_types[0]) as trial:
+    with Trial(method, SMALL, method.labels.types[0]) as trial:
         payload = trial.payload("gamma")
-        for phase in method.phases(method.least_rounds + 1):
+        for phase in method.phases(least_rounds(method) + 1):
             train_round(method, trial.context("gamma", payload), payload, RoundContext(1, phase, 1))
     assert bool(copies) == (name in TAUGHT)
     for model, before in copies:
@@ -110,10 +110,10 @@ def test_copies_of_the_received_model_stay_in_eval_mode(name: str, monkeypatch: 
             assert name == "fedlsm" or torch.equal(buffer, before[key]), key
 
 
-@pytest.mark.parametrize("name", [n for n in sorted(METHODS) if "multilabel" in conformant(n).label_types])
+@pytest.mark.parametrize("name", [n for n in sorted(METHODS) if "multilabel" in conformant(n).labels.types])
 def test_figures_of_every_class_are_written(name: str, tiny: Any) -> None:
     """Of images with several labels; those of a single one are among the checks."""
     folder = Path(tiny(replace(conformant(name)), rounds=1).run().record.folder)
     metrics = json.loads((folder / "metrics.json").read_text())
-    every = {TARGET} if METHODS[name].labels.single_target else {"Fibrosis", "Hernia", "Mass", "Nodule"}
+    every = {TARGET} if METHODS[name]().labels.view == "target" else {"Fibrosis", "Hernia", "Mass", "Nodule"}
     assert set(metrics["auroc"]) == every

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rounds import train_round
+from rounds import context_of, train_round
 from suture.core.labels import LabelSet
 from suture.federation.server.global_model import initial
 from suture.learning.losses import balanced_ce
@@ -34,7 +34,7 @@ def bench_of(tiny: Any) -> tuple[SiteContext, TaskData]:
         head=dict(model.head),
         channels={"positive_weight": torch.ones(len(EVERY))},
     )
-    return site._context(task, site._state(task)), task
+    return context_of(site, task), task
 
 
 def test_sites_count_with_their_images() -> None:

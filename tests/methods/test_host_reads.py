@@ -18,11 +18,11 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from rounds import conformant
+from rounds import configured, conformant
 from simulated_device import NAME, OPERATIONS, WAITS, Simulated, live_bytes
 from suture.core.labels import LabelType
 from suture.data.augmentation import MILD, STRONG, SURGICAL, Augmentation, augment
-from suture.federation.site.site import Site
+from suture.federation.site.trainer import Trainer
 from suture.methods import METHODS
 from suture.methods.base import Method
 from suture.methods.fedavg import FedAvg
@@ -84,9 +84,7 @@ def costs(method: Method, label_type: LabelType) -> tuple[int, Counter[str], int
     hook = register_optimizer_step_post_hook(count)
     try:
         with Simulated(), subject_of(method).trial(label_type, rounds=ROUNDS) as federation:
-            site = federation.sites[SITE]
-            training = site.config.training.model_copy(update={"device": NAME})
-            site.config = site.config.model_copy(update={"training": training})
+            federation.sites[SITE] = configured(federation.sites[SITE], training={"device": NAME})
             WAITS.clear()
             OPERATIONS.clear()
             federation.run()
@@ -155,7 +153,7 @@ def test_fedlsm_waits_where_its_pseudo_labels_are_recorded(monkeypatch: pytest.M
     watch = SimpleNamespace(
         over=lambda context: replace(context, observe=lambda *_: None), write=lambda *_: None
     )
-    monkeypatch.setattr(Site, "_watching", lambda *_: watch)
+    monkeypatch.setattr(Trainer, "_diagnostics", SimpleNamespace(watching=lambda _: watch))
     needed = {"fedlsm/mean_teacher.py: MeanTeacher._count": 1}
     assert waits_a_step(conformant("fedlsm"), "multilabel") == needed
 
@@ -184,9 +182,8 @@ def test_between_tasks_sites_leave_the_device_to_others(name: str) -> None:
     method = conformant(name)
     with Simulated(), subject_of(method).trial("multilabel", rounds=ROUNDS) as federation:
         before = live_bytes()
-        for site in federation.sites.values():
-            training = site.config.training.model_copy(update={"device": NAME})
-            site.config = site.config.model_copy(update={"training": training})
+        for name, site in federation.sites.items():
+            federation.sites[name] = configured(site, training={"device": NAME})
         OPERATIONS.clear()
         federation.run()
         assert OPERATIONS

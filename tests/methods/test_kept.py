@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rounds import reply_of
 from suture.federation.loop import Loop
 from suture.federation.server.server import Server
 from suture.learning.training import LocalRound, LocalTraining, SiteContext
@@ -103,15 +104,15 @@ def test_another_form_than_the_declared_one_is_refused(
     tiny(Counting(local=LOCAL), rounds=1).run()
     federation = tiny(Counting(local=LOCAL), rounds=2)
     server, sites = federation.server(), federation.sites()
-    number, state = sites["alpha"].states.newest()
+    number, state = sites["alpha"].states.files.newest()
     tensors = {k: t for k, t in state.tensors.items() if k != f"kept/{name}"}
     tensors |= {} if tensor is None else {f"kept/{name}": tensor}
-    sites["alpha"].states.save(number, replace(state, tensors=tensors), 0)
+    sites["alpha"].states.files.save(number, replace(state, tensors=tensors), 0)
     loop = Loop(sites)
     begun(server, loop)
     task = unpack(server.assign()["alpha"])
     assert isinstance(task, TaskData)
-    answer = sites["alpha"].answer(task)
+    answer = reply_of(sites["alpha"], task)
     assert isinstance(answer, Abstain)
     assert answer.reason == "configuration"
     log = (sites["alpha"].folder / "errors.jsonl").read_text()
@@ -135,11 +136,11 @@ def test_a_method_keeps_what_it_declares(tensors: dict[str, Tensor], why: str, t
     loop = Loop(federation.sites())
     task = unpack(begun(federation.server(), loop).assign()["alpha"])
     site = loop._sites["alpha"]
-    answer = site.answer(task)
+    answer = reply_of(site, task)
     assert isinstance(answer, Abstain)
     assert answer.reason == "configuration"
     assert why in (site.folder / "errors.jsonl").read_text()
-    assert site.states.rounds() == []
+    assert site.states.files.rounds() == []
 
 
 def test_a_state_of_a_former_version_goes_on(tiny: Any) -> None:
@@ -147,9 +148,9 @@ def test_a_state_of_a_former_version_goes_on(tiny: Any) -> None:
     tiny(Counting(local=LOCAL), rounds=1).run()
     federation = tiny(Counting(local=LOCAL), rounds=2)
     for site in federation.sites().values():
-        number, state = site.states.newest()
+        number, state = site.states.files.newest()
         tensors = {k.replace("kept/of", "kept/rows/of"): t for k, t in state.tensors.items()}
-        site.states.save(number, replace(state, tensors=tensors), 0)
+        site.states.files.save(number, replace(state, tensors=tensors), 0)
         site.close()
     federation.run()
     assert rounds_of("alpha")[-1].kept["of_classes"].tolist() == [[1, 1]] * 4
@@ -175,13 +176,13 @@ def test_a_round_that_is_not_committed_leaves_no_trace(restarted: bool, tiny: An
     loop = Loop(federation.sites())
     server = begun(federation.server(), loop)
     one_round(server, loop)
-    lost = {name: loop._sites[name].answer(unpack(packed)) for name, packed in server.assign().items()}
+    lost = {name: reply_of(loop._sites[name], unpack(packed)) for name, packed in server.assign().items()}
     for site in loop._sites.values():  # or it would repeat its answer without training
         shutil.rmtree(site.folder / "answers")
     if restarted:
         loop = Loop(federation.sites())
         server = begun(federation.server(), loop)
-    again = {name: loop._sites[name].answer(unpack(packed)) for name, packed in server.assign().items()}
+    again = {name: reply_of(loop._sites[name], unpack(packed)) for name, packed in server.assign().items()}
     assert kept_by("alpha") == [0, 1, 1]
     for name, update in lost.items():
         repeated = again[name]

@@ -14,7 +14,7 @@ from torch import Tensor
 from suture.methods import METHODS
 from suture.methods.averaging import WeightedMean
 from suture.methods.base import GlobalModel, Phase, RoundContext
-from suture.methods.parameters import parts, with_channels
+from suture.methods.exchange import with_channels
 from suture.protocol.messages import Labels, Update, ones
 
 CLASSES: Labels = ("Edema", "Hernia", "Mass", "Nodule", "Pneumonia")
@@ -115,7 +115,7 @@ def test_the_server_of_a_method_makes_the_same_model_of_branches_as_of_sites(nam
     method = METHODS[name]()
     head = {"head": torch.full((5, WIDTH), 9.0, dtype=torch.float64)}
     begun = with_channels(GlobalModel(CLASSES, SHARED, head), method)
-    exchanged, _ = parts(method, SHARED, begun.head)
+    exchanged, _ = method.exchange.parts(SHARED, begun.head)
 
     def site(labels: Labels, weight: float) -> Update:
         g = torch.Generator().manual_seed(int(weight))

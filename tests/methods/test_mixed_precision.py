@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from methods.test_host_reads import OTHERS, label_types
-from rounds import conformant
+from rounds import configured, conformant
 from simulated_device import NAME, Simulated
 from suture.core.labels import LabelType
 from suture.federation.site import site as sites
@@ -27,7 +27,7 @@ EVERY = {
 CASES = [
     (name, kind, half)
     for name, method in EVERY.items()
-    if not method.limits.fixed_batches
+    if not method.about.fixed_batches
     for half, kinds in (("fp16", label_types(method)), ("bf16", label_types(method)[:1]))
     for kind in kinds
 ]
@@ -41,7 +41,6 @@ def test_a_round_trains(name: str, label_type: LabelType, half: str, monkeypatch
 
     monkeypatch.setattr(sites, "record_error", raised)  # no abstention
     with Simulated(), subject_of(EVERY[name]).trial(label_type, rounds=1) as federation:
-        site = federation.sites[SITE]
         own = {"device": NAME, "amp": True, "half": half}
-        site.config = site.config.model_copy(update={"training": site.config.training.model_copy(update=own)})
+        federation.sites[SITE] = configured(federation.sites[SITE], training=own)
         federation.run()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rounds import context_of
 from suture.core.errors import ConfigError, FederationError
 from suture.federation.loop import Loop, federate
 from suture.learning.training import LocalTraining
@@ -146,7 +147,7 @@ def test_a_new_class_adds_a_row_to_a_personal_head(tiny: Any) -> None:
     packed = server.assign_validation()["beta"]
     task = unpack(packed)
     assert isinstance(task, TaskData)
-    context = site._context(task, site._state(task))
+    context = context_of(site, task)
     assert context.model.labels.names == ("Nodule", "Hernia")
     assert torch.equal(context.model.head.weight[0], before[0])
 
@@ -172,9 +173,9 @@ def test_each_site_keeps_its_own_best_round(tiny: Any) -> None:
     lines = [json.loads(x) for x in (server.record.folder / "history.jsonl").read_text().splitlines()]
     for site in federation.sites():
         losses = {line["round"]: line["sites"][site]["validation_loss"] for line in lines}
-        assert server.standings.of(site) == min(losses, key=lambda r: (losses[r], r))
+        assert server.state.standings.of(site) == min(losses, key=lambda r: (losses[r], r))
         assert all(0 <= line["sites"][site]["validation_auroc"] <= 1 for line in lines)
         described = json.loads(
             (federation.folder / "run" / "sites" / site / "model" / "model.json").read_text()
         )
-        assert described["round"] == server.standings.of(site)
+        assert described["round"] == server.state.standings.of(site)

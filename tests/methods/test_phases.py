@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from rounds import context_of
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for
@@ -173,7 +174,7 @@ def test_the_best_epoch_is_kept(tiny: Any) -> None:
     task = TaskData(
         "train", 1, 0, labels=("Mass", "Nodule"), shared=dict(model.shared), head=dict(model.head)
     )
-    context = site._context(task, site._state(task))
+    context = context_of(site, task)
     best = BestEpoch(context, loss_of(site.plan.method.loss, "multilabel"))
     best()
     good = validation_loss(context, loss_of(site.plan.method.loss, "multilabel"))

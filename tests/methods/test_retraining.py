@@ -32,7 +32,7 @@ from suture.models import ModelSpec
 from suture.models.heads import head_rows
 from suture.protocol.messages import Update
 from suture.simulation.job import load_job, with_settings
-from suture.simulation.trial import SITES, Trial
+from suture.simulation.trial import SITES, Trial, least_rounds
 from suture_papers.fedmas.fedmas import FedMAS
 from suture_papers.rare_classes.crt import Decoupling
 from suture_papers.rare_classes.ldam import LDAM
@@ -54,7 +54,7 @@ def step_by_step(trial: Trial) -> Iterator[GlobalModel]:
 
 def in_retraining(method: Method, phase_round: int = 1) -> RoundContext:
     """A round of the phase, after four others."""
-    (phase,) = (p for p in method.phases(4 + method.least_rounds) if p.name == RETRAINING)
+    (phase,) = (p for p in method.phases(4 + least_rounds(method)) if p.name == RETRAINING)
     return RoundContext(5 + phase_round, phase, 1, phase_round)
 
 
@@ -101,8 +101,8 @@ def test_one_word_or_a_field_of_any_method() -> None:
 
 @pytest.mark.parametrize("method", [Decoupling(), FedAvg(retrain=RETRAIN), FedMAS(retrain=RETRAIN)])
 def test_several_labels_an_image_are_refused(method: Method) -> None:
-    assert method.label_types == ("multiclass",)
-    assert replace(method, retrain=None).label_types == ("multilabel", "multiclass")  # type: ignore[type-var]
+    assert method.labels.types == ("multiclass",)
+    assert replace(method, retrain=None).labels.types == ("multilabel", "multiclass")  # type: ignore[type-var]
     with (
         Trial(method, SMALL, "multilabel") as trial,
         pytest.raises(ConfigError, match="several labels an image"),
@@ -268,7 +268,7 @@ class AtServer:
 def test_so_it_is_where_the_server_measures(method: Method, expected: int) -> None:
     with Trial(method, SMALL, "multiclass", rounds=3) as trial:
         trial.server.schedule = replace(trial.server.schedule, selection="server_metric")
-        trial.server.held_out = AtServer()  # type: ignore[assignment]
+        trial.server.aggregator = replace(trial.server.aggregator, held_out=AtServer())  # type: ignore[arg-type]
         list(step_by_step(trial))
         assert trial.server.selected_round == expected
 

@@ -142,7 +142,7 @@ def test_one_broken_package_does_not_hide_the_others(
             "near 1.0 .* cannot be imported: Runtime",
         ),
         ("near = near_method:Gone", MODULE, "near 1.0 .* cannot be imported: AttributeError"),
-        ("near = near_method:hyperparameters", MODULE, "is not a subclass of suture.Method"),
+        ("near = near_method:hyperparameters", MODULE, "must be a subclass of suture.Method"),
         ("near = near_method:Near", MODULE.replace("@hyperparameters", ""), "@hyperparameters above"),
         ("near = near_method:Near", MODULE.replace("    labels", "    other"), "lacks labels"),
         ("far = near_method:Near", MODULE, "'near'; give the entry point"),

@@ -162,7 +162,7 @@ def test_it_is_the_algorithm_of_its_paper(method: Any, paper: Any, tiny: Any) ->
     for name, packed in server.assign().items():
         task = unpack(packed)
         assert isinstance(task, TaskData)
-        context = sites[name]._context(task, Packed({}, {}))
+        context = sites[name].trainer.context(task, Packed({}, {}))
         contexts[name] = replace(context, model=copy.deepcopy(context.model))
     moved = 0.0
     for number, expected in enumerate(paper(World(contexts, start, buffers), 4, method), 1):

@@ -11,6 +11,7 @@ import torch
 
 from suture.core.errors import LabelError, RejectedUpdate
 from suture.core.labels import LabelSet
+from suture.core.privacy import PrivacyConfig
 from suture.learning.training import LocalTraining
 from suture.methods.base import Method
 from suture.methods.fedavg import FedAvg
@@ -19,7 +20,6 @@ from suture.protocol.check import AllowedReply, check_reply
 from suture.protocol.egress import IMAGES, Egress
 from suture.protocol.messages import Abstain, ClassScore, Evaluation, Figures, Metrics, SiteInfo, Update, ones
 from suture.protocol.packing import pack, unpack
-from suture.protocol.privacy import PrivacyConfig
 from suture_papers.fedlsm.fedlsm import FedLSM
 from suture_papers.fedmas.fedmas import FedMAS
 

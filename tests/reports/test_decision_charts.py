@@ -13,9 +13,8 @@ from suture.core.files import write_json
 from suture.learning.proportions import wilson
 from suture.protocol.decisions import Diagrams
 from suture.reports.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
-from suture.reports.decision_charts import class_charts
+from suture.reports.decision_charts import class_charts, class_curves
 from suture.reports.report import render_report
-from suture.reports.site_curves import class_curves
 
 FOUND = Diagrams(
     ((1.0, 0.0), (1.0, 0.5), (0.5, 0.5), (0.5, 1.0), (0.0, 1.0)), 0.2, ((0.3, 0.5, 10),), (0.5, 0.5)
@@ -75,20 +74,25 @@ def test_a_site_lies_over_all_sites_with_its_own_point_and_theirs() -> None:
     assert (harbor.images, harbor.area) == ((20, 80), 0.75)
     assert harbor.own == (wilson(1.0, 20), wilson(0.5, 80))
     assert harbor.pooled == (wilson(0.5, 20), wilson(0.5, 80))
-    roc, precision, reliability = harbor.plots
-    assert roc.line == "M100 0L50 0L50 50L0 50L0 100" == found.lines[0]
-    assert (roc.dots, roc.ring) == (((50.0, 0.0),), (50.0, 50.0))
-    assert precision.dots == ((100.0, 66.7),)
-    assert (reliability.line, reliability.dots, reliability.bars) == ("", ((30.0, 50.0),), "M30 76.3L30 23.7")
+    roc, precision, reliability = harbor.plots  # positions are 4 + 100 times a rate
+    under, line, own, ring = roc.traces
+    assert line.path == "M104,4L54,4L54,54L4,54L4,104" == under.path
+    assert (own.dots, ring.dots, ring.look) == ([(54.0, 4.0)], [(54.0, 54.0)], "ring")
+    assert precision.traces[2].dots == [(104.0, 70.67)]
+    _, bins = reliability.traces
+    assert (bins.dots, bins.path) == ([(34.0, 54.0)], "M34,80.34L34,27.66")
 
 
 def test_a_site_without_a_threshold_of_its_own_has_no_dot() -> None:
     (site,) = class_curves(FOUND, {"a": replace(COUNTED, own=None)}, ("a",)).sites
     assert site.own is None
-    assert [plot.dots for plot in site.plots[:2]] == [(), ()]
-    assert all(plot.ring and plot.bars for plot in site.plots[:2])
+    for plot in site.plots[:2]:
+        cross, ring = plot.traces[2:]
+        assert cross.path
+        assert not cross.dots
+        assert ring.look == "ring"
     (site,) = class_curves(FOUND, {"a": replace(COUNTED, own=None, chosen=None)}, ("a",)).sites
-    assert [(plot.dots, plot.ring, plot.bars) for plot in site.plots[:2]] == [((), None, "")] * 2
+    assert [len(plot.traces) for plot in site.plots[:2]] == [2, 2], "the curves alone"
 
 
 def test_a_class_without_curves_is_named_and_a_run_of_an_earlier_version_is_drawn(tmp_path: Path) -> None:

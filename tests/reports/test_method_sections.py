@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from example_run import history_records, run_record, with_pseudo_labels
-from suture.federation.server.scores import run_away
+from suture.federation.server.notes import run_away
 from suture.protocol.records import Diagnostic, PseudoLabels, Round, Run, parse
 from suture.reports.method_sections import (
     Checked,

@@ -134,8 +134,8 @@ def test_classes_occur_together_in_patients_by_default(
     shown = command("plot", "labels", *data.values(), "-o", tmp_path / "plots", *options)
     assert shown.exit_code == 0
     north, south = ((tmp_path / "plots" / f"cooccurrence-{name}.svg").read_text() for name in data)
-    assert f"of the {unit} with this class" in north
-    assert "of the images with this class" in south
+    assert f"of the {unit} with the class" in north
+    assert "of the images with the class" in south
 
 
 def test_saved_models_compute_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,9 @@ from suture.protocol.packing import pack
 from suture.simulation import PhantomSites, Simulation
 from suture.simulation.job import Job, with_settings
 
-JOB = Job("small", "a small job", SurgicalAggregation(), ModelSpec("cnn", size=16), rounds=2)
+JOB = Job(
+    name="small", title="a small job", method=SurgicalAggregation(), model=ModelSpec("cnn", size=16), rounds=2
+)
 
 
 def whole_numbers(kind: Any, seen: set[Any]) -> Iterator[tuple[str, Any]]:
@@ -84,7 +86,7 @@ def test_a_number_beyond_reason_is_refused_with_the_bound(setting: str) -> None:
 
 def test_a_server_refuses_such_rounds_too() -> None:
     with pytest.raises(ConfigError, match=f"schedule: rounds: .* {LIMIT} "):
-        Schedule.from_dict({"rounds": 10**9})
+        Schedule.from_dict({"name": "a", "title": "a", "rounds": 10**9})
 
 
 TOO_LARGE = "(hidden|projection): must be at most 4096"

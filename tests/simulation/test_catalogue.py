@@ -95,4 +95,4 @@ def test_a_kind_is_listed_alone_and_a_slip_is_named() -> None:
 def test_the_cost_of_every_federated_method_was_measured() -> None:
     entries = stored()["method"]
     unmeasured = {name for name, entry in entries.items() if entry["cost"] is None}
-    assert unmeasured == {name for name in entries if METHODS[name].limits.local_only}
+    assert unmeasured == {name for name in entries if METHODS[name].about.local_only}

@@ -11,11 +11,11 @@ import pytest
 
 from small_hospitals import small_study
 from suture.core.errors import ConfigError
-from suture.data.config import load_site_config
+from suture.data.config import SiteConfig, load_site_config
 from suture.data.readers import read_table
 from suture.protocol.records import read_run
 from suture.reports.frames import open_results
-from suture.simulation.exact_figures import without_limits
+from suture.simulation.exact_figures import forecast, without_limits
 from suture.simulation.job import Job, load_job, with_settings
 from suture.simulation.run import run_job
 from suture.simulation.study import StudySites
@@ -61,12 +61,58 @@ def test_an_exact_figure_is_that_of_the_model_on_the_sites_images(job: Job, runs
     assert found["auroc"]["Fibrosis"] == pytest.approx(((pairs > 0) + 0.5 * (pairs == 0)).mean(), abs=1e-6)
 
 
+def test_a_rounded_figure_is_shown_with_its_step(runs: tuple[Path, Path]) -> None:
+    exact, limited = (open_results(run) for run in runs)
+    assert exact.classes["step"].isna().all()
+    assert not read_run(runs[0]).cautions
+    found = limited.metrics
+    assert set(found.steps) == {name for name, value in found.auroc.items() if value is not None}
+    for site, at in found.site_steps.items():
+        for name, step in at.items():
+            value = found.sites[site][name]
+            assert value is not None
+            assert value / step == pytest.approx(round(value / step))
+    [coarse] = [text for text in read_run(runs[1]).cautions if "steps" in text]
+    assert f"{max(r.validation.auroc_step or 0 for r in limited._history):g}" in coarse
+    name, step = max(found.steps.items(), key=lambda pair: pair[1])
+    shown = f"{found.auroc[name]:.3f} in steps of {step:g}"
+    assert shown in (runs[1] / "report.html").read_text()
+    assert shown in (runs[1] / "model" / "README.md").read_text()
+
+
+def test_a_card_of_exact_figures_is_not_for_release(runs: tuple[Path, Path]) -> None:
+    cards = [(run / "model" / "README.md").read_text() for run in runs]
+    assert ["Exact figures, not for release" in card for card in cards] == [True, False]
+
+
+def test_a_check_forecasts_the_steps_of_a_federation(job: Job, runs: tuple[Path, Path]) -> None:
+    assert isinstance(job.simulation, StudySites)
+    sent = open_results(runs[1]).metrics.site_steps
+    for site, config in job.simulation.configs().items():
+        [line] = [line for line in forecast(config) if line.startswith("test: ")]
+        for step in {*sent[site].values()}:
+            assert f"AUROC in steps of {step:g} (" in line
+        strict = config.model_copy(update={"privacy": replace_limits(config.privacy, 30)})
+        assert all("fewer than min_count = 30" in line for line in forecast(strict))
+        assert not forecast(config.model_copy(update={"privacy": config.privacy.exact()}))
+
+
+def test_a_patient_with_most_positives_is_a_cause_of_its_own(tmp_path: Path) -> None:
+    rows = [
+        f"{i}.png,{'p' if i < 6 else i},{int(i < 8)},{'validation' if i < 40 else 'train'}" for i in range(60)
+    ]
+    (tmp_path / "labels.csv").write_text("\n".join(["image,patient,Mass,split", *rows, ""]))
+    data = {"dataset": "hospital", "root": tmp_path, "table": tmp_path / "labels.csv"}
+    [line] = forecast(SiteConfig.model_validate({"data": data}))
+    assert "Mass (one patient has 6 of the 8 positives" in line
+
+
 def test_one_line_says_what_the_limits_would_do(job: Job, runs: tuple[Path, Path]) -> None:
     exact, limited = (read_run(run) for run in runs)
     assert limited.without_limits == ""
-    assert "alpha withholds its loss" not in exact.without_limits, "20 images are enough"
+    assert "no loss" not in exact.without_limits, "20 images are enough"
     for site in ("alpha", "beta", "gamma"):
-        assert f"{site} rounds AUROC to steps of" in exact.without_limits
+        assert f"{site} would send of validation: AUROC in steps of" in exact.without_limits
     assert exact.without_limits in (runs[0] / "report.html").read_text().replace("&#39;", "'")
     assert isinstance(job.simulation, StudySites)
     configs = job.simulation.configs()
@@ -74,7 +120,8 @@ def test_one_line_says_what_the_limits_would_do(job: Job, runs: tuple[Path, Path
         site: config.model_copy(update={"privacy": replace_limits(config.privacy, 30)})
         for site, config in configs.items()
     }
-    assert "alpha withholds its loss, Mass, Nodule" in without_limits(strict, job)
+    said = without_limits(strict, job)
+    assert "alpha would send of validation: no AUROC of Mass, Nodule; no loss. " in said
     none = {s: c.model_copy(update={"privacy": c.privacy.exact()}) for s, c in configs.items()}
     assert "would not change any" in without_limits(none, job)
 
@@ -109,15 +156,17 @@ def test_a_site_that_cannot_be_read_ends_no_run_by_its_sentence(job: Job) -> Non
     lost = configs["alpha"].model_copy(
         update={"data": configs["alpha"].data.model_copy(update={"table": Path("nowhere.csv")})}
     )
-    assert "alpha cannot be read" in without_limits({**configs, "alpha": lost}, job)
+    said = without_limits({**configs, "alpha": lost}, job)
+    assert "alpha would" not in said, "the site reports it"
+    assert "beta would" in said
 
 
 @pytest.mark.parametrize(
     ("limits", "said"),
     [
-        ({"min_count": 0, "min_loss": 20, "round_counts": 1}, "rounds its loss"),
-        ({"min_count": 0, "min_loss": 21, "round_counts": 1}, "withholds its loss"),
-        ({"min_count": 0, "min_loss": 0, "round_counts": 2}, "rounds counts to multiples of 2"),
+        ({"min_count": 0, "min_loss": 20, "round_counts": 1}, "a rounded loss"),
+        ({"min_count": 0, "min_loss": 21, "round_counts": 1}, "no loss"),
+        ({"min_count": 0, "min_loss": 0, "round_counts": 2}, "counts in multiples of 2"),
     ],
 )
 def test_the_sentence_knows_each_limit(job: Job, limits: dict[str, int], said: str) -> None:
@@ -127,4 +176,4 @@ def test_the_sentence_knows_each_limit(job: Job, limits: dict[str, int], said: s
         site: config.model_copy(update={"privacy": config.privacy.model_copy(update=limits)})
         for site, config in job.simulation.configs().items()
     }
-    assert f"alpha {said}" in without_limits(configs, job)
+    assert f"alpha would send of test: {said}." in without_limits(configs, job)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.simulation import PhantomSites
 from suture.simulation.job import load_job, with_settings
 from suture.simulation.job_files import known_jobs
+from suture.simulation.kinds import SIMULATIONS
 from suture_papers.chest_xrays.chest_sites import NihSites
 
 
@@ -112,6 +114,60 @@ def test_a_job_of_data_names_the_kind_of_its_simulated_sites(tmp_path: Path) -> 
         load_job(path)
     path.write_text(text.replace("[simulation]\n", "").replace("rounds", "simulation = 3\nrounds"))
     with pytest.raises(ConfigError, match=r"\[simulation\]"):
+        load_job(path)
+
+
+def test_relative_paths_of_a_job_file_start_at_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, elsewhere = tmp_path / "mine" / "job.toml", tmp_path / "elsewhere"
+    job.parent.mkdir()
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+
+    def loaded(text: str) -> Any:
+        job.write_text(f'rounds = 1\n[method]\nname = "fedmas"\n{text}')
+        return load_job(job)
+
+    settings = [
+        (kind, name)
+        for kind, sites in SIMULATIONS.items()
+        for name, field in sites.__pydantic_fields__.items()  # type: ignore[attr-defined]
+        if field.annotation == str | None
+    ]
+    assert {name for _, name in settings} == {"root", "lists", "tones", "nih", "chexpert"}
+    for kind, name in [*settings, ("StudySites", "folder")]:
+        for value, place in (("a/b", job.parent / "a/b"), ("a", job.parent / "a"), ("/a", Path("/a"))):
+            placed = loaded(f'[model]\n[simulation]\nkind = "{kind}"\n{name} = "{value}"\n')
+            assert getattr(placed.simulation, name) == str(place), (kind, name)
+    for name, word in (
+        *(("weights", "download"), ("name_vectors", None)),
+        *(("vocabulary", "clinical"), ("vocabulary", "corpus"), ("embedding", "tfidf")),
+    ):
+        (job.parent / (word or "words")).touch()
+        (elsewhere / "bare").touch()
+        for value in ("a/b", "./a"):
+            assert getattr(loaded(f'[model]\n{name} = "{value}"\n').model, name) == str(job.parent / value)
+        for value in ("/a", "bare", *([word] if word else [])):
+            assert getattr(loaded(f'[model]\n{name} = "{value}"\n').model, name) == value
+    (job.parent / "bare").touch()
+    assert loaded('[model]\nweights = "bare"\n').model.weights == str(job.parent / "bare")
+    prior = loaded('[model]\n[method.prior]\npath = "bare"\n').method.prior
+    assert prior.path == str(job.parent / "bare")
+
+
+def test_what_is_set_on_the_command_line_starts_at_the_working_directory() -> None:
+    job = with_settings(load_job("surgical_nih"), ["simulation.root=data"])
+    assert job.simulation.root == "data"  # type: ignore[union-attr]
+
+
+def test_a_job_file_whose_job_has_positions_says_what_to_write(tmp_path: Path) -> None:
+    path = tmp_path / "job.py"
+    path.write_text('from suture import Job\n\nJOB = Job("mine", "Mine")\n')
+    with pytest.raises(ConfigError, match=r"job\.py, line 3: .* write Job\(name=.* in place of Job\('mine'"):
+        load_job(path)
+    path.write_text('from suture import Job\nJOB = Job(name="mine", title="Mine", rouns=3)\n')
+    with pytest.raises(ConfigError, match=r"line 2: unknown key 'rouns'"):
         load_job(path)
 
 

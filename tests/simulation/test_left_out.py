@@ -33,10 +33,10 @@ def study(tmp_path: Path, hospital: Callable[..., Path]) -> Job:
     (alpha / "suture.toml").write_text(toml.replace("[data]", "[data]\npartial = true"))
     beta.write_text(beta.read_text().replace(",validation,", ",train,").replace(",test,", ",train,"))
     return Job(
-        "study",
-        "a study",
-        SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8)),
-        ModelSpec("cnn", size=16),
+        name="study",
+        title="a study",
+        method=SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8)),
+        model=ModelSpec("cnn", size=16),
         rounds=1,
         simulation=StudySites(str(folder)),
     )
@@ -77,11 +77,11 @@ def test_a_run_again_says_it_once_and_a_whole_one_nothing(study: Job, tmp_path: 
     run_job(study, out=out, overwrite=True)
     assert json.loads((out / "run.json").read_text())["left_out"] == before
     only = Job(
-        "one",
-        "one",
-        study.method,
-        study.model,
-        1,
+        name="one",
+        title="one",
+        method=study.method,
+        model=study.model,
+        rounds=1,
         simulation=study.simulation.__class__(study.simulation.folder, sites=("gamma",)),
     )
     alone = run_job(only, out=tmp_path / "alone")

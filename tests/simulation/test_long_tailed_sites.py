@@ -75,7 +75,7 @@ def write_hyperkvasir(root: Path, each: int = 10) -> Path:
 
 
 def prepared(simulation: Any, folder: Path, method: str = "fedavg") -> dict[str, SiteConfig]:
-    names = simulation.prepare(folder, folder, 1, METHODS[method])
+    names = simulation.prepare(folder, folder, 1, METHODS[method]())
     return {name: load_site_config(folder / name / "suture.toml") for name in [*names, "server"]}
 
 

@@ -256,12 +256,16 @@ def test_rows_of_classes_that_a_site_may_not_see_are_found_without_their_names(
         checks.federations_run_and_repeat(subject_of(FedProx()))
 
 
+class Nameless(LocalAveraging):
+    labels = LabelUse()
+
+
 @pytest.mark.parametrize(
     ("method", "found"),
     [
         (FedProx, r"FedProx is a class; check an instance of it: FedProx\(\)"),
         ("fedprox", "'fedprox' is not a method"),
-        (LocalAveraging(), "LocalAveraging has no name; give it about"),
+        (Nameless(), "Nameless has no name; give it about"),
     ],
 )
 def test_what_is_no_instance_of_a_method_is_refused(method: Any, found: str) -> None:

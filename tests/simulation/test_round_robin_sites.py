@@ -36,7 +36,7 @@ def ham(tmp_path: Path) -> Path:
 
 
 def prepared(simulation: IsicSites | NihSites, folder: Path, method: str) -> dict[str, SiteConfig]:
-    names = simulation.prepare(folder, folder, 1, METHODS[method])
+    names = simulation.prepare(folder, folder, 1, METHODS[method]())
     return {name: load_site_config(folder / name / "suture.toml") for name in [*names, "server"]}
 
 
@@ -108,13 +108,13 @@ def test_isic_in_other_ways(ham: Path) -> None:
     assert set(found["server"].split) == {"test"}
     assert set(found["site-1"].split) == {"train", "validation"}
     single = IsicSites(root=str(ham), classes="single").prepare(
-        ham.parent / "t", ham.parent, 1, METHODS["pfl"]
+        ham.parent / "t", ham.parent, 1, METHODS["pfl"]()
     )
     assert len(single) == 7
     with pytest.raises(ConfigError, match="2 sites of 3 classes each cannot hold 7 classes"):
-        IsicSites(root=str(ham), clients=2).prepare(ham.parent / "u", ham.parent, 1, METHODS["fedavg"])
+        IsicSites(root=str(ham), clients=2).prepare(ham.parent / "u", ham.parent, 1, METHODS["fedavg"]())
     with pytest.raises(ConfigError, match=f"has no {METADATA} and no ISIC2018"):
-        IsicSites(root=str(ham.parent)).prepare(ham.parent / "u", ham.parent, 1, METHODS["fedavg"])
+        IsicSites(root=str(ham.parent)).prepare(ham.parent / "u", ham.parent, 1, METHODS["fedavg"]())
 
 
 def test_nih_is_divided_with_validation_at_the_server(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_the_data_of_a_simulation_are_named_or_in_the_shared_folder(
     with pytest.raises(ConfigError, match=r"ISIC.* SUTURE_DATA to the folder that contains ham"):
         data_folder(None, "ham", "ISIC")
     with pytest.raises(ConfigError, match=r"simulation\.root=DIR"):
-        IsicSites().prepare(tmp_path / "s", tmp_path, 1, METHODS["fedlsm"])
+        IsicSites().prepare(tmp_path / "s", tmp_path, 1, METHODS["fedlsm"]())
     monkeypatch.setenv("SUTURE_DATA", str(tmp_path))
     assert data_folder(None, "ham", "ISIC") == tmp_path.resolve() / "ham"
     assert data_folder(str(tmp_path / "x"), "ham", "ISIC") == tmp_path.resolve() / "x"

@@ -65,7 +65,7 @@ def test_groups_of_classes_are_those_of_the_sites_whoever_trains(method: str, ni
 def test_complete_labels_are_given_to_their_reference_alone(nih: Path) -> None:
     for method, columns in (("central", 7), ("central_full", 14)):
         folder = nih.parent / f"sites-{method}"
-        NihSites(root=str(nih), classes="disjoint").prepare(folder, folder, 1, METHODS[method])
+        NihSites(root=str(nih), classes="disjoint").prepare(folder, folder, 1, METHODS[method]())
         header = (folder / "site-1" / "labels.csv").read_text().splitlines()[0].split(",")
         assert len(header) - 3 == columns
         assert len(load_table(load_site_config(folder / "site-1" / "suture.toml").data).labels) == 7
@@ -84,7 +84,7 @@ def test_pooled_patients_and_labels_stay_apart(tmp_path: Path) -> None:
     from suture.learning.samples import load_samples, pooled
     from suture.models import ModelSpec
 
-    PhantomSites(images=30, held_out=30).prepare(tmp_path, tmp_path, 1, METHODS["central"])
+    PhantomSites(images=30, held_out=30).prepare(tmp_path, tmp_path, 1, METHODS["central"]())
     names, spec = ("harbor", "lakeside", "northfield"), ModelSpec("cnn", size=16)
     parts = {n: load_samples(load_site_config(tmp_path / n / "suture.toml"), spec, n) for n in names}
     labels, samples = pooled(parts)
@@ -110,11 +110,11 @@ def test_references_do_not_run_in_a_federation(method: str, tmp_path: Path) -> N
 
 def test_a_learning_rate_of_a_sites_own(nih: Path) -> None:
     folder = nih.parent / "sites"
-    NihSites(root=str(nih), learning_rates={"site-2": 1e-5}).prepare(folder, folder, 1, METHODS["surgical"])
+    NihSites(root=str(nih), learning_rates={"site-2": 1e-5}).prepare(folder, folder, 1, METHODS["surgical"]())
     rates = [load_site_config(folder / s / "suture.toml").training.lr for s in ("site-1", "site-2")]
     assert rates == [None, 1e-5]
     with pytest.raises(ConfigError, match=r"'site-3'; did you mean 'site-"):
-        NihSites(root=str(nih), learning_rates={"site-3": 1e-5}).prepare(folder, folder, 1, METHODS["pfl"])
+        NihSites(root=str(nih), learning_rates={"site-3": 1e-5}).prepare(folder, folder, 1, METHODS["pfl"]())
 
 
 def test_pooled_data_take_the_learning_rate_of_the_job(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_pooled_data_take_the_learning_rate_of_the_job(tmp_path: Path) -> None:
 def test_fourteen_sites_of_one_class(nih: Path) -> None:
     """More than nine sites: their names sort as their numbers do."""
     folder = nih.parent / "s"
-    names = NihSites(root=str(nih), classes="single").prepare(folder, folder, 1, METHODS["surgical"])
+    names = NihSites(root=str(nih), classes="single").prepare(folder, folder, 1, METHODS["surgical"]())
     assert names == sorted(names)
     assert (len(names), names[0]) == (14, "site-01")
     own = [load_table(load_site_config(folder / name / "suture.toml").data).labels.names for name in names]
@@ -148,7 +148,7 @@ def test_two_data_sets_are_two_sites(nih: Path) -> None:
     seven = figures(job(ChestSites(nih=str(nih), chexpert=str(root), classes="shared")), nih.parent / "seven")
     assert set(seven["auroc"]) == set(SHARED)
     with pytest.raises(ConfigError, match="NIH and CheXpert"):
-        simulation.prepare(nih.parent / "x", nih.parent, 1, METHODS["central_full"])
+        simulation.prepare(nih.parent / "x", nih.parent, 1, METHODS["central_full"]())
     with pytest.raises(ConfigError, match=r"simulation\.chexpert=DIR"):
-        ChestSites(nih=str(nih)).prepare(nih.parent / "x", nih.parent, 1, METHODS["surgical"])
+        ChestSites(nih=str(nih)).prepare(nih.parent / "x", nih.parent, 1, METHODS["surgical"]())
     assert POOLED == "pooled"

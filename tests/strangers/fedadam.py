@@ -18,7 +18,6 @@ class FedAdam(LocalAveraging):
 
     about = About("fedadam", "FedAdam", "Reddi et al., ICLR 2021, Algorithm 2", "sites differ")
     labels = LabelUse(view="own")
-    server_rates = ("server_lr",)
     local: LocalTraining = LocalTraining(lr=0.01, optimiser="sgd", momentum=0.0)
     server_lr: float = 0.01
     beta1: float = 0.9

@@ -17,7 +17,6 @@ class FedDyn(LocalAveraging):
 
     about = About("feddyn", "FedDyn", "Acar et al., ICLR 2021, Algorithm 1", "sites differ")
     labels = LabelUse(view="own")
-    server_rates = ("alpha",)
     local: LocalTraining = LocalTraining(lr=0.01, optimiser="sgd", momentum=0.0)
     alpha: float = 0.1
 

@@ -19,7 +19,6 @@ class Scaffold(LocalAveraging):
 
     about = About("scaffold", "SCAFFOLD", "Karimireddy et al., ICML 2020, Algorithm 1", "sites differ")
     labels = LabelUse(view="own")
-    server_rates = ("server_lr",)
     local: LocalTraining = LocalTraining(lr=0.01, optimiser="sgd", momentum=0.0)
     server_lr: float = 1.0
 

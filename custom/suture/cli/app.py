@@ -29,7 +29,7 @@ from suture.cli.model import model_app
 from suture.cli.party import doctor, egress, ledger, policy
 from suture.cli.plot import plot_app
 from suture.cli.poc import poc_app
-from suture.cli.research import compare, evaluate, predict
+from suture.cli.research import compare, decide, evaluate, predict
 from suture.cli.run import demo, export, run
 from suture.cli.study import check, init
 from suture.core import VERSION
@@ -173,7 +173,7 @@ def documented() -> dict[str, Any]:
 PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Start": (demo, init, check, list_),
     "Run": (run, watch, report, track, export, status, results, resume),
-    "Use a model": (predict, evaluate, compare, explain, finetune, model_app),
+    "Use a model": (predict, evaluate, compare, decide, explain, finetune, model_app),
     "Research": (plot_app, vocab, reference),
     "Site and server": (doctor, policy, ledger, egress, data_app, poc_app),
 }

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from suture.core.entry_points import load, package_of
+from suture.core.entry_points import load
 from suture.core.errors import FULL, LOCKED, MISPLACED, ConfigError, DiskError, SutureError
 from suture.core.printable import printable_lines
 
@@ -140,9 +140,7 @@ def literal(app: typer.Typer) -> Any:
 def command_of(point: EntryPoint) -> typer.Typer:
     """Return an app of the command that a package adds; where it cannot be used, of one that says so."""
     try:
-        command: Callable[..., None] = load(point, "command")
-        if not callable(command):
-            raise ConfigError(f"the command {point.name!r} of {package_of(point)} is not a function")
+        command: Callable[..., None] = load(point, "command", "a function")
     except ConfigError as error:
         why = error
 

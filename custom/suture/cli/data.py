@@ -46,9 +46,13 @@ def check(
     from suture.data.config import load_site_config
     from suture.data.quality import check as check_data
     from suture.data.quality import render
+    from suture.simulation.exact_figures import forecast
 
-    findings = check_data(load_site_config(config))
+    site = load_site_config(config)
+    findings = check_data(site)
     console.print(render(findings))
+    for line in forecast(site):
+        print_line(f"in a federation it would send of {line}")
     if findings.problems:
         problems = number_of(len(findings.problems), "problem")
         raise SutureError(f"{config}: {problems}; correct the data before you take part")

@@ -27,9 +27,9 @@ def explain(
     """Draw the regions that a prediction depends on: each image beside its maps, and a table of them."""
     from suture.core.errors import DataError
     from suture.core.printable import number_of
-    from suture.export.pictures import explain_files
+    from suture.simulation import actions
 
-    done = explain_files(model, sources, out, tuple(classes or ()), images, kind)
+    done = actions.explain(model, sources, out, classes or (), images, kind)
     for name, reason in done.failed.items():
         print_line(f"left out: {name}: {reason}", style="yellow")
     for note in done.notes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -28,23 +28,10 @@ def finetune(
     The model of the first run is saved in OUT/model. Learning rate, batch size, device, threads and
     precision are those of [training] in the suture.toml.
     """
-    from suture.core.errors import ConfigError
-    from suture.core.validation import parse
-    from suture.data.config import load_site_config
-    from suture.learning.finetuning import FILE, FineTuning, tune_own
-    from suture.reports.finetuning_results import finetuning_table, read_finetuning_results
+    from suture.learning.finetuning import FILE
+    from suture.reports.finetuning_results import finetuning_table
+    from suture.simulation import actions
 
-    if (out / FILE).exists():
-        raise ConfigError(f"{out} already holds a fine-tuned model; choose another --out")
-    config = load_site_config(data)
-    if target is not None:
-        config = config.model_copy(update={"data": config.data.model_copy(update={"target": target})})
-    steps = {"lr": config.training.lr, "batch_size": config.training.batch_size}
-    settings: dict[str, Any] = {"runs": runs, "epochs": epochs, "examples": examples}
-    settings |= {"start": "fresh" if fresh else "model"}
-    settings |= {key: value for key, value in steps.items() if value is not None}
-    tune_own(model, config, parse(FineTuning, settings, "suture finetune"), seed, out)
-    tuned = read_finetuning_results(out)
-    assert tuned is not None
+    tuned = actions.finetune(model, data, out, target, epochs, runs, examples, fresh, seed)
     console.print(finetuning_table(tuned))
     print_line(f"written: {out / FILE}")

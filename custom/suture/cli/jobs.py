@@ -185,6 +185,8 @@ def show_run(folder: Path) -> None:
         console.print(table)
     for sentence in results.info.left_out:
         print_line(f"left out: {sentence}", style="yellow")
+    for sentence in results.info.cautions:
+        print_line(f"caution: {sentence}", style="yellow")
     if results.info.without_limits:
         print_line(results.info.without_limits)
     print_line(f"report: {folder / 'report.html'}")

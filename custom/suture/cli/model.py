@@ -35,26 +35,9 @@ def export(
     opset: Annotated[int | None, typer.Option(help="Version of the ONNX operators.")] = None,
 ) -> None:
     """Write a model as files that other programs load without Suture."""
-    print_line(f"written: {_write(model, to, out, licence, opset)}")
+    from suture.simulation import actions
 
-
-def _write(model: Path, to: Format, out: Path, licence: str, opset: int | None) -> Path:
-    if opset is not None and to is not Format.onnx:
-        raise typer.BadParameter("--opset is for --to onnx")
-    if licence and to is not Format.monai:
-        raise typer.BadParameter("--license is for --to monai")
-    if to is Format.onnx:
-        from suture.export.onnx import write_onnx
-
-        return write_onnx(model, out, opset)
-    if to is Format.monai:
-        from suture.export.bundle import NO_LICENCE, write_bundle
-
-        return write_bundle(model, out, licence or NO_LICENCE)
-    from suture.export.torch_program import write_torch
-    from suture.learning.prediction import open_model
-
-    return write_torch(open_model(model), out)
+    print_line(f"written: {actions.export(model, to.value, out, licence=licence, opset=opset)}")
 
 
 @model_app.command()

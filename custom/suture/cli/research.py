@@ -1,11 +1,11 @@
-"""Commands on saved models: predict, evaluate and compare."""
+"""Commands on saved models: predict, evaluate, compare and decide."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.table import Table
@@ -14,7 +14,6 @@ from suture.cli.common import (
     MaxFailed,
     Model,
     ModelDevice,
-    Part,
     console,
     device_of,
     print_line,
@@ -26,28 +25,40 @@ if TYPE_CHECKING:
 
     from suture.data.inputs import Inputs
 
+Labelled = Annotated[
+    Path, typer.Argument(help="Labelled data: a suture.toml, or a table or folder as for suture init.")
+]
+Chosen = Annotated[
+    Literal["train", "validation", "test", "all"] | None,
+    typer.Option("--split", help="Which images; by default all where the table has no splits."),
+]
+Patients = Annotated[
+    Literal["mean", "max"] | None,
+    typer.Option(help="Score patients by the mean or the largest probability of their images."),
+]
+
 _SHOWN = 5
 """Files that are named on the terminal."""
 
 
 def evaluate(
     model: Model,
-    data: Annotated[Path, typer.Argument(help="A suture.toml that describes the labelled data.")],
-    split: Annotated[Part, typer.Option(help="Which images.")] = Part.test,
+    data: Labelled,
+    split: Chosen = None,
+    per_patient: Patients = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="JSON to write.")] = None,
     scores: Annotated[Path | None, typer.Option(help="CSV to write: labels and probabilities.")] = None,
     device: ModelDevice = None,
 ) -> None:
     """Measure a saved model on labelled data: AUROC of every class, with its interval."""
     from suture.core.files import write_json
-    from suture.data.config import load_site_config
     from suture.learning.saved_models import as_metrics, write_scores
-    from suture.learning.saved_models import evaluate as evaluate_model
     from suture.reports.formatting import area, count, interval
+    from suture.simulation import actions
 
-    where = device_of(device)
-    done = evaluate_model(model, load_site_config(data), split.value, where)
-    table = Table(title=f"{count(len(done.patients))} images", title_justify="left", show_edge=False)
+    done = actions.evaluate(model, data, split, per_patient=per_patient, device=device_of(device))
+    what = "patients" if per_patient else "images"
+    table = Table(title=f"{count(len(done.patients))} {what}", title_justify="left", show_edge=False)
     table.add_column("Class")
     for head in ("AUROC", "95 % CI", "Positives"):
         table.add_column(head, justify="right")
@@ -69,22 +80,24 @@ def evaluate(
 def compare(
     first: Model,
     second: Annotated[Path, typer.Argument(help="The model/ folder of another run.")],
-    data: Annotated[Path, typer.Argument(help="A suture.toml that describes the labelled data.")],
-    split: Annotated[Part, typer.Option(help="Which images.")] = Part.test,
+    data: Labelled,
+    split: Chosen = None,
+    per_patient: Patients = None,
     device: ModelDevice = None,
 ) -> None:
     """Compare two saved models on the same images: AUROC of every class, with p of a paired bootstrap."""
-    from suture.data.config import load_site_config
-    from suture.learning.comparison import compare as compare_models
     from suture.reports.formatting import area
+    from suture.simulation import actions
 
     title = "AUROC (95 % CI), difference first - second, p"
     table = Table(title=title, title_justify="left", show_edge=False)
     table.add_column("Class")
     for head in ("first", "second", "difference (95 % CI)", "p"):
         table.add_column(head, justify="right")
-    where, config = device_of(device), load_site_config(data)
-    for name, one in compare_models(first, second, config, split.value, where).items():
+    where = device_of(device)
+    for name, one in actions.compare(
+        first, second, data, split, per_patient=per_patient, device=where
+    ).items():
         d = one.difference
         scores = [f"{area(s.auroc)} {_bounds(s.low, s.high)}" for s in (one.a, one.b)]
         change = f"{d.difference:+.3f} {_bounds(d.low, d.high)}" if d.difference == d.difference else "—"
@@ -94,6 +107,50 @@ def compare(
         "p uses a normal approximation, the interval the bootstrap's quantiles; near AUROC 1 they may "
         "disagree"
     )
+
+
+def decide(
+    model: Model,
+    data: Labelled,
+    sensitivity: Annotated[float | None, typer.Option(help="Share of the positives that is found.")] = None,
+    specificity: Annotated[float | None, typer.Option(help="Share of the negatives that is left.")] = None,
+    cost: Annotated[float | None, typer.Option(help="Of a missed finding, in false alarms.")] = None,
+    youden: Annotated[bool, typer.Option("--youden", help="Largest sum of the two.")] = False,
+    split: Chosen = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the thresholds that the model has.")
+    ] = False,
+    device: ModelDevice = None,
+) -> None:
+    """Fit the thresholds of a trained model to validation data on this machine; by default sensitivity 0.9.
+
+    Writes them into model.json, for predict --decide and exports. Fit them on data that the model was not
+    trained on, and measure it on others.
+    """
+    from suture.core.errors import ConfigError
+    from suture.core.validation import parse
+    from suture.protocol.decisions import DecisionSettings
+    from suture.reports.formatting import area, count
+    from suture.simulation import actions
+
+    targets = {"sensitivity": sensitivity, "specificity": specificity, "cost": cost}
+    given = {key: value for key, value in targets.items() if value is not None}
+    if len(given) + youden > 1:
+        raise ConfigError("give one of --sensitivity, --specificity, --cost and --youden")
+    rule = next(iter(given), "youden" if youden else "sensitivity")
+    settings = parse(DecisionSettings, {"rule": rule, **given}, "suture decide")
+    points = actions.decide(
+        model, data, split, settings=settings, overwrite=overwrite, device=device_of(device)
+    )
+    table = Table(title="on the images that they were fitted to", title_justify="left", show_edge=False)
+    table.add_column("Class")
+    for head in ("Threshold", "Sensitivity", "Specificity", "Positives", "Negatives"):
+        table.add_column(head, justify="right")
+    for name, one in points.items():
+        rates = (area(one.threshold), area(one.sensitivity), area(one.specificity))
+        table.add_row(name, *rates, count(one.positives), count(one.negatives))
+    console.print(table)
+    print_line("next: suture predict MODEL IMAGES -o FILE.csv --decide all")
 
 
 def _bounds(low: float | None, high: float | None) -> str:

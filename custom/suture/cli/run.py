@@ -23,6 +23,7 @@ from suture.cli.common import (
     SiteThreads,
     StartupKit,
     Trust,
+    console,
     guarded,
     job_with,
     literal,
@@ -139,7 +140,7 @@ def demo(
 
 def run(
     job: JobName,
-    env: Where = Env.sim,
+    env: Where = Env.local,
     rounds: Rounds = None,
     seed: Seed = None,
     out: Out = None,
@@ -158,9 +159,22 @@ def run(
     watch: Watched = False,
     track: Track = None,
     limits: Limits = False,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            help="Compare methods on a study: their names, comma-separated. Each site alone is added."
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="With --compare: number of seeds.")] = 1,
+    folds: Annotated[
+        int | None,
+        typer.Option(help="With --compare: parts of each site's patients, each the test data once."),
+    ] = None,
     trust: Trust = False,
 ) -> None:
     """Run a job: in a local loop, FLARE's simulator, a POC or production."""
+    if not compare and (folds is not None or seeds > 1):
+        raise typer.BadParameter("--seeds and --folds are for --compare")
     if detach and (watch or track):
         raise typer.BadParameter(
             "--watch and --track need a command that waits for the end: leave out --detach"
@@ -170,6 +184,9 @@ def run(
     if limits:
         chosen, every = _with_limits(chosen, env), [*every, "simulation.limits=true"]
     _compute_on(env, device, site_threads, amp)
+    if compare:
+        _compare(chosen, env, _names(compare), out, seeds, folds, workers)
+        return
     options = {"--device": device, "--site-threads": site_threads, "--workers": workers, "--track": track}
     flags = [name for name, given in (("--amp", amp), ("--watch", watch), ("--trust", trust)) if given]
     again = ["suture", "run", job, *_words(env, every, options), *flags]
@@ -177,6 +194,37 @@ def run(
         out, resume, overwrite, workers, startup_kit, _names(sites), bundle, detach, again, watch, track
     )
     execute(chosen, env, how)
+
+
+def _compare(
+    job: Job,
+    env: Env,
+    methods: Sequence[str],
+    out: Path | None,
+    seeds: int,
+    folds: int | None,
+    workers: int | None,
+) -> None:
+    """Compare methods on a study, and show their means; Ctrl-C leaves what the same command continues."""
+    from rich.table import Table
+
+    from suture.core.errors import ConfigError
+    from suture.simulation.method_comparison import compare_methods
+
+    if env is not Env.local:
+        raise ConfigError("--compare trains each site alone, too, which needs --env local")
+    folder = (out or Path("runs") / f"{job.name}-comparison").resolve()
+    done = compare_methods(job, methods, folder, seeds=seeds, folds=folds, workers=workers, report=print_line)
+    table = Table(title="mean AUROC (95 % interval)", title_justify="left", show_edge=False)
+    for head in ("Method", "Mean AUROC", "Difference from each site alone"):
+        table.add_column(head)
+    for name, found in done.methods.items():
+        shown = (
+            "{:.3f} ({:.3f} to {:.3f})".format(*of) if of else "" for of in (found.mean, found.difference)
+        )
+        table.add_row(name, *shown)
+    console.print(table)
+    print_line(f"what each site alone would have reached: {done.page}")
 
 
 def _with_limits(job: Job, env: Env) -> Job:

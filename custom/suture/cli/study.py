@@ -31,7 +31,15 @@ def init(
     ] = False,
 ) -> None:
     """Look at the data of your hospitals, and write a suture.toml for each and a job."""
-    from suture.simulation.new_study import as_toml, look, movable, refuse_existing, write_study
+    from suture.simulation.new_study import (
+        as_toml,
+        look,
+        placed,
+        refuse_existing,
+        summary,
+        write_study,
+    )
+    from suture.simulation.study import CONFIG
 
     sites = _sites(site)
     if not dry_run:
@@ -41,23 +49,31 @@ def init(
 
     def show(some: dict[str, Discovery]) -> None:
         for name, guess in some.items():
-            console.print(f"[bold]{rich(name)}[/]")
-            print_line(as_toml(movable(guess, study / name)))
+            if dry_run:
+                console.print(f"[bold]{rich(name)}[/]")
+                print_line(as_toml(placed(guess, study / name)))
+            for line in () if dry_run else summary(name, guess, study / name / CONFIG):
+                print_line(escaped(line))
 
-    found = look(sites)
+    refused: dict[str, str] = {}
+    found = look(sites, refused=refused)
     show(found)
-    if dry_run:
-        return
-    if not yes:
+    if not yes and not dry_run:
         answers = {name: answer for name, guess in found.items() if (answer := _ask(name, guess))}
         again = look({name: sites[name] for name in answers}, answers) if answers else {}
         show(again)
         found |= again
         typer.confirm("write these files?", default=True, abort=True)
-    for path in write_study(study, found):
+    for path in write_study(study, found) if not dry_run else ():
         print_line(f"written: {path}")
-    print_line(f"next: suture check {shlex.quote(str(study))}")
-    print_line(f"then: suture run {shlex.quote(str(study))} --env local")
+    drafts = [study / name / CONFIG for name, guess in found.items() if guess.is_draft]
+    if refused:
+        raise SutureError("\n".join(refused.values()))
+    for path in drafts:
+        print_line(f"open: {path} asks what its labels are; answer there")
+    if not dry_run:
+        print_line(f"next: suture check {shlex.quote(str(study))}")
+        print_line(f"then: suture run {shlex.quote(str(study))} --env local")
 
 
 def _can_ask() -> bool:
@@ -125,24 +141,18 @@ def check(study: Study, trust: Trust = False) -> None:
 
     Also writes check.html, with a few images of each site as the model sees them.
     """
-    from suture.data.quality import check as check_data
     from suture.data.quality import render
-    from suture.simulation.study import StudySites
-    from suture.simulation.study_check import compare, render_matrix
-    from suture.simulation.study_page import job_of, write_page
+    from suture.simulation import actions
+    from suture.simulation.study_check import render_matrix
 
-    configs = StudySites(str(study)).configs()
-    job, job_fault = job_of(study, trust=trust)
-    findings = {name: check_data(config) for name, config in configs.items()}
-    for name, found in findings.items():
+    done = actions.check(study, trust=trust)
+    for name, found in done.sites.items():
         console.rule(f"[bold]{rich(name)}")
         console.print(render(found))
     console.rule("[bold]all sites")
-    together = compare(configs, findings, job, job_fault)
-    console.print(render_matrix(findings, together))
-    page = write_page(study, job, configs, findings, together)
-    print_line(f"page: {page} (images of patients: it stays on this machine)")
-    problems = sum(len(found.problems) for found in findings.values()) + len(together.problems)
+    console.print(render_matrix(done.sites, done.together))
+    print_line(f"page: {done.page} (images of patients: it stays on this machine)")
+    problems = len(done.problems)
     if problems:
         raise SutureError(f"{study}: {number_of(problems, 'problem')}; correct the study before you run it")
     print_line(f"next: suture run {shlex.quote(str(study))} --env local{' --trust' if trust else ''}")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from suture.core.errors import ConfigError, unknown
+from suture.core.errors import ConfigError, shown, unknown
 
 GROUP = "suture.methods"
 """The entry points by which a package names its methods."""
+
+PRIOR_GROUP = "suture.priors"
+"""Those by which it names its priors."""
 
 PACKAGES = ("suture", "suture_papers")
 """The packages of this distribution: they travel together, and one hash covers their code."""
@@ -61,22 +64,25 @@ def package_of(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package"
 
 
-def load(point: EntryPoint, what: str) -> Any:
+def load(point: EntryPoint, what: str, needed: str, fits: Callable[[Any], bool] = callable) -> Any:
     """What an entry point names.
 
     Args:
         what: of which kind, for the message.
+        needed: what it must be, for the message.
+        fits: tells whether it is that.
 
     Raises:
-        ConfigError: its package cannot be imported.
+        ConfigError: its package cannot be imported, or it is something else.
     """
+    where = f"the {what} {point.name!r} of {package_of(point)} ({point.value})"
     try:
-        return point.load()
+        found = point.load()
     except (Exception, SystemExit) as error:  # whatever another package does when it is imported
-        raise ConfigError(
-            f"the {what} {point.name!r} of {package_of(point)} ({point.value}) cannot be imported: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+        raise ConfigError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
+    if not fits(found):
+        raise ConfigError(f"{where} must be {needed}, not {shown(found)}; correct the entry point")
+    return found
 
 
 class Registry(MutableMapping[str, T]):
@@ -88,10 +94,15 @@ class Registry(MutableMapping[str, T]):
         group: of the entry points.
         what: one of them, for messages.
         engine: those of the engine.
+        needed: what each of them is, for messages.
+        fits: tells whether what an entry point names is that.
     """
 
-    def __init__(self, group: str, what: str, engine: Mapping[str, T]) -> None:
-        self.group, self.what = group, what
+    def __init__(
+        self, group: str, what: str, engine: Mapping[str, T], needed: str, fits: Callable[[Any], bool]
+    ) -> None:
+        self.group = group
+        self._kind = (what, needed, fits)
         self._values = dict(engine)
         self._loaded: dict[str, T] = {}
 
@@ -99,7 +110,7 @@ class Registry(MutableMapping[str, T]):
         if name in self._values:
             return self._values[name]
         if name not in self._loaded:
-            self._loaded[name] = load(self._points()[name][0], self.what)
+            self._loaded[name] = self.load(self._points()[name][0])
         return self._loaded[name]
 
     def __setitem__(self, name: str, value: T) -> None:
@@ -129,12 +140,20 @@ class Registry(MutableMapping[str, T]):
 
         Raises:
             ConfigError: there is none (names the nearest), its package cannot be imported, or two packages
-                register it.
+                register it, or it is of another kind.
         """
         others = registered(self.group)
         if name not in self.names():
-            raise unknown(self.what, name, self.names())
-        return self[name] if name not in others else cast(T, load(self.only(name, others[name]), self.what))
+            raise unknown(self._kind[0], name, self.names())
+        return self[name] if name not in others else self.load(self.only(name, others[name]))
+
+    def load(self, point: EntryPoint) -> T:
+        """What an entry point of this kind names.
+
+        Raises:
+            ConfigError: see `load`.
+        """
+        return cast(T, load(point, *self._kind))
 
     def only(self, name: str, points: list[EntryPoint]) -> EntryPoint:
         """The entry point of another package, which no other package registers.
@@ -146,7 +165,7 @@ class Registry(MutableMapping[str, T]):
         if name in self or others:
             rival, other = (first, "suture") if name in self else (others[0], package_of(first))
             raise ConfigError(
-                f"{package_of(rival)} and {other} both register a {self.what} {name!r}; "
+                f"{package_of(rival)} and {other} both register a {self._kind[0]} {name!r}; "
                 "rename or uninstall one"
             )
         return first

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -50,7 +51,36 @@ def _a_label(name: str) -> str:
 LabelName = Annotated[str, AfterValidator(_a_label)]
 """Any spelling of a label."""
 
-_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+JOB_PATH = "a path"
+"""Marks a setting of a job that is a path; in a job's file, a relative one starts at its folder."""
+
+NAMED_FILE = "a file by its name"
+"""Marks one that is a word, a path as `JOB_PATH`, or the bare name of a file that each party of a federation
+has in a folder of its own (see `named_file`); a bare name is a path where the file lies beside the job."""
+
+
+def with_paths(settings: T, change: Callable[[str, str, str], str], prefix: str = "") -> T:
+    """Return nested settings with other paths.
+
+    Args:
+        change: gives the new value of a setting for its dotted name, its value and its mark, `JOB_PATH` or
+            `NAMED_FILE`.
+        prefix: of the dotted names.
+    """
+    known = getattr(settings, "__pydantic_fields__", {})
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):  # type: ignore[arg-type]
+        value = getattr(settings, field.name)
+        marks = {JOB_PATH, NAMED_FILE}.intersection(known[field.name].metadata if field.name in known else ())
+        if marks and isinstance(value, str):
+            changes[field.name] = change(f"{prefix}{field.name}", value, marks.pop())
+        elif dataclasses.is_dataclass(value):
+            changes[field.name] = with_paths(value, change, f"{prefix}{field.name}.")
+    return dataclasses.replace(settings, **changes)  # type: ignore[type-var]
+
+
+_POSITIONAL = "unexpected_positional_argument"
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument", _POSITIONAL)
 
 
 def flat(name: str, value: Any) -> dict[str, Any]:
@@ -87,21 +117,34 @@ def parse(kind: type[T], values: Mapping[str, Any], where: str) -> T:
     try:
         return adapter_of(kind).validate_python(dict(values))
     except ValidationError as error:
-        problems = error.errors(include_url=False)
-        # A misspelt key is missing too; the misspelling is the problem to report.
-        problem = next((p for p in problems if p["type"] in _UNKNOWN), problems[0])
-        path = [str(part) for part in problem["loc"]]
-        place = ".".join(map(as_word, path))
-        if problem["type"] in _UNKNOWN:
-            known = _fields(kind, path[:-1])
-            raise ConfigError(
-                f"{where}: unknown key '{place}'; {why_removed(place) or nearest(path[-1], known)}"
-            ) from None
-        former = _present_word(path[-1] if path else "", problem["input"])
-        raise ConfigError(
-            f"{where}: {place or 'value'}: {in_words(problem)} (got {shown(problem['input'])}"
-            f"{f', which is now called {former}' if former != problem['input'] else ''})"
-        ) from None
+        raise refusal(error, where, kind) from None
+
+
+def refusal(error: ValidationError, where: str, kind: Any = None) -> ConfigError:
+    """Return what to correct of values that pydantic refused: the first problem.
+
+    Args:
+        where: name of the source.
+        kind: the type that they should be, for the nearest valid key.
+    """
+    problems = error.errors(include_url=False)
+    # A misspelt key is missing too; the misspelling is the problem to report.
+    problem = next((p for p in problems if p["type"] in _UNKNOWN), problems[0])
+    path = [str(part) for part in problem["loc"]]
+    place = ".".join(map(as_word, path))
+    if problem["type"] == _POSITIONAL:
+        return ConfigError(
+            f"{where}: {error.title} takes its settings by name: write {error.title}(name=..., ...) in place "
+            f"of {error.title}({shown(problem['input'])}, ...)"
+        )
+    if problem["type"] in _UNKNOWN:
+        hint = why_removed(place) or (nearest(path[-1], _fields(kind, path[:-1])) if kind else "correct it")
+        return ConfigError(f"{where}: unknown key '{place}'; {hint}")
+    former = _present_word(path[-1] if path else "", problem["input"])
+    return ConfigError(
+        f"{where}: {place or 'value'}: {in_words(problem)} (got {shown(problem['input'])}"
+        f"{f', which is now called {former}' if former != problem['input'] else ''})"
+    )
 
 
 REMOVED: dict[str, Any] = {
@@ -157,8 +200,8 @@ def why_removed(key: str) -> str:
         return f"it is now called {name}{words}"
     if not (end := _ending(key, REMOVED)):
         return ""
-    more = "; write start=1 in place of false" if end == "margin.deferred" else ""
-    return f"it was removed, and {shown(REMOVED[end])} always holds: remove it{more}"
+    more = " (in place of false, set method.margin.start=1)" if end == "margin.deferred" else ""
+    return f"it was removed, and the value is now always {shown(REMOVED[end])}: remove it{more}"
 
 
 _OURS = {
@@ -216,3 +259,16 @@ def bare(kind: Any) -> Any:
 
 def _is_model(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def attribute_texts(kind: Any) -> dict[str, str]:
+    """Return the entries of `Attributes:` in a docstring; "mean, std: ..." counts for both."""
+    _, found, rest = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
+    block = re.split(r"\n(?=\S)", rest)[0] if found else ""
+    texts: dict[str, str] = {}
+    for entry in re.split(r"\n(?= {4}\S)", block):
+        names, colon, text = entry.partition(": ")
+        if colon and re.fullmatch(r"[\w, ]+", names.strip()):
+            plain = " ".join(text.split()).replace("``", "`")
+            texts |= dict.fromkeys(re.split(r",\s*", names.strip()), plain)
+    return texts

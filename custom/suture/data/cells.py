@@ -13,12 +13,22 @@ Meaning = Literal[0, 1, "unknown"]
 DIGITS: dict[str, Meaning] = {"1": 1, "1.0": 1, "0": 0, "0.0": 0, "": "unknown"}
 """Cells that need no word about them. pandas writes 1.0 and 0.0 as soon as one cell of a column is blank."""
 
+_PRESENT = """yes y true pos positive present 1,0 checked ja j oui si sí sim tak ano da evet igen kyllä ναι да
+    hai はい 有 是 예 نعم positiv positivo positiva positif presente présent présente vorhanden"""
+_ABSENT = """no n false neg negative absent 0,0 unchecked nein nee nej nei non não nao nie ne hayır nem ei όχι
+    нет いいえ 無 无 否 아니오 لا negativ negativo negativa négatif negatif ausente assente absente
+    nicht_vorhanden"""
+_OPEN = """-1 -1.0 -1,0 uncertain unknown nan na n/a ? todo tbd null #n/a unklar unbekannt incertain inconnu
+    incierto desconocido incerto"""
 WORDS: dict[str, Meaning] = {
-    **dict.fromkeys(("yes", "y", "true", "pos", "positive", "present", "1,0"), 1),
-    **dict.fromkeys(("no", "n", "false", "neg", "negative", "absent", "0,0"), 0),
-    **dict.fromkeys(("-1", "-1.0", "-1,0", "uncertain", "unknown", "nan", "na", "n/a", "?"), "unknown"),
+    **dict.fromkeys(_PRESENT.split(), 1),
+    **dict.fromkeys((word.replace("_", " ") for word in _ABSENT.split()), 0),
+    **dict.fromkeys(_OPEN.split(), "unknown"),
 }
-"""Other cells with one plain meaning, in any case; -1 is CheXpert's uncertain, 1,0 has a decimal comma."""
+"""Other cells with one plain meaning, in any case; -1 is CheXpert's uncertain, 1,0 has a decimal comma.
+
+A word that means something else in another table, such as x, +, t and f, is not among them: `values` says it.
+"""
 
 NUMBERS: dict[Meaning, float] = {0: 0.0, 1: 1.0, "unknown": float("nan")}
 """Each meaning as a label."""
@@ -39,6 +49,10 @@ class Cells:
         """Return 1.0, 0.0 or NaN (unknown); None for a cell without a meaning."""
         meaning = self._meanings.get(cell.casefold())
         return None if meaning is None else NUMBERS[meaning]
+
+    def leaves_open(self, name: str) -> bool:
+        """Whether a text in a list of findings says that the image was not judged, such as ``?``."""
+        return name != "" and self._meanings.get(name.casefold()) == "unknown"
 
     def said(self, cells: Iterable[str]) -> list[str]:
         """Say which words had a meaning that the site did not give itself, and how often."""

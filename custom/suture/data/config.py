@@ -22,10 +22,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 from suture.core.errors import ConfigError, as_word, nearest, shown
 from suture.core.files import atomic_write
 from suture.core.plain import read_toml
+from suture.core.privacy import PrivacyConfig
 from suture.core.validation import Section, in_words
 from suture.data.dataset import DatasetConfig, SitePath
 from suture.data.readers import DATASETS, DataConfig
-from suture.protocol.privacy import PrivacyConfig
 
 
 class TrainingConfig(Section):
@@ -282,3 +282,17 @@ def _words_elsewhere(key: str) -> set[str]:
     """The values that a key of ``[data]`` can have, in any data set."""
     fields = [entry.config.model_fields.get(key) for entry in DATASETS.values()]
     return {word for field in fields if field for word in get_args(field.annotation)}
+
+
+def find_server_config(workspace: Path) -> ServerConfig:
+    """Read the server's own suture.toml; without one, experiments lie in suture/ of the workspace.
+
+    Raises:
+        ConfigError: the file cannot be used.
+    """
+    try:
+        path = find_site_config("server", workspace)
+    except ConfigError:
+        files = workspace / "local" / "files"
+        return ServerConfig(storage=StorageConfig(state=workspace / "suture", files=files))
+    return load_server_config(path)

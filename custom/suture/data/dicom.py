@@ -16,8 +16,9 @@ from PIL import Image
 from pydicom.dataset import Dataset
 from pydicom.encaps import get_frame
 from pydicom.filereader import read_dataset, read_preamble
+from pydicom.pixels import get_decoder
 from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
-from pydicom.uid import DeflatedExplicitVRLittleEndian, RLELossless
+from pydicom.uid import UID, DeflatedExplicitVRLittleEndian, RLELossless
 
 from suture.data.limits import check_pixels, check_scans
 from suture.data.scaling import by_value, scaled
@@ -105,6 +106,7 @@ def _check_frame(dataset: Dataset) -> None:
         for name in ("ExtendedOffsetTable", "ExtendedOffsetTableLengths"):
             if name in dataset:
                 delattr(dataset, name)
+        _check_decoder(syntax)
         frame = get_frame(dataset.PixelData, 0, number_of_frames=1)
         if syntax == RLELossless:
             _check_runs(frame)
@@ -112,12 +114,40 @@ def _check_frame(dataset: Dataset) -> None:
             _check_codestream(frame, (int(dataset.Columns), int(dataset.Rows)))
 
 
+def _check_decoder(syntax: UID) -> None:
+    """Refuse a compression that no installed package reads; names one that does."""
+    try:
+        decoder = get_decoder(syntax)
+    except NotImplementedError:
+        raise ValueError(
+            f"its compression, {syntax.name}, is not read; save it without compression"
+        ) from None
+    if not decoder.is_available:
+        needed = decoder.missing_dependencies[-1].partition(" requires ")[2]
+        packages = " ".join(f'"{package}"' for package in needed.split(" and "))
+        raise ValueError(f"its compression, {syntax.name}, needs a package: pip install {packages}")
+
+
 def _check_codestream(frame: bytes, size: tuple[int, int]) -> None:
-    """Refuse a JPEG of too many scans, and one or a JPEG 2000 of another size than the data set says."""
+    """Refuse a JPEG of too many scans, and one, a JPEG-LS or a JPEG 2000 of another size than the header."""
     check_scans(frame)
-    with Image.open(io.BytesIO(frame), formats=("JPEG", "JPEG2000")) as image:
-        if image.size != size:
-            raise ValueError(f"its compressed frame is of {image.size} pixels, and its header says {size}")
+    found = _jpeg_ls_size(frame)
+    if found is None:
+        with Image.open(io.BytesIO(frame), formats=("JPEG", "JPEG2000")) as image:
+            found = image.size
+    if found != size:
+        raise ValueError(f"its compressed frame is of {found} pixels, and its header says {size}")
+
+
+def _jpeg_ls_size(frame: bytes) -> tuple[int, int] | None:
+    """Width and height in the frame header of a JPEG-LS (ITU-T T.87, C.2.2); None of another format."""
+    at = 2 if frame.startswith(b"\xff\xd8") else len(frame)
+    while frame[at : at + 1] == b"\xff" and at + 9 <= len(frame) and frame[at + 1] != 0xDA:  # start of scan
+        length, _, height, width = struct.unpack(">HBHH", frame[at + 2 : at + 9])
+        if frame[at + 1] == 0xF7:
+            return width, height
+        at += 2 + length
+    return None
 
 
 def _check_runs(frame: bytes) -> None:

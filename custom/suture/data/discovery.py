@@ -5,25 +5,47 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from suture.core.errors import DataError
+from suture.core.errors import ConfigError, DataError, SutureError
+from suture.core.files import contained
 from suture.core.plain import open_regular
 from suture.core.printable import number_of
+from suture.data.config import parse_data
 from suture.data.decoding import SUFFIXES
-from suture.data.image_names import image_name, stem
+from suture.data.gathering import (
+    Named,
+    in_two_columns,
+    of_class_folders,
+    read_forms,
+    spread,
+    together,
+    with_patients,
+    without_unfilled,
+)
+from suture.data.image_names import image_name, loosely, stem
 from suture.data.images import ARCHIVES, ImageSource
 from suture.data.inspection import true_depth
 from suture.data.label_discovery import discover_labels
-from suture.data.patient_columns import patient_columns
+from suture.data.layouts import HOSPITAL
+from suture.data.patient_columns import names_patients, patient_columns
+from suture.data.readers import DATASETS, DataSet, read_table
 from suture.data.readers.image_list import SPLIT_WORDS
 from suture.data.reading import Sheet, rows_text
-from suture.data.table_form import TABLES, Form, is_hidden, read_form, tables
+from suture.data.table_form import TABLES, Form, is_hidden, tables
 
 _SPLIT = re.compile(r"^(split|set|subset|partition|fold)$", re.IGNORECASE)
+_INDEX = re.compile(r"^(unnamed.*|index|row|#)$", re.IGNORECASE)
+_CHOICE = re.compile(r"\(choice=(.+)\)$")
+_RATER = re.compile(
+    r"rad(iologist)?s?\b|rad_|rater|reader|annotator|observer|grader|expert|befunder|untersucher",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +74,11 @@ class Discovery:
         left_out: why a column has no meaning here, by column.
         doubtful: columns that are labels by their cells, and not by their names.
         columns: all columns of the table.
+        rows: of the table.
+        sheet: the table, where it was put together and is to be written; None where `table` is the file.
+        made: how it was put together.
+        title: of the public data set whose table it is.
+        is_draft: whether a person has to say what the labels are before it can be read.
     """
 
     data: dict[str, Any]
@@ -60,16 +87,21 @@ class Discovery:
     left_out: Mapping[str, str] = field(default_factory=dict)
     doubtful: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    rows: int = 0
+    sheet: Sheet | None = None
+    made: tuple[str, ...] = ()
+    title: str = ""
+    is_draft: bool = False
 
     @property
     def has_splits(self) -> bool:
-        """Whether the table says which rows are for training and which for test."""
-        return "split_column" in self.data
+        """Whether the table, or the reader of a public data set, says which rows are for training."""
+        return "split_column" in self.data or self.data["dataset"] != "hospital"
 
     @property
     def has_patients(self) -> bool:
-        """Whether a column names the patients."""
-        return bool(self.data["patient_column"] != self.data["image_column"])
+        """Whether a column names the patients, or the reader of a public data set knows them."""
+        return bool(self.data.get("patient_column") != self.data.get("image_column", ""))
 
 
 def discover(path: Path, answers: Answers = Answers()) -> Discovery:
@@ -85,93 +117,269 @@ def discover(path: Path, answers: Answers = Answers()) -> Discovery:
             f"{path} does not exist; give a folder with a table and images, or the path of the table"
         )
     folder = path if path.is_dir() else path.parent
-    levels = tables(folder) if path.is_dir() else [[path]]
-    if not any(levels):
-        raise DataError(f"{folder} contains no table ({', '.join(TABLES)}); give the table's path")
-    root, images = _images(_named_elsewhere(levels) or folder)
-    form, column, faults = _fitting(levels, folder, root, images)
-    found = _with_depth(_describe(form, column, root, answers), root, images)
-    return replace(found, warnings=(*found.warnings, *(f"skipped: {fault}" for fault in faults)))
+    levels = _Levels(tables(folder) if path.is_dir() else [[path]])
+    elsewhere = _named_elsewhere(levels.forms(0))
+    images = _images(elsewhere or folder)
+    found = _published(levels, folder, images) or _own(levels, folder, images, answers)
+    found = _with_depth(found, images)
+    return replace(found, warnings=(*found.warnings, *(f"skipped: {fault}" for fault in levels.faults)))
 
 
-def _with_depth(found: Discovery, root: Path, images: set[str]) -> Discovery:
+class _Levels:
+    """The tables of a folder, and of its folders, each read once and when it is asked for.
+
+    Attributes:
+        faults: why some could not be read.
+    """
+
+    def __init__(self, paths: Sequence[Sequence[Path]]) -> None:
+        self._paths = paths
+        self._forms: dict[int, list[Form]] = {}
+        self.faults: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    @property
+    def number(self) -> int:
+        """Of all tables, readable or not."""
+        return sum(map(len, self._paths))
+
+    def forms(self, level: int) -> list[Form]:
+        """The tables of a level.
+
+        Raises:
+            DataError: the only table cannot be read.
+        """
+        if level not in self._forms:
+            self._forms[level] = []
+            for path in self._paths[level]:
+                try:
+                    self._forms[level] += read_forms(path)
+                except DataError as error:
+                    if self.number == 1:
+                        raise
+                    self.faults += [] if path.suffix == ".txt" else [str(error)]  # such as a README.txt
+        return self._forms[level]
+
+
+@dataclass(frozen=True)
+class _Images:
+    """The images of a site.
+
+    Attributes:
+        root: the folder or archive that holds them.
+        paths: of the images within it.
+        above: the folder above, where cells of a table may begin; the same as `root` where there is none.
+        linked: images, or folders, that are links out of it.
+    """
+
+    root: Path
+    paths: frozenset[str]
+    above: Path
+    linked: int = 0
+
+
+def _with_depth(found: Discovery, images: _Images) -> Discovery:
     """Add the true depth of images that store 16 bits and use fewer."""
-    depth = true_depth(root, images)
+    depth = true_depth(images.root, images.paths)
     if depth is None:
         return found
     bits, why = depth
     return replace(found, data=found.data | {"bits": bits}, reasons=found.reasons | {"bits": why})
 
 
+def _published(levels: _Levels, folder: Path, images: _Images) -> Discovery | None:
+    """The [data] of a public data set that has a reader of its own, which finds images of the table.
+
+    Each reader's layouts are asked, also those of other packages. None where none fits.
+    """
+    readers: dict[str, DataSet] = {}
+    refused = ""
+    for word in sorted(DATASETS.names() - {"hospital"}):
+        with suppress(ConfigError):  # a package that cannot be imported; `suture list` names it
+            readers[word] = DATASETS.find(word)
+    for form, (word, reader) in product(
+        (f for i in range(len(levels)) for f in levels.forms(i)), readers.items()
+    ):
+        for layout in reader.layouts if not form.made else ():
+            if not layout.recognises(form.sheet, images.paths):
+                continue
+            path = form.sheet.path
+            for root in dict.fromkeys((images.root, images.above, folder)):
+                data = {"dataset": word, "root": str(root), "table": str(path), **layout.keys(path.parent)}
+                try:
+                    reading = read_table(parse_data(data | {"partial": True}, str(path)))
+                except SutureError as error:
+                    refused = f"{path.name} looks like {layout.title}, but its reader refuses it: {error}"
+                else:
+                    lost = {"partial": True} if reading.absent else {}
+                    said = [*reading.faults[:3], *reading.notes]
+                    said += (
+                        [f"{reading.absent:,} rows of {path.name} without an image are left out"]
+                        if lost
+                        else []
+                    )
+                    return Discovery(
+                        data | lost,
+                        {"dataset": f"the table is that of {layout.title}", "root": "holds the images"},
+                        tuple(said),
+                        columns=tuple(filter(None, form.sheet.header)),
+                        rows=len(form.sheet.rows),
+                        title=layout.title,
+                    )
+    levels.faults += [refused] if refused else []
+    return None
+
+
 @dataclass(frozen=True)
 class _ImageColumn:
+    """The column that names the images.
+
+    Attributes:
+        match: as [data] image_match.
+        found: rows that name an image.
+        root: where their paths start.
+        find: returns the path of the image that a cell names; None where it names none.
+    """
+
     name: str
     match: str
     found: int
+    root: Path
+    find: Callable[[str], str | None]
 
 
-def _fitting(
-    levels: Sequence[Sequence[Path]], folder: Path, root: Path, images: set[str]
-) -> tuple[Form, _ImageColumn, list[str]]:
-    """The table that names the images, its column, and why other tables could not be read.
+def _own(levels: _Levels, folder: Path, images: _Images, answers: Answers) -> Discovery:
+    """The [data] of a hospital's own table.
 
     Raises:
-        DataError: none does, or more than one.
+        DataError: no table names the images, or several do that do not belong together.
     """
-    names: list[str] = []
-    faults: list[str] = []
-    for paths in levels:
-        fitting = []
-        for path in paths:
-            try:
-                form = read_form(path)
-            except DataError as error:
-                if sum(map(len, levels)) == 1:
-                    raise
-                faults += [] if path.suffix == ".txt" else [str(error)]  # such as a README.txt
-                continue
-            names.append(path.name)
-            if found := _image_column(form.sheet, root, images):
-                fitting.append((form, found))
+    for level in range(len(levels)):
+        forms = levels.forms(level)
+        columns = {i: column for i, form in enumerate(forms) if (column := _best_column(form, images))}
+        for i, form in enumerate(forms):
+            n = len(form.sheet.rows)
+            if columns[i].found < n if i in columns else True:
+                enough = columns[i].found if i in columns else 0
+                if made := in_two_columns(form, images.paths, enough):
+                    forms[i], columns[i] = made, _expect_column(made, images)
+        if not columns:
+            continue
+        best = max(columns.values(), key=lambda column: (column.match != "loose", column.found))
+        columns = {i: c for i, c in columns.items() if not _by_chance(forms[i], c, best)}
+        fitting = [(forms[i], column) for i, column in columns.items()]
+        form, column = fitting[0]
         if len(fitting) > 1:
-            both = " and ".join(form.sheet.path.name for form, _ in fitting)
-            raise DataError(f"{both} of {folder} both name its images; give the path of the table to use")
-        if fitting:
-            return *fitting[0], faults
-    what = f"no column of {', '.join(names)} names" if names else "no table could be read that names"
-    seen = "".join(f"\n{fault}" for fault in faults)
-    raise DataError(f"{what} the images of {root}, such as {min(images)!r}{seen}")
+            both = together([Named(form, column.name, column.find) for form, column in fitting])
+            if both is None:
+                names = " and ".join(form.sheet.path.name for form, _ in fitting)
+                raise DataError(
+                    f"{names} of {folder} both name its images; give the path of the table to use"
+                )
+            form, column = both, _expect_column(both, images)
+        others = [other for i, other in enumerate(forms) if i not in columns] + [form]
+        form = spread(without_unfilled(form), form.legend)
+        form = with_patients(form, column.name) if not patient_columns(form.sheet, column.name) else form
+        return _described(form, column, images, answers, others)
+    if (classes := of_class_folders(images.root, images.paths)) is not None:
+        return _described(classes, _expect_column(classes, images), images, answers, [])
+    if not levels.number:
+        raise DataError(f"{folder} contains no table ({', '.join(TABLES)}); give the table's path")
+    raise _nothing_matches(levels, images)
 
 
-def _describe(form: Form, images: _ImageColumn, root: Path, answers: Answers) -> Discovery:
+def _by_chance(form: Form, column: _ImageColumn, best: _ImageColumn) -> bool:
+    """Whether a table has numbers that are those of a few images, such as a legend of classes."""
+    numbers = all(cell.isdigit() for cell in form.sheet.column(column.name, ""))
+    return column.match == "loose" and numbers and (best.match != "loose" or 4 * column.found < best.found)
+
+
+def _nothing_matches(levels: _Levels, images: _Images) -> DataError:
+    """That no table names the images, with names of both, so that the eye sees the difference."""
+    forms = [form for level in range(len(levels)) for form in levels.forms(level)]
+    names = ", ".join(dict.fromkeys(form.sheet.path.name for form in forms))
+    what = f"no column of {names} names" if names else "no table could be read that names"
+    seen = "".join(f"\n{fault}" for fault in levels.faults)
+    some = ", ".join(map(ascii, sorted(images.paths)[:3]))
+    for form in forms[:3]:
+        sheet = form.sheet
+        cells = {name: sheet.cells(sheet.header.index(name)) for name in filter(None, sheet.header)}
+        name = max(cells, key=lambda name: (_like_images(cells[name]), len({*cells[name]})), default="")
+        if name:
+            shown = ", ".join(map(ascii, sorted({*cells[name]} - {""})[:3]))
+            seen += f"\n{sheet.path.name} has {shown} in column {name!r}, and the folder {some}"
+    return DataError(f"{what} the images of {images.root}, such as {min(images.paths)!r}{seen}")
+
+
+def _like_images(cells: Sequence[str]) -> int:
+    """How many cells look like the name of a file."""
+    return sum(stem(cell) != cell or "/" in cell for cell in cells)
+
+
+def _described(
+    form: Form, images: _ImageColumn, files: _Images, answers: Answers, others: Sequence[Form]
+) -> Discovery:
     sheet, n = form.sheet, len(form.sheet.rows)
-    data: dict[str, Any] = {"dataset": "hospital", "root": str(root), "table": str(sheet.path), **form.data}
+    layout = next((one for one in HOSPITAL if one.recognises(sheet, files.paths)), None)
+    known = layout.keys(sheet.path.parent) if layout else {}
+    data: dict[str, Any] = {"dataset": "hospital", "root": str(images.root), "table": str(sheet.path)}
+    data |= {} if form.made else form.data
     reasons, warnings = {"root": "holds the images", **form.reasons}, []
 
     def note(key: str, value: Any, why: str) -> None:
         data[key], reasons[key] = value, why
 
     note("image_column", images.name, f"{images.found:,} of {number_of(n, 'row')} name an existing image")
-    if images.match == "stem":
-        note("image_match", "stem", "its cells have no suffix")
+    if images.match != "path":
+        spelled = {
+            "stem": "its cells have no suffix",
+            "loose": "its cells are spelled otherwise than the files",
+        }
+        note("image_match", images.match, spelled[images.match])
     if images.found < n:
         note("partial", True, "rows without an image are left out and counted")
-        warnings.append(f"{sheet.path.name}: {n - images.found:,} of {number_of(n, 'row')} without an image")
-    patient, why, remarks = _patient(sheet, images.name, answers.patient)
-    note("patient_column", patient or images.name, why)
+        cells = zip(sheet.column(images.name, ""), sheet.numbers, strict=True)
+        lost = [(cell, number) for cell, number in cells if not cell or images.find(cell) is None]
+        such = f", such as {lost[0][0]!a} in {rows_text([number for _, number in lost])}" if lost else ""
+        warnings.append(
+            f"{sheet.path.name}: {n - images.found:,} of {number_of(n, 'row')} without an image{such}"
+        )
+    if files.linked:
+        note("follow_links", False, "true, if you trust the links")
+        warnings.append(
+            f"{files.linked:,} of {number_of(len(files.paths), 'image')} are links that lead out of "
+            f"{files.root}, which are not followed. If you trust them, write:\nfollow_links = true"
+        )
+    told = answers.patient if answers.patient is not None else known.get("patient_column")
+    patient, why, remarks = _patient(sheet, images.name, told)
+    note("patient_column", patient or images.name, f"that of {layout.title}" if layout and told else why)
     warnings += remarks
     taken = {images.name, data["patient_column"]}
-    others = [c for c in sheet.header if c and c not in taken]
-    if split := next((c for c in others if _is_split(sheet.cells(sheet.header.index(c)))), None):
+    free = [c for c in sheet.header if c and c not in taken]
+    if split := next((c for c in free if _is_split(sheet.cells(sheet.header.index(c)))), None):
         note("split_column", split, "its cells are train, validation or test")
         taken.add(split)
     else:
-        _refuse_strange_splits(sheet, others)
+        _refuse_strange_splits(sheet, free)
+    synonyms = {**_choices(free), **known.get("synonyms", {}), **answers.names}
     if len(set(sheet.column(images.name, ""))) < n:
-        note("repeated", "merge", "some images have several rows")
-    if answers.names:
-        note("synonyms", dict(answers.names), "as you answered")
-    labels = discover_labels(sheet, taken, answers.no_labels, images.name, answers.names)
+        note("repeated", known.get("repeated", "merge"), "some images have several rows")
+        if rater := _rater(sheet, free, images.name):
+            taken.add(rater)
+            if "finding_column" not in known:
+                note("repeated", "majority", f"{rater!r} are readers of the same images")
+        if data["repeated"] == "majority":
+            warnings.append(
+                'several readers judge an image, and the majority counts; instead, repeated = "merge" takes '
+                "a finding of any of them, and a share such as repeated = 0.3 a finding of that share"
+            )
+    labels = discover_labels(sheet, taken, answers.no_labels, images.name, synonyms, known, others)
+    if used := {**synonyms, **labels.data.pop("synonyms", {})}:
+        note("synonyms", used, "as you answered" if answers.names else "the names of the classes")
+    if layout:
+        reasons["table"] = f"recognised as {layout.title}"
     return Discovery(
         data | labels.data,
         reasons | labels.reasons,
@@ -179,7 +387,29 @@ def _describe(form: Form, images: _ImageColumn, root: Path, answers: Answers) ->
         labels.left_out,
         labels.doubtful,
         tuple(filter(None, sheet.header)),
+        n,
+        sheet if form.made else None,
+        form.made,
+        layout.title if layout else "",
+        labels.is_draft,
     )
+
+
+def _choices(columns: Sequence[str]) -> dict[str, str]:
+    """The findings of REDCap's columns with one box each, such as "Findings (choice=Mass)"."""
+    found = {name: match[1].strip() for name in columns if (match := _CHOICE.search(name))}
+    return {name: of for name, of in found.items() if list(found.values()).count(of) == 1}
+
+
+def _rater(sheet: Sheet, columns: Sequence[str], image: str) -> str | None:
+    """The column that says who has judged an image, of which several have."""
+    images = sheet.column(image, "")
+    for name in columns:
+        cells = sheet.cells(sheet.header.index(name))
+        pairs = {*zip(images, cells, strict=True)}
+        if _RATER.search(name) and all(cells) and len({*cells}) > 1 and len(pairs) > len({*images}):
+            return name
+    return None
 
 
 def _refuse_strange_splits(sheet: Sheet, columns: Sequence[str]) -> None:
@@ -198,39 +428,43 @@ def _refuse_strange_splits(sheet: Sheet, columns: Sequence[str]) -> None:
             )
 
 
-def _images(folder: Path) -> tuple[Path, set[str]]:
-    """The folder that holds the images, and their paths within it."""
+def _images(folder: Path) -> _Images:
+    """The images of a folder.
+
+    Raises:
+        DataError: it has none.
+    """
     archives = sorted(p for p in folder.iterdir() if p.name.endswith(ARCHIVES) and not is_hidden(p.name))
     unread: list[OSError] = []
     found = _images_below(folder, unread)
     if len(archives) == 1 and not found:
         with ImageSource(archives[0]) as source:
-            return archives[0], set(source.paths())
+            return _Images(archives[0], frozenset(source.paths()), archives[0])
     linked = [path for path in folder.iterdir() if path.is_symlink() and path.is_dir()]
     if not found and len(linked) == 1:
         folder = linked[0]  # a `root` may be a link
         found = _images_below(folder, unread)
     if not found:
         closed = "".join(f"; {error.filename} cannot be read: {error.strerror}" for error in unread)
+        zips = sorted(path.name for path in folder.glob("*.zip"))
+        closed += f"; unpack {', '.join(zips)} there" if zips else ""
         raise DataError(f"{folder} contains no image ({', '.join(SUFFIXES)}){closed}")
-    top = {name.partition("/")[0] for name in found}
+    root, top = folder, {name.partition("/")[0] for name in found}
     if len(top) == 1 and all("/" in name for name in found):
-        inner = folder / top.pop()
-        return inner, {name.partition("/")[2] for name in found}
-    return folder, found
+        root = folder / top.pop()
+        found = {name.partition("/")[2] for name in found}
+    inside = contained(root)
+    out = sum((root / name).is_symlink() and not inside(root / name) for name in found)
+    return _Images(root, frozenset(found), folder, out)
 
 
 def _images_below(folder: Path, unread: list[OSError]) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in _files(folder, unread) if _is_image(path)}
 
 
-def _named_elsewhere(levels: Sequence[Sequence[Path]]) -> Path | None:
+def _named_elsewhere(forms: Sequence[Form]) -> Path | None:
     """The folder of the images that a table names by absolute paths; None where it names none so."""
-    for path in levels[0]:
-        try:
-            sheet = read_form(path).sheet
-        except DataError:
-            continue
+    for sheet in (form.sheet for form in forms):
         for position in range(len(sheet.header)):
             cells = [cell for cell in sheet.cells(position) if cell]
             if cells and all(cell.startswith("/") for cell in cells) and any(map(os.path.isfile, cells)):
@@ -261,27 +495,56 @@ def find_image_column(sheet: Sheet, root: Path, images: set[str]) -> str | None:
         root: the folder of the images.
         images: their paths within it.
     """
-    found = _image_column(sheet, root, images)
+    found = _best_column(Form(sheet, {}, {}), _Images(root, frozenset(images), root))
     return found.name if found else None
 
 
-def _image_column(sheet: Sheet, root: Path, images: set[str]) -> _ImageColumn | None:
-    """The column with the most cells that name an image; None where no column names any."""
-    bases = Counter(name.rpartition("/")[2] for name in images)
-    stems = Counter(map(stem, bases.elements()))
-    here = images | {base for base, n in bases.items() if n == 1}
-    ways: list[tuple[str, Callable[[str], bool]]] = [
-        ("path", lambda cell: image_name(cell, root, here) in here),
-        ("stem", lambda cell: stems[stem(cell)] == 1),
-    ]
+def _best_column(form: Form, images: _Images) -> _ImageColumn | None:
+    """The column with the most cells that name an image, in the strictest way; None where none names any."""
+    sheet = form.sheet
+    here = _unique(images.paths, lambda path: path.rpartition("/")[2]) | {path: path for path in images.paths}
+    stems = _unique(images.paths, stem)
+
+    def by_path(cell: str) -> str | None:
+        return here.get(image_name(cell, images.root, here))
+
+    def from_above(cell: str) -> str | None:
+        name = cell.removeprefix("./").removeprefix(f"{images.root.name}/")
+        return name if name != cell and name in images.paths else None
+
+    def by_stem(cell: str) -> str | None:
+        return stems.get(stem(cell))
+
+    ways: list[tuple[str, Path, Callable[[str], str | None]]] = [("path", images.root, by_path)]
+    if images.above != images.root:
+        ways.append(("path", images.above, from_above))
+    ways += [("stem", images.root, by_stem), ("loose", images.root, loosely(images.paths))]
     best: _ImageColumn | None = None
-    for name in filter(None, sheet.header):
-        cells = [cell for cell in sheet.cells(sheet.header.index(name)) if cell]
-        for match, names in ways:
-            found = sum(map(names, cells))
-            if found > (best.found if best else 0):
-                best = _ImageColumn(name, match, found)
+    for match, root, find in ways:
+        for name in filter(None, sheet.header):
+            if match == "loose" and (_INDEX.match(name) or names_patients(name)):
+                continue  # whose numbers may be those of images by chance
+            cells = Counter(cell for cell in sheet.cells(sheet.header.index(name)) if cell)
+            found = sum(n for cell, n in cells.items() if find(cell) is not None)
+            enough = cells.total() / 2 if match == "loose" else 0
+            if found > max(best.found if best else 0, enough):
+                best = _ImageColumn(name, match, found, root, find)
     return best
+
+
+def _unique(paths: Iterable[str], of: Callable[[str], str]) -> dict[str, str]:
+    """The paths by a part of each, where no other has the same."""
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        found.setdefault(of(path), []).append(path)
+    return {part: only[0] for part, only in found.items() if len(only) == 1}
+
+
+def _expect_column(form: Form, images: _Images) -> _ImageColumn:
+    """The column of images of a table that was put together."""
+    column = _best_column(form, images)
+    assert column is not None
+    return column
 
 
 def _patient(sheet: Sheet, image: str, told: str | None) -> tuple[str | None, str, list[str]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+import unicodedata
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:/")
@@ -55,3 +56,41 @@ def stem(cell: str) -> str:
     """
     name = cell.replace("\\", "/").rpartition("/")[2]
     return _SUFFIX.sub("", name, count=1)
+
+
+_GROUPED = re.compile(r"\d{1,3}(?:[,.' \u00a0\u202f]\d{3})+")
+_WHOLE = re.compile(r"0*(\d+?)(?:[.,]0)?")
+
+
+def loosely(paths: Iterable[str]) -> Callable[[str], str | None]:
+    """Return what finds an image by a cell that spells its path otherwise; None where none or several fit.
+
+    The same are: upper and lower case, composed and decomposed accents, any suffix of an image, zeros before
+    a number, and separators of thousands (1,017 for 00001017). Of a path the first folders may be absent
+    from `paths`; a name without a folder is found in any folder.
+    """
+    found: dict[str, set[str]] = {}
+    for path in paths:
+        folded = _folded(path)
+        for spelling in {folded, folded.rpartition("/")[2]}:
+            found.setdefault(spelling if spelling == folded else f"*/{spelling}", set()).add(path)
+
+    def find(cell: str) -> str | None:
+        parts = _folded(cell).split("/")[-_MOST_PARTS:]
+        ends = ["/".join(parts[start:]) for start in range(len(parts))]
+        ends += [f"*/{parts[0]}"] if len(parts) == 1 else []
+        fitting = next((found[end] for end in ends if end in found), set[str]())
+        return next(iter(fitting)) if len(fitting) == 1 else None
+
+    return find
+
+
+def _folded(cell: str) -> str:
+    """A path as `loosely` compares it."""
+    path = unicodedata.normalize("NFC", unicodedata.normalize("NFC", cell.strip()).casefold())
+    folder, _, _ = path.replace("\\", "/").rpartition("/")
+    name = stem(path)
+    if _GROUPED.fullmatch(name):
+        name = re.sub(r"\D", "", name)
+    name = number[1] if (number := _WHOLE.fullmatch(name)) else name
+    return f"{folder.strip('/')}/{name}" if folder else name

@@ -61,12 +61,14 @@ class Input:
         read: returns its bytes, or raises a DataError or OSError that says why it cannot be read.
         at: the archive that holds it and the offset there, in whose order an archive is read fastest.
         bits: the true depth of an image that is stored with 16 bits; see `decode_image`.
+        patient: whose it is; empty where what names the input does not say.
     """
 
     name: str
     read: Callable[[], bytes]
     at: tuple[str, int] = ("", 0)
     bits: int | None = None
+    patient: str = ""
 
 
 @dataclass
@@ -151,10 +153,12 @@ class _Search:
             other = f"; {first} is not one" if first else ""
             raise DataError(f"{source} contains no {_NAMES[self.kind]}{other}; {_WHAT[self.kind]}")
 
-    def _add(self, name: str, read: Callable[[], bytes], at: tuple[str, int] = ("", 0)) -> None:
+    def _add(
+        self, name: str, read: Callable[[], bytes], at: tuple[str, int] = ("", 0), patient: str = ""
+    ) -> None:
         if aside := self.texts.pop(name, ""):  # a path is that of the file, whatever a table calls a text
             self.inputs.found[aside] = replace(self.inputs.found.pop(name), name=aside)
-        self.inputs.found.setdefault(name, Input(name, read, at, self.bits))
+        self.inputs.found.setdefault(name, Input(name, read, at, self.bits, patient))
 
     def _lost(self, name: str, reason: str) -> None:
         """Add an input that cannot be read."""
@@ -233,8 +237,8 @@ class _Search:
             return
         source = self.opened.enter_context(ImageSource(table.root, table.follow_links))
         described = replace(self, bits=config.bits)
-        for name in table.images:
-            described._member(name, source)
+        for name, patient in zip(table.images, table.patients, strict=True):
+            described._member(name, source, patient)
 
     def _table(self, path: Path) -> None:
         """The images that a table names, or the texts that it holds."""
@@ -247,17 +251,19 @@ class _Search:
             return
         source = self.opened.enter_context(ImageSource(self.root or path.parent))
         stems: dict[str, str] | None = None
-        for number, cell in zip(sheet.numbers, self._cells(sheet, source), strict=True):
+        cells = self._cells(sheet, source)
+        patients = sheet.column("patient", "--column") if "patient" in sheet.header else [""] * len(cells)
+        for number, cell, patient in zip(sheet.numbers, cells, patients, strict=True):
             there = source.root / cell
             if not cell:
                 self._lost(f"{path} row {number}", "the image name is blank; fill it in or remove the row")
             elif there.is_file():
-                self._add(str(there), partial(file_bytes, there))
+                self._add(str(there), partial(file_bytes, there), patient=patient)
             elif cell in source:
-                self._member(cell, source)
+                self._member(cell, source, patient)
             else:
                 stems = source.stems() if stems is None else stems
-                self._member(stems.get(cell, cell), source)
+                self._member(stems.get(cell, cell), source, patient)
 
     def _cells(self, sheet: Sheet, source: ImageSource) -> list[str]:
         """The cells of a table that name images."""
@@ -272,14 +278,14 @@ class _Search:
         self.inputs.notes.append(f"{sheet.path}: column {chosen!r} names the images")
         return sheet.column(chosen, "--column")
 
-    def _member(self, name: str, source: ImageSource) -> None:
+    def _member(self, name: str, source: ImageSource, patient: str = "") -> None:
         """An image of a root, by its path, or by its file name where that is unique."""
         error = source.missing(name)
         if error is not None:
             self._lost(str(source.root / name), str(error).replace("[data] root", "root"))
         else:
             at = source.position(name) if source.archives else ("", 0)
-            self._add(source.path(name), partial(source.raw, name), at)
+            self._add(source.path(name), partial(source.raw, name), at, patient)
 
     def _texts(self, path: Path, names: Sequence[str], texts: Sequence[str]) -> None:
         """The texts of a table; one of a name that another has gets its number too."""

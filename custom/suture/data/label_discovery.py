@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from suture.core.labels import canonical, canonical_or_none, is_generic
 from suture.core.printable import number_of
 from suture.core.vocabulary import CANONICAL
 from suture.data.cells import Cells
+from suture.data.gathering import legend_of
 from suture.data.readers.hospital import HospitalConfig
 from suture.data.readers.hospital_labels import (
     FEW,
@@ -23,13 +24,16 @@ from suture.data.readers.hospital_labels import (
     blank_findings,
     find_labels,
     inline,
+    listed_names,
     values_line,
 )
 from suture.data.reading import Sheet
+from suture.data.table_form import Form
 
 _LIST_SEPARATORS = ("|", ";", ",")
 _NO_LABEL = re.compile(
-    r"^(unnamed.*|index|row|.*\bid|sex|gender|male|female|age|view|ap|pa|frontal|lateral|inpatient|quality)$",
+    r"^(unnamed.*|index|row|.*\bid|(patient)?[ _-]?(sex|gender)([ _].*)?|male|female|age|view.*"
+    r"|projection|ap|pa|ap.pa|frontal|lateral|frontal.lateral|inpatient|quality|complete\?|.*_complete|redcap_.*)$",
     re.IGNORECASE,
 )
 """Columns of two values that are no finding. A label of such a name is added to `labels` by hand."""
@@ -52,6 +56,15 @@ _NUMBER = re.compile(r"[-+]?\d*[.,]?\d+(e[-+]?\d+)?", re.IGNORECASE)
 _MEASURED = re.compile(r"[-+]?\d+[^\d]\d")
 """Cells such as 1,80 and 2024-03-01, which are neither words nor grades."""
 
+_SHARE = re.compile(r"0?[.,]\d+|[01]")
+"""Numbers that say how sure somebody is of a finding, by which words are not meant."""
+
+_MARKS = {"x", "✓", "✔", "√", "☑", "✗", "*", "•", "+"}
+"""What is written into a column whose other cells are blank."""
+
+CONSTANT = "it has one value in every row"
+"""Why many a column is no label."""
+
 _MOST_CLASSES = 200
 _MOST_WORDS = 50
 """Classes of a column that only its name says to be one."""
@@ -68,6 +81,7 @@ class Labels:
         left_out: why a column is no label, by column.
         doubtful: columns that are labels by their cells, and not by their names.
         one_class: whether the table can have exactly one class for each image.
+        is_draft: whether a person has to say which columns are labels, or what their cells mean.
     """
 
     data: dict[str, Any]
@@ -76,6 +90,7 @@ class Labels:
     left_out: Mapping[str, str] = field(default_factory=dict)
     doubtful: tuple[str, ...] = ()
     one_class: bool = True
+    is_draft: bool = False
 
 
 def discover_labels(
@@ -84,6 +99,8 @@ def discover_labels(
     refused: Collection[str],
     images: str,
     named: Mapping[str, str] | None = None,
+    known: Mapping[str, Any] | None = None,
+    others: Sequence[Form] = (),
 ) -> Labels:
     """Look for the label columns of a table, or for its column of findings.
 
@@ -92,27 +109,41 @@ def discover_labels(
         refused: columns of which a person says that they are no finding.
         images: the column of images.
         named: findings that a person has named, by column.
+        known: keys of [data] that a published table has.
+        others: tables that may say what the numbers of classes mean.
 
     Raises:
-        DataError: there are no labels.
-        LabelError: two of them are one label.
+        DataError: nothing may be a label.
+        LabelError: two labels are one.
     """
+    named, known = named or {}, known or {}
     free = [name for name in sheet.header if name and name not in taken]
-    columns, left_out, asked = _label_columns(sheet, [name for name in free if name not in refused])
+    columns, left_out, asked, marks = _label_columns(sheet, [name for name in free if name not in refused])
     left_out |= {name: "you answered that it is not a finding" for name in free if name in refused}
-    listed = _finding_columns(sheet, [name for name in free if name not in (*columns, *refused)])
-    if listed and not any(map(_known, columns)):
-        found = _listed(sheet, listed, [name for name in free if name not in refused], images)
+    if "finding_column" in known:
+        free = [known["finding_column"]]
+    elif "labels" in known:
+        columns, left_out, asked, free = list(known["labels"]), {}, {}, []
+    listed = _finding_columns(sheet, [c for c in free if c not in refused], columns, known, others)
+    if (listed and not any(map(_known, columns))) or "finding_column" in known:
+        if not listed:
+            raise _no_labels(sheet, asked.values())
+        rest = [] if "finding_column" in known else [name for name in free if name not in refused]
+        found = _listed(sheet, listed, rest, images)
         left_out |= dict.fromkeys(columns, f"{found.data['finding_column']!r} lists the findings")
         asked = {}  # `_listed` asks what a column says of the findings
     else:
-        found = _in_columns(columns, named or {})
+        found = _in_columns(columns, named, marks)
     for column in map(found.data.get, ("finding_column", "value_column")):
         left_out.pop(str(column), None)
     warnings = (*asked.values(), *found.warnings)
     if not found.data["labels"]:
-        raise _no_labels(sheet, warnings)
-    if found.one_class and _exclusive(sheet, found.data, images):
+        if not asked:
+            raise _no_labels(sheet, ())
+        worded = [name for name in asked if name in left_out and _worded(sheet, name)]
+        question = "answer the question above, and name the columns that are findings"
+        return Labels({"labels": worded}, {"labels": question}, warnings, left_out, is_draft=True)
+    if found.one_class and _exclusive(sheet, {"synonyms": named, **found.data}, images):
         found.data["label_type"] = "multiclass"
         found.reasons["label_type"] = (
             'every image has exactly one class; "multilabel" if one may have several'
@@ -120,11 +151,21 @@ def discover_labels(
     return replace(found, warnings=warnings, left_out=left_out)
 
 
-def _in_columns(columns: list[str], named: Mapping[str, str]) -> Labels:
+def _worded(sheet: Sheet, name: str) -> bool:
+    """Whether a column has several words that only a person can explain, rather than numbers of grades."""
+    words = {cell for cell in sheet.cells(sheet.header.index(name)) if cell}
+    return len(words) > 1 and not all(map(_NUMBER.fullmatch, words))
+
+
+def _in_columns(columns: list[str], named: Mapping[str, str], marks: Collection[str]) -> Labels:
     """Labels with a column each; those that a person has named are beyond doubt."""
     doubtful = [column for column in columns if not _known(column) and column not in named]
+    data: dict[str, Any] = {"labels": columns}
     reasons = {"labels": "their cells are 1, 0, yes, no or blank"}
-    return Labels({"labels": columns}, reasons, tuple(_doubt(doubtful)), doubtful=tuple(doubtful))
+    if marks:
+        data["values"] = {**dict.fromkeys(sorted(marks), 1), "": 0}
+        reasons = {"values": "every cell is marked or blank, so blank is absent", "labels": "marked or blank"}
+    return Labels(data, reasons, tuple(_doubt(doubtful)), doubtful=tuple(doubtful))
 
 
 def _listed(
@@ -167,32 +208,55 @@ def _doubt(columns: list[str]) -> list[str]:
 def _no_labels(sheet: Sheet, warnings: Collection[str]) -> DataError:
     asked = "".join(f"\n{warning}" for warning in warnings)
     if warnings:
-        asked += (
-            "\nNo suture.toml was written: write 1 and 0 into the table, or write suture.toml by hand "
-            "(docs/data.md)"
-        )
+        asked += "\nWrite 1 and 0 into the table, or write suture.toml by hand (docs/data.md)"
     return DataError(
         f"{sheet.path} has no label columns: no column has only 1, 0, yes, no or blank cells, or lists "
         f"findings; its columns are {', '.join(filter(None, sheet.header))}{asked}"
     )
 
 
-def _label_columns(sheet: Sheet, names: list[str]) -> tuple[list[str], dict[str, str], dict[str, str]]:
-    """The label columns, why the other columns are none, and what to ask about some of those."""
+def _label_columns(
+    sheet: Sheet, names: list[str]
+) -> tuple[list[str], dict[str, str], dict[str, str], set[str]]:
+    """The label columns, why the other columns are none, what to ask about some of those, and the marks of
+    columns in which a cell is marked or blank.
+    """
     meaning = Cells({})
     labels: list[str] = []
+    marked: dict[str, set[str]] = {}
     left_out: dict[str, str] = {}
     asked: dict[str, str] = {}
     for name in names:
         cells = sheet.cells(sheet.header.index(name))
         numbers = Counter(meaning.number(cell) for cell in cells)
         strange = {cell for cell in cells if meaning.number(cell) is None}
-        if strange and _may_be_grades(strange, len(cells)) and not _NO_LABEL.match(name):
-            values = ", ".join(sorted({cell for cell in cells if cell}))
+        values = ", ".join(sorted({cell for cell in cells if cell}))
+        if len({*cells}) == 1 and (strange or _NO_LABEL.match(name)):
+            left_out[name] = CONSTANT
+        elif {cell.casefold() for cell in {*cells} - {""}} <= _MARKS and len({*cells} - {""}) and "" in cells:
+            marked[name] = strange
+            labels.append(name)
+        elif _is_class_code(name, strange, numbers):
+            left_out[name] = f"its values are {values}"
+            names_of = dict.fromkeys(
+                sorted({cell for cell in cells if cell}, key=lambda c: (len(c), c)), "CLASS"
+            )
+            asked[name] = (
+                f"column {name!r} is left out: its values are {values}. If they are the numbers of classes, "
+                "replace labels by the names, and add the names of the classes:\n"
+                f"finding_column = {json.dumps(name)}\n{inline('synonyms', names_of)}"
+            )
+        elif strange and _may_be_grades(strange, len(cells)) and not _NO_LABEL.match(name):
             left_out[name] = f"its values are {values}"
             asked[name] = (
                 f"column {name!r} is left out: its values are {values}. If it is a finding, add it to "
                 f'labels, and this line with 1, 0 or "unknown" for each:\n{values_line(strange)}'
+            )
+        elif strange and all(map(_SHARE.fullmatch, strange)) and not _NO_LABEL.match(name):
+            left_out[name] = f"its numbers lie between 0 and 1, such as {min(strange)}"
+            asked[name] = (
+                f"column {name!r} is left out: its numbers lie between 0 and 1, such as {min(strange)}. If "
+                "it is a finding, choose a threshold, and write 1 and 0 into the column"
             )
         elif strange:
             left_out[name] = f"{number_of(len(strange), 'value')} other than 1, 0, yes, no or blank"
@@ -208,7 +272,22 @@ def _label_columns(sheet: Sheet, names: list[str]) -> tuple[list[str], dict[str,
                 labels.append(name)
             except LabelError as error:
                 left_out[name], asked[name] = "its name cannot be a class name", f"left out: {error}"
-    return labels, left_out, asked
+    if marked and any("" in sheet.cells(sheet.header.index(name)) for name in labels if name not in marked):
+        for name in marked:  # blank is unknown in other columns
+            labels.remove(name)
+            left_out[name] = "it is marked or blank"
+            asked[name] = (
+                f"column {name!r} is left out: it is marked or blank, and blank is unknown in other columns. "
+                "If it is a finding, write 1 and 0 into it"
+            )
+        marked = {}
+    return labels, left_out, asked, set().union(*marked.values())
+
+
+def _is_class_code(name: str, strange: Collection[str], numbers: Counter[float | None]) -> bool:
+    """Whether a column may have the number of the class of each image."""
+    whole = bool(strange) and all(word.isdigit() for word in strange) and len(strange) <= _MOST_WORDS
+    return whole and _CLASS.match(name) is not None and bool(numbers[1.0] or numbers[0.0] or len(strange) > 1)
 
 
 def _may_be_grades(words: Collection[str], n: int) -> bool:
@@ -216,22 +295,64 @@ def _may_be_grades(words: Collection[str], n: int) -> bool:
     return len(words) <= FEW and len(words) < n / 2 and not any(map(_MEASURED.match, words))
 
 
-def _finding_columns(sheet: Sheet, names: list[str]) -> dict[str, dict[str, Any]]:
-    """The keys of each column that lists findings of the vocabulary, or classes by its name, in order."""
+def _finding_columns(
+    sheet: Sheet,
+    names: list[str],
+    labels: Collection[str],
+    known: Mapping[str, Any],
+    forms: Sequence[Form],
+) -> dict[str, dict[str, Any]]:
+    """The keys of each column that lists findings of the vocabulary, or classes by its name, in order.
+
+    Args:
+        labels: columns of 1 and 0, which are codes of classes only where a legend names both.
+        known: keys of [data] that a published table has.
+        forms: tables that may be the legend.
+    """
     found: dict[str, tuple[float, dict[str, Any]]] = {}
+    named = known.get("synonyms", {})
+    meaning = Cells(known.get("values", {}))
     for name in names:
         cells = [cell for cell in sheet.cells(sheet.header.index(name)) if cell]
         for separator in _LIST_SEPARATORS:
-            parts = Counter(part.strip() for cell in cells for part in cell.split(separator) if part.strip())
-            if not parts or len(parts) > _MOST_CLASSES:
+            lists = Counter(
+                tuple(n for n in listed_names(c, separator) if not meaning.leaves_open(n)) for c in cells
+            )
+            parts = Counter(part for one, n in lists.items() for part in one * n)
+            bracketed = all(cell[0] == "[" for cell in cells)
+            if not parts or len(parts) > _MOST_CLASSES or not (bracketed or _separates(lists)):
                 continue
+            keys: dict[str, Any] = {"finding_column": name, "finding_separator": separator}
+            keys |= {"values": known["values"]} if "values" in known else {}
             share = sum(n for part, n in parts.items() if _known(part)) / parts.total()
-            if share >= 0.5 or (_CLASS.match(name) and _is_class_list(parts)):
-                classes = sorted({c for part in parts if (c := canonical_or_none(part)) and c != NO_FINDING})
+            own = dict(named)
+            coded = _CLASS.match(name) and all(part.isdigit() for part in parts)
+            if coded and (legend := legend_of({*parts}, forms)):
+                own, share = legend, 1.0
+                keys["synonyms"] = own
+            elif name in labels:
+                continue
+            if (
+                share >= 0.5
+                or name == known.get("finding_column")
+                or ((_CLASS.match(name) or (bracketed and len(lists) > 1)) and _is_class_list(parts))
+            ):
+                classes = sorted(
+                    {c for part in parts if (c := canonical_or_none(part, own)) and c != NO_FINDING}
+                )
                 if classes and (name not in found or share > found[name][0]):
-                    keys = {"finding_column": name, "finding_separator": separator, "labels": classes}
-                    found[name] = share, keys
+                    found[name] = share, keys | {"labels": classes}
     return {name: keys for name, (_, keys) in sorted(found.items(), key=lambda item: -item[1][0])}
+
+
+def _separates(lists: Collection[tuple[str, ...]]) -> bool:
+    """Whether what is between separators are names: one of them is in another cell, or all are known.
+
+    In "Melanoma, NOS" a comma belongs to the name.
+    """
+    several = [one for one in lists if len(one) > 1]
+    times = Counter(part for one in lists for part in {*one})
+    return all(all(map(_known, one)) or any(times[part] > 1 for part in one) for one in several)
 
 
 def _value_column(sheet: Sheet, findings: str, others: Collection[str], images: str) -> Labels:
@@ -245,6 +366,8 @@ def _value_column(sheet: Sheet, findings: str, others: Collection[str], images: 
     several_rows = len({*sheet.column(images, "")}) < len(sheet.rows)
     for name in others:
         cells = sheet.cells(sheet.header.index(name))
+        if len({*cells}) == 1:
+            continue
         strange = {cell for cell in cells if meaning.number(cell) is None}
         known = {meaning.number(cell) for cell in cells} & {0.0, 1.0}
         few = len(strange) <= FEW

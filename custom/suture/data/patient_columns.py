@@ -14,7 +14,7 @@ _PATIENTS = tuple(
     for words in (
         r"patient|pat ?(id|nr|no)\b|subject|mrn|person|proband|participant|pid$|\bpiz\b|pacient|pazient"
         r"|medical ?record",
-        r"(case|study|exam|examination|visit|encounter|accession|hadm|(^|[^a-z])fall)"
+        r"record ?id$|(case|study|exam|examination|visit|encounter|accession|hadm|(^|[^a-z])fall)"
         r" ?(instance)? ?(id|uid|nr|no|num|number|nummer|key)?$",
         r"lesion ?(id|uid|nr|no|num|number|nummer|key)?$",
     )
@@ -41,6 +41,11 @@ _FEW = 10
 _HANDFUL = 5
 _SHARE = 1 / 5
 """A column has patients of the one that is chosen together where it has more values than that share."""
+
+
+def names_patients(name: str) -> bool:
+    """Whether a column's name is one of those of patients, and not of their cases."""
+    return _rank(name) == 0
 
 
 def patient_columns(sheet: Sheet, image: str, used: Collection[str] = ()) -> list[tuple[int, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +14,7 @@ from rich.table import Table as Grid
 
 from suture.core.errors import DataError, SutureError
 from suture.core.labels import LabelType, lookalikes
+from suture.core.printable import number_of
 from suture.core.targets import rich
 from suture.core.vocabulary import CANONICAL
 from suture.data.config import SiteConfig
@@ -169,11 +171,20 @@ def render(findings: Findings) -> RenderableType:
         *(f"[bold red]problem[/] {rich(text)}" for text in findings.problems),
         *(f"[bold yellow]warning[/] {rich(text)}" for text in findings.warnings),
         *(f"[dim]note[/] {rich(text)}" for text in findings.notes),
-        *(f"[dim]unreadable[/] {rich(text)}" for text in findings.unreadable[:20]),
+        *(f"[dim]unreadable[/] {rich(text)}" for text in _by_kind(findings.unreadable)),
     ]
-    if len(findings.unreadable) > 20:
-        lines.append(f"[dim]and {len(findings.unreadable) - 20} more unreadable images[/]")
     return Group(*([grid] if findings.counts else []), *lines)
+
+
+def _by_kind(messages: Sequence[str]) -> list[str]:
+    """Messages of images that cannot be read, one for each cause, the most frequent first."""
+    kinds: dict[str, list[str]] = {}
+    for text in messages:
+        kinds.setdefault(re.sub(r"^image ('(?:[^'\\\\]|\\\\.)*'|\"[^\"]*\")", "image", text), []).append(text)
+    ordered = sorted(kinds.values(), key=len, reverse=True)
+    return [
+        one[0] + (f" ({number_of(len(one), 'image')} like it)" if len(one) > 1 else "") for one in ordered
+    ]
 
 
 def _words(texts: tuple[str, ...]) -> Words:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from suture.data.reading import UTF8, Sheet, read_sheet, read_text, told_delimit
 from suture.data.workbooks import WORKBOOKS, is_workbook
 
 TABLES = (".csv", ".tsv", ".txt", ".csv.gz", *WORKBOOKS)
+JSON = (".json", ".jsonl")
 
-_DELIMITERS = (",", ";", "\t", "|")
+DELIMITERS = (",", ";", "\t", "|")
 
 _LOOKED_AT = 200
 """Rows that decide about the delimiter."""
@@ -29,11 +31,15 @@ class Form:
     Attributes:
         data: the keys of [data] that say so.
         reasons: why, by key.
+        made: how it was put together; empty where it is the file as it is.
+        legend: names of the numbers of its classes.
     """
 
     sheet: Sheet
     data: dict[str, Any]
     reasons: dict[str, str]
+    made: tuple[str, ...] = ()
+    legend: Mapping[str, str] = field(default_factory=dict)
 
 
 def is_hidden(name: str) -> bool:
@@ -42,16 +48,15 @@ def is_hidden(name: str) -> bool:
 
 
 def tables(folder: Path) -> list[list[Path]]:
-    """The tables of a folder, and those of the folders in it."""
+    """The tables of a folder, its lists in JSON, and the tables of the folders in it."""
 
-    def those(paths: list[Path]) -> list[Path]:
-        return sorted(p for p in paths if _is_table(p) and not is_hidden(p.parent.name) and p.is_file())
+    def those(pattern: str, suffixes: tuple[str, ...]) -> list[Path]:
+        paths = (
+            p for p in folder.glob(pattern) if p.name != "splits.csv" and p.name.lower().endswith(suffixes)
+        )
+        return sorted(p for p in paths if not (is_hidden(p.name) or is_hidden(p.parent.name)) and p.is_file())
 
-    return [those(list(folder.glob("*"))), those(list(folder.glob("*/*")))]
-
-
-def _is_table(path: Path) -> bool:
-    return path.name != "splits.csv" and path.name.lower().endswith(TABLES) and not is_hidden(path.name)
+    return [those("*", TABLES), those("*", JSON), those("*/*", TABLES)]
 
 
 def read_form(path: Path) -> Form:
@@ -62,7 +67,7 @@ def read_form(path: Path) -> Form:
     """
     if is_workbook(path):
         return Form(read_sheet(path), {}, {})
-    encoding = _encoding(path)
+    encoding = encoding_of(path)
     delimiter, why = _delimiter(read_text(path, encoding))
     data: dict[str, Any] = {}
     reasons: dict[str, str] = {}
@@ -73,7 +78,12 @@ def read_form(path: Path) -> Form:
     return Form(read_sheet(path, delimiter, encoding), data, reasons)
 
 
-def _encoding(path: Path) -> str:
+def encoding_of(path: Path) -> str:
+    """The encoding of a text file: UTF-16 by its mark, else the first that fits.
+
+    Raises:
+        DataError: as `read_text`.
+    """
     with open_regular(path) as file:
         if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
             return "utf-16"
@@ -103,4 +113,4 @@ def _delimiter(text: str) -> tuple[str, str]:
             return 0, 0
         return widths.count(widths[0]) / len(widths), widths[0]
 
-    return max(_DELIMITERS, key=fit), "divides the rows into as many cells as the header"
+    return max(DELIMITERS, key=fit), "divides the rows into as many cells as the header"

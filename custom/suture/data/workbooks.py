@@ -45,6 +45,9 @@ _MOST_OF_ROW = 2**24
 _ENVIRONMENT = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1"}
 """Of that process: other allocators reserve more than it may take."""
 
+_SHEET = "\0"
+"""The first cell of the row that begins a sheet; no workbook has such a cell."""
+
 _PARQUET_ROWS = 64
 """Rows that are decoded at a time."""
 
@@ -54,14 +57,33 @@ def is_workbook(path: Path) -> bool:
     return path.name.lower().endswith(WORKBOOKS)
 
 
-def workbook_rows(path: Path, only: Collection[str] | None = None) -> Iterator[tuple[str, ...]]:
+def workbook_sheets(path: Path) -> dict[str, list[tuple[str, ...]]]:
+    """Return the rows of each visible sheet that is not empty, by its name (of a .parquet: the empty text).
+
+    Raises:
+        DataError, OSError: as `workbook_rows`.
+    """
+    sheets: dict[str, list[tuple[str, ...]]] = {}
+    rows: list[tuple[str, ...]] = []
+    for row in workbook_rows(path, every=True):
+        if row[:1] == (_SHEET,):
+            rows = sheets[row[1]] = []
+        else:
+            rows.append(row)
+    return sheets or {"": rows}
+
+
+def workbook_rows(
+    path: Path, only: Collection[str] | None = None, every: bool = False
+) -> Iterator[tuple[str, ...]]:
     """Yield the rows of a table, the header first, as many cells in each as in the header or more.
 
     With `only`, rows are not to be held: a .parquet may have any number of them, and its other columns are
     not read, so that their cells are blank.
 
     A whole number has no decimal point, a date is as in ISO 8601, and a missing value is a blank cell. Of an
-    .xlsx the only sheet that is visible and not empty is read, with the stored results of formulas.
+    .xlsx the only sheet that is visible and not empty is read, with the stored results of formulas. With
+    `every`, all of these are, and a row of `_SHEET` and its name is before each.
 
     Raises:
         DataError: the package that reads it is not installed, or the file is damaged, has several sheets, or
@@ -71,7 +93,7 @@ def workbook_rows(path: Path, only: Collection[str] | None = None) -> Iterator[t
     columns = json.dumps(None if only is None else list(only))
     with (
         open_regular(path) as file,
-        python_child(__name__, str(path), columns, stdin=file, more=_ENVIRONMENT) as child,
+        python_child(__name__, str(path), columns, "every" * every, stdin=file, more=_ENVIRONMENT) as child,
     ):
         assert child.stdout is not None
         while (line := child.stdout.readline(_MOST_OF_ROW)).endswith(b"\n"):
@@ -98,7 +120,7 @@ def main() -> None:
     limit_memory(MOST_MEMORY + os.fstat(0).st_size)
     with suppress(BrokenPipeError):  # whoever reads has enough
         try:
-            for row in decoded(path, json.loads(sys.argv[2]), "/dev/stdin"):
+            for row in decoded(path, json.loads(sys.argv[2]), "/dev/stdin", bool(sys.argv[3])):
                 print(json.dumps(row))
                 limit_seconds(MOST_SECONDS)
         except DataError as error:
@@ -106,7 +128,9 @@ def main() -> None:
         print(json.dumps(last), flush=True)
 
 
-def decoded(path: Path, only: Collection[str] | None, source: str | Path) -> Iterator[tuple[str, ...]]:
+def decoded(
+    path: Path, only: Collection[str] | None, source: str | Path, every: bool = False
+) -> Iterator[tuple[str, ...]]:
     """Yield what `workbook_rows` does; in the process that calls.
 
     Args:
@@ -116,7 +140,7 @@ def decoded(path: Path, only: Collection[str] | None, source: str | Path) -> Ite
     Raises:
         DataError: as `workbook_rows`.
     """
-    rows = _xlsx(path, source) if path.name.lower().endswith(".xlsx") else _parquet(path, source, only)
+    rows = _xlsx(path, source, every) if path.name.lower().endswith(".xlsx") else _parquet(path, source, only)
     characters = 0
     try:
         for row in _rectangular(rows):
@@ -140,13 +164,17 @@ def _rectangular(rows: Iterable[list[str]]) -> Iterator[tuple[str, ...]]:
     """Rows without the blank cells beyond the header."""
     width = 0
     for row in rows:
+        if row[:1] == [_SHEET]:
+            width = 0
+            yield tuple(row)
+            continue
         while len(row) > width and not row[-1]:
             row.pop()
         width = width or len(row)
         yield (*row, *[""] * (width - len(row)))
 
 
-def _xlsx(path: Path, source: str | Path) -> Iterator[list[str]]:
+def _xlsx(path: Path, source: str | Path, every: bool) -> Iterator[list[str]]:
     import openpyxl
 
     with open_regular(source) as file, warnings.catch_warnings():
@@ -163,12 +191,13 @@ def _xlsx(path: Path, source: str | Path) -> Iterator[list[str]]:
             for sheet in (sheet for pair in sheets for sheet in pair):
                 sheet.reset_dimensions()  # what the file says of its own size may be wrong
             filled = [pair for pair in sheets if any(map(any, _cells(path, *pair)))]
-            if len(filled) > 1:
+            if len(filled) > 1 and not every:
                 names = ", ".join(repr(sheet.title) for sheet, _ in filled)
                 raise DataError(
                     f"{path} has {len(filled)} sheets, {names}; save the one to use as its own file"
                 )
             for pair in filled:
+                yield from [[_SHEET, pair[0].title]] if every else []
                 yield from _cells(path, *pair)
 
 

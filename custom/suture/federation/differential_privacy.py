@@ -11,7 +11,7 @@ where delta is the change of all parameters that the site has received, as one v
 
 Every update has new noise from the system's source of secrets: two answers to one task have
 nothing in common that could be subtracted. A round that is repeated needs no second draw, because the site
-keeps the answer that it has sent (`suture.federation.site.answers`).
+keeps the answer that it has sent (`suture.federation.site.releases`).
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from suture.core.errors import ConfigError
+from suture.core.privacy import PrivacyConfig
 from suture.learning.step_losses import NonFiniteLoss
 from suture.protocol.disclosure import training_loss
 from suture.protocol.half import VARIANCE
-from suture.protocol.messages import Spent, TaskData, Update, rounded
-from suture.protocol.privacy import PrivacyConfig
+from suture.protocol.messages import Spent, TaskData, Trait, Update, fields_with, rounded
 
 Draw = Callable[[int], bytes]
 """Gives a number of random bytes; only tests use another one than the system's."""
@@ -128,9 +129,11 @@ def protected(
         name: training_loss(value, samples, privacy) if name in losses else rounded(value)
         for name, value in update.scalars.items()
     }
+    own = fields_with(Update, Trait.LOSS)
+    found: dict[str, Any] = {name: training_loss(getattr(update, name), samples, privacy) for name in own}
     shown = replace(
         update,
-        train_loss=training_loss(update.train_loss, samples, privacy),
+        **found,
         scalars={name: value for name, value in scalars.items() if value is not None},
     )
     return noise.apply(shown, received) if noise else shown

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from suture.core.privacy import PrivacyConfig
 from suture.methods.base import Method
 from suture.protocol.check import AllowedReply
 from suture.protocol.egress import Egress
 from suture.protocol.messages import Labels, TaskData
-from suture.protocol.privacy import PrivacyConfig
 
 
 def expected_answer(
@@ -41,9 +41,10 @@ def expected_answer(
         own,
         egress,
         images,
-        method.keep_local,
+        method.exchange.keep_local,
         half and task.task == "train",
         limits,
         tuple(task.decisions),
         ledger,
+        method.exchange.prior is not None,
     )

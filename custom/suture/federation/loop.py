@@ -17,7 +17,7 @@ from suture.federation.server.results import finish
 from suture.federation.server.server import Server
 from suture.federation.site.site import Site
 from suture.protocol.messages import Metrics, TaskData, TaskName
-from suture.protocol.packing import Packed, pack, unpack
+from suture.protocol.packing import Packed, unpack
 
 
 class Transport(Protocol):
@@ -95,4 +95,4 @@ def answered(site: Site, task: TaskName, packed: Packed) -> Packed:
     payload = unpack(packed)
     if not isinstance(payload, TaskData) or payload.task != task:
         raise RejectedUpdate(f"{site.name} received a task other than {task}")
-    return pack(site.answer(payload))
+    return site.answer(payload).packed

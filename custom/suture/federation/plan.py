@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
 from suture.core.errors import CodeMismatch, ConfigError, shown
+from suture.core.files import named_file
 from suture.core.names import check_experiment
-from suture.core.validation import LIMIT, STRICT, LabelName, parse
+from suture.core.validation import LIMIT, STRICT, LabelName, parse, with_paths
 from suture.data.augmentation import Augmentation
+from suture.data.embedding import TFIDF
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method, RoundContext
 from suture.methods.source import code_hash as code_hash
 from suture.models import MODELS, ModelSpec, check_portable
 from suture.protocol.decisions import DecisionSettings
+from suture.protocol.egress import Layout, check_declared
 from suture.protocol.half import Transport
 from suture.protocol.messages import Word
 
@@ -75,7 +79,8 @@ class Plan:
     def __post_init__(self) -> None:
         check_experiment(self.experiment)
         check_portable(self.model, "a job")
-        if self.method.batch_norm == "local" and self.method.personal == "nothing":
+        exchange = self.method.exchange
+        if exchange.batch_norm == "local" and exchange.personal == "nothing":
             raise ConfigError(
                 "batch_norm='local' (FedBN) leaves no global model to evaluate, so "
                 f"{self.method.about.title} cannot use it; choose 'average' (FedAvg) or 'frozen' (FedBN+)"
@@ -84,21 +89,22 @@ class Plan:
             raise ConfigError(
                 "warmup_init='independent' needs a warm-up; set warmup_epochs, or remove warmup_init"
             )
-        if self.model.second_head and self.method.prior is None:
+        if self.model.second_head and exchange.prior is None:
             raise ConfigError(
                 f"{self.method.about.title} does not train a second head; set model.second_head=false"
             )
-        if self.method.limits.images_only and (reads := MODELS[self.model.name].reads) != "image":
-            others = ", ".join(name for name, kind in METHODS.items() if not kind.limits.images_only)
+        if self.method.about.images_only and (reads := MODELS[self.model.name].reads) != "image":
+            others = ", ".join(name for name, kind in METHODS.items() if not kind.about.images_only)
             raise ConfigError(
                 f"{self.method.about.title} needs images, and the model {self.model.name!r} reads {reads}; "
                 f"choose a model of images, or one of the methods that take both: {others}"
             )
-        if self.model.name_vectors and self.method.part_at_site:
+        if self.model.name_vectors and exchange.part_at_site:
             raise ConfigError(
                 f"model.name_vectors: only the server reads the file, and {self.method.about.title} "
                 "begins rows at the sites; remove it: named rows need no file"
             )
+        check_declared(self.method.egress(Layout({}, {})), self.method.about.title)
         # Here, so that every party settles it alike, whoever made the plan.
         object.__setattr__(self, "model", self.method.adapted(self.model))
 
@@ -146,6 +152,23 @@ class Plan:
                 raise
             raise CodeMismatch(f"{_other_code('this party', own, given.code)} ({error})") from error
 
+    def located(self, folder: Path, keys: Collection[str]) -> Plan:
+        """Return the plan with what it names by `keys` as files of a party's own folder.
+
+        Args:
+            keys: dotted settings, such as ``model.weights``; their words, such as ``download``, stay.
+
+        Raises:
+            ConfigError: see `named_file`.
+        """
+        words = {"model.weights": MODELS[self.model.name].weights, "model.embedding": (TFIDF,)}
+
+        def own(key: str, name: str, _mark: str) -> str:
+            stays = key not in keys or name in words.get(key, ())
+            return name if stays else str(named_file(name, folder, key))
+
+        return with_paths(self, own)
+
     @property
     def half(self) -> bool:
         """Whether the model's tensors travel in half precision."""
@@ -188,12 +211,13 @@ def _other_code(party: str, own: str, code: str) -> str:
     )
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Schedule:
     """What only the server needs to know.
 
     Attributes:
-        job, title: name and title of the job, for people.
+        name: name of the job on the command line, and in the names of its runs.
+        title: title in reports.
         rounds: number of communication rounds.
         min_sites: number of usable updates that a round needs, or (below 1) their share of the participating
             sites, rounded up; None needs all. At the start, the run needs this number or share of the
@@ -220,9 +244,9 @@ class Schedule:
         ConfigError: patience cannot work with the selection.
     """
 
+    name: str
+    title: str
     rounds: Annotated[int, Field(ge=1, le=LIMIT)]
-    job: str = "job"
-    title: str = "federated training"
     min_sites: Quorum | None = None
     round_timeout: Annotated[int, Field(ge=1, le=LIMIT)] = 3600
     grace: Annotated[float, Field(ge=0, le=LIMIT)] | None = None

@@ -10,8 +10,8 @@ from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.shareable import Shareable
 
 from suture.core.errors import ConfigError, RejectedUpdate, shown
+from suture.core.privacy import NO_ENCRYPTION
 from suture.protocol.packing import Packed
-from suture.protocol.privacy import NO_ENCRYPTION
 
 _HEADER = "suture"
 

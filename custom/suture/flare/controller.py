@@ -24,12 +24,13 @@ from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 from suture.core.errors import Aborted, DiskError, RejectedUpdate, SutureError
 from suture.core.files import hold, make_folder, replacing, whole_lines
 from suture.core.printable import printable
+from suture.data.config import find_server_config
 from suture.federation.loop import federate
 from suture.federation.plan import Plan, Schedule
 from suture.federation.server.collector import Receiver
 from suture.federation.server.ledgers import LEDGERS
 from suture.federation.server.record import LOCK, TAKEOVER
-from suture.federation.server.server import Server, find_server_config, open_server
+from suture.federation.server.server import Server, open_server
 from suture.federation.store import open_experiment
 from suture.flare import GROUP
 from suture.flare.codec import from_shareable_, from_text, to_shareable
@@ -42,7 +43,7 @@ from suture.flare.workspace import (
     check_prior_allowed,
     claim_experiment,
     simulated,
-    with_own_weights,
+    with_own_files,
     workspace_root,
 )
 from suture.protocol.messages import TaskName
@@ -134,7 +135,9 @@ class FederationController(Controller):
         check_method_allowed(str(settings.get("method")), fl_ctx)
         check_prior_allowed(settings.get("hyperparameters"), fl_ctx)
         own = find_server_config(workspace_root(fl_ctx))
-        plan = with_own_weights(Plan.from_dict(settings), own.storage.files)
+        plan = with_own_files(
+            Plan.from_dict(settings), own.storage.files, "model.weights", "model.name_vectors"
+        )
         state = own.storage.state
         # A simulation's server works in the run folder, which the user names.
         folder = state / plan.experiment if simulated() else open_experiment(state, plan.experiment)

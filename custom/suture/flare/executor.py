@@ -13,6 +13,7 @@ from suture.core.errors import RejectedUpdate
 from suture.data.config import find_site_config, load_site_config
 from suture.federation.plan import Plan
 from suture.federation.site.abstention import abstention, record_error
+from suture.federation.site.releases import Answer
 from suture.federation.site.site import Site
 from suture.federation.store import open_experiment
 from suture.flare.codec import from_shareable_, from_text, to_shareable
@@ -22,12 +23,10 @@ from suture.flare.workspace import (
     check_method_allowed,
     check_prior_allowed,
     claim_experiment,
-    with_own_embedding,
-    with_own_prior,
+    with_own_files,
     workspace_root,
 )
-from suture.protocol.check import AllowedReply
-from suture.protocol.messages import Abstain, Reply, TaskData
+from suture.protocol.messages import TaskData
 from suture.protocol.packing import pack, unpack
 
 EXPECTATION = "suture.expectation"
@@ -69,23 +68,21 @@ class SiteExecutor(Executor):
         if not isinstance(task, TaskData) or task.task != task_name:
             raise RejectedUpdate(f"the task {task_name!r} carries something else")
         try:
-            reply, expectation = self._answer(task, fl_ctx)
+            answer = self._answer(task, fl_ctx)
         except Exception:  # noqa: BLE001 - the site has recorded it; FLARE would write its text into a log
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
-        fl_ctx.set_prop(EXPECTATION, expectation, private=True, sticky=False)
-        return to_shareable(pack(reply))
+        fl_ctx.set_prop(EXPECTATION, answer.allowed, private=True, sticky=False)
+        return to_shareable(answer.packed)
 
-    def _answer(self, task: TaskData, fl_ctx: FLContext) -> tuple[Reply, AllowedReply | None]:
-        """Return the site's answer, and what may be in it; an abstention needs no expectation."""
+    def _answer(self, task: TaskData, fl_ctx: FLContext) -> Answer:
         try:
             self._site = self._site or self._open(fl_ctx)
         except Exception as error:
             record_error(workspace_root(fl_ctx) / "suture", fl_ctx.get_identity_name(), task, error)
             if abstained := abstention(error):
-                return abstained, None
+                return Answer(pack(abstained))
             raise
-        reply = self._site.answer(task)
-        return reply, None if isinstance(reply, Abstain) else self._site.expectation(task)
+        return self._site.answer(task)
 
     def _open(self, fl_ctx: FLContext) -> Site:
         name = fl_ctx.get_identity_name()
@@ -95,9 +92,8 @@ class SiteExecutor(Executor):
         check_prior_allowed(settings.get("hyperparameters"), fl_ctx)
         plan = Plan.from_dict(settings)
         config = load_site_config(find_site_config(name, root))
-        plan = with_own_embedding(plan, config.storage.files)
-        if config.training.prior is None:
-            plan = with_own_prior(plan, config.storage.files)
+        own = "model.embedding", *(() if config.training.prior else ("method.prior.path",))
+        plan = with_own_files(plan, config.storage.files, *own)
         folder = open_experiment(config.storage.state, plan.experiment)
         claim_experiment(folder, fl_ctx)
         return Site(name, config, plan, self.rounds, folder)

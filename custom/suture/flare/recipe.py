@@ -22,6 +22,8 @@ from suture.core.entry_points import GROUP, PACKAGES
 from suture.core.errors import ConfigError
 from suture.core.files import writing
 from suture.core.names import check_sites
+from suture.core.privacy import NO_ENCRYPTION
+from suture.core.validation import with_paths
 from suture.federation.plan import Plan, Schedule, needed
 from suture.flare import EXPERIMENT, SHARED_WITH
 from suture.flare.codec import as_text
@@ -29,7 +31,6 @@ from suture.flare.controller import FederationController
 from suture.flare.executor import SiteExecutor
 from suture.flare.filters import EgressFilter
 from suture.methods.source import Source, source_of
-from suture.protocol.privacy import NO_ENCRYPTION
 from suture.simulation.job import Job, check_federated
 
 _TASKS = ["handshake", "train", "calibrate", "evaluate"]
@@ -184,11 +185,11 @@ def recipe_of(
     """
     check_federated(job)
     name = experiment or f"{job.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    # Each party has the files that the job names in a folder of its own, see `workspace`.
+    plan = with_paths(job.plan(name), lambda _key, path, _mark: Path(path).name)
     # Sites that are named are all needed, unless the job says how many are enough.
     least = max(needed(job.min_sites, len(sites)), 1)
-    return FederationRecipe(
-        job.name, job.plan(name), job.schedule(), sites, least, bundle, shared_with=job.shared_with
-    )
+    return FederationRecipe(job.name, plan, job.schedule(), sites, least, bundle, shared_with=job.shared_with)
 
 
 def export_job(

@@ -5,27 +5,21 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
 
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey
 
-from suture.core.entry_points import registered
+from suture.core.entry_points import PRIOR_GROUP, registered
 from suture.core.errors import ConfigError
-from suture.core.files import named_file
-from suture.data.embedding import TFIDF
 from suture.federation.ownership import Submitter, claim
 from suture.federation.plan import Plan
 from suture.flare import SHARED_WITH
 from suture.flare.compat.allow_list import refusal
 from suture.methods import entry_of
 from suture.methods.source import class_path, list_entry
-from suture.models import MODELS
-from suture.models.priors import PRIORS
 
 
 def workspace_root(fl_ctx: FLContext) -> Path:
@@ -81,7 +75,7 @@ def check_prior_allowed(hyperparameters: object, fl_ctx: FLContext) -> None:
     """
     prior = hyperparameters.get("prior") if isinstance(hyperparameters, Mapping) else None
     name = prior.get("name") if isinstance(prior, Mapping) else None
-    points = [] if simulated() else registered(PRIORS.group).get(str(name), [])
+    points = [] if simulated() else registered(PRIOR_GROUP).get(str(name), [])
     for point in points:
         _check_allowed("prior", point, fl_ctx)
 
@@ -98,50 +92,12 @@ def _check_allowed(what: str, point: EntryPoint, fl_ctx: FLContext) -> None:
         )
 
 
-def with_own_prior(plan: Plan, folder: Path) -> Plan:
-    """Return the plan with the prior that it names as a file of a site's own folder.
+def with_own_files(plan: Plan, folder: Path, *keys: str) -> Plan:
+    """Return the plan with what it names by `keys` as files of a party's own folder; see `Plan.located`.
 
-    In a simulation (`SUTURE_SITES`) all parties are the person's who names the file: it may be any.
-
-    Raises:
-        ConfigError: see `named_file`.
+    In a simulation (`SUTURE_SITES`) all parties are the person's who names a file: it may be any.
     """
-    prior = plan.method.prior
-    if prior is None or prior.path is None or simulated():
-        return plan
-    path = named_file(prior.path, folder, "method.prior.path")
-    method = replace(plan.method, prior=replace(prior, path=str(path)))  # type: ignore[type-var]
-    return replace(plan, method=method)
-
-
-def with_own_embedding(plan: Plan, folder: Path) -> Plan:
-    """Return the plan with the embedding model that it names as a folder of a site's own folder.
-
-    Raises:
-        ConfigError: see `named_file`.
-    """
-    spec = plan.model
-    if spec.embedding == TFIDF or simulated():
-        return plan
-    path = named_file(spec.embedding, folder, "model.embedding")
-    return replace(plan, model=replace(spec, embedding=str(path)))
-
-
-def with_own_weights(plan: Plan, folder: Path) -> Plan:
-    """Return the plan with what it names as files of the server's own folder: weights and name vectors.
-
-    Raises:
-        ConfigError: see `named_file`.
-    """
-    spec = plan.model
-    named = {"weights": spec.weights, "name_vectors": spec.name_vectors}
-    if spec.weights in MODELS[spec.name].weights:  # a word, and no file
-        del named["weights"]
-    for key, name in named.items():
-        if name is not None and not simulated():
-            found: dict[str, Any] = {key: str(named_file(name, folder, f"model.{key}"))}
-            spec = replace(spec, **found)
-    return replace(plan, model=spec)
+    return plan if simulated() else plan.located(folder, keys)
 
 
 def simulated() -> bool:

@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -23,7 +24,7 @@ from suture.core.errors import DataError
 from suture.data.config import SiteConfig
 from suture.data.table import Split
 from suture.learning.metrics import Floats, auroc, known_only, patient_draws, patient_numbers, weighted_auroc
-from suture.learning.saved_models import evaluate
+from suture.learning.saved_models import PerPatient, evaluate
 from suture.protocol.messages import ClassScore
 
 _ROUNDING = 1e-12
@@ -100,15 +101,23 @@ class Comparison:
 
 
 def compare(
-    a: Path, b: Path, config: SiteConfig, split: Split, device: str = "cpu", draws: int = 1000
+    a: Path,
+    b: Path,
+    config: SiteConfig,
+    split: Split | Literal["all"],
+    device: str = "cpu",
+    draws: int = 1000,
+    per_patient: PerPatient | None = None,
 ) -> dict[str, Compared]:
     """Compare two saved models on every class that both have and the data label (MIDL 2023, Appendix B).
+
+    Arguments as for `evaluate`.
 
     Raises:
         ConfigError: a folder holds no model.
         DataError: the data cannot be read, or there is no such class.
     """
-    one, two = (evaluate(folder, config, split, device) for folder in (a, b))
+    one, two = (evaluate(folder, config, split, device, per_patient=per_patient) for folder in (a, b))
     names = [name for name in one.tested if name in two.tested]
     if not names:
         raise DataError(f"{a} and {b} have no learned class in common that {config.data.table} labels")

@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suture.core.labels import LabelSet
+from suture.core.privacy import PrivacyConfig
 from suture.data.batch import Samples
 from suture.learning.metrics import Floats, rates
 from suture.protocol.decisions import DecidedGroup
 from suture.protocol.disclosure import complementary, near, on_grid, without_one
 from suture.protocol.messages import rounded
-from suture.protocol.privacy import PrivacyConfig
 
 Cells = Mapping[str, tuple[int, int]]
 """Images with and without a class in each group; the groups make up the class's images."""

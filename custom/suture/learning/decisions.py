@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from suture.core.labels import LabelSet
+from suture.core.privacy import PrivacyConfig
 from suture.data.batch import Samples
 from suture.learning.calibration import brier, calibrated, expected_calibration_error, fit, log_odds
 from suture.learning.conformal import conformal_set
@@ -31,7 +32,6 @@ from suture.protocol.decisions import (
 )
 from suture.protocol.disclosure import on_grid, share, without_one
 from suture.protocol.messages import Labels, rounded
-from suture.protocol.privacy import PrivacyConfig
 
 
 def score_counts(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from suture.core.labels import LabelSet, LabelType
+from suture.core.privacy import PrivacyConfig
 from suture.data.batch import Samples
 from suture.learning.decisions import decided_classes, score_counts
 from suture.learning.losses import LabelLoss, masked_loss
@@ -37,10 +38,10 @@ from suture.protocol.disclosure import (
     near,
     on_grid,
     share,
+    step_of,
     without_one,
 )
 from suture.protocol.messages import LARGEST, ClassScore, Counts, Figures, Labels, Metrics, Scores, rounded
-from suture.protocol.privacy import PrivacyConfig
 
 T = TypeVar("T")
 
@@ -99,7 +100,7 @@ def measure(
     _check_finite(bool(torch.isfinite(logits).all()), context.name, of_round)
     scores = class_scores(part, logits, labels, names, limits, bootstrap=bootstrap, seed=how.seed)
     visible = without_withheld(part, scores, labels)
-    loss = split_loss(visible, logits, how, test=test)
+    loss, step = split_loss(visible, logits, how, test=test)
     _check_finite(abs(loss or 0.0) <= LARGEST, context.name, of_round)
     attributes = by_attribute(part, logits, labels, names, limits) if test else {}
     return Metrics(
@@ -111,6 +112,7 @@ def measure(
         overall(visible, logits, labels.label_type, limits),
         attributes,
         _decided(part, logits, labels, how, scores, attributes) if test else {},
+        step,
     )
 
 
@@ -186,19 +188,22 @@ def _check_finite(finite: bool, site: str, of_round: int) -> None:
         raise NonFiniteLoss(f"{site}: the model of round {of_round} diverged; lower the learning rate")
 
 
-def split_loss(part: Samples, logits: Tensor, how: Measurement, *, test: bool) -> float | None:
-    """Return the loss of a split as it may leave the site: of bounded logits, and on its grid."""
+def split_loss(
+    part: Samples, logits: Tensor, how: Measurement, *, test: bool
+) -> tuple[float | None, float | None]:
+    """Return the loss of a split as it may leave the site, of bounded logits, and the step of its grid."""
     limits, label_type = how.limits, how.own.label_type
     known = ~torch.isnan(part.y) if test else part.targets()[1]
     counted = (part.y == 1).any(dim=1) if label_type == "multiclass" else known.sum(dim=1)
     if int((counted > 0).sum()) < limits.min_loss:
-        return None
+        return None, None
     scores = bounded(logits, label_type) if limits.min_loss else logits
     value = entropy(part, scores, label_type) if test else how.loss_on(part, scores, label_type)
     if not limits.min_loss:
-        return rounded(value)
+        return rounded(value), None
     largest = largest_loss(label_type, part.y.shape[1])
-    return on_grid(value, largest * share(patient_numbers(part), counted.numpy()), largest)
+    influence = largest * share(patient_numbers(part), counted.numpy())
+    return on_grid(value, influence, largest), step_of(influence, largest)
 
 
 def loss_leaves(part: Samples | None, labels: LabelSet, how: Measurement) -> bool:
@@ -207,7 +212,7 @@ def loss_leaves(part: Samples | None, labels: LabelSet, how: Measurement) -> boo
         return False
     logits = torch.zeros(part.y.shape)
     scores = class_scores(part, logits, labels, how.own.names, how.limits)
-    return split_loss(without_withheld(part, scores, labels), logits, how, test=False) is not None
+    return split_loss(without_withheld(part, scores, labels), logits, how, test=False)[0] is not None
 
 
 def class_scores(
@@ -256,7 +261,9 @@ def disclosed(
         return {name: sent(score, rounded, limits) for name, score in scores.items()}
     moved = influences(scores, part.y[:, columns].numpy(), patient_numbers(part), label_type, limits)
     return {
-        name: sent(score, partial(on_grid, influence=moved[name]), limits) if name in moved else NOTHING
+        name: sent(score, partial(on_grid, influence=moved[name]), limits, step_of(moved[name]))
+        if name in moved
+        else NOTHING
         for name, score in scores.items()
     }
 
@@ -398,7 +405,10 @@ def class_counts(own: LabelSet, train: Samples, limits: PrivacyConfig) -> dict[s
 
 
 def sent(
-    score: ClassScore, figure: Callable[[float | None], float | None], limits: PrivacyConfig
+    score: ClassScore,
+    figure: Callable[[float | None], float | None],
+    limits: PrivacyConfig,
+    step: float | None = None,
 ) -> ClassScore:
     """Return the score with its figures and its counts rounded."""
     return ClassScore(
@@ -408,4 +418,5 @@ def sent(
         None if score.positives is None else near(score.positives, limits.round_counts),
         None if score.negatives is None else near(score.negatives, limits.round_counts),
         figure(score.recall),
+        step,
     )

@@ -39,6 +39,30 @@ def thresholds(curves: Curves, sensitivity: float, specificity: float, cost: flo
     return {rule: float(expit(value)) for rule, value in found.items() if value is not None}
 
 
+def exact_thresholds(
+    y: Floats, p: Floats, sensitivity: float, specificity: float, cost: float
+) -> dict[Rule, float]:
+    """Return the thresholds of `thresholds` from the scores themselves, halfway to the next lower score.
+
+    Args:
+        y: labels ``[n]``: 1 and 0, of both at least one.
+        p: probabilities ``[n]``.
+    """
+    at = np.append(np.unique(p), 1.0)  # at and above the last no image is positive, but for a score of 1
+    sens = 1 - np.searchsorted(np.sort(p[y == 1]), at) / (y == 1).sum()
+    spec = np.searchsorted(np.sort(p[y == 0]), at) / (y == 0).sum()
+    prevalence = float((y == 1).mean())
+    loss = cost * prevalence * (1 - sens) + (1 - prevalence) * (1 - spec)
+    places: dict[Rule, int] = {
+        "sensitivity": int(np.flatnonzero(sens >= sensitivity - 1e-12)[-1]),
+        "specificity": int(np.argmax(spec >= min(specificity, spec[-1]) - 1e-12)),
+        "youden": int(np.argmax(np.round(sens + spec, 12))),
+        "cost": int(np.argmin(np.round(loss, 12))),
+    }
+    below = np.append(0.0, at[:-1])
+    return {rule: float((at[i] + below[i]) / 2) for rule, i in places.items()}
+
+
 def _lowest(curves: Curves, loss: Floats) -> float | None:
     """Return the log-odds where a loss, ``[edges]``, is least, if the counts show any."""
     if not curves.shown:

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from html import escape
 from itertools import islice
 from pathlib import Path
 
@@ -80,6 +81,11 @@ class Model:
     device: str = "cpu"
     digest: str = ""
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the backbone and the classes."""
+        classes = "".join(f"<li>{escape(name)}</li>" for name in self.labels)
+        return f"<p><b>{escape(self.spec.name)}</b> on {escape(self.device)}, for</p><ul>{classes}</ul>"
+
     @property
     def labels(self) -> tuple[str, ...]:
         """The classes, in the order of the columns."""
@@ -122,16 +128,18 @@ class Model:
             source: an image, a folder or archive of images, a table that names them, a suture.toml, or
                 several of these; for a model that reads text .txt files in place of images, or a table of
                 texts (and of their names under ``document``).
-            column, root: of a table, as in `find_inputs`.
+            column: of a table, as in `find_inputs`.
+            root: of a table's images, as in `find_inputs`.
             bits: the true depth of images that are stored with 16 bits; a suture.toml has its own.
             batch: images or documents that are computed at a time; None: as many as is fast. It is halved
                 where the memory of the device is too small.
             progress: called with the number of those that are done, and of all.
 
         Returns:
-            a column for each class, and the paths as the index. ``frame.attrs`` has ``failed``, the reason
-            for each input that cannot be read, ``others``, the reason why another file of a folder is none,
-            both by path, ``notes``, what was taken for granted, and ``model``, the SHA-256 of the weights.
+            a column for each class, and the paths as the index. ``frame.attrs`` has, by path, ``failed``, why
+            an input cannot be read, ``others``, why another file of a folder is none, and ``patients``, where
+            the source names them; ``notes``, what was taken for granted, and ``model``, the SHA-256 of the
+            weights.
 
         Raises:
             DataError: there is no image or document, or none can be read.
@@ -173,6 +181,7 @@ class Model:
         frame = pd.DataFrame(scores, index, list(self.labels))[~index.isin(failed)]
         notes = [*inputs.notes, *_too_dark(seen.highest), *size_notes(seen.sizes, self.prepare.size)]
         frame.attrs |= {"failed": failed, "others": inputs.others, "notes": notes, "model": self.digest}
+        frame.attrs["patients"] = {one.name: one.patient for one in found if one.patient}
         return frame
 
     def _fill(
@@ -280,7 +289,8 @@ def predict_to_csv(
     progress: Progress | None = None,
     decided: Callable[[pd.DataFrame], pd.DataFrame] = undecided,
 ) -> pd.DataFrame:
-    """Write a CSV with the column ``image`` or ``document``, one for each class, and `DIGEST`.
+    """Write a CSV with the column ``image`` or ``document``, ``patient`` where the source names patients, one
+    for each class, and `DIGEST`.
 
     What was left out, and why, is written beside it (`left_out`). Names are written by `as_cell`.
 
@@ -304,6 +314,8 @@ def predict_to_csv(
         raise none_read(frame)
     with replacing(out) as temporary:
         safe = decided(frame).rename(index=as_cell, columns=as_cell)
+        if patients := frame.attrs["patients"]:
+            safe.insert(0, "patient", [as_cell(patients.get(name, "")) for name in frame.index])
         safe[DIGEST] = f"sha256:{frame.attrs['model'][:12]}"
         safe.to_csv(temporary, float_format="%.6f", lineterminator="\n", encoding="utf-8")
     return frame

@@ -7,21 +7,25 @@ import io
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from suture.core.errors import DataError
-from suture.core.files import atomic_write, make_folder
+from suture.core.errors import DataError, FederationError
+from suture.core.files import atomic_write, make_folder, read_json
 from suture.core.labels import LabelSet
+from suture.core.seeds import generator_for
 from suture.core.spreadsheets import as_cell
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples, columns
 from suture.data.config import SiteConfig
+from suture.data.images import ImageSource
 from suture.data.table import Split
 from suture.learning.evaluation import entropy, mean_interval, ranking
 from suture.learning.losses import probabilities
@@ -32,6 +36,12 @@ from suture.models.saved import load_model, load_spec
 from suture.protocol.messages import ClassScore
 
 BOOTSTRAP = 1000
+_BATCH = 256
+
+GLOBAL = "global"
+"""The key of the global model among the models that a run left."""
+
+PerPatient = Literal["mean", "max"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,7 @@ class Evaluated:
         tested: the classes of the model that the data label.
         y: labels [n, len(labels)], NaN where unknown.
         scores: probabilities [n, len(labels)].
+        images: name of each image; none where patients are scored.
         patients: patient of each image.
         classes: AUROC of each of `tested`, with its interval and counts.
         unlearned: classes of the data that the model does not have.
@@ -72,6 +83,7 @@ class Evaluated:
     unlearned: tuple[str, ...]
     together: GroupFigures
     groups: Mapping[str, GroupFigures] = field(default_factory=dict)
+    images: tuple[str, ...] = ()
 
     @property
     def loss(self) -> float | None:
@@ -101,20 +113,26 @@ class Evaluated:
 def evaluate(
     model_folder: Path,
     config: SiteConfig,
-    split: Split,
+    split: Split | Literal["all"],
     device: str = "cpu",
     groups: Mapping[str, Collection[str]] | None = None,
+    per_patient: PerPatient | None = None,
 ) -> Evaluated:
-    """Evaluate a saved model on one split of a site's data.
+    """Evaluate a saved model on one split of a site's data, or on all.
 
     Args:
         groups: further groups of classes to measure together, by name.
+        per_patient: score patients: the mean or the largest of the probabilities of a patient's images. A
+            patient has a class if one of the images has it, and lacks it if none has and one is known to lack
+            it.
 
     Raises:
         ConfigError: the folder holds no model.
         DataError: the data cannot be read, have nothing in the split, or share no class with the model.
     """
     labels, part, logits, own = _predict(model_folder, config, split, device)
+    if per_patient:
+        part, logits = _of_patients(part, logits, labels, per_patient)
     names = labels.names
     tested = tuple(name for name in names if name in own)
     where = [labels.index(name) for name in tested]
@@ -130,24 +148,52 @@ def evaluate(
         tuple(name for name in own if name not in names),
         _together(tested, part, logits, labels),
         {name: _together(some, part, logits, labels) for name, some in known.items() if some},
+        _as_predicted(config, part.names),
     )
 
 
+def _as_predicted(config: SiteConfig, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the paths of images as `Model.predict` names them; the names of documents are those of both."""
+    if not config.data.root.exists() or not names:
+        return names
+    with ImageSource(config.data.root, config.data.follow_links) as source:
+        return tuple(source.path(name) if source.missing(name) is None else name for name in names)
+
+
 def _predict(
-    model_folder: Path, config: SiteConfig, split: Split, device: str
+    model_folder: Path, config: SiteConfig, split: Split | Literal["all"], device: str
 ) -> tuple[LabelSet, Samples, Tensor, LabelSet]:
     """Return the model's classes, the samples with these as columns, their logits, and the site's classes."""
     model, prepare = load_model(model_folder)
-    own, samples = load_samples(config, load_spec(model_folder), config.data.root.name, only=split)
-    part, names = samples[split], model.labels.names
-    if not len(part):
+    only: Split | None = None if split == "all" else split
+    own, samples = load_samples(config, load_spec(model_folder), config.data.root.name, only=only)
+    parts = [columns(part, own, model.labels) for part in samples.values() if len(part)]
+    names = model.labels.names
+    if not parts and only is None:
+        raise DataError(f"{config.data.table} has no images in any split; check its split column")
+    if not parts:
         raise DataError(f"{config.data.table} has no {split} images; choose another --split")
     if not set(names) & set(own.names):
         raise DataError(f"{config.data.table} labels none of the model's classes: {', '.join(names)}")
     context = SiteContext(
         "evaluation", model.to(device), samples, prepare, Augmentation(), torch.device(device), batch_size=256
     )
-    return model.labels, columns(part, own, model.labels), predict(context, part), own
+    logits = torch.cat([predict(context, part) for part in parts])
+    patients, images = (
+        tuple(chain.from_iterable(getattr(part, name) for part in parts)) for name in ("patients", "names")
+    )
+    whole = Samples({}, torch.cat([part.y for part in parts]), patients, images)
+    return model.labels, whole, logits, own
+
+
+def _of_patients(part: Samples, logits: Tensor, labels: LabelSet, how: PerPatient) -> tuple[Samples, Tensor]:
+    """Return a sample for each patient, and log-odds, or log-probabilities, of its images together."""
+    whose = np.asarray(part.patients)
+    p = pd.DataFrame(probabilities(logits.double(), labels.label_type).numpy()).groupby(whose).agg(how)
+    y = pd.DataFrame(part.y.numpy()).groupby(whose).max()  # of the known labels
+    scores = torch.from_numpy(p.to_numpy(copy=True)).clamp(1e-15, 1 - 1e-15)
+    joined = scores.logit() if labels.label_type == "multilabel" else scores.log()
+    return Samples({}, torch.from_numpy(y.to_numpy(copy=True)), tuple(map(str, y.index))), joined
 
 
 def _together(names: Sequence[str], part: Samples, logits: Tensor, labels: LabelSet) -> GroupFigures:
@@ -159,6 +205,21 @@ def _together(names: Sequence[str], part: Samples, logits: Tensor, labels: Label
         entropy(replace(part, y=y), logits, labels.label_type),
         mean_interval(part, logits, labels, names, BOOTSTRAP, seed=0),
     )
+
+
+def models_of(run: Path) -> dict[str, Path]:
+    """Return the folders of the models that a run left: the global one, under `GLOBAL`, or one of each site.
+
+    Raises:
+        FederationError: there is none.
+    """
+    if (run / "model" / "model.json").exists():
+        return {GLOBAL: run / "model"}
+    experiment = read_json(run / "run.json", "experiment")["experiment"]
+    sites = sorted((run / "sites").glob(f"*/state/**/{experiment}/model/model.json"))
+    if not sites:
+        raise FederationError(f"{run} has no model; delete the folder, and the run is done again")
+    return {path.relative_to(run / "sites").parts[0]: path.parent for path in sites}
 
 
 def as_metrics(done: Evaluated) -> dict[str, Any]:
@@ -176,9 +237,10 @@ def as_metrics(done: Evaluated) -> dict[str, Any]:
 
 
 def write_scores(done: Evaluated, path: Path) -> None:
-    """Write a CSV with a row per image: patient, label and probability of every class; blank is unknown.
+    """Write a CSV with a row per image, or patient: image and patient as `predict` names them, then label and
+    probability of every class; blank is unknown.
 
-    Names of patients and classes are written by `as_cell`.
+    Names are written by `as_cell`.
 
     Raises:
         OSError: the file cannot be written.
@@ -186,9 +248,47 @@ def write_scores(done: Evaluated, path: Path) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     names = [as_cell(name) for name in done.labels]
-    writer.writerow(["patient", *(f"{name} label" for name in names), *names])
-    for patient, y, scores in zip(done.patients, done.y, done.scores, strict=True):
+    writer.writerow(["image", "patient", *(f"{name} label" for name in names), *names])
+    images = done.images or [""] * len(done.patients)
+    for image, patient, y, scores in zip(images, done.patients, done.y, done.scores, strict=True):
         known = ("" if np.isnan(v) else f"{v:g}" for v in y)
-        writer.writerow([as_cell(patient), *known, *(f"{s:.6f}" for s in scores)])
+        writer.writerow([as_cell(image), as_cell(patient), *known, *(f"{s:.6f}" for s in scores)])
     make_folder(path.parent)
     atomic_write(path, text.getvalue().encode())
+
+
+@torch.no_grad()
+def features_of(
+    folder: Path,
+    configs: Mapping[str, SiteConfig],
+    split: Split,
+    images: int = 500,
+    seed: int = 1,
+    device: str = "cpu",
+) -> dict[str, NDArray[np.float32]]:
+    """Return a saved model's features, [n, d], of some images of each source.
+
+    Args:
+        configs: the data of each source by its name.
+        images: the largest number of images of a source; they are chosen at random.
+
+    Raises:
+        ConfigError: there is no model.
+        DataError: the data cannot be read, or a source has no image in the split.
+    """
+    model, prepare = load_model(folder)
+    spec = load_spec(folder)
+    model.to(device)
+    found = {}
+    for name, config in configs.items():
+        _, samples = load_samples(config, spec, name, only=split)
+        part = samples[split]
+        if not len(part):
+            raise DataError(f"{name}: {config.data.table} has no {split} images; choose another --split")
+        order = torch.randperm(len(part), generator=generator_for(seed, "latent", name))[:images]
+        features = []
+        for first in range(0, len(order), _BATCH):
+            pixels = prepare(part.batch(order[first : first + _BATCH]).inputs["image"].to(device))
+            features.append(model.features({"image": pixels}).cpu())
+        found[name] = torch.cat(features).numpy()
+    return found

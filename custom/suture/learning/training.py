@@ -101,6 +101,10 @@ class LocalTraining:
     clip: Annotated[float, Field(gt=0)] | None = None
     sampling: Literal["shuffled", "class_aware"] = "shuffled"
 
+    def images_of(self, images: int) -> int:
+        """How many of so many images the steps of a round are of, at most."""
+        return images if self.iterations is None else min(images, self.iterations * self.batch_size)
+
 
 @dataclass(frozen=True)
 class SiteContext:

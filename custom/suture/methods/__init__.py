@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.metadata import EntryPoint
-from typing import Any, cast
+from typing import Any
 
-from suture.core.entry_points import GROUP, Registry, load, package_of, registered
+from suture.core.entry_points import GROUP, Registry, package_of, registered
 from suture.core.errors import ConfigError, unknown
 from suture.methods.base import Method
 from suture.methods.central import Central, CentralFull
@@ -33,6 +33,8 @@ METHODS: Registry[type[Method]] = Registry(
             CentralFull,
         )
     },
+    "a subclass of suture.Method",
+    lambda kind: isinstance(kind, type) and issubclass(kind, Method),
 )
 """The methods of this distribution, by name."""
 
@@ -83,11 +85,11 @@ def outside() -> dict[str, EntryPoint]:
 @cache
 def _load(point: EntryPoint) -> type[Method]:
     where = f"the method {point.name!r} of {package_of(point)} ({point.value})"
-    kind: Any = load(point, "method")
+    kind = METHODS.load(point)
     check_kind(kind, where)
     if kind.about.name != point.name:
         raise ConfigError(f"{where} has the name {kind.about.name!r}; give the entry point the same name")
-    return cast(type[Method], kind)
+    return kind
 
 
 def check_kind(kind: Any, where: str) -> None:
@@ -98,7 +100,7 @@ def check_kind(kind: Any, where: str) -> None:
     """
     if not (isinstance(kind, type) and issubclass(kind, Method)):
         raise ConfigError(f"{where} is not a subclass of suture.Method; name the class")
-    missing = [name for name in ("about", "labels") if not hasattr(kind, name)]
+    missing = [n for n in ("about", "labels") if not hasattr(kind, n) or n in kind.__abstractmethods__]
     if missing:
         raise ConfigError(f"{where} lacks {' and '.join(missing)}; see suture.Method")
     if "__pydantic_fields__" not in vars(kind):

@@ -171,8 +171,8 @@ class LocalAveraging(Method):
     batch_norm: NormPolicy = "average"
 
     def egress(self, layout: Layout) -> Egress:
-        unused = {"nothing": (), "head": ("head",), "model": tuple(WHY.keys() - {"metrics"})}[self.personal]
-        why = {name: text for name, text in WHY.items() if name not in unused}
+        unused = {"nothing": (), "head": ("head",), "model": tuple(WHY.keys() - {"metrics"})}
+        why = {name: text for name, text in WHY.items() if name not in unused[self.exchange.personal]}
         return Egress(shared=layout.shared, head=layout.head, why=why)
 
     def objective(self, model: Classifier, batch: Batch, reference: Classifier) -> Tensor:
@@ -211,7 +211,7 @@ class LocalAveraging(Method):
         return lambda model, batch: self.objective(model, batch, reference)
 
     def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
-        sent = previous if self.personal == "nothing" else replace(previous, head={})
+        sent = previous if self.exchange.personal == "nothing" else replace(previous, head={})
         return weighted_mean(sent, updates).applied_to(previous)
 
 

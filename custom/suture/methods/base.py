@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, TypeVar, cast, dataclass_transform
 
 import torch
@@ -22,12 +22,9 @@ from suture.core.labels import LabelType
 from suture.core.validation import STRICT
 from suture.learning.losses import LabelLoss, masked_loss
 from suture.learning.training import LocalRound, LocalTraining, Loss, SiteContext
-from suture.methods.parameters import exchanged
-from suture.methods.retraining import RETRAINING, Retraining
-from suture.methods.share import Share
+from suture.methods.exchange import Exchange
 from suture.models import ModelSpec
-from suture.models.classifier import Layout, NormPolicy
-from suture.models.priors import PriorSpec
+from suture.models.classifier import Layout
 from suture.protocol.egress import ANY, Channel, Egress, blank, in_order, misfit
 from suture.protocol.messages import Counts, Labels, TaskData, Update
 from suture.protocol.packing import Packed
@@ -36,8 +33,8 @@ Question = Literal["labels missing", "classes rare", "sites differ", "few labels
 """labels missing: sites annotate different classes. classes rare: few classes have most images. sites differ:
 in scanners or patients. few labels: a new class with few examples. references: no federation at all."""
 
-LabelView = Literal["own", "all"]
-Personal = Literal["nothing", "head", "model"]
+LabelView = Literal["own", "all", "target"]
+SEVERAL: tuple[LabelType, ...] = ("multilabel", "multiclass")
 
 
 @dataclass(frozen=True)
@@ -182,19 +179,28 @@ def hyperparameters(kind: type[T]) -> type[T]:
 
 @dataclass(frozen=True)
 class About:
-    """What a method is called.
+    """What a method is called, and what it does not take.
 
     Attributes:
         name: word of the command line and of a job's configuration.
         title: for people; of a method whose sources do not suffice it ends with "(reconstruction)".
         paper: for people: authors, year, and the section or algorithm.
         question: what it is an answer to; see `Question`.
+        images_only: it needs pixels, for views of them or a prior: no text will do.
+        fixed_batches: the job alone sets the batches of a round: a site has no batch size of its own to
+            choose, or to halve when its memory is full, and no mixed precision.
+        pooled: one party trains on the data of all sites together: a reference, not a federation.
+        local_only: why it cannot run in a federation; empty where it can.
     """
 
     name: str
     title: str
     paper: str
     question: Question = "labels missing"
+    images_only: bool = False
+    fixed_batches: bool = False
+    pooled: bool = False
+    local_only: str = ""
 
 
 @dataclass(frozen=True)
@@ -203,111 +209,84 @@ class LabelUse:
 
     Attributes:
         view: ``own``, a site sees the rows of its own classes only; ``all``, it sees the name of every class
-            of the federation, which its configuration must permit.
+            of the federation, which its configuration must permit; ``target``, every site trains one class of
+            its own, which its suture.toml names as `target`, under one shared row,
+            `suture.learning.samples.TARGET`, which so has another meaning at each site.
         unknown: a class that a site does not annotate is ``masked``, or taught as ``negative`` (absent);
             metrics never count it.
+        types: the types of labels that the method is defined for; a federation of another one is refused.
         complete: the party gets every label of every image (a reference, not a federation).
-        single_target: every site trains one class of its own, which its suture.toml names as `target`, under
-            one shared row, `suture.learning.samples.TARGET`, which so has another meaning at each site.
         pseudo: whether it makes pseudo-labels; a simulation counts how many of them are right.
     """
 
     view: LabelView = "own"
     unknown: Literal["masked", "negative"] = "masked"
+    types: tuple[LabelType, ...] = SEVERAL
     complete: bool = False
-    single_target: bool = False
     pseudo: bool = False
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a method does not take.
-
-    Attributes:
-        images_only: it needs pixels, for views of them or a prior: no text will do.
-        fixed_batches: the job alone sets the batches of a round: a site has no batch size of its own to
-            choose, or to halve when its memory is full, and no mixed precision.
-        pooled: one party trains on the data of all sites together: a reference, not a federation.
-        local_only: why it cannot run in a federation; empty where it can.
-    """
-
-    images_only: bool = False
-    fixed_batches: bool = False
-    pooled: bool = False
-    local_only: str = ""
+_FORMER = {
+    "behind_losses": "declare Egress(loss_parts=...)",
+    "label_types": "set labels = LabelUse(types=...)",
+    "label_use": "make labels a property",
+    "least_rounds": "let phases raise a ConfigError where the rounds are too few",
+    "limits": "say it in About, such as About(..., images_only=True)",
+    "part_at_site": "override exchange",
+    "personal": "override exchange, as a property that returns Exchange(personal=...)",
+    "served_head": "override predictor(tensors, channels)",
+    "server_rates": "call the field lr, or let its name end in _lr",
+}
+"""Members of the contract of former versions, and what to do in their place."""
 
 
 class Method(ABC):
-    """The contract. A method states its paper, its use of labels, what stays at a site, and its two halves.
+    """The contract: what a method is called, how it uses labels, what travels, and its two halves.
 
     Attributes:
-        about: what the method is called, and its paper.
-        labels: which labels a site sees, and what training makes of unknown ones.
-        limits: what the method does not take.
-        personal: what stays at the site: ``nothing``, its ``head``, or its whole ``model``. A personal method
-            leaves a model at each site instead of a global one.
-        prior: the frozen network that sites compare their models with, where the method has one.
-        share: the part of the model that is shared; None for all of it. The rest is a site's own.
-        keep_local: whether a site also stores the model that it trained in the best round, before
-            aggregation, and in the end evaluates both on its test data; of methods with a global model.
-        retrain: the re-training of the head that ends a run; None for none.
-        server_rates: hyperparameters that are learning rates of the server's own step, as ``server.lr``.
-        local, batch_norm: how a site trains, and what happens to batch norm.
+        about: what the method is called, its paper, and what it does not take.
+        local: how a site trains.
     """
 
     about: ClassVar[About]
-    labels: ClassVar[LabelUse]
-    limits: ClassVar[Limits] = Limits()
-    personal: ClassVar[Personal] = "nothing"
-    server_rates: ClassVar[tuple[str, ...]] = ()
-    prior: PriorSpec | None = None
-    share: Share | None = None
-    keep_local: bool = False
-    retrain: Retraining | None = None
     local: LocalTraining
-    batch_norm: NormPolicy
+
+    def __init_subclass__(cls) -> None:
+        for name in sorted(_FORMER.keys() & {*vars(cls), *vars(cls).get("__annotations__", {})}):
+            raise ConfigError(
+                f"{cls.__name__}.{name}: methods have no {name} any more; {_FORMER[name]} "
+                "(docs/adding_a_method.md)"
+            )
 
     @property
-    def part_at_site(self) -> bool:
-        """Whether a part of the model stays at each site, which stores that of the best round."""
-        return self.personal != "nothing" or self.share is not None
+    @abstractmethod
+    def labels(self) -> LabelUse:
+        """Which labels a site sees, and what training makes of unknown ones.
+
+        A method sets it as an attribute of its class; one of which a job chooses the use, as a property.
+        """
+
+    @property
+    def exchange(self) -> Exchange:
+        """Which part of the model travels; by default as the method's hyperparameters of these names say."""
+        names = {part.name for part in fields(Exchange)}
+        own = [part.name for part in fields(self) if part.name in names]  # type: ignore[arg-type]
+        return Exchange(**{name: getattr(self, name) for name in own})
 
     def phases(self, rounds: int) -> tuple[Phase, ...]:
-        """The phases of a run of `rounds` rounds: a warm-up of the head, the main phase, a re-training of it.
+        """The phases of a run of `rounds` rounds; by default a warm-up of the head, and the main phase.
 
         The warm-up, if there is one, is one round: each site trains the head while the backbone is frozen,
-        and the heads are aggregated as in any other round. Where a `Retraining` follows, the result of the
-        run is one of its models.
+        and the heads are aggregated as in any other round.
 
         Raises:
-            ConfigError: there are too few rounds for the re-training.
+            ConfigError: there are too few rounds.
         """
-        local, retrain = self.local, self.retrain
-        if retrain is None:
-            return _trained_in(local, rounds)
-        if rounds < self.least_rounds:
-            raise ConfigError(
-                f"method.retrain.rounds={retrain.rounds} are taken from the rounds of the run, and it has "
-                f"{rounds}; set rounds to {self.least_rounds} or more, or lower method.retrain.rounds"
-            )
-        before = (replace(phase, selectable=False) for phase in _trained_in(local, rounds - retrain.rounds))
-        head = Phase(RETRAINING, retrain.rounds, "head", retrain.lr, retrain.epochs, local=retrain.local)
-        return (*before, replace(head, reinit_head=True, annealed=True))
-
-    @property
-    def least_rounds(self) -> int:
-        """The fewest rounds that a run needs."""
-        return 1 + (self.retrain.rounds if self.retrain else 0)
-
-    @property
-    def label_use(self) -> LabelUse:
-        """`labels`; a method of which a job may choose the view says here what was chosen."""
-        return self.labels
-
-    @property
-    def label_types(self) -> tuple[LabelType, ...]:
-        """The types of labels that the method is defined for; a federation of another one is refused."""
-        return ("multiclass",) if self.retrain else ("multilabel", "multiclass")
+        local = self.local
+        if not local.warmup_epochs:
+            return (Phase("main", rounds),)
+        warm_up = Phase("warm-up", 1, "head", local.warmup_lr, local.warmup_epochs, keep_best=True)
+        return (warm_up, Phase("main", rounds - 1)) if rounds > 1 else (warm_up,)
 
     def adapted(self, spec: ModelSpec) -> ModelSpec:
         """The model that the method trains, from the one that a job names; by default the same.
@@ -353,21 +332,14 @@ class Method(ABC):
         """The supervised loss of a site, also its validation loss: the cross-entropy of what is known.
 
         Args:
-            logits, y, known: ``[n, c]``.
+            logits: ``[n, c]``.
+            y: labels, ``[n, c]``.
+            known: which labels are known, ``[n, c]``.
 
         Returns:
             a scalar.
         """
         return masked_loss(logits, y, known, label_type)
-
-    def behind_losses(self, images: int, local: LocalTraining) -> int:
-        """The number of samples behind the losses of a round; a site withholds them below its `min_loss`.
-
-        Args:
-            images: that the site trains on.
-            local: the method's, with the site's own settings.
-        """
-        return images if local.iterations is None else min(images, local.iterations * local.batch_size)
 
     # The server's half
 
@@ -375,13 +347,18 @@ class Method(ABC):
         """What the server sends to the sites about each class, after the handshake; by default nothing."""
         return ClassFacts()
 
-    def served_head(self, head: Mapping[str, Tensor], channels: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The head's rows that predict, where they are others than those that are trained on; else nothing.
+    def predictor(
+        self,
+        tensors: Mapping[str, Tensor],
+        channels: Mapping[str, Tensor],
+    ) -> Mapping[str, Tensor]:
+        """The tensors of the model that predicts, where they are others than those trained on; else nothing.
 
-        With them the model is measured, selected and exported; training goes on from the merged rows.
+        With them the model is measured, selected and exported; training goes on from the merged ones.
 
         Args:
-            head, channels: the global model's, or those that a site has received.
+            tensors: the shared ones and the head's rows of the global model, or as a site has received them.
+            channels: likewise, those that the server sends down.
         """
         return {}
 
@@ -398,19 +375,6 @@ class Method(ABC):
         """
 
 
-def _trained_in(local: LocalTraining, rounds: int) -> tuple[Phase, ...]:
-    """The warm-up, if there is one, and the main phase."""
-    if not local.warmup_epochs:
-        return (Phase("main", rounds),)
-    warm_up = Phase("warm-up", 1, "head", local.warmup_lr, local.warmup_epochs, keep_best=True)
-    return (warm_up, Phase("main", rounds - 1)) if rounds > 1 else (warm_up,)
-
-
-def label_use(method: Method | type[Method]) -> LabelUse:
-    """The use of labels of a method, or of its class as it is by default."""
-    return method.labels if isinstance(method, type) else method.label_use
-
-
 def local_round(method: Method, site: SiteContext, state: Packed, ctx: RoundContext) -> LocalRound:
     """Resolve phase, learning rate, the site's own settings and optimiser state, so that no method has to.
 
@@ -421,13 +385,13 @@ def local_round(method: Method, site: SiteContext, state: Packed, ctx: RoundCont
         ConfigError: what it kept has another form than the method declares.
     """
     phase, labels = ctx.phase, site.model.labels
-    egress = method.egress(exchanged(site.model, method))
+    egress = method.egress(method.exchange.layout(site.model))
     before = tuple(state.header.get("labels", labels.names))
     where = f"{site.name}'s state of round {state.header.get('round')}"
     moments = {name: tensor for name, tensor in state.tensors.items() if name not in egress.forms("site")}
     return LocalRound(
         settled(method.local, ctx, site.lr, site.batch_size),
-        method.batch_norm,
+        method.exchange.batch_norm,
         ctx.seed,
         ctx.round,
         moments if state.header.get("phase") == phase.name else {},

@@ -12,7 +12,7 @@ Hospitals that could pool their images would need no federation; these say what 
 from __future__ import annotations
 
 from suture.methods.averaging import LocalAveraging
-from suture.methods.base import About, LabelUse, Limits, hyperparameters
+from suture.methods.base import About, LabelUse, hyperparameters
 
 _WHY = "pools the images of all sites"
 
@@ -22,10 +22,14 @@ class Central(LocalAveraging):
     """Pooled data; what a site does not annotate is absent. See `LocalAveraging` for the fields."""
 
     about = About(
-        "central", "Centralised training", "Kulkarni et al. 2024, Sec. 3.3.1", question="references"
+        "central",
+        "Centralised training",
+        "Kulkarni et al. 2024, Sec. 3.3.1",
+        question="references",
+        pooled=True,
+        local_only=_WHY,
     )
     labels = LabelUse(view="own", unknown="negative")
-    limits = Limits(pooled=True, local_only=_WHY)
 
 
 @hyperparameters
@@ -37,6 +41,7 @@ class CentralFull(LocalAveraging):
         "Centralised training on complete labels",
         "Kulkarni et al. 2024, Sec. 4.2.1",
         question="references",
+        pooled=True,
+        local_only=_WHY,
     )
     labels = LabelUse(view="own", complete=True)
-    limits = Limits(pooled=True, local_only=_WHY)

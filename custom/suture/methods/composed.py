@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from suture.core.errors import ConfigError
-from suture.core.labels import LabelType
 from suture.data.batch import Batch
 from suture.learning.training import (
     LocalRound,
@@ -33,15 +32,15 @@ from suture.learning.training import (
 )
 from suture.methods.averaging import WHY, LocalAveraging, owned
 from suture.methods.base import (
+    SEVERAL,
     ClassFacts,
     LabelStatistics,
     LabelUse,
-    LabelView,
+    Phase,
     hyperparameters,
 )
 from suture.methods.class_weights import ClassWeights, class_weights, counted, why_counted
-from suture.methods.parameters import exchanged
-from suture.methods.retraining import RETRAINING, Retraining
+from suture.methods.retraining import RETRAINED_TYPES, RETRAINING, Retraining, then_retrained
 from suture.methods.roles import (
     BalancedSoftmax,
     CrossEntropy,
@@ -50,7 +49,6 @@ from suture.methods.roles import (
     Supervised,
     Term,
     check_needs,
-    label_types_of,
 )
 from suture.models import MODELS, ModelSpec
 from suture.models.classifier import Classifier, Layout, frozen_copy
@@ -80,15 +78,23 @@ class Composed(LocalAveraging):
 
     rows: Literal["all", "owners"] = "all"
     weights: Literal["images", "equal"] = "images"
-    label_view: LabelView = "all"
+    label_view: Literal["own", "all"] = "all"
     unknown: Literal["negative", "masked"] = "negative"
     class_weights: ClassWeights = "known"
     softmax: Literal["plain", "balanced"] = "plain"
     keep_local: bool = False
     retrain: Retraining | None = None
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if isinstance(vars(cls).get("labels"), LabelUse):
+            raise ConfigError(
+                f"{cls.__name__}.labels: a composed method makes it of its fields and parts; remove it, and "
+                "set the defaults of label_view and unknown"
+            )
+
     def __post_init__(self) -> None:
-        check_needs(self._parts, self.label_use)
+        check_needs(self._parts, self.labels)
         if self.softmax == "balanced" and not any(isinstance(part, BalancedSoftmax) for part in self._parts):
             raise ConfigError(
                 f"method.softmax=balanced: {type(self.supervised).__name__} already replaces the loss; "
@@ -110,8 +116,14 @@ class Composed(LocalAveraging):
         return (self.supervised, *self.terms)
 
     @property
-    def label_use(self) -> LabelUse:
-        return replace(self.labels, view=self.label_view, unknown=self.unknown)
+    def labels(self) -> LabelUse:
+        needs = [part.needs for part in self._parts]
+        of_run = RETRAINED_TYPES if self.retrain else SEVERAL
+        types = tuple(kind for kind in of_run if all(kind in need.label_types for need in needs))
+        return LabelUse(self.label_view, self.unknown, types, pseudo=any(need.pseudo for need in needs))
+
+    def phases(self, rounds: int) -> tuple[Phase, ...]:
+        return then_retrained(super().phases, self.retrain, rounds)
 
     def adapted(self, spec: ModelSpec) -> ModelSpec:
         for part in self._parts:
@@ -126,12 +138,8 @@ class Composed(LocalAveraging):
                     )
         return spec
 
-    @property
-    def label_types(self) -> tuple[LabelType, ...]:
-        return tuple(kind for kind in super().label_types if kind in label_types_of(self._parts))
-
     def egress(self, layout: Layout) -> Egress:
-        counts = tuple(kind for kind in counted(self.class_weights) if kind in self.label_types)
+        counts = tuple(kind for kind in counted(self.class_weights) if kind in self.labels.types)
         return Egress(
             shared=layout.shared,
             head=layout.head,
@@ -160,7 +168,7 @@ class Composed(LocalAveraging):
         training = _Training(supervised, terms, site, received, round_)
         fitted = fit(site, training.objective, round_, batches=partial(training.batches, round_.local))
         update = self.weighted(site, received, round_, fitted)
-        declared = self.egress(exchanged(site.model, self)).forms("site")
+        declared = self.egress(self.exchange.layout(site.model)).forms("site")
         kept = {
             name: tensor.detach().cpu().clone()
             for term in terms

@@ -15,7 +15,7 @@ head come from the sites that know them.
 
 from __future__ import annotations
 
-from suture.methods.base import About, LabelUse, hyperparameters
+from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed
 
 
@@ -24,4 +24,3 @@ class FedAvg(Composed):
     """FedAvg; see `Composed` for the fields. It adds no term and changes no loss."""
 
     about = About("fedavg", "FedAvg", "McMahan et al., AISTATS 2017; Deng et al., MICCAI 2023")
-    labels = LabelUse(view="all", unknown="negative")

@@ -9,19 +9,26 @@ A reference for the same training loop, initialisation and budget. Each site kee
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import replace
 
 from suture.methods.averaging import LocalAveraging
-from suture.methods.base import About, LabelUse, Limits, Personal, hyperparameters
+from suture.methods.base import About, LabelUse, hyperparameters
+from suture.methods.exchange import Exchange
 
 
 @hyperparameters
 class Individual(LocalAveraging):
     """Individual training; see `LocalAveraging` for the fields."""
 
-    personal: ClassVar[Personal] = "model"
     about = About(
-        "individual", "Individual training", "Kulkarni et al. 2024, Sec. 3.2.1", question="references"
+        "individual",
+        "Individual training",
+        "Kulkarni et al. 2024, Sec. 3.2.1",
+        question="references",
+        local_only="trains every site by itself and exchanges nothing",
     )
     labels = LabelUse(view="own")
-    limits = Limits(local_only="trains every site by itself and exchanges nothing")
+
+    @property
+    def exchange(self) -> Exchange:
+        return replace(super().exchange, personal="model")

@@ -12,16 +12,20 @@ the paper's tables.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import replace
 
 from suture.methods.averaging import LocalAveraging
-from suture.methods.base import About, LabelUse, Personal, hyperparameters
+from suture.methods.base import About, LabelUse, hyperparameters
+from suture.methods.exchange import Exchange
 
 
 @hyperparameters
 class PersonalisedFL(LocalAveraging):
     """Personalised FL; see `LocalAveraging` for the fields."""
 
-    personal: ClassVar[Personal] = "head"
     about = About("pfl", "Personalised FL", "Kulkarni et al. 2024, Sec. 3.2.2", question="sites differ")
     labels = LabelUse(view="own")
+
+    @property
+    def exchange(self) -> Exchange:
+        return replace(super().exchange, personal="head")

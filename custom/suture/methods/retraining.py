@@ -10,19 +10,27 @@ any other term; and rows are aggregated as before.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 
+from suture.core.errors import ConfigError
+from suture.core.labels import LabelType
 from suture.core.validation import LIMIT, STRICT
 from suture.learning.training import LocalTraining
+from suture.methods.base import Phase
 
 MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4
 """Of SGD."""
 
 RETRAINING = "retraining"
 """Name of the phase."""
+
+RETRAINED_TYPES: tuple[LabelType, ...] = ("multiclass",)
+"""The types of labels that a re-training is defined for."""
 
 
 @validated(frozen=True, config=STRICT)
@@ -53,3 +61,28 @@ class Retraining:
             momentum=MOMENTUM,
             sampling="class_aware",
         )
+
+
+def then_retrained(
+    phases: Callable[[int], tuple[Phase, ...]], retrain: Retraining | None, rounds: int
+) -> tuple[Phase, ...]:
+    """The phases of a run of `rounds` rounds, of which the last re-train the head where `retrain` says so.
+
+    The result of the run is then one of the re-trained models.
+
+    Args:
+        phases: those of the rounds before.
+
+    Raises:
+        ConfigError: there are too few rounds.
+    """
+    if retrain is None:
+        return phases(rounds)
+    if rounds <= retrain.rounds:
+        raise ConfigError(
+            f"method.retrain.rounds={retrain.rounds} are taken from the rounds of the run, and it has "
+            f"{rounds}; set rounds to {retrain.rounds + 1} or more, or lower method.retrain.rounds"
+        )
+    before = (replace(phase, selectable=False) for phase in phases(rounds - retrain.rounds))
+    head = Phase(RETRAINING, retrain.rounds, "head", retrain.lr, retrain.epochs, local=retrain.local)
+    return (*before, replace(head, reinit_head=True, annealed=True))

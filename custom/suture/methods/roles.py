@@ -25,14 +25,12 @@ from suture.data.augmentation import Augmentation
 from suture.data.batch import Batch
 from suture.learning.losses import balanced_ce, masked_loss, weighted_bce
 from suture.learning.training import LocalRound, Loss, SiteContext
-from suture.methods.base import LabelUse, LabelView
+from suture.methods.base import SEVERAL, LabelUse, LabelView
 from suture.methods.class_weights import ClassWeights, received_weights
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier, Layout
 from suture.protocol.egress import Channel
 from suture.protocol.messages import TaskData
-
-SEVERAL: tuple[LabelType, ...] = ("multilabel", "multiclass")
 
 
 @dataclass(frozen=True)
@@ -44,12 +42,14 @@ class Needs:
         view: the labels that a site must see; None for either.
         unknown: what training must make of a class that the site does not annotate; None for either.
         why: of view and unknown, the end of a sentence that begins with the part.
+        pseudo: whether it makes pseudo-labels; see `LabelUse`.
     """
 
     label_types: tuple[LabelType, ...] = SEVERAL
     view: LabelView | None = None
     unknown: Literal["masked", "negative"] | None = None
     why: str = ""
+    pseudo: bool = False
 
 
 @dataclass(frozen=True)
@@ -212,8 +212,3 @@ def check_needs(parts: tuple[Part, ...], use: LabelUse) -> None:
     views = [type(part).__name__ for part in parts if isinstance(part, Term) and part.second_view]
     if len(views) > 1:
         raise ConfigError(f"{views[0]} and {views[1]} both need a second view of an image; leave one out")
-
-
-def label_types_of(parts: tuple[Part, ...]) -> tuple[LabelType, ...]:
-    """The types of labels that all parts are defined for."""
-    return tuple(kind for kind in SEVERAL if all(kind in part.needs.label_types for part in parts))

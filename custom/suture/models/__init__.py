@@ -15,7 +15,7 @@ from torch import nn
 from suture.core.errors import ConfigError, unknown
 from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for, seeded
-from suture.core.validation import STRICT
+from suture.core.validation import NAMED_FILE, STRICT
 from suture.data.embedding import TFIDF
 from suture.data.text import Vocabulary, clinical_vocabulary, read_vocabulary
 from suture.models.backbones import (
@@ -144,6 +144,8 @@ def _code_string(value: str) -> str:
     return value
 
 
+Words = Annotated[tuple[str, ...], Field(max_length=500_000)]
+
 Modality = Annotated[str, AfterValidator(_code_string)]
 """A Modality (0008,0060), a code string of DICOM (PS3.5, 6.2)."""
 
@@ -204,15 +206,15 @@ class ModelSpec:
     neck: Width = 0
     head: HeadKind = "linear"
     row_init: RowInit = "random"
-    name_vectors: str | None = None
-    weights: str | None = None
+    name_vectors: Annotated[str | None, NAMED_FILE] = None
+    weights: Annotated[str | None, NAMED_FILE] = None
     mean: tuple[Mean, ...] | None = None
     std: tuple[Std, ...] | None = None
-    vocabulary: str | Annotated[tuple[str, ...], Field(max_length=500_000)] = "clinical"
+    vocabulary: Annotated[str | Words, NAMED_FILE] = "clinical"
     longest: Annotated[int, Field(ge=1, le=100_000)] | None = None
     padding: bool = False
     modalities: tuple[Modality, ...] = ()
-    embedding: str = TFIDF
+    embedding: Annotated[str, NAMED_FILE] = TFIDF
     embedding_digest: str | None = None
     vector: Annotated[int, Field(ge=1, le=8192)] = 384
 

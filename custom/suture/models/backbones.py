@@ -28,6 +28,9 @@ WIDTHS = (16, 32, 64, 128)
 
 EMBEDDING, HIDDEN = 128, 32
 
+_WRAPPERS = ("module.", "model.", "net.", "backbone.", "encoder.", "_orig_mod.")
+"""How the names of a network within another begin."""
+
 
 def small_cnn(channels: int) -> tuple[nn.Module, int]:
     """Build four blocks of convolution, batch norm and ReLU, each halving the image, then a global mean.
@@ -301,12 +304,20 @@ def read_weights(weights: str, official: Any) -> Mapping[str, Tensor]:
     path = Path(weights)
     if not path.exists():
         raise ConfigError(f"the pretrained weights {path} do not exist; name a file, or 'download'")
-    loaded = read_checkpoint(path).items()
-    return {str(name): tensor for name, tensor in loaded if isinstance(tensor, Tensor)}
+    loaded = read_checkpoint(path)
+    for key in ("state_dict", "model_state_dict", "model"):  # of checkpoints of a training
+        inner = loaded.get(key)
+        loaded = inner if isinstance(inner, Mapping) else loaded
+    tensors = {str(name): tensor for name, tensor in loaded.items() if isinstance(tensor, Tensor)}
+    while wrapped := [n for n in tensors if n.startswith(_WRAPPERS)]:  # of DataParallel, Lightning, compile
+        if 2 * len(wrapped) <= len(tensors):
+            break
+        tensors = {name.partition(".")[2]: tensors[name] for name in wrapped}
+    return tensors
 
 
 def fill(target: Mapping[str, Tensor], source: Mapping[str, Tensor], weights: str, what: str) -> None:
-    """Copy tensors by name; the source may lack the counters of batch norm.
+    """Copy tensors by name; the source may lack the counters of batch norm, and be for images of one channel.
 
     Raises:
         ConfigError: naming the file, and the first tensor that is missing or has another shape.
@@ -315,6 +326,8 @@ def fill(target: Mapping[str, Tensor], source: Mapping[str, Tensor], weights: st
         if name.endswith("num_batches_tracked"):
             continue
         found = source.get(name)
+        if found is not None and found.ndim == 4 and (found.shape[1], tensor.shape[1]) == (1, 3):
+            found = found.expand(-1, 3, -1, -1) / 3  # for gray images, which have three equal channels here
         if found is None or found.shape != tensor.shape:
             raise ConfigError(f"{weights} does not contain {what}: no tensor matches {name}")
         with torch.no_grad():

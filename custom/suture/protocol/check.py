@@ -12,8 +12,9 @@ from torch import Tensor
 
 from suture.core.codes import check_stated
 from suture.core.errors import LabelError, RejectedUpdate
+from suture.core.privacy import PrivacyConfig
 from suture.protocol.decisions import CELLS, JOINED, Decided, DecidedGroup
-from suture.protocol.disclosure import BOUND, may_be
+from suture.protocol.disclosure import BOUND, is_multiple, may_be
 from suture.protocol.egress import ALIKE, CLASSES, IMAGES, WEIGHT, Channel, Egress, Range, Shapes, whole
 from suture.protocol.half import VARIANCE
 from suture.protocol.messages import (
@@ -28,10 +29,11 @@ from suture.protocol.messages import (
     SiteInfo,
     Spent,
     TaskName,
+    Trait,
     Update,
+    fields_with,
     rounded,
 )
-from suture.protocol.privacy import PrivacyConfig
 
 _ANSWERS: dict[TaskName, type[Reply]] = {
     "handshake": SiteInfo,
@@ -58,6 +60,7 @@ class AllowedReply:
         limits: of the site, by its own filter. The server does not know them; a site that sends finer figures
             harms itself alone.
         ledger: the digest of its ledger that the site states, by its own filter; None at the server.
+        prior: whether it states the digest of its frozen network in the handshake.
     """
 
     task: TaskName
@@ -73,6 +76,7 @@ class AllowedReply:
     limits: PrivacyConfig | None = None
     decided: Collection[str] = ()
     ledger: str | None = None
+    prior: bool = False
 
 
 def check_reply(reply: Reply, expected: AllowedReply) -> None:
@@ -95,7 +99,7 @@ def check_reply(reply: Reply, expected: AllowedReply) -> None:
             set(reply.labels) if reply.label_type in expected.egress.counts else set()
         ):
             raise RejectedUpdate("counts of other classes than were asked for")
-        if (reply.prior is not None) != expected.egress.prior:
+        if (reply.prior is not None) != expected.prior:
             raise RejectedUpdate("a prior that was not asked for, or none where one was")
         _check_codes(reply)
     elif isinstance(reply, Scores):
@@ -173,10 +177,14 @@ def _check_update(update: Update, expected: AllowedReply) -> None:
         raise RejectedUpdate(_difference("scalars", numbers, egress.scalars.keys()))
     for name, value in update.scalars.items():
         _check_rounded(name, value, {**egress.scalars, **egress.losses}[name])
-    _check_rounded("train_loss", update.train_loss)
+    # Of all numbers that are fields, the method's declaration bounds the weight alone.
+    for name, value in vars(update).items():
+        if isinstance(value, float) and name != "weight":
+            _check_rounded(name, value)
     _check_spent(update.spent)
     if expected.limits and expected.limits.min_loss:
-        losses = {"train_loss": update.train_loss} | {n: update.scalars.get(n) for n in egress.losses}
+        losses = {name: getattr(update, name) for name in fields_with(Update, Trait.LOSS)}
+        losses |= {name: update.scalars.get(name) for name in egress.losses}
         for name, number in losses.items():
             _check_grid(name, number, BOUND, expected.images)
     if update.metrics is not None:
@@ -217,7 +225,7 @@ def _check_weights(update: Update, expected: AllowedReply) -> None:
     else:
         low, high = egress.weight
         high *= len(expected.own) if egress.over_classes else 1
-    _check_range(egress.weight_name, update.weight, (low, high))
+    _check_range("weight", update.weight, (low, high))
     rows = update.class_weights
     if isinstance(egress.class_weight, tuple):
         low, high = egress.class_weight
@@ -286,6 +294,7 @@ def _check_metrics(metrics: Metrics, expected: AllowedReply, of_round: int) -> N
     for value in _decided(metrics):
         _check_rounded("a figure of decisions", value, (0.0, 1.0))
     _check_rounded("loss", metrics.loss)
+    _check_step("loss", metrics.loss, metrics.loss_step)
     for found in (metrics.overall, *(part.overall for part in metrics.attributes.values())):
         if stray := found.keys() - set(KEYS):
             raise RejectedUpdate(f"the metric {min(stray)!r} was not asked for")
@@ -298,6 +307,7 @@ def _check_metrics(metrics: Metrics, expected: AllowedReply, of_round: int) -> N
     for score in metrics.classes.values():
         for value in (score.auroc, score.low, score.high, score.recall):
             _check_rounded("AUROC", value, (0.0, 1.0))
+            _check_step("AUROC", value, score.step)
         counts += [score.positives, score.negatives]
     for count in counts:
         _check_range("a count", count or 0, (0, LARGEST))
@@ -336,6 +346,11 @@ def _check_grids(metrics: Metrics, limits: PrivacyConfig) -> None:
 def _check_grid(name: str, value: float | None, largest: float, images: int) -> None:
     if value is not None and not may_be(value, largest / max(images, 1)):
         raise RejectedUpdate(f"{name} has more digits than {images} images support")
+
+
+def _check_step(name: str, value: float | None, step: float | None) -> None:
+    if step is not None and not is_multiple(value, step):
+        raise RejectedUpdate(f"{name} is not rounded to the stated step of {step:g}")
 
 
 def _check_spent(spent: Spent | None) -> None:

@@ -89,7 +89,12 @@ class Decision:
 
 @dataclass(frozen=True, config=STRICT)
 class Decided:
-    """How well test images of a class are decided at a threshold; None where withheld or undefined."""
+    """How well test images of a class are decided at a threshold; None where withheld or undefined.
+
+    Attributes:
+        sensitivity: share of the images with the class that are found, rounded to a grid.
+        specificity: share of those without that are cleared, rounded to a grid.
+    """
 
     sensitivity: Probability | None
     specificity: Probability | None
@@ -100,9 +105,12 @@ class DecidedGroup:
     """How well the test images with one value of the site's attribute are decided.
 
     Attributes:
-        positives, negatives: number of these images with and without the class.
-        sensitivity, specificity: at the site's own threshold, or that of all sites where it has none; None
-            where withheld or undefined.
+        positives: number of the images with the class, rounded to `round_counts`; a group with fewer than
+            `min_count` of either kind is omitted, and so is any group that would reveal its number.
+        negatives: number of those without, the same.
+        sensitivity: sensitivity at the site's own threshold, or at that of all sites if it has none; rounded
+            to a grid.
+        specificity: specificity, likewise.
     """
 
     positives: Annotated[int, Field(ge=0, le=2**53)]
@@ -116,11 +124,14 @@ class DecidedClass:
     """How well a site's test images of a class are decided and calibrated.
 
     Attributes:
-        own, pooled: at the thresholds of its `Decision`; None where there is none.
-        half: at a probability of 0.5.
-        ece, brier: calibration error and Brier score, of the model's probabilities and of calibrated ones.
-        sets: the share of images whose conformal set has their label.
-        groups: of the images with each value of the attribute that the site has named, if any.
+        own: sensitivity and specificity on the test images at the site's own threshold; each rounded to a
+            grid.
+        pooled: the same, at the threshold of all sites.
+        half: the same, at a probability of 0.5.
+        ece: calibration error before and after calibration, rounded to a grid.
+        brier: Brier score before and after, rounded to a grid.
+        sets: share of the images whose conformal set contains their label, rounded to a grid.
+        groups: for each value of the site's attribute: see below.
     """
 
     own: Decided | None

@@ -27,8 +27,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from suture.core.labels import LabelType
+from suture.core.privacy import PrivacyConfig
 from suture.protocol.messages import rounded
-from suture.protocol.privacy import PrivacyConfig
 
 Count = TypeVar("Count", int, NDArray[np.int64], Tensor)
 
@@ -92,6 +92,11 @@ def near(count: Count, step: int) -> Count:
 def may_be(value: float, influence: float) -> bool:
     """Whether a figure lies on some grid of a figure on which a patient has at least this influence."""
     return any(value == _nearest(value, step) for step in _GRIDS if step >= influence)
+
+
+def is_multiple(value: float | None, step: float) -> bool:
+    """Whether the step is one of a grid, and a figure, if there is one, on it."""
+    return step in _GRIDS and (value is None or value == _nearest(value, step))
 
 
 def _nearest(value: float, step: float) -> float:

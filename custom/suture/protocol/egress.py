@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
+from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.protocol.messages import Labels, by_name
 
@@ -171,14 +172,14 @@ class Egress:
         head: shape of one row and type of each tensor of the head, by name.
         channels: what goes up, down, or is kept besides; see `Channel`.
         weight: closed range of the site's weight; `IMAGES` for the number of training images.
-        weight_name: name of the weight in error messages.
         class_weight: closed range of the class weights; `WEIGHT` or `OWNERS` for the site's own weight.
         over_classes: whether the weight is a sum over the site's classes; the range is that of one.
         scalars: names and closed ranges of further numbers.
         losses: likewise, of further mean losses of the round, which a site withholds like its training loss.
         kind: whether tensors are weights or gradients.
         counts: the label types for which a site sends its label counts in the handshake.
-        prior: whether it sends the digest of its frozen network in the handshake.
+        loss_parts: the losses of a round are of one of so many equal parts of the site's training images;
+            None where they are of all that `LocalTraining` passes over.
         why: for the report, a sentence on the purpose of each part.
     """
 
@@ -186,14 +187,13 @@ class Egress:
     head: Shapes
     channels: tuple[Channel, ...] = ()
     weight: Range | Literal["images"] = (1.0, 1.0)
-    weight_name: str = "weight"
     class_weight: Range | Literal["weight", "owners"] = (1.0, 1.0)
     over_classes: bool = False
     scalars: Mapping[str, Range] = field(default_factory=dict)
     losses: Mapping[str, Range] = field(default_factory=dict)
     kind: Literal["weights", "gradient"] = "weights"
     counts: tuple[LabelType, ...] = ()
-    prior: bool = False
+    loss_parts: int | None = None
     why: Mapping[str, str] = field(default_factory=dict)
 
     def going(self, *ways: Way) -> list[Channel]:
@@ -203,6 +203,41 @@ class Egress:
     def forms(self, *ways: Way) -> dict[str, Form]:
         """The shapes and types of their tensors, by name; see `Channel.forms`."""
         return {name: form for channel in self.going(*ways) for name, form in channel.forms.items()}
+
+
+def check_declared(egress: Egress, method: str) -> None:
+    """Refuse the channels of a method that cannot hold what they are declared for.
+
+    Args:
+        method: its title, for the message.
+
+    Raises:
+        ConfigError: names the method, the first wrong channel, and the remedy.
+    """
+    taken: set[tuple[str, str]] = set()
+    for channel in egress.channels:
+        # What comes up may be called as what goes down, such as a site's part of a mean and the mean.
+        place = "server" if channel.way == "down" else channel.way
+        names = {(place, name) for name in (channel.name, *channel.forms)}
+        twice = "and so does another channel: give each a name of its own" if names & taken else ""
+        if fault := twice or _fault(channel):
+            raise ConfigError(f"{method} declares the channel {channel.name!r}, {fault}")
+        taken |= names
+
+
+def _fault(channel: Channel) -> str:
+    """What is wrong with a channel, and the remedy; empty where nothing is."""
+    if channel.way not in get_args(Way):
+        return f"whose way is {channel.way!r}: set it to {', '.join(get_args(Way))}"
+    for shape, dtype in channel.forms.values():
+        kind = getattr(torch, dtype.removeprefix("torch."), None)
+        if not isinstance(kind, torch.dtype) or str(kind) != dtype or kind.is_complex:
+            return f"whose type is {dtype!r}: set it to that of real numbers, such as 'torch.float32'"
+        if ANY in shape and channel.way != "site":
+            return f"which has an axis ANY and goes {channel.way}: only what stays at a site may have one"
+    if channel.rows is not None and not channel.of_classes:
+        return "whose rows are no classes: remove rows, or let its shape begin with CLASSES"
+    return ""
 
 
 _LOCAL = "the model that the site trained in the selected round, before aggregation, on its test data"

@@ -1,5 +1,7 @@
 """The messages of a federation: everything that server and sites send to each other.
 
+The docstrings of what a site sends are the page of what leaves it (`suture egress`); see `Trait` too.
+
 The server sends a `TaskData`. A site answers with a `SiteInfo`, an `Update`, `Scores`, an `Evaluation` or,
 when it cannot perform the task, an `Abstain`. Each is a frozen value that validates its fields on
 construction, so that a received message is either well-formed or an error. `suture.protocol.packing`
@@ -9,8 +11,9 @@ converts messages into tensors and a header.
 from __future__ import annotations
 
 import dataclasses
+from enum import Enum
 from functools import lru_cache
-from typing import Annotated, Literal, overload
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints, overload
 
 import torch
 from pydantic import AfterValidator, Field, FiniteFloat, StringConstraints
@@ -21,9 +24,9 @@ from suture.core.codes import SYSTEMS, check_code
 from suture.core.errors import LabelError
 from suture.core.labels import LabelType, check_spelling
 from suture.core.names import LONGEST, check_value
+from suture.core.privacy import check_protection
 from suture.core.validation import MOST_ATTRIBUTES, STRICT
 from suture.protocol.decisions import DecidedClass, Decision, Rule
-from suture.protocol.privacy import check_protection
 
 MOST = 2_000
 """Largest number of tensors of a model, and of a method's scalars: longer lists are rejected."""
@@ -83,6 +86,9 @@ Total = Annotated[int, Field(ge=0, le=LARGEST * MOST)]
 Number = Annotated[FiniteFloat, Field(ge=-LARGEST, le=LARGEST)]
 """A loss or a scalar of a method: its sums cannot overflow. A model whose loss is larger has diverged."""
 
+Step = Annotated[FiniteFloat | None, Field(exclude_if=lambda step: step is None)]
+"""To whose multiples a site has rounded a figure; exact figures say nothing of it."""
+
 Protection = Annotated[dict[Literal["clip", "noise", "delta"], FiniteFloat], AfterValidator(check_protection)]
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -111,16 +117,27 @@ Reason = Literal[
 ]
 
 
+class Trait(Enum):
+    """What follows for a field of an answer, written as ``Annotated[type, Trait.COUNTED]``."""
+
+    COUNTED = "its numbers count in the site's ledger, as ones that no noise protects"
+    LOSS = "a mean loss of local steps: on a grid, and withheld if it is of few samples"
+    RECORDED = "the server writes it into the site's part of the round's record"
+
+
 @dataclasses.dataclass(frozen=True)
 class ClassScore:
     """The scores of one class on one test set.
 
     Attributes:
-        auroc: area under the ROC curve, None where undefined.
-        low, high: bounds of its 95 % interval, None where undefined or not computed.
-        positives, negatives: labelled images of each kind, None where a site withholds them.
-        recall: for multiclass labels, the share of the positives that are predicted as the class; None where
-            there is no positive.
+        auroc: area under the ROC curve, rounded to a grid.
+        low: lower bound of its 95 % interval, on the same grid; of test data only.
+        high: upper bound, the same.
+        positives: as first sent in the experiment, rounded to `round_counts`; the whole score is withheld
+            below `min_count`, or if it would reveal such a count.
+        negatives: the same.
+        recall: with multiclass labels, on the same grid.
+        step: of the grid; it bounds the share of the patient with the most images.
     """
 
     auroc: float | None
@@ -129,6 +146,7 @@ class ClassScore:
     positives: int | None
     negatives: int | None
     recall: float | None = None
+    step: Step = None
 
 
 KEYS = ("accuracy", "balanced_accuracy", "precision", "recall", "f1")
@@ -139,9 +157,9 @@ class Figures:
     """Figures of a model on a set of images.
 
     Attributes:
-        n: number of images.
-        auroc: mean over the classes that define it.
-        overall: for multiclass labels, figures over all classes; see `KEYS`.
+        n: number of images or documents.
+        auroc: mean AUROC over the classes that define it, rounded to a grid.
+        overall: with multiclass labels, the same figures as above, rounded to grids.
     """
 
     n: Total
@@ -154,13 +172,19 @@ class Metrics:
     """The metrics of a model on one split of a site's data.
 
     Attributes:
-        round: of the model.
-        n: number of images.
-        loss: the method's objective on them.
-        classes: scores of the site's own classes.
-        overall: for multiclass labels, figures over all classes; see `KEYS`.
-        attributes: figures of the test images by the values of the attribute that the site has named, if any.
-        decided: how well test images are decided, of each class for which the site was sent a `Decision`.
+        round: number of the round whose model it is.
+        split: `validation`, or `test` at the end.
+        n: number of images or documents.
+        loss: mean over labels, each at most 5, without withheld classes, rounded to a grid; withheld below
+            `min_loss` samples.
+        classes: figures of each class of the site: see below.
+        overall: with multiclass labels: accuracy, balanced_accuracy, precision, recall, f1, rounded to grids,
+            over the images of classes that are not withheld; precision only if `min_count` is 0.
+        attributes: of test data, where the site names an attribute: number of images, mean AUROC and
+            `overall` for each of its values, at most 20; a value with fewer than `min_count` images is
+            omitted, and so is any value that would reveal it.
+        decided: of test data, if the job has a `decision` section: see below.
+        loss_step: of the grid of the loss; it bounds the share of the patient with the most labels.
     """
 
     round: Count
@@ -175,6 +199,7 @@ class Metrics:
     decided: Annotated[dict[Label, DecidedClass], Field(max_length=MOST_CLASSES)] = Field(
         default_factory=dict
     )
+    loss_step: Step = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -182,27 +207,30 @@ class SiteInfo:
     """A site's answer to the handshake.
 
     Attributes:
-        labels: the site's own class names.
-        n: number of images in each split.
-        threads: number of torch threads. Another number gives other sums, so it is part of a run's identity.
-        code: hash of the package that the site runs.
-        label_type: multilabel or multiclass.
-        counts: training images with and without each class, None where the site withholds them; empty unless
-            the method requests them.
-        prior: digest of the frozen network that the site holds, where the method has one.
-        protection: clip, noise and delta of a site that clips its updates or adds noise; else empty.
-        codes: of those of its classes that it states any of, in its own names.
-        computed_on: its kind of CPU or GPU, and the precision of its backbone.
-        ledger: digest of the ledger of its releases, with this one; see `suture.federation.site.chain`.
-        measures: whether it has a validation loss that its limits of disclosure let leave.
+        labels: the site's own class names, at most 200 characters each.
+        n: number of images or documents in each split.
+        threads: number of torch threads.
+        code: hash of the installed package.
+        label_type: `multilabel` or `multiclass`.
+        counts: where the method requests them: images with and without each class, sent once in an
+            experiment; rounded to `round_counts`, withheld below `min_count`.
+        prior: where the method has one: digest of the frozen network at the site.
+        protection: `clip`, `noise` and `delta` of the site, if it has set them.
+        codes: the codes of its classes, at most one of each terminology.
+        computed_on: `cpu` or the model of the GPU, and the precision.
+        ledger: BLAKE3 of the site's ledger, including this answer. Each line of the ledger has a secret salt
+            of 128 random bits, so the digest reveals nothing about the lines.
+        measures: whether it has a validation loss that `min_loss` and `min_count` allow to leave.
     """
 
     labels: Labels
-    n: dict[Literal["train", "validation", "test"], Count]
+    n: Annotated[dict[Literal["train", "validation", "test"], Count], Trait.COUNTED]
     threads: Annotated[int, Field(ge=1, le=4096)]
     code: Word
     label_type: LabelType = "multilabel"
-    counts: dict[Label, Counts | None] = Field(default_factory=dict, max_length=MOST_CLASSES)
+    counts: Annotated[dict[Label, Counts | None], Trait.COUNTED] = Field(
+        default_factory=dict, max_length=MOST_CLASSES
+    )
     prior: Word | None = None
     protection: Protection = Field(default_factory=dict)
     codes: dict[Label, Codes] = Field(default_factory=dict, max_length=MOST_CLASSES)
@@ -216,13 +244,13 @@ class Spent:
     """What a site has released in all its experiments, by its own ledger: the server cannot know it.
 
     Attributes:
-        epsilon: ε of all its updates together at the site's δ, in three digits, rounded up; None is infinity.
-        updates: number of updates with tensors.
-        unprotected: number of these that had no noise; one makes ε infinite.
-        experiments: number of experiments with such updates.
-        figures: number of figures of classes, which noise does not protect.
-        numbers: number of other numbers that it does not protect: losses, counts, weights.
-        missing: number of releases, at least, that its ledger has lost: ε is then a lower bound.
+        epsilon: ε of all updates of the site, in all its experiments; three digits, rounded up.
+        updates: number of its updates.
+        unprotected: number of updates without noise.
+        experiments: number of its experiments.
+        figures: number of figures of classes that it has sent.
+        numbers: number of losses, counts, weights and other numbers that it has sent.
+        missing: number of missing lines of its ledger that the site's administrator has accepted.
     """
 
     epsilon: Annotated[FiniteFloat, Field(ge=0)] | None
@@ -277,32 +305,38 @@ class Update:
     """Everything that leaves a site after local training.
 
     Attributes:
-        round: the trained round.
-        labels: the classes of the head's rows, in the site's own names.
-        shared: tensors that every site shares, in the model's shapes.
-        head: rows of the head, ``[len(labels), ...]`` each.
-        class_weights: the site's weight in the mean of each row, ``[len(labels)]``.
-        weight: the site's weight in the mean of each shared tensor; `Egress` declares its range.
-        kind: whether the tensors are weights or gradients.
-        channels: what the method sends up besides.
-        scalars: further numbers that the method declares.
-        train_loss: mean loss of the round's local steps.
-        metrics: of the received global model on the site's validation data.
-        spent: what the site has released so far, if it clips its updates.
-        state: the round of the state from which the site trained; 0 where it had none.
-        ledger: digest of the ledger of the site's releases, with this one.
+        round: number of the round.
+        labels: the class names of the rows, as the site received them.
+        shared: tensors: see the method. With `transport = "float16"` in the job, float32 ones leave in
+            float16, weights as their change of what the site received.
+        head: rows of classes, ``[len(labels), ...]`` each: see the method; the same.
+        class_weights: a number for each row, float64 ``[len(labels)]``: see the method.
+        weight: a number: see the method.
+        kind: `weights` or `gradient`.
+        channels: further tensors: see the method; rows of classes are zeros for a class of fewer images than
+            `min_count`; a site with `clip` refuses a method that has any.
+        scalars: numbers: see the method; six digits.
+        train_loss: mean loss of the local steps, at most 5, rounded to a grid; withheld if they used fewer
+            samples than `min_loss`.
+        metrics: figures of the received model on the validation data: see below.
+        spent: of its ledger: see below.
+        state: number of the round from whose state the site continued; 0 without one.
+        ledger: BLAKE3 of the site's ledger, including this answer. Each line of the ledger has a secret salt
+            of 128 random bits, so the digest reveals nothing about the lines.
     """
 
     round: Count
     labels: Labels
     shared: Tensors
     head: Tensors
-    class_weights: Tensor
-    weight: FiniteFloat = 1.0
+    class_weights: Annotated[Tensor, Trait.COUNTED]
+    weight: Annotated[FiniteFloat, Trait.COUNTED, Trait.RECORDED] = 1.0
     kind: Literal["weights", "gradient"] = "weights"
     channels: Channels = Field(default_factory=dict)
-    scalars: dict[Word, Number] = Field(default_factory=dict, max_length=MOST)
-    train_loss: Number | None = None
+    scalars: Annotated[dict[Word, Number], Trait.COUNTED, Trait.RECORDED] = Field(
+        default_factory=dict, max_length=MOST
+    )
+    train_loss: Annotated[Number | None, Trait.COUNTED, Trait.RECORDED, Trait.LOSS] = None
     metrics: Metrics | None = None
     spent: Spent | None = None
     state: Count = 0
@@ -314,12 +348,14 @@ class Scores:
     """A site's answer to `calibrate`.
 
     Attributes:
-        round: of the received model.
-        labels: the classes of the rows, in the site's own names: it annotates and does not withhold them.
-        class_tensors: ``positives`` and ``negatives``, int32 ``[len(labels), CELLS]``: how many of its
-            validation images with and without the class have a score in each cell of `GRID`; `JOINED` for
-            a cell that is counted in the next one.
-        spent, ledger: as in an `Update`.
+        round: number of the round whose model it is.
+        labels: the class names of the rows: classes of the site that are not withheld.
+        class_tensors: `positives` and `negatives`, int32 ``[len(labels), 386]``: how many validation images
+            with and without each class have a score in each of 386 cells of log-odds between -12 and 12;
+            neighbouring cells are joined until each has images of `min_count` patients, and `round_counts`
+            images; rounded to `round_counts`.
+        spent: of its ledger: see above.
+        ledger: the same as of an update.
     """
 
     round: Count
@@ -334,10 +370,11 @@ class Evaluation:
     """A site's answer to `evaluate`.
 
     Attributes:
-        metrics: of the received model.
-        local: on the test data, of the model that the site had trained in that round, before aggregation;
-            None unless the method keeps local models and the site took part in the round.
-        spent, ledger: as in an `Update`.
+        metrics: figures of the received model: see below.
+        local: where the method keeps local models, the same of the model that the site itself trained in the
+            selected round, before aggregation.
+        spent: of its ledger: see below.
+        ledger: the same as of an update.
     """
 
     metrics: Metrics
@@ -351,9 +388,11 @@ class Abstain:
     """A site could not perform a task. The answer names no path, no patient and no text of an error.
 
     Attributes:
-        reason: one of the known reasons.
-        error: class name of the exception; the text stays in the site's own log.
-        rows: number of faulty rows of data, where the error is about rows.
+        reason: one of `budget`, `code_mismatch`, `computation`, `configuration`, `data_fault`, `disk_full`,
+            `gradient_overflow`, `label_view`, `labels`, `ledger`, `missing_state`, `non_finite_loss`,
+            `out_of_memory`, `read_only`, `rescue_factor`.
+        error: class name of the exception, never its text.
+        rows: number of faulty rows of data, if that is the reason.
     """
 
     reason: Reason
@@ -363,6 +402,18 @@ class Abstain:
 
 Reply = SiteInfo | Update | Scores | Evaluation | Abstain
 Message = TaskData | Reply
+
+_HINTS: dict[type[Any], dict[str, Any]] = {
+    kind: get_type_hints(kind, include_extras=True) for kind in get_args(Reply)
+}
+
+
+def fields_with(kind: type[Any], trait: Trait) -> tuple[str, ...]:
+    """Return the fields of a kind of answer that have a trait; single values before those by name."""
+    found = {
+        n: hint.__origin__ for n, hint in _HINTS[kind].items() if trait in getattr(hint, "__metadata__", ())
+    }
+    return tuple(sorted(found, key=lambda name: get_origin(found[name]) is dict))
 
 
 def ones(labels: Labels) -> Tensor:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from blake3 import blake3
@@ -43,8 +43,16 @@ _TYPES: dict[str, type[Message]] = {
 }
 _WORDS = {kind: word for word, kind in _TYPES.items()}
 _ADAPTERS: dict[type[Message], TypeAdapter[Any]] = {t: TypeAdapter(t) for t in _TYPES.values()}
-_GROUPS = ("shared", "head", "fixed", "channels", "class_tensors")
-_SINGLE = "class_weights"
+_TENSORS: dict[type[Message], dict[str, bool]] = {
+    kind: {
+        name: hint is not Tensor
+        for name, hint in get_type_hints(kind).items()
+        if hint in (Tensor, dict[str, Tensor])
+    }
+    for kind in _TYPES.values()
+}
+"""The fields of each message that are tensors, by their types: whether each is several, by name."""
+
 _NO_CHECKSUM = "-" * 8
 
 MOST_STORED = 100_000
@@ -77,23 +85,19 @@ class Packed:
 
 def pack(message: Message) -> Packed:
     """Convert a message into tensors and a header. Contiguous tensors of the CPU are not copied."""
-    header: dict[str, Any] = {"type": _WORDS[type(message)]}
-    for field in dataclasses.fields(message):
-        value = getattr(message, field.name)
-        if field.name not in (*_GROUPS, _SINGLE):
-            header[field.name] = value
+    apart = _TENSORS[type(message)]
+    names = [field.name for field in dataclasses.fields(message) if field.name not in apart]
+    header = {"type": _WORDS[type(message)], **{name: getattr(message, name) for name in names}}
     return Packed(tensors_of(message), to_jsonable_python(header))
 
 
 def tensors_of(message: Message) -> dict[str, Tensor]:
     """Return the tensors of a message, on the CPU, each under its field and name; see `pack`."""
     tensors: dict[str, Tensor] = {}
-    for field in dataclasses.fields(message):
-        value = getattr(message, field.name)
-        if field.name in _GROUPS:
-            tensors |= {f"{field.name}/{name}": t.cpu().contiguous() for name, t in value.items()}
-        elif field.name == _SINGLE:
-            tensors[_SINGLE] = value.cpu().contiguous()
+    for field, named in _TENSORS[type(message)].items():
+        value = getattr(message, field)
+        each = {f"{field}/{name}": t for name, t in value.items()} if named else {field: value}
+        tensors |= {name: tensor.cpu().contiguous() for name, tensor in each.items()}
     return tensors
 
 
@@ -103,21 +107,17 @@ def tensor_fields(kind: type[Message], tensors: Mapping[str, Tensor]) -> dict[st
     Raises:
         RejectedUpdate: a tensor belongs to no field of this type of message.
     """
-    groups = _tensor_groups(kind)
-    fields: dict[str, Any] = {group: {} for group in groups if group != _SINGLE}
+    groups = _TENSORS[kind]
+    fields: dict[str, Any] = {group: {} for group, named in groups.items() if named}
     for name, tensor in tensors.items():
         group, _, rest = name.partition("/")
-        if name == _SINGLE and _SINGLE in groups:
+        if groups.get(name) is False:
             fields[name] = tensor
-        elif group in groups - {_SINGLE} and rest:
+        elif groups.get(group) and rest:
             fields[group][rest] = tensor
         else:
             raise RejectedUpdate(f"{kind.__name__}: undeclared tensor {name[:200]!r}")
     return fields
-
-
-def _tensor_groups(kind: type[Message]) -> set[str]:
-    return {f.name for f in dataclasses.fields(kind)} & {*_GROUPS, _SINGLE}
 
 
 def unpack(packed: Packed) -> Message:
@@ -132,7 +132,7 @@ def unpack(packed: Packed) -> Message:
     kind = _TYPES.get(str(fields.pop("type", None)))
     if kind is None:
         raise RejectedUpdate(f"unknown message type {shown(packed.header.get('type'))}")
-    if stray := _tensor_groups(kind) & fields.keys():
+    if stray := _TENSORS[kind].keys() & fields.keys():
         raise RejectedUpdate(f"{kind.__name__}: {min(stray)} must be tensors")
     fields |= tensor_fields(kind, packed.tensors)
     try:

@@ -63,10 +63,12 @@ class Run:
     Attributes:
         notes: sentences for the reader of the report.
         left_out: sentences on the data, sites and classes that a figure of the run does not cover.
+        cautions: sentences on figures that say less than they seem to.
         prior: name and digest of the frozen network that all sites held; empty where there was none.
         command: the command line that runs the same job again; None where none does.
         without_limits: what the sites' limits of disclosure would do with the figures of a run on one
             machine; empty where they were applied.
+        synthetic: whether the images are drawn and show no patients, as those of the demo.
         computed_on: of each site, CPU or model of the GPU, and precision; empty in runs of former versions.
     """
 
@@ -94,9 +96,11 @@ class Run:
     label_type: Annotated[str, Field(validation_alias=AliasChoices("label_type", "task"))] = "multilabel"
     notes: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    cautions: list[str] = field(default_factory=list)
     prior: dict[str, str] = field(default_factory=dict)
     command: str | None = None
     without_limits: str = ""
+    synthetic: bool = False
     computed_on: dict[str, str] = field(default_factory=dict)
 
     def owners(self, label: str) -> tuple[str, ...]:
@@ -145,6 +149,7 @@ class Validation:
 
     Attributes:
         unmeasured: classes whose AUROC no site could measure.
+        loss_step, auroc_step: the largest step to which a site has rounded its part; None if all are exact.
     """
 
     loss: Number = None
@@ -152,6 +157,8 @@ class Validation:
     server_auroc: Number = None
     server_balanced_accuracy: Number = None
     unmeasured: list[str] = field(default_factory=list)
+    loss_step: Number = None
+    auroc_step: Number = None
 
 
 @dataclass(frozen=True)
@@ -252,7 +259,13 @@ class DecisionRecord:
 
 @dataclass(frozen=True)
 class Metrics:
-    """metrics.json, as `suture.federation.server.results.Results` writes it."""
+    """metrics.json, as `suture.federation.server.results.Results` writes it.
+
+    Attributes:
+        steps: of each class whose AUROC sites have rounded, the largest step to whose multiples one has.
+        site_steps: the same of each site.
+        loss_step: the same of `loss`; None where it is exact.
+    """
 
     mean_auroc: Number
     auroc: dict[str, Number]
@@ -273,6 +286,14 @@ class Metrics:
     mean_interval: tuple[FiniteFloat, FiniteFloat] | None = None
     weighting: Weighting = field(default_factory=Weighting)
     decisions: DecisionRecord = field(default_factory=DecisionRecord)
+    steps: dict[str, FiniteFloat] = field(default_factory=dict)
+    site_steps: dict[str, dict[str, FiniteFloat]] = field(default_factory=dict)
+    loss_step: Number = None
+
+    @property
+    def coarsest(self) -> float | None:
+        """The largest step of an AUROC; None where all are exact."""
+        return max(self.steps.values(), default=None)
 
 
 @dataclass(frozen=True)

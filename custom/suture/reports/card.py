@@ -13,16 +13,18 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from suture.core.errors import DataError
-from suture.core.files import atomic_write
+from suture.core.files import atomic_write, read_json
 from suture.core.plain import read_regular
 from suture.core.printable import printable
 from suture.core.targets import markdown
+from suture.core.validation import parse
 from suture.learning.proportions import Estimate
 from suture.models import MODELS
 from suture.models.saved import load_spec, weights_digest
+from suture.protocol.decisions import Decisions
 from suture.protocol.records import Metrics, Run, read_history, read_metrics, read_run
 from suture.reports.decision_section import decision_section
-from suture.reports.formatting import DASH, area, interval
+from suture.reports.formatting import DASH, area, interval, stepped
 from suture.reports.report import templates
 from suture.reports.tables import class_groups, shown
 
@@ -47,6 +49,7 @@ def write_card(run_dir: Path, licence: str | None = None) -> Path:
     if run.status != "finished":
         raise DataError(f"{run_dir} is {run.status}; a card describes a finished run")
     spec, metrics = load_spec(model), read_metrics(run_dir)
+    described = read_json(model / "model.json")
     if not (model / "model.safetensors").is_file():
         raise DataError(f"{model} has no model.safetensors; restore it from a backup")
     text = (
@@ -58,6 +61,8 @@ def write_card(run_dir: Path, licence: str | None = None) -> Path:
             groups=class_groups(run, metrics) if metrics else [],
             attribute_figures=shown(metrics.attributes.values.values()) if metrics else {},
             decisions=decision_section(metrics, run),
+            fitted=parse(Decisions, found, "decisions") if (found := described.get("decisions")) else None,
+            fitted_on=described.get("decided_on"),
             budget=_states_a_budget(run_dir),
             job_digest=_job_digest(run_dir),
             digest=weights_digest(model),
@@ -109,6 +114,7 @@ def _templates() -> Environment:
         "md": markdown,
         "rounded": rounded,
         "area": area,
+        "stepped": stepped,
         "interval": interval,
         "rate": rate,
     }
@@ -121,12 +127,14 @@ def _front_matter(run: Run, metrics: Metrics | None, reads: str, licence: str | 
     facts |= {
         "library_name": "suture",
         "pipeline_tag": task,
-        "tags": ["federated-learning", "medical", run.label_type],
+        "tags": ["federated-learning", "synthetic" if run.synthetic else "medical", run.label_type],
         "metrics": ["roc_auc"],
     }
     if metrics and metrics.mean_auroc is not None:
         value = {"type": "roc_auc", "name": "mean AUROC", "value": round(metrics.mean_auroc, 3)}
-        data = {"type": "private", "name": printable(metrics.source)}
+        kind = "synthetic" if run.synthetic else "private"
+        name = f"{metrics.source}, synthetic images" if run.synthetic else metrics.source
+        data = {"type": kind, "name": printable(name)}
         result = {"task": {"type": task}, "dataset": data, "metrics": [value]}
         facts["model-index"] = [{"name": printable(run.title), "results": [result]}]
     return facts

@@ -1,53 +1,141 @@
-"""The curves of a class in the report: ROC, precision-recall and reliability, as positions in an SVG."""
+"""The curves of a class in the report: ROC, precision-recall and reliability, over all sites and at each."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from suture.learning.proportions import Estimate, wilson
 from suture.protocol.decisions import Diagrams
-from suture.reports.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Chart, Scale, Tick, Trace
+from suture.reports.charts import (
+    BOTTOM,
+    HEIGHT,
+    LEFT,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Chart,
+    Look,
+    Point,
+    Scale,
+    Tick,
+    Trace,
+)
 
-_X = Scale(0.0, 1.0, LEFT, WIDTH - RIGHT)
-_Y = Scale(0.0, 1.0, HEIGHT - BOTTOM, TOP)
 _AXIS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _DIAGONAL = ((0.0, 0.0), (1.0, 1.0))
+_ALL = Chart("", width=WIDTH, height=HEIGHT, left=LEFT, right=WIDTH - RIGHT, top=TOP, bottom=HEIGHT - BOTTOM)
+_SMALL = Chart("", width=108, height=108, left=4, right=104, top=4, bottom=104)
+"""The frames of a large chart and of one of a site; both axes run from 0 to 1."""
 
-Points = Sequence[tuple[float, float]]
-
+Points = Sequence[Point]
 
 Band = Sequence[tuple[float, float, float]]
 """Points on the first axis with the bounds on the second."""
 
 
+@dataclass(frozen=True)
+class SiteCurves:
+    """A class at a site.
+
+    Attributes:
+        images: validation images with the class and without, as the site has sent them.
+        own, pooled: sensitivity and specificity on them at the site's threshold and at that of all sites.
+        plots: ROC, precision by recall, and reliability.
+    """
+
+    site: str
+    images: tuple[int, int]
+    area: float
+    own: tuple[Estimate, Estimate] | None
+    pooled: tuple[Estimate, Estimate] | None
+    plots: tuple[Chart, Chart, Chart]
+
+
+@dataclass(frozen=True)
+class ClassCurves:
+    """A class at its sites, and the sites that annotate the class and have no curve."""
+
+    sites: Sequence[SiteCurves]
+    without: Sequence[str]
+
+
 def class_charts(found: Diagrams) -> list[Chart]:
     """Return the three charts of a class over all sites."""
+    roc, precision = _curves(found)
     chance = ((0.0, found.prevalence), (1.0, found.prevalence))
+    roc_band, precision_band = _bands(found)
     return [
-        _chart(
-            f"Sensitivity by 1 − specificity (ROC), area {area(found):.2f}",
-            [(1 - spec, sens) for sens, spec in found.rates],
-            _roc_band(found),
-            roc_bars(found.chosen, found),
-            _DIAGONAL,
-        ),
-        _chart(
-            f"Precision by recall, prevalence {found.prevalence:.0%}",
-            precisions(found.rates, found.prevalence),
-            _precision_band(found),
-            precision_bars(found.chosen, found),
-            chance,
-        ),
-        _reliability(found),
+        _large(f"Sensitivity by 1 − specificity (ROC), area {area(found):.2f}", [
+            _trace("no skill", 7, _DIAGONAL),
+            _trace("all sites", 0, roc, band=roc_band),
+            _trace("threshold", 2, *roc_bars(found.chosen, found)),
+        ]),
+        _large(f"Precision by recall, prevalence {found.prevalence:.0%}", [
+            _trace("no skill", 7, chance),
+            _trace("all sites", 0, precision, band=precision_band),
+            _trace("threshold", 2, *precision_bars(found.chosen, found)),
+        ]),
+        _large("Share of positives by calibrated probability", [
+            _trace("calibrated", 7, _DIAGONAL),
+            _trace("share, 95 % interval", 0, *_reliability(found)),
+        ]),
+    ]  # fmt: skip
+
+
+def class_curves(pooled: Diagrams, sites: Mapping[str, Diagrams], owners: Sequence[str]) -> ClassCurves:
+    """Return the small charts of a class.
+
+    Args:
+        pooled: over all sites.
+        sites: of each site whose counts show curves.
+        owners: the sites that annotate the class.
+    """
+    under = _curves(pooled)
+    return ClassCurves(
+        [_at_site(site, found, under) for site, found in sites.items()],
+        [site for site in owners if site not in sites],
+    )
+
+
+def _at_site(site: str, found: Diagrams, under: tuple[Points, Points]) -> SiteCurves:
+    images = found.images or (0, 0)
+    charts = []
+    for what, curve, below, bars in zip(
+        ("ROC", "precision by recall"), _curves(found), under, (roc_bars, precision_bars), strict=True
+    ):
+        used, chosen = bars(found.own or found.chosen, found), bars(found.chosen, found)
+        traces = [
+            _trace("", 7, below, frame=_SMALL, look="thin"),
+            _trace("", 0, curve, frame=_SMALL),
+            _trace("", 2, *used[:-1], *(used[-1:] if found.own else ()), frame=_SMALL, look="thin"),
+            _trace("", 2, *chosen[-1:], frame=_SMALL, look="ring"),
+        ]
+        charts.append(_small(what, traces))
+    reliable = [
+        _trace("", 7, _DIAGONAL, frame=_SMALL, look="thin"),
+        _trace("", 0, *_reliability(found), frame=_SMALL, look="thin"),
     ]
+    roc, precision = charts
+    small = _small("calibration", reliable)
+    rates = [
+        None if at is None else (wilson(at[0], images[0]), wilson(at[1], images[1]))
+        for at in (found.own, found.chosen)
+    ]
+    return SiteCurves(site, images, area(found), rates[0], rates[1], (roc, precision, small))
 
 
 def area(found: Diagrams) -> float:
     """Return the area under the ROC as it is drawn."""
     x, y = np.array([(1 - specificity, sensitivity) for sensitivity, specificity in found.rates[::-1]]).T
     return float(np.trapezoid(y, x))
+
+
+def _curves(found: Diagrams) -> tuple[Points, Points]:
+    """Return the ROC, and precision by recall."""
+    return [(1 - spec, sens) for sens, spec in found.rates], precisions(found.rates, found.prevalence)
 
 
 def precisions(rates: Points, prevalence: float) -> Points:
@@ -60,7 +148,7 @@ def precisions(rates: Points, prevalence: float) -> Points:
     return found
 
 
-def roc_bars(rates: tuple[float, float] | None, found: Diagrams) -> list[Points]:
+def roc_bars(rates: Point | None, found: Diagrams) -> list[Points]:
     """Return an operating point in the ROC with its Wilson intervals: two bars, then the point."""
     if rates is None:
         return []
@@ -69,7 +157,7 @@ def roc_bars(rates: tuple[float, float] | None, found: Diagrams) -> list[Points]
     return _cross(x, y) if found.images else [[(1 - spec, sens)]]
 
 
-def precision_bars(rates: tuple[float, float] | None, found: Diagrams) -> list[Points]:
+def precision_bars(rates: Point | None, found: Diagrams) -> list[Points]:
     """Return an operating point by recall and precision, as `roc_bars`; none where no image is positive."""
     at = precisions([rates] if rates else [], found.prevalence)
     if not rates or not at or not found.images:
@@ -77,7 +165,7 @@ def precision_bars(rates: tuple[float, float] | None, found: Diagrams) -> list[P
     return _cross(wilson(at[0][0], found.images[0]), wilson(at[0][1], _called(rates, found.images)))
 
 
-def _called(rates: tuple[float, float], images: tuple[int, int]) -> int:
+def _called(rates: Point, images: tuple[int, int]) -> int:
     """Return how many images are called positive."""
     return round(rates[0] * images[0] + (1 - rates[1]) * images[1])
 
@@ -90,54 +178,41 @@ def _cross(x: Estimate, y: Estimate) -> list[Points]:
     ]
 
 
-def _roc_band(found: Diagrams) -> Band:
-    """Return the interval of the sensitivity at each threshold."""
+def _bands(found: Diagrams) -> tuple[Band, Band]:
+    """Return the intervals of the sensitivity, and of the precision: a share of those called positive."""
     if not found.images:
-        return []
-    bounds = [(1 - spec, wilson(sens, found.images[0])) for sens, spec in found.rates]
-    return [(x, y.low, y.high) for x, y in bounds]
+        return (), ()
+    roc, precision = _curves(found)
+    called = [_called(pair, found.images) for pair in found.rates][: len(precision)]
+    sensitivities = [(x, wilson(y, found.images[0])) for x, y in roc]
+    shares = [(x, wilson(y, n)) for (x, y), n in zip(precision, called, strict=True)]
+    return [(x, e.low, e.high) for x, e in sensitivities], [(x, e.low, e.high) for x, e in shares]
 
 
-def _precision_band(found: Diagrams) -> Band:
-    """Return the interval of the precision at each threshold, a share of the images called positive."""
-    if not found.images:
-        return []
-    called = [_called(pair, found.images) for pair in found.rates]
-    curve = precisions(found.rates, found.prevalence)
-    bounds = [(x, wilson(y, n)) for (x, y), n in zip(curve, called[: len(curve)], strict=True)]
-    return [(x, y.low, y.high) for x, y in bounds]
+def _reliability(found: Diagrams) -> list[Points]:
+    """Return the Wilson interval of each bin (Wilson 1927), and then a dot for each."""
+    estimates = [(p, wilson(share, images)) for p, share, images in found.reliability]
+    return [*([(p, e.low), (p, e.high)] for p, e in estimates), *([(p, e.value)] for p, e in estimates)]
 
 
-def _chart(title: str, curve: Points, band: Band, chosen: Sequence[Points], chance: Points) -> Chart:
-    """Return a curve with its band, the threshold where there is one, and the curve of no skill."""
-    outline = [(x, high) for x, _, high in band] + [(x, low) for x, low, _ in reversed(band)]
-    traces = [
-        Trace("no skill", 7, (_placed(chance),)),
-        Trace("all sites", 0, (_placed(curve),), band=_placed(outline)),
-    ]
-    if chosen:
-        traces.append(Trace("threshold", 2, tuple(map(_placed, chosen))))
-    return _square(title, traces)
+def _trace(
+    name: str, tone: int, *lines: Points, band: Band = (), frame: Chart = _ALL, look: Look = ""
+) -> Trace:
+    x, y = _scales(frame)
+    outline = [(at, high) for at, _, high in band] + [(at, low) for at, low, _ in reversed(band)]
+    runs = tuple(tuple((x(a), y(b)) for a, b in line) for line in lines)
+    return Trace(name, tone, runs, band=tuple((x(a), y(b)) for a, b in outline), look=look)
 
 
-def _reliability(found: Diagrams) -> Chart:
-    """Return a dot for each bin with its Wilson interval (Wilson 1927), beside the diagonal."""
-    dots, bars = [], []
-    for p, share, images in found.reliability:
-        _, low, high = wilson(share, images)
-        dots.append(_placed([(p, share)]))
-        bars.append(_placed([(p, low), (p, high)]))
-    traces = [
-        Trace("calibrated", 7, (_placed(_DIAGONAL),)),
-        Trace("share, 95 % interval", 0, (*bars, *dots)),
-    ]
-    return _square("Share of positives by calibrated probability", traces)
+def _scales(frame: Chart) -> tuple[Scale, Scale]:
+    return Scale(0.0, 1.0, frame.left, frame.right), Scale(0.0, 1.0, frame.bottom, frame.top)
 
 
-def _placed(points: Points) -> tuple[tuple[float, float], ...]:
-    return tuple((_X(x), _Y(y)) for x, y in points)
+def _large(title: str, traces: Sequence[Trace]) -> Chart:
+    x, y = (tuple(Tick(scale(v), f"{v:g}") for v in _AXIS) for scale in _scales(_ALL))
+    return replace(_ALL, title=title, x=x, y=y, traces=tuple(trace for trace in traces if trace.runs))
 
 
-def _square(title: str, traces: Sequence[Trace]) -> Chart:
-    x, y = (tuple(Tick(scale(v), f"{v:g}") for v in _AXIS) for scale in (_X, _Y))
-    return Chart(title, x, y, tuple(traces))
+def _small(title: str, traces: Sequence[Trace]) -> Chart:
+    base = Tick(_SMALL.bottom, "")
+    return replace(_SMALL, title=title, y=(base,), traces=tuple(trace for trace in traces if trace.runs))

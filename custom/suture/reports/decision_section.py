@@ -11,9 +11,8 @@ from suture.learning.proportions import Estimate, difference, predictive, wilson
 from suture.protocol.decisions import Decided, DecidedGroup, Decision, DecisionSettings, Operating, Rule
 from suture.protocol.records import DecisionRecord, Metrics, Run
 from suture.reports.charts import Chart
-from suture.reports.decision_charts import class_charts
+from suture.reports.decision_charts import ClassCurves, class_charts, class_curves
 from suture.reports.formatting import percent
-from suture.reports.site_curves import ClassCurves, class_curves
 
 _RULES = {
     "sensitivity": "a sensitivity of {sensitivity}",

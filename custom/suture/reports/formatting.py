@@ -19,6 +19,11 @@ def area(value: float | None) -> str:
     return DASH if value is None else f"{value:.3f}"
 
 
+def stepped(value: float | None, step: float | None) -> str:
+    """Return an AUROC or a loss, with the step to whose multiples a site has rounded it, if one has."""
+    return area(value) if value is None or step is None else f"{area(value)} in steps of {step:g}"
+
+
 def hundredths(value: float | None) -> str:
     """Return a figure with two decimals."""
     return DASH if value is None else f"{value:.2f}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 
 import pandas as pd
@@ -55,7 +56,9 @@ class Results:
 
     @property
     def classes(self) -> pd.DataFrame:
-        """One row a class: AUROC with its 95 % interval, counts, recall, and the sites that know it."""
+        """One row a class: AUROC with its 95 % interval, counts, recall, the step to which sites have rounded
+        them (empty where they are exact), and the sites that know it.
+        """
         metrics = self.metrics
         rows = []
         for name, auroc in metrics.auroc.items():
@@ -70,6 +73,7 @@ class Results:
                     "positives": positives,
                     "negatives": negatives,
                     "recall": metrics.recall.get(name),
+                    "step": metrics.steps.get(name),
                     "sites": ", ".join(self.info.owners(name)),
                 }
             )
@@ -135,6 +139,11 @@ class Results:
     @cached_property
     def _history(self) -> list[Round]:
         return read_history(self.folder)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the table of classes, and where the report is."""
+        head = f"<b>{escape(printable(self.info.title))}</b>, {escape(self.info.status)}: {self.report}"
+        return f"<p>{head}</p>{self.classes.to_html(na_rep='') if self.info.status == 'finished' else ''}"
 
     def __repr__(self) -> str:
         return f"Results({str(self.folder)!r}: {printable(self.info.title)}, {self.info.status})"

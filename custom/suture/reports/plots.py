@@ -1,47 +1,76 @@
-"""Plots of data sets, predictions and features as SVG: the same input gives the same bytes."""
+"""Plots of data sets, predictions and features as SVG files: the same input gives the same bytes."""
 
 from __future__ import annotations
 
-import io
 import math
-import textwrap
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from textwrap import wrap
+from typing import Literal
 
 import numpy as np
-import torch
-from matplotlib import rc_context
-from matplotlib.figure import Figure as Canvas
-from matplotlib.lines import Line2D
-from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
+from numpy.typing import ArrayLike
 
 from suture.core.errors import DataError
-from suture.core.printable import escaped
-from suture.core.seeds import generator_for
 from suture.data.config import SiteConfig
 from suture.data.table import Split
 from suture.learning.metrics import Floats
-from suture.learning.samples import load_samples
-from suture.models.saved import load_model, load_spec
+from suture.learning.saved_models import features_of
+from suture.reports.charts import COLOURS, Cell, Chart, Scale, Text, Tick, Trace, ticks
 from suture.reports.cooccurrence import Contingency, Frequency, Unit
+from suture.reports.report import templates
 
-# Okabe & Ito 2008: distinct for colour-blind readers. Their yellow is left out, too pale on white.
-TONES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#333333")
-# After the last tone the tones come again with the next marker or hatch.
-MARKERS = ("o", "^", "s", "D", "v")
-HATCHES = ("", "/////", ".....", "xxxxx", "|||||")
-INK, GREY, PALE, GRID = "#1f2933", "#7b8794", "#eef1f4", "#dde3e9"
-# Element names come from a fixed salt; a name is text and never a formula, whatever characters it holds.
-STYLE = {
-    "svg.hashsalt": "suture", "text.parse_math": False, "font.size": 9, "text.color": INK,
-    "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": GREY, "hatch.linewidth": 0.5,
-}  # fmt: skip
-_BATCH = 256
 _COMPONENTS = 50  # principal components that t-SNE reads at most
-_VECTORS = 5000  # points as vector graphics at most; more would make an SVG of megabytes
 _DASH = "–"
+_LETTER = 6.2
+"""Pixels of a letter of 11 px: a little more than most need, as no font is measured."""
+
+
+def drawing(title: str, panels: Sequence[Chart], across: int = 3) -> bytes:
+    """Return charts beside and below one another as an SVG file, with one legend.
+
+    Args:
+        across: panels beside one another.
+    """
+    rows = [panels[first : first + across] for first in range(0, len(panels), across)]
+    placed, y = [], 34.0 if title else 4.0
+    for row in rows:
+        x = 0.0
+        for panel in row:
+            placed.append((panel, x, y))
+            x += panel.width
+        y += max(panel.height for panel in row) + 24
+    width = max([360.0, 24 + 8 * len(title), *(sum(panel.width for panel in row) for row in rows)])
+    names = {trace.name: trace.tone for panel in panels for trace in panel.traces if trace.name}
+    key, x = [], 12.0
+    for name, tone in names.items() if len(names) > 1 else ():
+        if x > 12 and x + text_width(name) + 22 > width - 12:
+            x, y = 12.0, y + 18
+        key.append((tone, name, x, y + 14))
+        x += text_width(name) + 40
+    height = y + (26 if key else 4)
+    page = templates().get_template("drawing.svg")
+    return page.render(
+        title=title, panels=placed, key=key, width=round(width), height=round(height), style=_style()
+    ).encode()
+
+
+@cache
+def _style() -> str:
+    """Return the style of a file: that of a page's charts, with colours in place of variables."""
+    rules = (Path(__file__).parent / "chart.css").read_text(encoding="utf-8")
+    light, dark = (
+        re.sub(r"var\(--(\w+)\)", lambda name, i=i: COLOURS[name[1]][i], rules)  # type: ignore[misc]
+        for i in range(2)
+    )
+    return f"{light}@media screen and (prefers-color-scheme: dark) {{\n{dark}}}\n"
+
+
+def text_width(text: str) -> float:
+    """Return about how many pixels a text has in a chart."""
+    return _LETTER * len(text)
 
 
 def plot_frequencies(
@@ -63,20 +92,34 @@ def plot_frequencies(
     if not names:
         raise DataError("there is no class to plot; give at least one data set with labels")
     order = sorted(names, key=lambda name: (-_largest(own.get(name) for own in shares.values()), name))
-    with rc_context(STYLE):
-        canvas: Any = Canvas(figsize=(7, 1.2 + len(order) * (0.1 + 0.16 * len(shares))), layout="constrained")
-        axis = canvas.subplots()
-        for i, (table, own) in enumerate(shares.items()):
-            _bars(axis, i, len(shares), table, [own.get(name, math.nan) for name in order])
-        axis.set_yticks(range(len(order)), [_wrap(name) for name in order])
-        for tick, name in zip(axis.get_yticklabels(), order, strict=True):
-            everywhere = not any(math.isnan(own.get(name, math.nan)) for own in shares.values())
-            tick.set_fontweight("bold" if everywhere and len(shares) > 1 else "normal")
-        _lay_out_bars(axis, len(order), _largest(v for own in shares.values() for v in own.values()))
-        canvas.suptitle(title, x=0.01, ha="left", fontsize=11)
-        if len(shares) > 1:
-            canvas.legend(loc="outside lower center", ncols=min(4, len(shares)), frameon=False)
-        return _svg(canvas)
+    found = ticks(0, 100 * _largest(v for own in shares.values() for v in own.values()), most=5)
+    left, top, bar = 24 + 1.12 * max(map(text_width, order)), 6.0, 12.0  # some names are bold
+    each = bar * len(shares) + 8
+    bottom = top + each * len(order)
+    x = Scale(0, found[-1].at / 100, left, left + 420)
+    traces, texts = [], []
+    for i, (table, own) in enumerate(shares.items()):
+        bars = []
+        for row, name in enumerate(order):
+            value, y = own.get(name, math.nan), top + each * row + bar * i + 4
+            known = not math.isnan(value)
+            if known:
+                bars.append((left, y, round(x(value) - left, 2), bar - 2))
+            text = f"{100 * value:.1f}" if known and not 0 < value < 0.0005 else "<0.1" if known else _DASH
+            texts.append(Text((x(value) if known else left) + 4, y + 8.5, text))
+        traces.append(Trace(table, i, bars=tuple(bars)))
+    for row, name in enumerate(order):
+        everywhere = len(shares) > 1 and not any(math.isnan(o.get(name, math.nan)) for o in shares.values())
+        y = top + each * (row + 0.5) + 3.5
+        texts.append(Text(left - 8, y, name, "end", "bold" if everywhere else "ink"))
+    texts.append(
+        Text((left + x.stop) / 2, bottom + 34, "images with the class, % of labelled images", "middle")
+    )
+    chart = Chart(
+        "", tuple(Tick(x(t.at / 100), t.text) for t in found), (), tuple(traces), texts=tuple(texts),
+        upright=True, width=x.stop + 52, height=bottom + 42, left=left, right=x.stop, top=top, bottom=bottom,
+    )  # fmt: skip
+    return drawing(title, [chart])
 
 
 def plot_cooccurrence(
@@ -101,16 +144,9 @@ def plot_cooccurrence(
     # The diagonal is 1 by definition; its colour would leave no contrast to the other cells.
     shades = np.where(np.eye(len(labels), dtype=np.bool_), np.nan, shares)
     texts = [[_DASH if math.isnan(v) else f"{100 * v:.0f}" for v in row] for row in shares]
-    with rc_context(STYLE):
-        side = 2.2 + 0.34 * len(labels)
-        canvas: Any = Canvas(figsize=(max(4.2, side), max(3.6, side)), layout="constrained")
-        axis = canvas.subplots()
-        _cells(axis, shades, texts, _largest(shades.ravel()), size=7.5)
-        _name_cells(axis, [_wrap(name) for name in labels], [_wrap(name) for name in labels], turned=True)
-        axis.set_xlabel("… have this class too, %")
-        axis.set_ylabel(f"of the {per}s with this class …")
-        canvas.suptitle(title, x=0.01, ha="left", fontsize=11)
-        return _svg(canvas)
+    notes = [f"% of the {per}s with the class on the left", "that have the class above, too"]
+    panel = _matrix("", labels, labels, shades, texts, _largest(shades.ravel()), 28, notes)
+    return drawing(title, [panel])
 
 
 def plot_contingencies(found: Sequence[Contingency], title: str = "Predictions of related classes") -> bytes:
@@ -121,13 +157,58 @@ def plot_contingencies(found: Sequence[Contingency], title: str = "Predictions o
     """
     if not found:
         raise DataError("there is no contingency matrix to plot; give at least one pair of classes")
-    with rc_context(STYLE):
-        canvas: Any = Canvas(figsize=(0.4 + 3.4 * len(found), 4.1), layout="constrained")
-        for axis, one in zip(canvas.subplots(1, len(found), squeeze=False)[0], found, strict=True):
-            _contingency(axis, one)
-        canvas.get_layout_engine().set(wspace=0.08)
-        canvas.suptitle(title, x=0.01, ha="left", fontsize=11)
-        return _svg(canvas)
+    return drawing(title, [_contingency(one) for one in found])
+
+
+def _contingency(one: Contingency) -> Chart:
+    """Return one matrix with the conditional probabilities below it."""
+    counts = np.array(one.counts, dtype=np.float64)
+    rows = counts.sum(axis=1, keepdims=True)
+    shares = np.divide(counts, rows, out=np.full_like(counts, np.nan), where=rows > 0)
+    texts = [
+        [_DASH if math.isnan(n) else f"{n:,.0f}\n{_percent(s)}" for n, s in zip(*pair, strict=True)]
+        for pair in zip(counts, shares, strict=True)
+    ]
+    notes = [
+        f"P({one.second} | {one.first}) = {_percent(one.second_given_first)}",
+        f"P({one.first} | {one.second}) = {_percent(one.first_given_second)}",
+        *wrap(one.why, 42),
+    ]
+    names = [[f"{name}: {word}" for word in ("no", "yes")] for name in (one.first, one.second)]
+    return _matrix(
+        f"{one.first} and {one.second}, predicted", names[0], names[1], shares, texts, 1.0, 84, notes
+    )
+
+
+def _matrix(
+    title: str,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    shades: Floats,
+    words: Sequence[Sequence[str]],
+    darkest: float,
+    side: float,
+    notes: Sequence[str],
+) -> Chart:
+    """Return a matrix of cells, the darker the nearer a shade is to `darkest`, with words in them."""
+    left, top = 24 + max(map(text_width, rows)), 16 + 0.64 * max(map(text_width, columns))
+    cells, texts = [], []
+    for (i, j), shade in np.ndenumerate(shades):
+        share = None if math.isnan(shade) else float(shade / darkest)
+        x, y = left + j * side, top + i * side
+        cells.append(Cell(x, y, side - 1, side - 1, share))
+        lines = words[i][j].split("\n")
+        for k, line in enumerate(lines):
+            at = y + side / 2 + 3.5 + 14 * (k - (len(lines) - 1) / 2)
+            look: Literal["ink", "light"] = "light" if share is not None and share > 0.55 else "ink"
+            texts.append(Text(x + side / 2, at, line, "middle", look))
+    right, bottom = left + side * len(columns), top + side * len(rows)
+    texts += [Text(left - 8, top + side * (i + 0.5) + 3.5, n, "end", "ink") for i, n in enumerate(rows)]
+    texts += [Text(left + side * (j + 0.5), top - 8, n, "start", "ink", -40) for j, n in enumerate(columns)]
+    texts += [Text(12, bottom + 20 + 15 * k, line) for k, line in enumerate(notes)]
+    width = max([right + 0.8 * text_width(columns[-1]), *(24 + text_width(line) for line in (title, *notes))])
+    height = bottom + 12 + 15 * len(notes)
+    return Chart(title, cells=tuple(cells), texts=tuple(texts), width=width, height=height)
 
 
 def plot_embedding(points: ArrayLike, sources: Sequence[str], title: str = "Features (t-SNE)") -> bytes:
@@ -143,29 +224,23 @@ def plot_embedding(points: ArrayLike, sources: Sequence[str], title: str = "Feat
     at = np.asarray(points, dtype=np.float64)
     if at.shape != (len(sources), 2) or not len(at) or not np.isfinite(at).all():
         raise DataError(f"points {at.shape} must be finite and [{len(sources)}, 2], one for each source")
+    side, middle = 480.0, (at.min(axis=0) + at.max(axis=0)) / 2
+    half = max(float(np.ptp(at, axis=0).max()) / 2, 1e-9)
+    x, y = (
+        Scale(m - half, m + half, *ends)
+        for m, ends in zip(middle.tolist(), ((12, side - 12), (side - 12, 12)), strict=True)
+    )
+    places = [((x(a), y(b)),) for a, b in at.tolist()]
     names = list(dict.fromkeys(sources))
-    number = np.array([names.index(source) for source in sources])
-    tone = np.array(TONES)[number % len(TONES)]
-    mixed = np.random.default_rng(0).permutation(len(at))  # so that no source covers the others
-    with rc_context(STYLE):
-        canvas: Any = Canvas(figsize=(6.4, 4.6), layout="constrained")
-        axis = canvas.subplots()
-        for cycle in range(number.max() // len(TONES) + 1):
-            own = mixed[number[mixed] // len(TONES) == cycle]
-            axis.scatter(
-                *at[own].T, c=tone[own], s=14, alpha=0.75, linewidths=0.3, edgecolors="white",
-                marker=_of(MARKERS, cycle), rasterized=len(at) > _VECTORS,
-            )  # fmt: skip
-        axis.tick_params(length=0, labelbottom=False, labelleft=False)
-        axis.grid(color=GRID)
-        axis.set_axisbelow(True)
-        axis.spines[:].set_visible(False)
-        canvas.suptitle(title, x=0.01, ha="left", fontsize=11)
-        canvas.legend(handles=_keys(names, number), loc="outside right upper", frameon=False)
-        return _svg(canvas, dpi=200)
+    slices = np.array_split(np.random.default_rng(0).permutation(len(at)), min(20, len(at)))
+    traces = [Trace(f"{name} ({list(sources).count(name)})", i) for i, name in enumerate(names)]
+    for part in slices:  # one after the other, so that no source covers the others
+        for i, name in enumerate(names):
+            runs = tuple(places[k] for k in part if sources[k] == name)
+            traces.append(Trace("", i, runs, look="faint"))
+    return drawing(title, [Chart("", traces=tuple(traces), width=side, height=side)])
 
 
-@torch.no_grad()
 def plot_features(
     model_folder: Path,
     configs: Mapping[str, SiteConfig],
@@ -174,33 +249,10 @@ def plot_features(
     seed: int = 1,
     device: str = "cpu",
 ) -> bytes:
-    """Plot the features of some images of each source in two dimensions by t-SNE, as SVG.
-
-    Args:
-        configs: the data of each source by its name.
-        images: the largest number of images of a source; they are chosen at random.
-
-    Raises:
-        ConfigError: there is no model.
-        DataError: the data cannot be read, or a source has no image in the split.
-    """
-    model, prepare = load_model(model_folder)
-    spec = load_spec(model_folder)
-    model.to(device)
-    features: list[Tensor] = []
-    sources: list[str] = []
-    for name, config in configs.items():
-        _, samples = load_samples(config, spec, name, only=split)
-        part = samples[split]
-        if not len(part):
-            raise DataError(f"{name}: {config.data.table} has no {split} images; choose another --split")
-        order = torch.randperm(len(part), generator=generator_for(seed, "latent", name))[:images]
-        for start in range(0, len(order), _BATCH):
-            rows = order[start : start + _BATCH]
-            pixels = prepare(part.batch(rows).inputs["image"].to(device))
-            features.append(model.features({"image": pixels}).cpu())
-        sources += [name] * len(order)
-    return plot_embedding(embed(torch.cat(features).numpy(), seed), sources)
+    """Plot features of images of each source in two dimensions by t-SNE, as SVG; see `features_of`."""
+    found = features_of(model_folder, configs, split, images, seed, device)
+    sources = [name for name, features in found.items() for _ in features]
+    return plot_embedding(embed(np.concatenate(list(found.values())), seed), sources)
 
 
 def embed(features: ArrayLike, seed: int, method: Literal["tsne", "pca"] = "tsne") -> Floats:
@@ -237,113 +289,10 @@ def embed(features: ArrayLike, seed: int, method: Literal["tsne", "pca"] = "tsne
     return np.asarray(x, dtype=np.float64)
 
 
-def _bars(axis: Any, i: int, of: int, table: str, values: Sequence[float]) -> None:
-    """Add the bars of the i-th of `of` data sets, with a value or a dash at the end of each."""
-    height = 0.8 / of
-    positions = np.arange(len(values)) - 0.4 + height * (i + 0.5)
-    lengths = [0.0 if math.isnan(v) else v for v in values]
-    axis.barh(
-        positions, lengths, height=0.88 * height, label=_key(table), color=_of(TONES, i),
-        hatch=_of(HATCHES, i // len(TONES)), edgecolor="white", linewidth=0,
-    )  # fmt: skip
-    for position, value, length in zip(positions, values, lengths, strict=True):
-        text = _DASH if math.isnan(value) else "<0.1" if 0 < value < 0.0005 else f"{100 * value:.1f}"
-        axis.annotate(
-            text, (length, position), (3, 0), textcoords="offset points", va="center", fontsize=7, color=GREY
-        )
-
-
-def _lay_out_bars(axis: Any, classes: int, largest: float) -> None:
-    axis.set_ylim(classes - 0.5, -0.5)
-    axis.set_xlim(0, 1.1 * largest)
-    axis.set_xlabel("images with the class, % of labelled images")
-    axis.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
-    axis.grid(axis="x", color=GRID)
-    axis.set_axisbelow(True)
-    axis.tick_params(axis="y", length=0)
-
-
-def _contingency(axis: Any, one: Contingency) -> None:
-    """Add one matrix with the conditional probabilities below it."""
-    counts = np.array(one.counts, dtype=np.float64)
-    rows = counts.sum(axis=1, keepdims=True)
-    shares = np.divide(counts, rows, out=np.full_like(counts, np.nan), where=rows > 0)
-    texts = [
-        [_DASH if math.isnan(n) else f"{n:,.0f}\n{_percent(s)}" for n, s in zip(*pair, strict=True)]
-        for pair in zip(counts, shares, strict=True)
-    ]
-    _cells(axis, shares, texts, 1.0, size=10)
-    _name_cells(axis, ["no", "yes"], ["no", "yes"], turned=False)
-    axis.set_ylabel(_wrap(f"{one.first} predicted"))
-    notes = (
-        f"{_wrap(one.second)} predicted\n",
-        _given(one.second, one.first, one.second_given_first),
-        _given(one.first, one.second, one.first_given_second),
-        textwrap.fill(one.why, 42),
-    )
-    axis.set_xlabel("\n".join(notes))
-
-
-def _cells(axis: Any, shades: Floats, texts: Sequence[Sequence[str]], top: float, size: float) -> None:
-    """Add a matrix of cells with texts, darker where the shade is nearer to `top`; NaN is pale."""
-    axis.set_facecolor(PALE)
-    axis.pcolormesh(np.ma.masked_invalid(shades), cmap="Blues", vmin=0, vmax=top, edgecolors="white")
-    for (i, j), shade in np.ndenumerate(shades):
-        tone = GREY if math.isnan(shade) else "white" if shade > 0.62 * top else INK
-        axis.text(j + 0.5, i + 0.5, texts[i][j], ha="center", va="center", fontsize=size, color=tone)
-
-
-def _name_cells(axis: Any, columns: Sequence[str], rows: Sequence[str], *, turned: bool) -> None:
-    axis.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=90 if turned else 0)
-    axis.set_yticks(np.arange(len(rows)) + 0.5, rows)
-    axis.invert_yaxis()
-    axis.set_aspect("equal")
-    axis.tick_params(length=0)
-    axis.spines[:].set_visible(False)
-
-
-def _keys(names: Sequence[str], number: NDArray[np.intp]) -> list[Any]:
-    """Return the entries of the legend, with the number of points of each source."""
-    return [
-        Line2D(
-            [], [], linewidth=0, marker=_of(MARKERS, i // len(TONES)), color=_of(TONES, i), markersize=6,
-            label=_key(f"{name} ({np.sum(number == i)})"),
-        )
-        for i, name in enumerate(names)
-    ]  # fmt: skip
-
-
-def _of(cycle: Sequence[str], i: int) -> str:
-    return cycle[i % len(cycle)]
-
-
-def _given(name: str, condition: str, share: float) -> str:
-    """Return a conditional probability as text, on two lines where the names are long."""
-    gap = " " if len(name) + len(condition) < 30 else "\n"
-    return f"P({name} |{gap}{condition}) = {_percent(share)}"
-
-
 def _percent(share: float) -> str:
     return _DASH if math.isnan(share) else f"{100 * share:.1f} %"
-
-
-def _key(name: str) -> str:
-    """Return a name for the legend, from which matplotlib leaves out one that begins with an underscore."""
-    return f" {_wrap(name)}" if name.startswith("_") else _wrap(name)
-
-
-def _wrap(name: str) -> str:
-    """Return a name on lines, without a character that XML does not know."""
-    return textwrap.fill(escaped(name), 26)
 
 
 def _largest(values: Iterable[float | None]) -> float:
     """Return the largest defined value, at least one percent so that a scale has a length."""
     return max([0.01, *(v for v in values if v is not None and not math.isnan(v))])
-
-
-def _svg(canvas: Any, dpi: int = 72) -> bytes:
-    out = io.BytesIO()
-    canvas.savefig(out, format="svg", dpi=dpi, metadata={"Date": None})
-    text = out.getvalue()
-    return text[text.index(b"<svg") :]

@@ -104,7 +104,7 @@ class Progress:
     def _validated(self, event: dict[str, Any]) -> str | None:
         """Return the figures of a round's model, which the sites measure when they get it for the next."""
         found = [
-            f"{name} {float(event[key]):.{digits}f}"
+            f"{name} {float(event[key]):.{digits}f}{_steps(event.get(f'{key}_step'))}"
             for key, (name, digits) in _FIGURES.items()
             if event.get(key) is not None
         ]
@@ -135,6 +135,10 @@ class Progress:
         )
         figures = [Text(self.figures)] if self.figures else []
         return Group(Text(self.title, style="bold"), grid, *figures, Text.from_markup(marks, emoji=False))
+
+
+def _steps(step: float | None) -> str:
+    return "" if step is None else f" in steps of {float(step):g}"
 
 
 def _printer(progress: Progress, console: Console, live: Live | None) -> Callable[[str], None]:

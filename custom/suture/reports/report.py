@@ -31,7 +31,7 @@ from suture.protocol.records import (
     read_run,
 )
 from suture.reports import formatting as formats
-from suture.reports.charts import Chart, Scale, Series, Tick, bar_chart, line_charts
+from suture.reports.charts import COLOURS, Chart, Scale, Series, Tick, bar_chart, line_charts
 from suture.reports.configuration import configuration
 from suture.reports.decision_section import decision_section
 from suture.reports.finetuning_results import nothing_measured, read_finetuning_results, section
@@ -78,6 +78,7 @@ Examples = Mapping[str, Sequence[Example]]
 
 FORMATS = (
     "area",
+    "stepped",
     "hundredths",
     "interval",
     "count",
@@ -175,6 +176,7 @@ def templates(*folders: Path) -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {name: getattr(formats, name) for name in FORMATS}
+    environment.globals["colours"] = COLOURS
     return environment
 
 
@@ -187,6 +189,9 @@ def _visible(value: Any) -> Any:
 
 def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[str, Any]:
     """Return the values of the template that every run has."""
+    sites = metrics.sites if metrics else {}
+    # Sites do not annotate the same classes: a mean over different ones would rank them by their classes.
+    common = [c for c in run.labels if sites and all(at.get(c) is not None for at in sites.values())]
     return {
         "run": run,
         "configuration": configuration(run),
@@ -201,7 +206,8 @@ def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[st
         "tail_below": TAIL,
         "attribute_figures": shown(metrics.attributes.values.values()) if metrics else {},
         "local_figures": _local_figures(metrics) if metrics else {},
-        "site_means": {s: mean_defined(v.values()) for s, v in metrics.sites.items()} if metrics else {},
+        "common": common,
+        "site_means": {s: mean_defined(v[c] for c in common) for s, v in sites.items()} if common else {},
         "phases": _phases(history),
         "curves": _curves(run, history),
         "costs": _costs(history),

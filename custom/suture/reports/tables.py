@@ -11,7 +11,7 @@ from rich.table import Table
 from suture.core.printable import printable
 from suture.core.targets import rich
 from suture.protocol.records import Metrics, Run, parse
-from suture.reports.formatting import DASH, area, count, interval
+from suture.reports.formatting import DASH, area, count, interval, stepped
 
 SHARED, UNIQUE, NOBODY = "At several sites", "At one site", "At no site"
 OVERALL = {
@@ -37,6 +37,7 @@ class Row:
         positives, negatives: test cases with and without the class.
         reason: why `auroc` is None.
         recall: of multiclass labels alone.
+        step: to whose multiples a site has rounded the figures; None where they are exact.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Row:
     negatives: int | None
     reason: str
     recall: float | None
+    step: float | None
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ def _row(run: Run, metrics: Metrics, label: str) -> Row:
         negatives,
         metrics.undefined.get(label, "not evaluated"),
         metrics.recall.get(label),
+        metrics.steps.get(label),
     )
 
 
@@ -136,10 +139,11 @@ def class_table(checked: Run, scores: Metrics) -> Table:
     for group in class_groups(checked, scores):
         _add(table, group)
     bounds = interval(scores.mean_interval) if scores.mean_interval else ""
-    mean = f"[bold]{area(scores.mean_auroc)}"
+    mean = f"[bold]{stepped(scores.mean_auroc, scores.coarsest)}"
     table.add_row("[bold]Mean (with an AUROC)", "", mean, bounds, "", end_section=True)
     if scores.loss is not None:
-        table.add_row("[bold]Loss (cross-entropy)", "", f"[bold]{area(scores.loss)}", "", "")
+        loss = stepped(scores.loss, scores.loss_step)
+        table.add_row("[bold]Loss (cross-entropy)", "", f"[bold]{loss}", "", "")
     for name, value in overall(scores).items():
         table.add_row(f"[bold]{name[:1].upper()}{name[1:]}", "", f"[bold]{area(value)}", "", "")
     for frequency, value in scores.long_tail.accuracy.items():
@@ -158,7 +162,7 @@ def _add(table: Table, group: Group) -> None:
 def _values(row: Row) -> tuple[str, str, str]:
     if row.auroc is None:
         return DASH, f"[dim]{_cell(row.reason)}", count(row.positives)
-    return area(row.auroc), interval(row.interval), count(row.positives)
+    return stepped(row.auroc, row.step), interval(row.interval), count(row.positives)
 
 
 def _caption(metrics: Metrics) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from suture.core.entry_points import Registry, found, load, of_this_distribution, registered
+from suture.core.entry_points import Registry, found, load, of_this_distribution, package_of, registered
 from suture.core.errors import ConfigError, unknown
 from suture.core.printable import printable
 from suture.simulation.job_files import job_file, known_jobs, may_register, summary
@@ -41,7 +41,12 @@ def rows() -> Iterator[tuple[str, str, str]]:
     for name, path in known_jobs().items():
         yield "job", name, _or_reason(summary, path)
     for kind, points in found("suture.catalogue").items():
-        for name, describe in load(points[0], "list of")():
+        try:
+            listed = load(points[0], "catalogue", "a function")
+        except ConfigError as reason:
+            yield kind, package_of(points[0]), str(reason)
+            continue
+        for name, describe in listed():
             yield kind, name, _or_reason(lambda text: text(), describe)
 
 
@@ -90,7 +95,9 @@ def method_entry(name: str, kind: Any) -> dict[str, Any]:
     method, about = kind(), kind.about
     types = {"multilabel": "several", "multiclass": "one"}
     labels = (
-        "one target a site" if kind.labels.single_target else "; ".join(types[t] for t in method.label_types)
+        "one target a site"
+        if method.labels.view == "target"
+        else "; ".join(types[t] for t in method.labels.types)
     )
     return {
         "title": about.title,
@@ -118,22 +125,22 @@ def _sent(method: Any) -> str:
     from suture.models.classifier import Layout
     from suture.protocol.egress import IMAGES
 
-    if method.limits.local_only:
+    if method.about.local_only:
         return "nothing: it is a reference, not a federation"
     egress = method.egress(Layout({}, {}))
     part = "gradient" if egress.kind == "gradient" else "weights"
-    parts = [f"backbone {part}" + (" (a share of the rows)" if method.share else "")]
-    if method.personal == "nothing" and method.share is None:
-        parts.append("all rows" if method.label_use.view == "all" else "own rows")
+    parts = [f"backbone {part}" + (" (a share of the rows)" if method.exchange.share else "")]
+    if not method.exchange.part_at_site:
+        parts.append("all rows" if method.labels.view == "all" else "own rows")
     if egress.weight == IMAGES:
         parts.append("number of images")
     elif egress.weight != (1.0, 1.0):
-        parts.append(egress.weight_name)
+        parts.append("a weight of its own")
     besides = (channel.name for channel in egress.going("up"))
     parts += [name.replace("_", " ") for name in (*besides, *egress.scalars, *egress.losses)]
     if egress.counts:
         parts.append("label counts (once)")
-    if egress.prior:
+    if method.exchange.prior:
         parts.append("digest of its prior (once)")
     return ", ".join(parts)
 

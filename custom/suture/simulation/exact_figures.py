@@ -6,8 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from suture.core.errors import SutureError
+from suture.core.printable import number_of
+from suture.core.privacy import PrivacyConfig
 from suture.data.batch import Samples
 from suture.data.config import SiteConfig
 from suture.data.readers import read_table
@@ -15,8 +18,7 @@ from suture.data.table import Split, Table
 from suture.learning.evaluation import Measurement, class_scores, influences, split_loss, without_withheld
 from suture.learning.losses import masked_loss
 from suture.models.classifier import Layout
-from suture.protocol.disclosure import step_of
-from suture.protocol.privacy import PrivacyConfig
+from suture.protocol.disclosure import MOST, share, step_of, without_one
 from suture.simulation.job import Job
 
 _SPLITS: tuple[Split, ...] = ("validation", "test")
@@ -29,14 +31,15 @@ def without_limits(configs: Mapping[str, SiteConfig], job: Job) -> str:
         configs: of each site, with the limits that it has in a federation.
     """
     here = "Figures are exact: all sites are on this machine."
-    if job.method.limits.pooled:
+    if job.method.about.pooled:
         return here
-    changes = [f"{site} {change}" for site, config in configs.items() if (change := _change(config))]
+    forecasts = {site: forecast(config, reasons=False) for site, config in configs.items()}
+    changes = [f"{site} would send of {line}" for site, lines in forecasts.items() for line in lines]
     if not changes:
         return f"{here} The sites' limits of disclosure would not change any."
     sentences = [
         here,
-        f"With the sites' limits of disclosure, as in a federation (or with --limits), {'; '.join(changes)}.",
+        f"With the sites' limits of disclosure, as in a federation (or with --limits), {'. '.join(changes)}.",
     ]
     if job.decision:
         sentences.append("Figures of decisions and groups would be limited, too.")
@@ -47,37 +50,55 @@ def without_limits(configs: Mapping[str, SiteConfig], job: Job) -> str:
     return " ".join(sentences)
 
 
-def _change(config: SiteConfig) -> str:
-    """What the limits of a site withhold and round; empty where nothing."""
-    limits = config.privacy
+def forecast(config: SiteConfig, *, reasons: bool = True) -> list[str]:
+    """Return, of validation and test, what a site's limits would withhold in a federation and why, and the
+    steps of what it would send; nothing of data that cannot be read.
+    """
+    limits, found = config.privacy, []
+    if limits == limits.exact():
+        return []
     try:
         table = read_table(config.data).table
-    except SutureError:  # which the site itself reports
-        return "cannot be read"
-    said = [f"rounds counts to multiples of {limits.round_counts}"] if limits.round_counts > 1 else []
-    parts = {split: part for split in _SPLITS if len(part := table.of(split))}
-    of = {split: what for split, part in parts.items() if (what := _of_split(part, limits))}
-    if len({*of.values()}) == 1 and of.keys() == parts.keys():
-        return " and ".join([*said, *of.values()][::-1])
-    return " and ".join([*(f"{what} in {split}" for split, what in of.items()), *said])
+    except SutureError:  # which the site's own check reports
+        return []
+    for split in _SPLITS:
+        part = table.of(split)
+        if not len(part):
+            continue
+        names, (_, patients) = part.labels.names, np.unique(np.asarray(part.patients), return_inverse=True)
+        moved = influences(names, part.y, patients, part.labels.label_type, limits)
+        rounded: dict[float, list[str]] = {}
+        for name, influence in sorted(moved.items(), key=lambda pair: pair[1]):
+            if limits.min_count and (step := step_of(influence)) is not None:
+                rounded.setdefault(step, []).append(name)
+        said = [f"AUROC in steps of {step:g} ({', '.join(of)})" for step, of in rounded.items()]
+        withheld = [
+            f"{name} ({_why_withheld(y, patients, limits)})" if reasons else name
+            for name, y in zip(names, part.y.T, strict=True)
+            if limits.min_count and name not in moved
+        ]
+        said += [f"no AUROC of {', '.join(withheld)}"] if withheld else []
+        if limits.min_loss:
+            said.append("no loss" if _loss_is_withheld(part, limits) else "a rounded loss")
+        if limits.round_counts > 1:
+            said.append(f"counts in multiples of {limits.round_counts}")
+        found.append(f"{split}: {'; '.join(said)}")
+    return found
 
 
-def _of_split(part: Table, limits: PrivacyConfig) -> str:
-    """What the limits withhold and round of the figures of one split."""
-    label_type, names = part.labels.label_type, part.labels.names
-    _, patients = np.unique(np.asarray(part.patients), return_inverse=True)
-    shown = influences(names, part.y, patients, label_type, limits)
-    withheld = [name for name in names if limits.min_count and name not in shown]
-    if limits.min_loss and _loss_is_withheld(part, limits):
-        withheld.insert(0, "its loss")
-    steps = sorted({step for moved in shown.values() if (step := step_of(moved)) is not None})
-    said = [f"withholds {', '.join(withheld)}"] if withheld else []
-    if limits.min_count and steps:
-        between = f"{steps[0]:g}" if len(steps) == 1 else f"{steps[0]:g} to {steps[-1]:g}"
-        said.append(f"rounds AUROC to steps of {between}")
-    elif limits.min_loss and "its loss" not in withheld:
-        said.append("rounds its loss")
-    return " and ".join(said)
+def _why_withheld(y: NDArray[np.float32], patients: NDArray[np.intp], limits: PrivacyConfig) -> str:
+    kinds = {"positive": y == 1, "negative": y == 0}
+    for kind, of in kinds.items():
+        if not of.any():
+            return f"no {kind}"
+    for kind, of in kinds.items():
+        if (n := int(of.sum())) < limits.min_count:
+            return f"{number_of(n, kind)}, fewer than min_count = {limits.min_count}"
+    if without_one(patients, y) > MOST:
+        kind, of = max(kinds.items(), key=lambda pair: share(patients, pair[1]))
+        most = int(np.bincount(patients, of).max())
+        return f"one patient has {most} of the {int(of.sum())} {kind}s, and moves it by over half its range"
+    return "the number of a smaller class would follow from it"
 
 
 def _loss_is_withheld(part: Table, limits: PrivacyConfig) -> bool:
@@ -86,4 +107,4 @@ def _loss_is_withheld(part: Table, limits: PrivacyConfig) -> bool:
     samples, logits = Samples({}, torch.from_numpy(part.y), part.patients), torch.zeros(part.y.shape)
     scores = class_scores(samples, logits, part.labels, part.labels.names, limits)
     visible = without_withheld(samples, scores, part.labels)
-    return split_loss(visible, logits, how, test=True) is None
+    return split_loss(visible, logits, how, test=True)[0] is None

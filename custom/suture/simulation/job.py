@@ -12,43 +12,49 @@ import sys
 import traceback
 import types
 from collections.abc import Iterable
+from html import escape
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from suture.core.entry_points import moved
 from suture.core.errors import ConfigError, SutureError, shown, unknown
 from suture.core.names import as_job, check_job
 from suture.core.plain import read_regular, read_toml
-from suture.core.validation import LARGEST_SEED, LIMIT, LabelName, bare, parse, why_removed
+from suture.core.validation import (
+    LARGEST_SEED,
+    NAMED_FILE,
+    STRICT,
+    bare,
+    parse,
+    refusal,
+    why_removed,
+    with_paths,
+)
 from suture.data.augmentation import Augmentation
-from suture.federation.plan import Plan, Quorum, Schedule, Selection, code_hash
+from suture.data.embedding import TFIDF
+from suture.federation.plan import Plan, Schedule, code_hash
 from suture.learning.finetuning import FineTuning
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method
 from suture.methods.source import source_of
-from suture.models import MODELS, ModelSpec, vocabulary_of
+from suture.models import CORPUS, MODELS, ModelSpec, vocabulary_of
 from suture.models.documents import with_digest
-from suture.protocol.decisions import DecisionSettings
 from suture.protocol.half import Transport
 from suture.simulation.job_files import job_file
 from suture.simulation.kinds import SIMULATIONS, Simulation
 from suture.simulation.study import StudySites
 
-_STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
-
-@dataclass(frozen=True, config=_STRICT)
-class Job:
-    """One federated training job.
+@dataclass(frozen=True, kw_only=True, config=STRICT)
+class Job(Schedule):
+    """One federated training job: what its server needs to know, and what all parties do.
 
     Attributes that are not described here are those of `Plan` and `Schedule`.
 
     Attributes:
-        name: name of the job on the command line, and in the names of its runs.
-        title: title in reports.
         simulation: the simulated sites; None for a job of real sites only.
         shared_with: names of FLARE users who, besides the submitter, may continue the experiment. Others are
             refused.
@@ -58,29 +64,17 @@ class Job:
         ConfigError: the name cannot be used in a path, or the sites would train nothing.
     """
 
-    name: str
-    title: str
     method: Method
     model: ModelSpec
-    rounds: Annotated[int, Field(ge=1, le=LIMIT)]
     seed: Annotated[int, Field(ge=-LARGEST_SEED, le=LARGEST_SEED)] = 1
     augmentation: Augmentation = dataclasses.field(default_factory=Augmentation)
-    selection: Selection = "site_loss"
-    patience: Annotated[int, Field(ge=1, le=LIMIT)] | None = None
-    min_sites: Quorum | None = None
-    round_timeout: Annotated[int, Field(ge=1, le=LIMIT)] = 3600
-    grace: Annotated[float, Field(ge=0, le=LIMIT)] | None = None
-    max_failed_rounds: Annotated[int, Field(ge=1, le=LIMIT)] = 2
-    max_update: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = 100.0
-    label_map: dict[LabelName, LabelName] = dataclasses.field(default_factory=dict)
-    accept_labels: bool | tuple[str, ...] = False
-    decision: DecisionSettings | None = None
+    transport: Transport = "float32"
     shared_with: tuple[str, ...] = ()
     simulation: Simulation | None = None
     finetuning: FineTuning | None = None
-    transport: Transport = "float32"
 
     def __post_init__(self) -> None:
+        # `schedule` checks whether its settings contradict one another: --set changes them one at a time.
         check_job(self.name)
         if not (self.method.local.epochs or self.method.local.iterations):
             raise ConfigError(
@@ -112,21 +106,15 @@ class Job:
             ConfigError: the method needs more rounds.
         """
         self.method.phases(self.rounds)
-        return Schedule(
-            rounds=self.rounds,
-            job=self.name,
-            title=self.title,
-            min_sites=self.min_sites,
-            round_timeout=self.round_timeout,
-            grace=self.grace,
-            selection=self.selection,
-            patience=self.patience,
-            max_failed_rounds=self.max_failed_rounds,
-            max_update=self.max_update,
-            label_map=self.label_map,
-            accept_labels=self.accept_labels,
-            decision=self.decision,
+        return Schedule(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Schedule)})
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the title, and every setting."""
+        rows = "".join(
+            f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>"
+            for name, value in settings_of(self).items()
         )
+        return f"<p><b>{escape(self.title)}</b></p><table>{rows}</table>"
 
 
 def load_job(job: str | Path, *, trust: bool = False) -> Job:
@@ -152,7 +140,11 @@ def load_job(job: str | Path, *, trust: bool = False) -> Job:
     except SutureError:
         raise
     except Exception as error:  # whatever a file of a user does
-        line = traceback.extract_tb(error.__traceback__)[-1]
+        lines = traceback.extract_tb(error.__traceback__)
+        if isinstance(error, ValidationError):
+            own = [line.lineno for line in lines if line.filename == str(path)]
+            raise refusal(error, f"{path}, line {own[-1]}") from error
+        line = lines[-1]
         where = f"{line.filename}, line {line.lineno}"
         hint = moved(line.line or "") if isinstance(error, ModuleNotFoundError) else ""
         raise ConfigError(f"{path} cannot be run: {type(error).__name__}: {error} ({where}){hint}") from error
@@ -163,15 +155,20 @@ def load_job(job: str | Path, *, trust: bool = False) -> Job:
 
 
 def beside(job: Job, folder: Path) -> Job:
-    """Return the job of a file in a folder: its study is there, or where a path from there leads to.
+    """Return the job of a file in a folder, at which its relative paths start.
 
     A job without a simulation has the sites of its folder, if there are any.
     """
-    sites = job.simulation or StudySites()
-    if not isinstance(sites, StudySites):
-        return job
-    within = sites.within(folder)
-    return dataclasses.replace(job, simulation=within) if job.simulation or within.found() else job
+    words = {"clinical", CORPUS, TFIDF, *(word for kind in MODELS.values() for word in kind.weights)}
+
+    def placed(_key: str, value: str, mark: str) -> str:
+        path = folder / Path(value).expanduser()
+        elsewhere = mark == NAMED_FILE and (value in words or not ("/" in value or path.exists()))
+        return value if elsewhere else str(path)
+
+    if job.simulation is None and StudySites(str(folder)).found():
+        job = dataclasses.replace(job, simulation=StudySites())
+    return with_paths(job, placed)
 
 
 def _read_toml(path: Path) -> Job:
@@ -213,9 +210,9 @@ def check_federated(job: Job) -> None:
             package, so that no other process can load it.
     """
     method = job.method
-    if method.limits.local_only:
+    if method.about.local_only:
         raise ConfigError(
-            f"{method.about.title} {method.limits.local_only}, so it cannot run in a federation; "
+            f"{method.about.title} {method.about.local_only}, so it cannot run in a federation; "
             "use --env local"
         )
     source_of(type(method))
@@ -229,7 +226,7 @@ def check_finetuning(job: Job) -> None:
     """
     if job.finetuning is None:
         return
-    if job.method.personal != "nothing":
+    if job.method.exchange.personal != "nothing":
         raise ConfigError(
             f"{job.method.about.title} does not produce a global model to fine-tune; choose another method"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -15,12 +16,13 @@ from suture.simulation.study import StudySites
 class Simulation(Protocol):
     """Simulated sites: a frozen dataclass, whose fields are the settings ``simulation.…`` of a job.
 
-    Sites with tasks for fine-tuning name them in a field `targets`.
+    Sites with tasks for fine-tuning name them in a field `targets`; those whose images are drawn, and show no
+    patients, have `synthetic` true.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
-    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
+    def prepare(self, folder: Path, runs: Path, seed: int, method: Method) -> list[str]:
         """Write the folder of each site, and the server's; return the names of the sites.
 
         Args:
@@ -35,6 +37,10 @@ class Simulation(Protocol):
 
 
 SIMULATIONS: Registry[type[Simulation]] = Registry(
-    "suture.simulations", "kind of simulated sites", {"PhantomSites": PhantomSites, "StudySites": StudySites}
+    "suture.simulations",
+    "kind of simulated sites",
+    {"PhantomSites": PhantomSites, "StudySites": StudySites},
+    "a dataclass with a method `prepare`",
+    lambda kind: isinstance(kind, type) and is_dataclass(kind) and hasattr(kind, "prepare"),
 )
 """The kinds of simulated sites, by the name of their class."""

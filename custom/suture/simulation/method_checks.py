@@ -25,14 +25,15 @@ from suture.core.errors import ConfigError, SutureError, unknown
 from suture.core.labels import LabelType
 from suture.core.validation import parse
 from suture.methods.base import About, GlobalModel, LabelUse, Method, Phase, RoundContext, local_round
-from suture.methods.parameters import check_channels, exchanged, layout_of, parts, with_channels
+from suture.methods.exchange import check_channels, layout_of, with_channels
+from suture.methods.retraining import Retraining
 from suture.models import ModelSpec
 from suture.models.classifier import Layout, split_state
-from suture.protocol.egress import CLASSES, Shapes, blank, prefixed, whole
+from suture.protocol.egress import CLASSES, Shapes, blank, check_declared, prefixed, whole
 from suture.protocol.half import Transport
 from suture.protocol.messages import Abstain, Update, ones
-from suture.protocol.packing import Packed, load, tensors_of
-from suture.simulation.trial import SITES, Trial
+from suture.protocol.packing import Packed, load, tensors_of, unpack
+from suture.simulation.trial import SITES, Trial, least_rounds
 from suture.simulation.variants import alternatives, changed, names, numbers, with_value, within
 
 SMALL = ModelSpec("cnn", size=16)
@@ -61,7 +62,7 @@ class Subject:
     @cached_property
     def label_types(self) -> tuple[LabelType, ...]:
         """The types of labels that it is tried with."""
-        return ("multilabel",) if self.method.label_use.single_target else self.method.label_types
+        return self.method.labels.types
 
     @property
     def first(self) -> LabelType:
@@ -134,11 +135,11 @@ def subject_of(
     exempt = _known("hyperparameter in exempt", exempt, {*known, *groups})
     # With a warm-up or a schedule, the learning rate of round 1 would not be `lr`.
     local = replace(method.local, final_lr=None, warmup_epochs=0)
-    if not method.limits.fixed_batches:
+    if not method.about.fixed_batches:
         steps = local.iterations and min(local.iterations, 3)
         local = replace(local, lr=RATE, batch_size=8, iterations=steps)
-    if method.retrain:
-        method = changed(method, retrain=replace(method.retrain, rounds=1, batch_size=8))
+    if isinstance(retrain := getattr(method, "retrain", None), Retraining):
+        method = changed(method, retrain=replace(retrain, rounds=1, batch_size=8))
     return Subject(changed(method, local=local), model or SMALL, variants or {}, exempt)
 
 
@@ -157,6 +158,7 @@ def _check_instance(method: Any) -> None:
         raise ConfigError(f"{kind} is not a dataclass; decorate it with @hyperparameters")
     if not hasattr(method, "local"):
         raise ConfigError(f"{kind} has no local training; give it local: LocalTraining")
+    check_declared(method.egress(Layout({}, {})), kind)
 
 
 def _known(kind: str, names: Collection[str], options: Collection[str]) -> tuple[str, ...]:
@@ -256,7 +258,7 @@ def aggregation_returns_the_channels(subject: Subject) -> None:
 def a_class_that_nobody_sent_keeps_its_row(subject: Subject) -> None:
     """Where sites see their own rows only."""
     method, before = subject.method, _a_model(subject.method)
-    if method.label_use.view == "all":
+    if method.labels.view == "all":
         return
     sent = [_an_update(method, before, ("A",), 1), _an_update(method, before, ("B",), 2)]
     after = method.aggregate(before, sent, FIRST)
@@ -276,13 +278,13 @@ def classes_are_known_by_name(subject: Subject) -> None:
     one, two = (method.aggregate(model, updates, FIRST) for model in (before, other))
     back = replace(two, **_turned(forms, head=two.head, channels=two.channels))
     _alike(_all_tensors(one), _all_tensors(back), "aggregation")
-    if method.label_use.single_target:
+    if method.labels.view == "target":
         return
     with suppress(SutureError, ValidationError):  # Adam makes steps even of what is rounding
         method = changed(method, local=replace(method.local, optimiser="sgd", momentum=0.0))
     for label_type in subject.label_types:
         with replace(subject, method=method).trial(label_type) as trial:
-            for phase in method.phases(method.least_rounds + 1):
+            for phase in method.phases(least_rounds(method) + 1):
                 a, b = (_sent(trial, phase, turned) for turned in (False, True))
                 _alike(a, b, f"{label_type}, {phase.name}")
 
@@ -291,7 +293,7 @@ def _sent(trial: Trial, phase: Phase, turned: bool) -> dict[str, Tensor]:
     """What a site sends in the first round of a phase; `turned`: where it received its classes reversed."""
     payload, method = trial.payload("gamma"), trial.plan.method
     site = trial.context("gamma", payload)
-    egress = method.egress(exchanged(site.model, method))
+    egress = method.egress(method.exchange.layout(site.model))
     if turned:
         _, once = split_state(payload.fixed)
         tensors = {"head": payload.head, "once": once, "channels": payload.channels}
@@ -339,7 +341,7 @@ def unknown_labels_have_no_gradient(subject: Subject) -> None:
 
 def unknown_labels_are_not_trained(subject: Subject) -> None:
     """Where unknown labels are masked, what a batch holds in their place does not change the update."""
-    if subject.method.label_use.unknown != "masked":
+    if subject.method.labels.unknown != "masked":
         return
     for label_type in subject.label_types:
         # A batch has 0 there, so a method may count positives by `y == 1` without the mask: hence not 1.
@@ -365,7 +367,7 @@ def federations_run_and_repeat(subject: Subject) -> None:
             _same(one.server.model, two.server.model, f"{label_type}: a second run gives different bytes")
             for site, labels in one.seen.items():
                 registered = one.server.registry.members[site].names
-                allowed = one.server.registry.labels if subject.method.label_use.view == "all" else registered
+                allowed = one.server.registry.labels if subject.method.labels.view == "all" else registered
                 _ensure(labels <= set(allowed), f"{label_type}: {site} saw {sorted(labels - set(allowed))}")
                 rows = one.seen_rows[site]
                 _ensure(
@@ -391,7 +393,7 @@ def training_lowers_the_loss(subject: Subject) -> None:
 def _loss_of(method: Method, line: Mapping[str, Any], label_type: LabelType) -> float:
     """The loss of a round that training must lower."""
     gradients = method.egress(Layout({}, {})).kind == "gradient"
-    if gradients or method.label_use.single_target:
+    if gradients or method.labels.view == "target":
         # A model that sends gradients is one to adapt, and a single row that means another class at each site
         # fits none of them: neither need predict as it is, and the sites' own losses tell whether it learns.
         word = "query_loss" if gradients else "train_loss"
@@ -440,7 +442,7 @@ def a_warm_up_trains_the_head_alone(subject: Subject) -> None:
 def optimiser_state_carries_over(subject: Subject) -> None:
     """A round that begins with the state of the round before is another one than a round without."""
     local, method = subject.method.local, subject.method
-    if method.limits.fixed_batches or (local.optimiser == "sgd" and not local.momentum):
+    if method.about.fixed_batches or (local.optimiser == "sgd" and not local.momentum):
         return
     with subject.trial(subject.first, rounds=2) as trial:
         payload = trial.payload("alpha")
@@ -497,7 +499,7 @@ def losses_are_never_negative(subject: Subject) -> None:
     for other in (method, *(m for m in strong if m is not None)):
         for label_type in subject.label_types:
             with replace(subject, method=other).trial(label_type) as trial:
-                answer = trial.answer("alpha")
+                answer = unpack(trial.answer("alpha").packed)
                 if isinstance(answer, Abstain):  # such a weight may well be too much to train with
                     _ensure(other is not method, f"{label_type}: it abstains: {answer.error}")
                     continue
@@ -513,8 +515,8 @@ def channels_respect_the_smallest_count(subject: Subject) -> None:
     for label_type in subject.label_types:
         with subject.trial(label_type, min_count=1000) as trial:
             for site in SITES:
-                sent, task = trial.update(site).channels, trial.payload(site)
-                up = trial.sites[site].expectation(task).egress.going("up")
+                sent, allowed = trial.update(site).channels, trial.answer(site).allowed
+                up = allowed.egress.going("up") if allowed else ()
                 for name in (channel.name for channel in up if channel.of_classes):
                     _ensure(
                         not bool(sent[name].any()),
@@ -554,7 +556,7 @@ FIRST = RoundContext(1, Phase("main", 1), 0, sites=3)
 def _a_model(method: Method) -> GlobalModel:
     g = torch.Generator().manual_seed(0)
     head = {"head.weight": torch.randn(3, 4, generator=g), "head.bias": torch.randn(3, generator=g)}
-    shared = {} if method.personal == "model" else {"w": torch.randn(5, generator=g)}
+    shared = {} if method.exchange.personal == "model" else {"w": torch.randn(5, generator=g)}
     return with_channels(GlobalModel(LABELS, shared, head), method)
 
 
@@ -562,8 +564,8 @@ def _an_update(
     method: Method, previous: GlobalModel, own: tuple[str, ...], seed: int, noise: float = 1.0
 ) -> Update:
     """What a site of `own` classes sends: the model moved by noise, or noise as a gradient."""
-    labels = LABELS if method.label_use.view == "all" else own
-    shared, rows = parts(method, previous.shared, previous.rows(labels))
+    labels = LABELS if method.labels.view == "all" else own
+    shared, rows = method.exchange.parts(previous.shared, previous.rows(labels))
     g, egress = torch.Generator().manual_seed(seed), method.egress(Layout.of(shared, rows))
     kind = egress.kind
 

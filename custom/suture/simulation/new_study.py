@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,16 +16,23 @@ import tomli_w
 from suture.core.errors import ConfigError, DataError, LabelError
 from suture.core.files import atomic_write
 from suture.core.names import as_job
-from suture.core.printable import escaped, printable
+from suture.core.printable import escaped, number_of, printable
 from suture.core.spreadsheets import no_formula
-from suture.data.config import parse_data
+from suture.data.config import SiteConfig, StorageConfig, load_site_config, parse_data
 from suture.data.discovery import Answers, Discovery, discover
+from suture.data.label_discovery import CONSTANT
 from suture.data.readers import read_table
 from suture.data.readers.hospital_labels import inline
 from suture.simulation.study import CONFIG, check_names
 
 SPLITS = "splits.csv"
 """Name of the file of a site's splits, where its table has none."""
+
+_MOST_LINES, _MOST_LABELS = 10, 8
+"""Of a site, and of its labels in a line, that are shown in a terminal."""
+
+TABLE = "gathered.csv"
+"""Name of the file of a site's table, where it was put together."""
 
 _JOB = """\
 # What is trained. Every key of a job may be set here; docs/reference/configuration.md lists them.
@@ -36,7 +45,7 @@ name = "surgical"                      # `suture list` shows the others
 local = {{ lr = 1e-3, epochs = 1, batch_size = 16 }}
 
 [model]
-name = "cnn"                           # or densenet121, resnet50, ...
+name = "cnn"                           # `suture list models` shows the others
 size = 64                              # of the images that it sees, in pixels
 """
 
@@ -50,37 +59,69 @@ device = "cpu"       # "cuda" where there is a GPU
 """
 
 
-def look(sites: Mapping[str, Path], answers: Mapping[str, Answers] | None = None) -> dict[str, Discovery]:
+def look(
+    sites: Mapping[str, Path],
+    answers: Mapping[str, Answers] | None = None,
+    refused: dict[str, str] | None = None,
+) -> dict[str, Discovery]:
     """Look at the data of each site, by its name.
 
     Args:
         answers: what a person has said about a site.
+        refused: is given why the data of a site cannot be made out, by its name, where others can.
 
     Raises:
         ConfigError: a site has a name that cannot be used.
-        DataError: the data of one cannot be made out; names the site.
+        DataError: the data of one (with `refused`: of all) cannot be made out; names the site.
     """
     check_names(sites)
-    found = {}
+    found, faults = {}, {}
     for name, path in sites.items():
         try:
             found[name] = discover(path, (answers or {}).get(name, Answers()))
         except (DataError, LabelError) as error:
-            raise DataError(f"{name}: {error}") from error
+            faults[name] = f"{name}: {error}"
+    if faults and (refused is None or not found):
+        raise DataError("\n".join(faults.values()))
+    if refused is not None:
+        refused.update(faults)
     return found
+
+
+@contextmanager
+def labelled_data(path: Path) -> Iterator[tuple[SiteConfig, bool]]:
+    """Give the configuration of labelled data, and whether it says which images are for test.
+
+    Args:
+        path: a suture.toml, a folder with one, or a table or folder as `suture init` reads it, whose decoded
+            images are deleted at the end.
+
+    Raises:
+        ConfigError, DataError: it cannot be read.
+    """
+    described = path / CONFIG if path.is_dir() else path
+    if path.suffix == ".toml" or (path.is_dir() and described.is_file()):
+        yield load_site_config(described), True
+        return
+    guess = discover(path)
+    data = parse_data(guess.data if guess.has_splits else guess.data | {"split": "patients"}, str(path))
+    with tempfile.TemporaryDirectory(prefix="suture-") as folder:
+        storage = StorageConfig(state=Path(folder), cache=Path(folder))
+        yield SiteConfig(data=data, storage=storage), guess.has_splits
 
 
 def refuse_existing(study: Path, sites: Iterable[str]) -> None:
     """Refuse to write a study over another.
 
     Raises:
-        ConfigError: the study is a file, or a site has a suture.toml already.
+        ConfigError: the study is a file, or a site has a suture.toml, or another file of `init`, already.
     """
     if study.exists() and not study.is_dir():
         raise ConfigError(f"{study} is a file; name a folder for the study")
-    there = [path for name in sites if (path := study / name / CONFIG).exists()]
+    paths = (study / name / file for name in sites for file in (CONFIG, TABLE))
+    there = [path for path in paths if path.exists()]
     if there:
-        raise ConfigError(f"{there[0]} existsexists; edit it, or remove it to write a new one")
+        raise ConfigError(f"{there[0]} exists; edit it, or remove it to write a new one")
 
 
 def write_study(study: Path, found: Mapping[str, Discovery]) -> list[Path]:
@@ -94,10 +135,14 @@ def write_study(study: Path, found: Mapping[str, Discovery]) -> list[Path]:
     for name, guess in found.items():
         folder = study / name
         folder.mkdir(parents=True, exist_ok=True)
-        if not guess.has_splits:
+        if guess.sheet is not None:
+            atomic_write(folder / TABLE, _as_csv(guess.sheet.header, guess.sheet.rows).encode())
+            written.append(folder / TABLE)
+            guess = replace(guess, data=guess.data | {"table": str((folder / TABLE).resolve())})
+        if not (guess.has_splits or guess.is_draft):
             atomic_write(folder / SPLITS, splits(guess).encode())
             written.append(folder / SPLITS)
-        atomic_write(folder / CONFIG, as_toml(movable(guess, folder)).encode())
+        atomic_write(folder / CONFIG, as_toml(placed(guess, folder)).encode())
         written.append(folder / CONFIG)
     if not any((study / name).exists() for name in ("job.toml", "job.py")):
         title = study.resolve().name
@@ -114,36 +159,78 @@ def splits(guess: Discovery) -> str:
     values = guess.data | {"split": "patients", "partial": False}
     table = read_table(parse_data(values, str(values["table"]))).table
     by_patient = dict(zip(table.patients, table.split, strict=True))
+    return _as_csv(("patient", "split"), sorted(by_patient.items()))
+
+
+def _as_csv(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("patient", "split"))
-    writer.writerows((no_formula(patient), part) for patient, part in sorted(by_patient.items()))
+    writer.writerow(header)
+    writer.writerows(map(no_formula, row) for row in rows)
     return text.getvalue()
 
 
-def movable(guess: Discovery, folder: Path) -> Discovery:
+def placed(guess: Discovery, folder: Path) -> Discovery:
     """Return the guess for a site's folder of a study, with paths of data in the study from there on.
 
-    A study that holds its data can then be moved as a whole.
+    A study that holds its data can then be moved as a whole. A table that was put together is in the folder.
     """
     here = folder.resolve()
-    inside = {k: v for k in ("root", "table") if Path(v := guess.data[k]).is_relative_to(here.parent)}
+    data = guess.data | ({"table": str(here / TABLE)} if guess.sheet is not None else {})
+    inside = {k: v for k in ("root", "table") if Path(v := data[k]).is_relative_to(here.parent)}
     near = {key: Path(os.path.relpath(path, here)).as_posix() for key, path in inside.items()}
-    return replace(guess, data=guess.data | near)
+    return replace(guess, data=data | near)
+
+
+def summary(name: str, guess: Discovery, config: Path) -> list[str]:
+    """Return at most ten lines of what matters: what was taken for what, and what a person has to look at.
+
+    Args:
+        config: the site's file, which has the rest.
+    """
+    data, reasons = guess.data, guess.reasons
+    known = f", recognised as {guess.title}" if guess.title else ""
+    lines = [f"{name}: {Path(data['table']).name}, {number_of(guess.rows, 'row')}{known}"]
+    if "image_column" in data:
+        patients = (
+            f"column {data['patient_column']!r}, {reasons['patient_column']}"
+            if guess.has_patients
+            else "none"
+        )
+        lines += [
+            f"  images: column {data['image_column']!r}, {reasons['image_column']}",
+            f"  patients: {patients}",
+        ]
+    where = f"column {data.get('split_column')!r}" if "split_column" in data else "made once, by patient"
+    lines.append(
+        f"  splits: {where if data['dataset'] == 'hospital' else data.get('split', 'of the data set')}"
+    )
+    labels = data.get("labels", ("all of the data set",))
+    more = f" and {len(labels) - _MOST_LABELS} more" if len(labels) > _MOST_LABELS else ""
+    lines.append(f"  labels: {', '.join(labels[:_MOST_LABELS]) or 'to be named'}{more}")
+    said = [f"  {line}" for line in guess.made]
+    said += [f"  ? {warning.partition(chr(10))[0].removesuffix(':')}" for warning in guess.warnings]
+    room = _MOST_LINES - len(lines)
+    rest = [f"  and {len(said) - room + 1} more remarks in {config}"] if len(said) > room else []
+    return [*lines, *(said if not rest else said[: room - 1]), *rest]
 
 
 def as_toml(guess: Discovery) -> str:
     """Return a suture.toml that says of each key why it is so."""
     data, reasons = dict(guess.data), dict(guess.reasons)
-    if not guess.has_splits:
+    if guess.is_draft:
+        data["split"], reasons["split"] = "patients", "70 % train, 10 % validation, 20 % test, by patient"
+    elif not guess.has_splits:
         data |= {"split": "file", "split_file": SPLITS}
         reasons["split"] = "the table has no splits; they were made once, by patient"
     lines = ["# Written by `suture init` after a look at the data. Check each line.", ""]
-    for warning in guess.warnings:
+    for warning in (*guess.made, *guess.warnings):
         lines += [f"# {escaped(line)}" for line in warning.split("\n")]
-    if guess.left_out:
+    if left_out := {name: why for name, why in guess.left_out.items() if why != CONSTANT}:
         lines += ["# Columns that are not labels:"]
-        lines += [f"#   {escaped(f'{name!r}: {why}')}" for name, why in guess.left_out.items()]
+        lines += [f"#   {escaped(f'{name!r}: {why}')}" for name, why in left_out.items()]
+    if constant := [name for name, why in guess.left_out.items() if why == CONSTANT]:
+        lines.append(f"# Columns with one value in every row: {escaped(', '.join(map(repr, constant)))}")
     lines.append("[data]")
     for key, value in data.items():
         text = inline(key, value) if isinstance(value, dict) else tomli_w.dumps({key: value}).rstrip()

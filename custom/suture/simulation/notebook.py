@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +32,7 @@ def run(
     settings: Mapping[str, Any] | None = None,
     resume: bool = False,
     overwrite: bool = False,
-    progress: bool = False,
+    progress: bool | None = None,
     trust: bool = False,
 ) -> Results:
     """Run a job with simulated sites on this machine.
@@ -40,12 +41,13 @@ def run(
         job: a job, its name in jobs/, or the path of its file.
         env: ``local`` for a loop in this process, ``sim`` for FLARE's simulator in another one.
         out: run folder, by default ``runs/JOB-TIME``; relative paths start at the working directory.
-        rounds, seed: in place of the job's.
+        rounds: in place of the job's.
+        seed: in place of the job's.
         settings: further settings by dotted name, as ``--set`` takes them: ``{"method.local.lr": 1e-3}``;
             None is a value.
         resume: continue the unfinished run in the folder.
         overwrite: delete the content of the folder first.
-        progress: show the progress on the standard output.
+        progress: show the progress on the standard output; by default in notebooks.
         trust: whether the job.py of a folder may be run, see `load_job`.
 
     Raises:
@@ -57,8 +59,9 @@ def run(
     given = {**(settings or {}), **named}
     first = sorted(given, key=lambda key: key != "method")  # further settings are those of the method
     words = [f"{key}={_text(key, given[key])}" for key in first]
+    shown = "ipykernel" in sys.modules if progress is None else progress
     folder = run_job(
-        with_settings(chosen, words), env, out, resume=resume, overwrite=overwrite, progress=progress
+        with_settings(chosen, words), env, out, resume=resume, overwrite=overwrite, progress=shown
     )
     return open_results(folder)
 

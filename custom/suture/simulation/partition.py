@@ -35,10 +35,13 @@ def patient_blocks(table: Table, k: int, seed: int) -> list[Table]:
         DataError: fewer than K patients in a stratum that has any.
     """
     groups = strata(table.patients, table.y, seed)
-    fewest = min((len(group) for group in groups if len(group)), default=0)
+    sizes = [(len(group), have) for group, have in zip(groups, ("a finding", "no finding"), strict=True)]
+    fewest, have = min((size for size in sizes if size[0]), default=(0, "a finding"))
     if not 1 <= k <= fewest:
+        splits = " and ".join(sorted({*table.split})) or "train"
         raise DataError(
-            f"{table.root}: {fewest} patients cannot be cut into {k} equal blocks; take fewer sites"
+            f"{table.root}: only {fewest} patients of the split {splits} have {have}, and {k} sites are to "
+            f"get equally many of them; set simulation.clients to at most {fewest}, or use more images"
         )
     patients = np.asarray(table.patients, dtype=np.str_)
     blocks = []

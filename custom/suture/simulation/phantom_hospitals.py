@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from PIL import Image as Pillow
@@ -25,7 +25,7 @@ from suture.data.readers import DataConfig
 from suture.data.readers.hospital import HospitalConfig
 from suture.data.split import by_patient
 from suture.data.table import Table
-from suture.methods.base import Method, label_use
+from suture.methods.base import Method
 from suture.simulation.partition import SERVER
 from suture.simulation.phantom import FINDINGS
 from suture.simulation.phantom_scans import HOSPITALS, Hospital, Order, Part, PhantomSpec, drawing
@@ -138,7 +138,9 @@ class PhantomSites(SimulatedSites):
     every_label: bool = False
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] | None = None
 
-    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
+    synthetic: ClassVar[bool] = True
+
+    def prepare(self, folder: Path, runs: Path, seed: int, method: Method) -> list[str]:
         """Write a folder for each site: its images, its labels.csv and its suture.toml.
 
         Args:
@@ -155,11 +157,11 @@ class PhantomSites(SimulatedSites):
             self.held_out,
             contrast=self.contrast,
             shift=self.shift,
-            every_label=self.every_label or label_use(method).complete,
+            every_label=self.every_label or method.labels.complete,
         )
         tables = write_hospitals(folder, spec, seed if self.seed is None else self.seed)
         # A reference method gets every label; the site still names the ones that it annotates.
-        own = {hospital.name: hospital.labels for hospital in HOSPITALS} if label_use(method).complete else {}
+        own = {hospital.name: hospital.labels for hospital in HOSPITALS} if method.labels.complete else {}
         data: dict[str, DataConfig] = {
             name: HospitalConfig(root=folder / name / "images", table=table, labels=own.get(name))
             for name, table in tables.items()

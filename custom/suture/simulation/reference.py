@@ -98,12 +98,12 @@ def _method_row(name: str, kind: Any, jobs: list[str]) -> list[str]:
 
     method = kind()
     module = f"`{kind.__module__.replace('.', '/')}.py`"
-    if method.limits.local_only:
+    if method.about.local_only:
         run = f"`--set method={name}`, `--env local` only"
     else:
         run = f"jobs {', '.join(jobs)}" if jobs else f"`--set method={name}`"
     title = f"`{name}` [{method.about.title}](../methods.md#{_SECTIONS.get(name, name)})"
-    seen = "every class name" if method.label_use.view == "all" else "its own classes"
+    seen = "every class name" if method.labels.view == "all" else "its own classes"
     about = method_entry(name, kind)
     cost = "" if about["cost"] is None else f"{about['cost']:.1f}"
     paper = _linked(method.about.paper)
@@ -141,7 +141,7 @@ def configuration_page() -> str:
     """Return every key of a suture.toml, and every setting of a job."""
     from suture.data.config import SiteConfig
     from suture.data.dataset import DatasetConfig
-    from suture.federation.plan import Plan, Schedule
+    from suture.federation.plan import Plan
     from suture.learning.training import LocalTraining
     from suture.methods.averaging import LocalAveraging
     from suture.models import ModelSpec
@@ -159,14 +159,15 @@ def configuration_page() -> str:
         _first({**sections, "[data]": DatasetConfig}),
         "## A job\n",
         "`jobs/NAME/job.toml` states these settings (`name` below `[method]` names the method, `kind` below "
-        "`[simulation]` the simulated sites), or `job.py` defines `JOB = Job(...)`. `--set KEY=VALUE` "
-        "changes a setting: the key is a dotted path such as `method.local.lr`, or its last word where that "
-        "is unique; the value is JSON, otherwise text.\n",
-        _first(tables, Plan, Schedule),
+        "`[simulation]` the simulated sites), or `job.py` defines `JOB = Job(...)`. Relative paths in "
+        "either start at its folder, those of `--set` at the working directory. `--set KEY=VALUE` changes a "
+        "setting: the key is a dotted path such as `method.local.lr`, or its last word where that is unique; "
+        "the value is JSON, otherwise text.\n",
+        _first(tables, Plan),
         "## Advanced: a site's suture.toml\n",
         *_sections(SiteConfig),
         "## Advanced: a job\n",
-        _section("`Job`", Job, Plan, Schedule, but=FIRST[""]),
+        _section("`Job`", Job, Plan, but=FIRST[""]),
         *_job_sections(Job),
         "## Advanced: hyperparameters of the methods\n",
         "In `--set`, their keys begin with `method.`.\n",
@@ -281,9 +282,11 @@ def _section(title: str, kind: Any, *documented: Any, but: Collection[str] = ())
 
 def _rows(kind: Any, *documented: Any) -> list[tuple[str, ...]]:
     """Return a row for each field; what it means is looked up in the class, its bases and `documented`."""
+    from suture.core.validation import attribute_texts
+
     texts: dict[str, str] = {}
     for source in (*kind.__mro__, *documented):
-        texts = _attributes(source) | texts
+        texts = attribute_texts(source) | texts
     return [
         (f"`{name}`", _type(field.annotation, field.metadata), _default(field), texts.get(name, ""))
         for name, field in _fields(kind).items()
@@ -301,18 +304,6 @@ def _summary(kind: Any) -> str:
     """Return the first paragraph of a docstring."""
     paragraph = (inspect.getdoc(kind) or "").split("\n\n")[0]
     return _plain(" ".join(paragraph.split()))
-
-
-def _attributes(kind: Any) -> dict[str, str]:
-    """Return the entries of `Attributes:` in a docstring; "mean, std: ..." counts for both."""
-    _, found, rest = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
-    block = re.split(r"\n(?=\S)", rest)[0] if found else ""
-    texts: dict[str, str] = {}
-    for entry in re.split(r"\n(?= {4}\S)", block):
-        names, colon, text = entry.partition(": ")
-        if colon and re.fullmatch(r"[\w, ]+", names.strip()):
-            texts |= dict.fromkeys(re.split(r",\s*", names.strip()), _plain(" ".join(text.split())))
-    return texts
 
 
 def _plain(text: str) -> str:

@@ -29,9 +29,9 @@ from suture.data.readers import load_table, read_table
 from suture.data.text import build_vocabulary
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan
-from suture.federation.server.global_model import check_unchanged, fixed_settings
+from suture.federation.server.checks import check_unchanged, fixed_settings
 from suture.federation.server.record import Record, describe
-from suture.federation.server.registry import Member, SiteRegistry, agree
+from suture.federation.server.registry import Agreement, Member, SiteRegistry, agree
 from suture.federation.server.server import open_server
 from suture.federation.site.diagnostics import collect
 from suture.federation.site.left_out import read_left_out, write_left_out
@@ -106,7 +106,7 @@ def run_job(
 @contextmanager
 def _processes(job: Job, env: str, folder: Path, number: int) -> Iterator[Simulator | Workers | None]:
     """What runs beside this process; where a run is broken off, what it was writing goes with it."""
-    several = number > 1 and not job.method.limits.pooled
+    several = number > 1 and not job.method.about.pooled
     try:
         if env == "sim":
             with closing(Simulator(folder)) as simulator:
@@ -161,7 +161,9 @@ def _begin(job: Job, folder: Path, env: str) -> tuple[Job, list[str]]:
     said = ""
     if isinstance(simulation, StudySites) and not simulation.limits:
         said = without_limits(simulation.configs(), job)
-    describe(Record(folder), plan, schedule, env=env, command=again, without_limits=said)
+    synthetic = bool(getattr(simulation, "synthetic", False))
+    facts: dict[str, Any] = {"env": env, "command": again, "without_limits": said, "synthetic": synthetic}
+    describe(Record(folder), plan, schedule, **facts)
     content = {"name": job.name, "plan": plan.to_dict(), "schedule": schedule.to_dict(), "sites": sites}
     write_json(folder / "job.json", {**content, "simulation": asdict(simulation)})
     (folder / FILE).unlink(missing_ok=True)  # the figures of an earlier model, which is now trained further
@@ -174,6 +176,11 @@ def _finish(job: Job, folder: Path) -> None:
         tune_targets(folder, job.finetuning, job.seed)
     collect(folder)
     _note_left_out(folder)
+    write_pages(folder)
+
+
+def write_pages(folder: Path) -> None:
+    """Write the report of a run that has finished, and the card of its model."""
     write_report(folder)
     try_card(folder)
 
@@ -275,13 +282,11 @@ def _parties(
         state = open_experiment(out / "sites" / name / "state", plan.experiment)
         return partial(Site, name, config, plan, job.rounds, state, load)
 
-    if not job.method.limits.pooled:
+    if not job.method.about.pooled:
         return {name: opener(name, config) for name, config in configs.items()}, None
     parts, infos = {}, {}
     for name, config in configs.items():
-        every = (
-            config.data.model_copy(update={"labels": None}) if job.method.label_use.complete else config.data
-        )
+        every = config.data.model_copy(update={"labels": None}) if job.method.labels.complete else config.data
         noted = partial(write_left_out, experiment_folder(out / "sites" / name / "state", plan.experiment))
         every_label = config.model_copy(update={"data": every})
         labels, samples = load_samples(every_label, job.model, name, left_out=noted)
@@ -290,12 +295,12 @@ def _parties(
             labels.names, sizes, 1, plan.code, labels.label_type, codes=config.data.stated_codes()
         )
         parts[name] = labels, samples
-    registry = agree(infos, (), job.label_map, accept=True)
+    registry = agree(infos, Agreement((), job.label_map, True))
     parts = {
         name: (LabelSet(registry.members[name].names, labels.label_type), samples)
         for name, (labels, samples) in parts.items()
     }
-    together = pooled(parts, absent=job.method.label_use.unknown == "negative")
+    together = pooled(parts, absent=job.method.labels.unknown == "negative")
     party = _pooled_config(next(iter(configs.values())), registry.codes)
     origins = {name: _origin(registry, name, config) for name, config in configs.items()}
     return {POOLED: opener(POOLED, party, lambda: together)}, origins

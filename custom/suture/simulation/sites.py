@@ -23,8 +23,9 @@ from suture.core.devices import unusable
 from suture.core.errors import ConfigError, unknown
 from suture.core.files import atomic_write, make_folder
 from suture.core.labels import LabelSet
+from suture.core.privacy import PrivacyConfig
 from suture.core.spreadsheets import no_formula
-from suture.core.validation import LARGEST_SEED, LIMIT, STRICT, parse
+from suture.core.validation import JOB_PATH, LARGEST_SEED, LIMIT, STRICT, parse
 from suture.data.config import (
     ServerConfig,
     SiteConfig,
@@ -36,8 +37,7 @@ from suture.data.readers import DataConfig
 from suture.data.readers.hospital import HospitalConfig
 from suture.data.split import long_tail_groups, training_counts
 from suture.data.table import Split, Table
-from suture.methods.base import Method, label_use
-from suture.protocol.privacy import PrivacyConfig
+from suture.methods.base import Method
 from suture.simulation.partition import SERVER, Classes, partition_table
 
 Validation = Literal["sites", "server"]
@@ -67,7 +67,7 @@ class ReleasedSites(SimulatedSites):
         seed: of every random split and of the partition.
     """
 
-    root: str | None = None
+    root: Annotated[str | None, JOB_PATH] = None
     validation: Validation = "sites"
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
 
@@ -111,19 +111,19 @@ class Destination:
 
     folder: Path
     runs: Path
-    method: type[Method] | Method
+    method: Method
     learning_rates: Mapping[str, float] = field(default_factory=dict)
     validation: Validation = "sites"
 
     @property
     def tests_at_sites(self) -> bool:
         """Whether the sites hold test images too, for models that stay there."""
-        return self.method.personal != "nothing" or self.method.keep_local
+        return self.method.exchange.personal != "nothing" or self.method.exchange.keep_local
 
     @property
     def server_splits(self) -> tuple[Split, ...]:
         """The splits that the server holds."""
-        at_sites = self.method.personal != "nothing" or self.validation == "sites"
+        at_sites = self.method.exchange.personal != "nothing" or self.validation == "sites"
         return ("test",) if at_sites else ("validation", "test")
 
 
@@ -158,7 +158,7 @@ def write_sites(to: Destination, sites: Mapping[str, DataConfig]) -> list[str]:
 
 def _site_config(to: Destination, name: str, data: DataConfig, training: TrainingConfig) -> SiteConfig:
     folder = to.folder / name
-    prior = to.method.prior if isinstance(to.method, Method) else None
+    prior = to.method.exchange.prior
     own = {
         "lr": to.learning_rates.get(name),
         "prior": Path(prior.path).expanduser().absolute() if prior and prior.path else None,
@@ -166,7 +166,7 @@ def _site_config(to: Destination, name: str, data: DataConfig, training: Trainin
     return SiteConfig(
         data=data,
         training=training.model_copy(update=own),
-        privacy=PrivacyConfig.of_public_data(label_use(to.method).view),
+        privacy=PrivacyConfig.of_public_data(to.method.labels.view),
         storage=StorageConfig(
             state=to.runs if name == SERVER else folder / "state",
             cache=cache_folder(folder, data.root),
@@ -205,12 +205,12 @@ def write_partitioned(
         the names of the sites, without the server's.
     """
     every, held_out = (pooled.labels,) * len(lists), to.server_splits
-    known = every if label_use(to.method).complete else lists
+    known = every if to.method.labels.complete else lists
     sites = partition_table(pooled, known, seed, test=to.tests_at_sites, held_out=held_out)
     names = [name for name in sites if name != SERVER]
     # A reference method gets every label; the site still names the ones that it annotates.
-    own = dict(zip(names, lists, strict=True)) if label_use(to.method).complete else {}
-    truth = partition_table(pooled, every, seed, held_out=held_out) if label_use(to.method).pseudo else {}
+    own = dict(zip(names, lists, strict=True)) if to.method.labels.complete else {}
+    truth = partition_table(pooled, every, seed, held_out=held_out) if to.method.labels.pseudo else {}
     data: dict[str, DataConfig] = {}
     for name, table in sites.items():
         folder = to.folder / name
@@ -255,7 +255,7 @@ def write_parts(to: Destination, pooled: Table, sites: Sequence[str]) -> list[st
             color=True,
             groups=groups if name == SERVER else {},
             # Every label is known here: pseudo-labels are compared with the site's own table.
-            truth=table if label_use(to.method).pseudo and name != SERVER else None,
+            truth=table if to.method.labels.pseudo and name != SERVER else None,
         )
     return write_sites(to, data)
 

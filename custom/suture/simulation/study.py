@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic.dataclasses import dataclass
 
 from suture.core.errors import ConfigError, unknown
 from suture.core.names import check_sites
-from suture.core.validation import STRICT
+from suture.core.validation import JOB_PATH, STRICT
 from suture.data.config import (
     ServerConfig,
     SiteConfig,
@@ -44,11 +43,11 @@ class StudySites:
             in a federation. Otherwise figures are exact, because they stay on this machine.
     """
 
-    folder: str = "."
+    folder: Annotated[str, JOB_PATH] = "."
     sites: tuple[str, ...] = ()
     limits: bool = False
 
-    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:  # noqa: ARG002
+    def prepare(self, folder: Path, runs: Path, seed: int, method: Method) -> list[str]:  # noqa: ARG002
         """Write the suture.toml of each site of a run, with absolute paths and the state within the run.
 
         Raises:
@@ -70,10 +69,6 @@ class StudySites:
             (folder / name).mkdir(parents=True, exist_ok=True)
             write_site_config(folder / name / CONFIG, config)
         return list(found)
-
-    def within(self, folder: Path) -> StudySites:
-        """Return these sites with a relative folder of the study taken from the given folder."""
-        return replace(self, folder=str(folder / Path(self.folder).expanduser()))
 
     def configs(self) -> dict[str, SiteConfig]:
         """Return the configuration of each site by name.

@@ -10,17 +10,18 @@ from rich.table import Table as Grid
 
 from suture.core.errors import ConfigError, SutureError
 from suture.core.labels import canonical, lookalikes
+from suture.core.privacy import PrivacyConfig
 from suture.core.targets import rich
 from suture.data.config import SiteConfig
 from suture.data.decoding import other_modality
 from suture.data.inspection import counted_modalities, size_notes, stated_modalities
 from suture.data.quality import Count, Findings
 from suture.data.table import SPLITS, Split
+from suture.federation.server.checks import check_label_type
 from suture.federation.server.classes import ClassConflict, one_name, statements
 from suture.federation.server.registry import shared_generic
-from suture.federation.server.server import check_label_type
 from suture.federation.site.site import check_consent
-from suture.protocol.privacy import PrivacyConfig
+from suture.simulation.exact_figures import forecast
 from suture.simulation.job import Job
 from suture.simulation.site_images import (
     ROWS,
@@ -70,13 +71,15 @@ def compare(
     merged, contradictions = _by_code(configs, findings, job.label_map if job else {})
     problems = [
         *filter(None, [job_fault]),
-        *(_refusals(configs, findings, job) if job else ()),
+        *(refusals(configs, findings, job) if job else ()),
         *_problems(configs, findings, job),
         *(_other_modalities(configs, findings, job, refused=True) if job else ()),
         *contradictions,
         *_torn(twins),
     ]
     warnings = [*merged, *_warnings(configs, findings, twins, job)]
+    for site, config in configs.items():
+        warnings += [f"in a federation, {site} would send of {line}" for line in forecast(config)]
     if job:
         warnings += [*_other_modalities(configs, findings, job, refused=False), *_sizes(findings, job)]
     return Together(tuple(problems), tuple(warnings), images)
@@ -113,7 +116,7 @@ def _owners(findings: Mapping[str, Findings]) -> dict[str, list[str]]:
     return owners
 
 
-def _refusals(configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings], job: Job) -> Iterator[str]:
+def refusals(configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings], job: Job) -> Iterator[str]:
     """Why sites would not take part in the job, or its method would not take their labels."""
     plan = job.plan("check")
     for label_type in sorted({found.label_type for found in findings.values() if found.label_type}):
@@ -131,7 +134,7 @@ def _refusals(configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings
 def _problems(
     configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings], job: Job | None
 ) -> Iterator[str]:
-    own_targets = job is not None and job.method.label_use.single_target
+    own_targets = job is not None and job.method.labels.view == "target"
     owners, accept = _owners(findings), own_targets or (job.accept_labels if job else ())
     accepted = {canonical(name) for name in accept} if isinstance(accept, tuple) else set()
     for a, b in () if accept is True else lookalikes(owners):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from suture.core.errors import ConfigError
 from suture.core.files import read_json, read_records
 from suture.core.labels import LabelSet, LabelType
+from suture.core.privacy import PrivacyConfig
 from suture.core.seeds import seed_for
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples, columns
@@ -21,24 +24,26 @@ from suture.data.table import SPLITS, Split
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan, Schedule
 from suture.federation.server.server import Server
+from suture.federation.site.releases import Answer
 from suture.federation.site.site import Site
 from suture.federation.store import experiment_folder
 from suture.learning.samples import SiteSamples
 from suture.learning.training import SiteContext
 from suture.methods.base import Method
-from suture.methods.parameters import layout_of
+from suture.methods.exchange import layout_of
 from suture.methods.source import code_hash
 from suture.models import ModelSpec, build
 from suture.models.classifier import load_tensors, split_state
 from suture.protocol.egress import CLASSES as OF_CLASSES
 from suture.protocol.half import Transport, received, restored
-from suture.protocol.messages import Reply, TaskData, Update
+from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed, unpack
-from suture.protocol.privacy import PrivacyConfig
 
 CLASSES = ("Fibrosis", "Hernia", "Mass", "Nodule")
 SITES = {"alpha": ("Mass", "Nodule"), "beta": ("Hernia", "Nodule"), "gamma": ("Fibrosis", "Mass", "Nodule")}
 SIZES: dict[Split, int] = {"train": 18, "validation": 6, "test": 0}
+
+_MOST_ROUNDS = 1000
 
 
 class Trial:
@@ -74,8 +79,10 @@ class Trial:
         self._folder = tempfile.TemporaryDirectory()
         self.folder = Path(self._folder.name)
         self.plan = Plan(method, model, Augmentation(), 1, "run", code_hash(type(method)), transport)
-        rounds += method.least_rounds - 1
-        self.server = Server(self.plan, Schedule(rounds=rounds), self.folder / "run", None)
+        rounds += least_rounds(method) - 1
+        self.server = Server(
+            self.plan, Schedule(name="trial", title="trial", rounds=rounds), self.folder / "run", None
+        )
         self.sites = {name: self._site(name, rounds) for name in SITES}
         self.seen: dict[str, set[str]] = {name: set() for name in SITES}
         self.seen_rows: dict[str, set[int]] = {name: set() for name in SITES}
@@ -103,17 +110,17 @@ class Trial:
             }
         return self._payloads[site]
 
-    def answer(self, site: str) -> Reply:
+    def answer(self, site: str) -> Answer:
         """What a site answers in round 1."""
         return self.sites[site].answer(self.payload(site))
 
     def update(self, site: str) -> Update:
         """The update of a site in round 1, as the server reads it that has sent what the site received."""
         answer = self.answer(site)
-        if not isinstance(answer, Update):
-            raise AssertionError(f"{self.label_type}: {site} sent no update: {answer}")
-        payload, site_ = self.payload(site), self.sites[site]
-        return restored(answer, payload, site_.expectation(payload).egress) if self.plan.half else answer
+        update = unpack(answer.packed)
+        if not isinstance(update, Update) or not answer.allowed:
+            raise AssertionError(f"{self.label_type}: {site} sent no update: {update}")
+        return restored(update, self.payload(site), answer.allowed.egress) if self.plan.half else update
 
     def history(self) -> list[dict[str, Any]]:
         """The rounds so far, as in history.jsonl."""
@@ -136,7 +143,7 @@ class Trial:
             self.plan.model.preprocessing,
             Augmentation(),
             torch.device("cpu"),
-            prior=self.sites[site]._prior,
+            prior=self.sites[site].trainer.prior,
             identified=torch.tensor([name in own for name in labels]),
         )
 
@@ -145,11 +152,11 @@ class Trial:
         method, training = self.plan.method, {}
         if name in self._rates:
             training["lr"] = self._rates[name]
-        public = PrivacyConfig.of_public_data(method.label_use.view)
+        public = PrivacyConfig.of_public_data(method.labels.view)
         data = {"dataset": "hospital", "root": folder, "table": folder / "labels.csv"}
         config = SiteConfig.model_validate(
             {
-                "data": data | ({"target": own[0]} if method.label_use.single_target else {}),
+                "data": data | ({"target": own[0]} if method.labels.view == "target" else {}),
                 "training": training,
                 "privacy": public.model_copy(update={"min_count": self._min_count}),
                 "storage": {"state": folder / "state", "cache": folder / "cache"},
@@ -163,6 +170,15 @@ class Trial:
         if self._hidden is None:
             return own, samples
         return own, {split: _hiding(part, self._hidden) for split, part in samples.items()}
+
+
+def least_rounds(method: Method) -> int:
+    """The fewest rounds that a run of the method needs; with fewer its `phases` raise a ConfigError."""
+    for rounds in range(1, _MOST_ROUNDS):
+        with suppress(ConfigError):
+            method.phases(rounds)
+            return rounds
+    raise ConfigError(f"{method.about.title} has no phases for any number of rounds below {_MOST_ROUNDS}")
 
 
 class _Watched(Loop):

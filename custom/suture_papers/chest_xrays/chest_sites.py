@@ -9,9 +9,9 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from suture.core.errors import ConfigError
-from suture.core.validation import LARGEST_SEED, LIMIT, STRICT
+from suture.core.validation import JOB_PATH, LARGEST_SEED, LIMIT, STRICT
 from suture.data.readers import DataConfig, load_table
-from suture.methods.base import Method, label_use
+from suture.methods.base import Method
 from suture.simulation.partition import class_lists, subset
 from suture.simulation.sites import (
     Destination,
@@ -46,7 +46,7 @@ class NihSites(PartitionedSites):
     split: NihSplit = "patients"
     training_images: Annotated[int, Field(ge=1, le=LIMIT)] | None = None
 
-    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
+    def prepare(self, folder: Path, runs: Path, seed: int, method: Method) -> list[str]:
         """Write each site, and the held-out rows of the server; see `PhantomSites.prepare`."""
         root = data_folder(self.root, "nih_cxr14_64px", "NIH ChestX-ray14")
         pooled = load_table(nih_config(root, self.seed, split=self.split))
@@ -102,15 +102,15 @@ class ChestSites(SimulatedSites):
         seed: of the random splits.
     """
 
-    nih: str | None = None
-    chexpert: str | None = None
+    nih: Annotated[str | None, JOB_PATH] = None
+    chexpert: Annotated[str | None, JOB_PATH] = None
     classes: Literal["all", "shared"] = "all"
     views: Literal["frontal", "all"] = "frontal"
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
 
-    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
+    def prepare(self, folder: Path, runs: Path, seed: int, method: Method) -> list[str]:
         """Write the suture.toml of both sites; the data stay where they are. See `PhantomSites.prepare`."""
-        if label_use(method).complete:
+        if method.labels.complete:
             raise ConfigError(
                 f"{method.about.title} needs every label of every image, but NIH and CheXpert lack "
                 "some; use central"

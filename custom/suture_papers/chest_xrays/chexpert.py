@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from suture.core.errors import DataError
 from suture.core.labels import LabelSet
 from suture.data.dataset import ReleaseConfig
+from suture.data.layouts import Layout
 from suture.data.readers import DataSet
 from suture.data.reading import Reading, Sheet, fault, read_sheet, restricted, row_faults
 from suture.data.split import by_patient
@@ -157,4 +158,16 @@ def values(
     return y, faults
 
 
-CHEXPERT = DataSet(ChexpertConfig, read_chexpert, "CheXpert in its official format: train.csv, valid.csv")
+_LAYOUT = Layout(
+    "CheXpert",
+    ("Path", "Frontal/Lateral", *SPELLINGS),
+    {"views": "frontal", "uncertain": "zeros"},
+    beside={"valid.csv": {"split": "official"}},
+)
+
+CHEXPERT = DataSet(
+    ChexpertConfig,
+    read_chexpert,
+    "CheXpert in its official format: train.csv, valid.csv",
+    (_LAYOUT,),
+)

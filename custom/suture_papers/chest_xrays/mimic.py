@@ -23,6 +23,7 @@ from suture.core.files import contained
 from suture.core.labels import LabelSet
 from suture.data.archives import reports, unpacking
 from suture.data.dataset import DatasetConfig, ReleaseConfig
+from suture.data.layouts import Layout
 from suture.data.limits import FOLLOW
 from suture.data.readers import DataSet
 from suture.data.reading import Reading, Sheet, beside, fault, read_sheet, read_text, restricted, row_faults
@@ -295,7 +296,17 @@ def _absent(sheet: Sheet, texts: Sequence[str]) -> list[str]:
     return fault(sheet, lost, "a study without a report; correct [data] root, or set partial")
 
 
-MIMIC = DataSet(MimicConfig, read_mimic, "MIMIC-CXR-JPG in its official format, or with the labels of CXR-LT")
+_DRAWN, _OFFICIAL = {"split": "patients", "views": "frontal"}, {SPLIT: {"split": "official"}}
+
+MIMIC = DataSet(
+    MimicConfig,
+    read_mimic,
+    "MIMIC-CXR-JPG in its official format, or with the labels of CXR-LT",
+    (
+        Layout("MIMIC-CXR-JPG", ("subject_id", "study_id", *SPELLINGS), _DRAWN, _OFFICIAL),
+        Layout("CXR-LT", ("dicom_id", "subject_id", "study_id", *CXR_LT[:8]), _DRAWN, _OFFICIAL),
+    ),
+)
 
 
 MIMIC_REPORTS = DataSet(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from suture.core.errors import nearest
 from suture.core.labels import LabelSet
 from suture.data.dataset import ReleaseConfig
+from suture.data.layouts import Layout
 from suture.data.readers import DataSet
 from suture.data.reading import (
     Reading,
@@ -146,4 +147,13 @@ def _names(config: NihConfig, name: str) -> frozenset[str]:
     return frozenset(read_text(beside(config.lists_folder, name, remedy)).split())
 
 
-NIH = DataSet(NihConfig, read_nih, "NIH ChestX-ray14 in its official format: Data_Entry_2017*.csv")
+_LAYOUT = Layout(
+    "NIH ChestX-ray14",
+    ("Image Index", "Finding Labels", "Patient ID"),
+    {"split": "patients"},
+    beside={"test_list.txt": {"split": "official"}},
+)
+
+NIH = DataSet(
+    NihConfig, read_nih, "NIH ChestX-ray14 in its official format: Data_Entry_2017*.csv", (_LAYOUT,)
+)

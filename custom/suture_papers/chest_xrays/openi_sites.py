@@ -32,7 +32,7 @@ class OpeniSites(PartitionedSites):
     classes: Classes = "round_robin"
     per_client: Annotated[int, Field(ge=1, le=LIMIT)] = 4
 
-    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
+    def prepare(self, folder: Path, runs: Path, seed: int, method: Method) -> list[str]:
         """Write each site, and the held-out rows of the server; see `PhantomSites.prepare`.
 
         Raises:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from suture.core.validation import STRICT
 from suture.learning.training import LocalRound, SiteContext
-from suture.methods.base import About, LabelUse, hyperparameters
+from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed
 from suture.methods.roles import Step, Term, Value
 
@@ -62,7 +62,6 @@ class FedProx(Composed):
     """
 
     about = About("fedprox", "FedProx", "Li et al., MLSys 2020, Eq. 2", question="sites differ")
-    labels = LabelUse(view="all", unknown="negative")
     proximal: Proximal = field(default_factory=Proximal)
 
     @property

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from suture.core.validation import STRICT
 from suture.learning.training import LocalRound, SiteContext
-from suture.methods.base import About, LabelUse, hyperparameters
+from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed
 from suture.methods.roles import Step, Term, Value
 from suture.models import ModelSpec
@@ -110,7 +110,6 @@ class MOON(Composed):
     """
 
     about = About("moon", "MOON", "Li et al., CVPR 2021, Eqs. 1 and 3", question="sites differ")
-    labels = LabelUse(view="all", unknown="negative")
     contrastive: Contrastive = field(default_factory=Contrastive)
 
     @property

@@ -32,7 +32,7 @@ from torch import Tensor
 from suture.core.labels import LabelType
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit
 from suture.methods.averaging import WHY, LocalAveraging, owned, trained
-from suture.methods.base import About, ClassFacts, LabelStatistics, LabelUse, Limits, hyperparameters
+from suture.methods.base import About, ClassFacts, LabelStatistics, LabelUse, hyperparameters
 from suture.methods.class_weights import ClassWeights, class_weights, counted, received_weights, why_counted
 from suture.models.classifier import Layout
 from suture.protocol.egress import IMAGES, OWNERS, Egress
@@ -59,9 +59,8 @@ class FedLSM(LocalAveraging):
             without AWPA).
     """
 
-    about = About("fedlsm", "FedLSM", "Deng et al., MICCAI 2023")
+    about = About("fedlsm", "FedLSM", "Deng et al., MICCAI 2023", images_only=True)
     labels = LabelUse(view="all", pseudo=True)
-    limits = Limits(images_only=True)
 
     local: LocalTraining = field(
         default_factory=lambda: LocalTraining(lr=1e-4, iterations=200, weight_decay=5e-4, betas=(0.9, 0.99))

@@ -48,8 +48,8 @@ from suture.learning.training import (
     training_batches,
 )
 from suture.methods.averaging import WHY, LocalAveraging, trained
-from suture.methods.base import About, LabelUse, Limits, hyperparameters
-from suture.methods.retraining import RETRAINING, Retraining
+from suture.methods.base import SEVERAL, About, LabelUse, Phase, hyperparameters
+from suture.methods.retraining import RETRAINED_TYPES, RETRAINING, Retraining, then_retrained
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier, Layout
 from suture.models.priors import PRIORS, Prior, PriorSpec, check_width
@@ -94,9 +94,9 @@ class FedMAS(LocalAveraging):
         retrain: the re-training of the head that ends a run, as in Table 7; None for none.
     """
 
-    about = About("fedmas", "Fed-MAS", "Elbatel et al., MICCAI 2023", question="classes rare")
-    labels = LabelUse(view="all")
-    limits = Limits(images_only=True)
+    about = About(
+        "fedmas", "Fed-MAS", "Elbatel et al., MICCAI 2023", question="classes rare", images_only=True
+    )
     prior: PriorSpec = field(default_factory=PriorSpec)
     local: LocalTraining = field(default_factory=lambda: LocalTraining(lr=3e-4, epochs=10))
     distillation: Annotated[float, Field(ge=0)] = 3.0
@@ -106,6 +106,13 @@ class FedMAS(LocalAveraging):
     supervision: Literal["paper", "program"] = "paper"
     keep_local: bool = False
     retrain: Retraining | None = None
+
+    @property
+    def labels(self) -> LabelUse:
+        return LabelUse(view="all", types=RETRAINED_TYPES if self.retrain else SEVERAL)
+
+    def phases(self, rounds: int) -> tuple[Phase, ...]:
+        return then_retrained(super().phases, self.retrain, rounds)
 
     def adapted(self, spec: ModelSpec) -> ModelSpec:
         second, width = self.supervision == "program", PRIORS.find(self.prior.name).width
@@ -129,10 +136,8 @@ class FedMAS(LocalAveraging):
             layout.shared,
             layout.head,
             weight=IMAGES if by_images else (LEAST, self._most),
-            weight_name="weight" if by_images else "weight (the rescue factor)",
             class_weight=WEIGHT,
             over_classes=not by_images and self.rescue == "paper",
-            prior=True,
             why=_WHY,
         )
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from suture.core.validation import LIMIT, STRICT
+from suture.core.validation import JOB_PATH, LIMIT, STRICT
 from suture.data.readers import load_table
 from suture.methods.base import Method
 from suture.simulation.partition import Partition, assigned_sites
@@ -39,9 +39,9 @@ class HyperKvasirSites(ReleasedSites):
     alpha: Annotated[float, Field(gt=0)] = 0.5
     fold: Annotated[int, Field(ge=0, le=LIMIT)] = 0
     validation: Validation = "server"
-    lists: str | None = None
+    lists: Annotated[str | None, JOB_PATH] = None
 
-    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
+    def prepare(self, folder: Path, runs: Path, seed: int, method: Method) -> list[str]:
         """Write each site, and the held-out rows of the server; see `PhantomSites.prepare`."""
         root = data_folder(self.root, "hyperkvasir", "HyperKvasir")
         lists = lists_folder(self.lists, root, FOLDS, "hyperkvasir_splits")

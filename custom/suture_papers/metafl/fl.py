@@ -23,7 +23,7 @@ from torch import Tensor
 from suture.core.validation import LIMIT
 from suture.learning.training import Fitted, LocalRound, LocalTraining, SiteContext
 from suture.methods.averaging import LocalAveraging, trained
-from suture.methods.base import About, LabelUse, Limits, hyperparameters
+from suture.methods.base import About, LabelUse, hyperparameters
 from suture.models.classifier import Layout, NormPolicy
 from suture.protocol.egress import IMAGES, WEIGHT, Egress
 from suture.protocol.messages import TaskData, Update
@@ -39,9 +39,14 @@ class FL(LocalAveraging):
         weights: how much a site counts, each the same (``equal``) or by its training samples (``images``).
     """
 
-    about = About("fl", "FL (of the inner loop)", "Zhang et al. 2021, Eqs. 1 and 2", question="few labels")
-    labels = LabelUse(view="own", single_target=True)
-    limits = Limits(fixed_batches=True)
+    about = About(
+        "fl",
+        "FL (of the inner loop)",
+        "Zhang et al. 2021, Eqs. 1 and 2",
+        question="few labels",
+        fixed_batches=True,
+    )
+    labels = LabelUse(view="target", types=("multilabel",))
 
     local: LocalTraining = INNER
     batches: Annotated[int, Field(ge=1, le=LIMIT)] = 100
@@ -52,14 +57,11 @@ class FL(LocalAveraging):
         check_inner(self.local, self.batch_norm)
 
     def egress(self, layout: Layout) -> Egress:
-        equal = super().egress(layout)
+        equal = replace(super().egress(layout), loss_parts=2 * self.batches)
         if self.weights == "equal":
             return equal
         n = {"weight": "n_k, the weight of the site in the mean", "class_weights": "the same"}
         return replace(equal, weight=IMAGES, class_weight=WEIGHT, why={**equal.why, **n})
-
-    def behind_losses(self, images: int, local: LocalTraining) -> int:
-        return images // self.batches // 2
 
     def weight(self, site: SiteContext) -> float:
         return 1.0 if self.weights == "equal" else float(len(site.samples["train"]))

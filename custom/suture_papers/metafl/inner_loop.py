@@ -38,9 +38,8 @@ from suture.learning.training import (
     set_training,
 )
 from suture.methods.averaging import WeightedMean
-from suture.methods.base import GlobalModel, LabelUse, Limits, Method, RoundContext, hyperparameters
-from suture.methods.parameters import parts
-from suture.methods.share import put
+from suture.methods.base import GlobalModel, LabelUse, Method, RoundContext, hyperparameters
+from suture.methods.exchange import Exchange
 from suture.models.classifier import Layout, NormPolicy, load_tensors, split_state
 from suture.protocol.egress import Channel, Egress
 from suture.protocol.messages import TaskData, Update, ones
@@ -208,9 +207,7 @@ class MetaLearning(Method):
         batch_norm: ``frozen`` alone; statistics have no gradient.
     """
 
-    labels = LabelUse(view="own", single_target=True)
-    limits = Limits(fixed_batches=True)
-    server_rates = ("server.lr",)
+    labels = LabelUse(view="target", types=("multilabel",))
 
     local: LocalTraining = INNER
     server: ServerStep = field(default_factory=ServerStep)
@@ -225,10 +222,15 @@ class MetaLearning(Method):
         losses = {"query_loss": (0.0, 1e6)}
         moments = tuple(Channel(name, "server", layout) for name in _MOMENTS)
         adam = (*moments, Channel(_STEPS, "server")) if self.server.optimiser == "adam" else ()
-        return Egress(layout.shared, layout.head, adam, kind="gradient", losses=losses, why=WHY)
-
-    def behind_losses(self, images: int, local: LocalTraining) -> int:
-        return images // self.batches // 2
+        return Egress(
+            layout.shared,
+            layout.head,
+            adam,
+            kind="gradient",
+            losses=losses,
+            loss_parts=2 * self.batches,
+            why=WHY,
+        )
 
     def train(
         self, site: SiteContext, received: TaskData, round_: LocalRound
@@ -237,7 +239,7 @@ class MetaLearning(Method):
         done = adapted(site, self.loss, round_, self.batches, second_order=self.order == 2)
         grads = torch.autograd.grad(done.query_loss, list(done.wanted.values()))
         gradient = {name: g.detach().cpu() for name, g in zip(done.wanted, grads, strict=True)}
-        shared, head = parts(self, *split_state(gradient))
+        shared, head = self.exchange.parts(*split_state(gradient))
         update = Update(
             round_.round,
             received.labels,
@@ -251,14 +253,14 @@ class MetaLearning(Method):
         return update, {}
 
     def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
-        return stepped(self, previous, updates, self.server)
+        return stepped(self.exchange, previous, updates, self.server)
 
 
 def stepped(
-    method: Method, previous: GlobalModel, updates: Iterable[Update], step: ServerStep
+    exchange: Exchange, previous: GlobalModel, updates: Iterable[Update], step: ServerStep
 ) -> GlobalModel:
     """theta after one step along the mean gradient (Eq. 4); rows that do not cross keep their very bits."""
-    shared, head = parts(method, previous.shared, previous.head)
+    shared, head = exchange.parts(previous.shared, previous.head)
     # A class that nobody sent has a gradient of 0, not its previous row.
     zeros = [{name: torch.zeros_like(t) for name, t in group.items()} for group in (shared, head)]
     mean = WeightedMean(previous.labels, *zeros)
@@ -268,7 +270,7 @@ def stepped(
     for name, gradient in {**mean.shared(), **mean.head()}.items():
         theta[name].grad = gradient
     channels = _take_step(theta, previous, step)
-    whole = put(method.share, {**previous.shared, **previous.head}, {n: t.detach() for n, t in theta.items()})
+    whole = exchange.put({**previous.shared, **previous.head}, {n: t.detach() for n, t in theta.items()})
     new_shared, new_head = split_state(whole)
     return replace(previous, shared=new_shared, head=new_head, channels=channels)
 

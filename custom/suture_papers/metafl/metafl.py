@@ -27,4 +27,6 @@ from suture_papers.metafl.inner_loop import MetaLearning
 class MetaFL(MetaLearning):
     """MetaFL; see `MetaLearning` for the fields."""
 
-    about = About("metafl", "MetaFL", "Zhang et al. 2021, Algorithm 1", question="few labels")
+    about = About(
+        "metafl", "MetaFL", "Zhang et al. 2021, Algorithm 1", question="few labels", fixed_batches=True
+    )

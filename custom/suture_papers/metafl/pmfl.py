@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import field
 
 from suture.methods.base import About, hyperparameters
-from suture.methods.share import Share
+from suture.methods.exchange import Share
 from suture_papers.metafl.inner_loop import MetaLearning
 
 
@@ -35,6 +35,6 @@ class PMFL(MetaLearning):
         The rest as in `MetaLearning`.
     """
 
-    about = About("pmfl", "PMFL", "Zhang et al. 2021, Algorithm 2", question="few labels")
+    about = About("pmfl", "PMFL", "Zhang et al. 2021, Algorithm 2", question="few labels", fixed_batches=True)
 
     share: Share = field(default_factory=Share)

@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 from suture.core.errors import ConfigError, DataError, unknown
 from suture.core.labels import LabelSet, canonical
 from suture.core.seeds import seed_for
-from suture.core.validation import LARGEST_SEED, LIMIT, STRICT
+from suture.core.validation import JOB_PATH, LARGEST_SEED, LIMIT, STRICT
 from suture.data.config import SiteConfig, parse_data, write_site_config
 from suture.data.readers import DataConfig, load_table
 from suture.data.readers.hospital import HospitalConfig
@@ -81,10 +81,10 @@ class SingleTargetSites:
     texts: Annotated[tuple[EicuText, ...], Field(min_length=1)] = TEXTS
     leaking_text: bool = False
     admission_paths: Literal["all", "last"] = "all"
-    root: str | None = None
+    root: Annotated[str | None, JOB_PATH] = None
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
 
-    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
+    def prepare(self, folder: Path, runs: Path, seed: int, method: Method) -> list[str]:
         """Write a site for each training disease, and the data of each target; see `PhantomSites.prepare`.
 
         Raises:

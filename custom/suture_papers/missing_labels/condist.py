@@ -34,7 +34,7 @@ from suture.core.labels import LabelType
 from suture.core.validation import STRICT
 from suture.data.batch import Batch
 from suture.learning.training import LocalRound, SiteContext
-from suture.methods.base import About, LabelUse, hyperparameters
+from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed
 from suture.methods.roles import Needs, Step, Term, Value
 
@@ -152,7 +152,6 @@ class ConDist(Composed):
         "ConDist with classification heads (reconstruction)",
         "Wang et al., DeCaF 2023, arXiv:2308.04070",
     )
-    labels = LabelUse(view="all", unknown="masked")
 
     rows: Literal["all", "owners"] = "owners"
     unknown: Literal["negative", "masked"] = "masked"

@@ -32,7 +32,7 @@ from suture.data.augmentation import STRONG, WEAK, Augmentation
 from suture.data.batch import Batch
 from suture.learning.losses import probabilities
 from suture.learning.training import LocalRound, Loss, SiteContext
-from suture.methods.base import LabelUse, Limits, hyperparameters
+from suture.methods.base import hyperparameters
 from suture.methods.composed import Composed
 from suture.methods.roles import Needs, Step, Supervised, Term, Value
 from suture.protocol.messages import TaskData
@@ -216,9 +216,6 @@ class Confident(Composed):
         unknown: ``masked``; a class that gets pseudo-labels is not taught as absent, except that an image
             with its one label is of no other class.
     """
-
-    labels = LabelUse(view="all", unknown="masked")
-    limits = Limits(images_only=True)
 
     rows: Literal["all", "owners"] = "owners"
     unknown: Literal["negative", "masked"] = "masked"

@@ -54,8 +54,6 @@ from suture.methods.base import (
     ClassFacts,
     GlobalModel,
     LabelStatistics,
-    LabelUse,
-    Limits,
     Phase,
     RoundContext,
     hyperparameters,
@@ -101,6 +99,7 @@ class Tagging(Part):
         view="all",
         unknown="masked",
         why="labels classes that the site does not annotate",
+        pseudo=True,
     )
     negative: Share = 0.005
     positive: Share = 0.01
@@ -143,9 +142,7 @@ class FedMLP(Composed):
         consistency: whether stage 2, too, holds what has neither label nor tag to the received model.
     """
 
-    about = About("fedmlp", "FedMLP", "Sun et al., MICCAI 2024")
-    labels = LabelUse(view="all", unknown="masked", pseudo=True)
-    limits = Limits(images_only=True)
+    about = About("fedmlp", "FedMLP", "Sun et al., MICCAI 2024", images_only=True)
 
     local: LocalTraining = field(
         default_factory=lambda: LocalTraining(lr=3e-5, batch_size=32, weight_decay=5e-4)

@@ -45,7 +45,7 @@ from suture.learning.training import (
     fit,
     predict,
 )
-from suture.methods.base import About, LabelUse, Phase, hyperparameters, in_two
+from suture.methods.base import About, Phase, hyperparameters, in_two
 from suture.methods.class_weights import ClassWeights
 from suture.methods.composed import Composed
 from suture.methods.roles import Needs, Part
@@ -79,6 +79,7 @@ class SoftLabels(Part):
         view="all",
         unknown="masked",
         why="guess classes that the site does not annotate",
+        pseudo=True,
     )
     every: Annotated[int, Field(ge=1, le=LIMIT)] = 5
     stay: Share = 0.8
@@ -112,7 +113,6 @@ class FedNML(Composed):
     """
 
     about = About("fednml", "FedNML (leak repaired)", "Hmxki/FedNML, 2025, a published program")
-    labels = LabelUse(view="all", unknown="masked", pseudo=True)
 
     local: LocalTraining = field(
         default_factory=lambda: LocalTraining(

@@ -33,7 +33,7 @@ from suture.core.validation import STRICT
 from suture.data.batch import Batch
 from suture.learning.training import LocalRound, SiteContext
 from suture.methods.averaging import owned
-from suture.methods.base import About, LabelUse, hyperparameters
+from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed
 from suture.methods.roles import Needs, Step, Term, Value, all_labelled
 
@@ -134,7 +134,6 @@ class FedPU(Composed):
     """
 
     about = About("fedpu", "FedPU", "Lin et al., ICML 2022; Deng et al., MICCAI 2023")
-    labels = LabelUse(view="all", unknown="negative")
     positive_unlabelled: PositiveUnlabelled = field(default_factory=PositiveUnlabelled)
 
     @property

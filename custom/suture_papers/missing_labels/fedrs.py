@@ -27,7 +27,7 @@ from torch import Tensor
 from suture.core.validation import STRICT
 from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.averaging import owned
-from suture.methods.base import About, LabelUse, hyperparameters
+from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed
 from suture.methods.roles import CrossEntropy, Needs, Part, Supervised, class_counts
 from suture.protocol.messages import TaskData
@@ -85,7 +85,6 @@ class FedRS(Composed):
     """
 
     about = About("fedrs", "FedRS", "Li and Zhan, KDD 2021, Eq. 8")
-    labels = LabelUse(view="all", unknown="negative")
     restricted: Restricted = field(default_factory=Restricted)
 
     @property

@@ -31,7 +31,7 @@ from torch import Tensor
 from suture.core.validation import STRICT
 from suture.learning.losses import masked_ce
 from suture.learning.training import LocalRound, Loss, SiteContext
-from suture.methods.base import About, LabelUse, hyperparameters
+from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed
 from suture.methods.roles import Needs, Step, Supervised, Term, Value, all_labelled, class_counts
 from suture.protocol.messages import TaskData
@@ -124,7 +124,6 @@ class FedVLS(Composed):
     """
 
     about = About("fedvls", "FedVLS", "Guo et al., AAAI 2025, arXiv:2401.02329")
-    labels = LabelUse(view="all", unknown="negative")
 
     suppression: LogitSuppression = field(default_factory=LogitSuppression)
     vacant: VacantDistillation = field(default_factory=VacantDistillation)

@@ -88,7 +88,9 @@ class FixMatch(Confident):
         pseudo_labels: what is added to the loss of known labels; with the weight 0 it is FedAvg.
     """
 
-    about = About("fixmatch", "FixMatch", "Sohn et al., NeurIPS 2020; Deng et al., MICCAI 2023")
+    about = About(
+        "fixmatch", "FixMatch", "Sohn et al., NeurIPS 2020; Deng et al., MICCAI 2023", images_only=True
+    )
     pseudo_labels: PseudoLabels = field(default_factory=PseudoLabels)
 
     @property

@@ -30,7 +30,7 @@ from torch.func import functional_call
 from suture.core.seeds import generator_for
 from suture.data.batch import Batch
 from suture.learning.training import LocalRound, Loss, SiteContext, fit, training_batches
-from suture.methods.base import About, LabelUse, hyperparameters
+from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed
 from suture.methods.retraining import RETRAINING
 from suture.models.classifier import Classifier
@@ -82,7 +82,6 @@ class FPSL(Composed):
     """
 
     about = About("fpsl", "FPSL (reconstruction)", "Dong et al., IEEE TMI 2022; Deng et al., MICCAI 2023")
-    labels = LabelUse(view="all", unknown="masked")
 
     rows: Literal["all", "owners"] = "owners"
     unknown: Literal["negative", "masked"] = "masked"

@@ -44,7 +44,10 @@ class FSSL(Confident):
     """
 
     about = About(
-        "fssl", "FSSL (reconstruction)", "Yang et al., Medical Image Analysis 2021; Deng et al., MICCAI 2023"
+        "fssl",
+        "FSSL (reconstruction)",
+        "Yang et al., Medical Image Analysis 2021; Deng et al., MICCAI 2023",
+        images_only=True,
     )
     received_labels: ReceivedLabels = field(default_factory=ReceivedLabels)
 

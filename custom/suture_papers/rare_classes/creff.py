@@ -33,7 +33,7 @@ from suture.core.validation import LIMIT, STRICT
 from suture.data.siamese import siamese
 from suture.learning.training import LocalRound, SiteContext, ready_inputs
 from suture.methods.averaging import WeightedMean
-from suture.methods.base import About, GlobalModel, LabelUse, Limits, RoundContext, hyperparameters
+from suture.methods.base import About, GlobalModel, RoundContext, hyperparameters
 from suture.methods.class_weights import ClassWeights
 from suture.methods.composed import Composed
 from suture.methods.roles import Needs, Part, class_counts
@@ -93,10 +93,7 @@ class CReFF(Composed):
         federated_features: what the server makes of it after each round.
     """
 
-    about = About("creff", "CReFF", "Shang et al., IJCAI 2022", question="classes rare")
-    labels = LabelUse(view="all", unknown="negative")
-    limits = Limits(images_only=True)
-    server_rates = ("federated_features.lr", "federated_features.head_lr")
+    about = About("creff", "CReFF", "Shang et al., IJCAI 2022", question="classes rare", images_only=True)
     class_weights: ClassWeights = "none"
     class_gradients: ClassGradients = field(default_factory=ClassGradients)
     federated_features: FederatedFeatures = field(default_factory=FederatedFeatures)
@@ -128,8 +125,10 @@ class CReFF(Composed):
         )
         return replace(egress, channels=(*egress.channels, *channels))
 
-    def served_head(self, head: Mapping[str, Tensor], channels: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        rows = retrained_rows(head, channels)
+    def predictor(
+        self, tensors: Mapping[str, Tensor], channels: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
+        rows = retrained_rows(tensors, channels)
         return {"head.weight": rows[:, :-1].contiguous(), "head.bias": rows[:, -1].contiguous()}
 
     def train(

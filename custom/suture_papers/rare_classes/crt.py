@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from suture.methods.base import About, LabelUse, hyperparameters
+from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed
 from suture.methods.retraining import Retraining
 
@@ -24,5 +24,4 @@ class Decoupling(Composed):
     """FedAvg with a re-training of the head that ends the run; the other methods have it as a field."""
 
     about = About("crt", "Decoupling (cRT)", "Kang et al., ICLR 2020", question="classes rare")
-    labels = LabelUse(view="all", unknown="negative")
     retrain: Retraining | None = field(default_factory=Retraining)

@@ -23,7 +23,7 @@ from torch import Tensor
 from suture.core.validation import STRICT
 from suture.learning.losses import masked_ce
 from suture.learning.training import LocalRound, Loss, SiteContext
-from suture.methods.base import About, LabelUse, hyperparameters
+from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed
 from suture.methods.roles import Needs, Supervised, class_counts
 from suture.protocol.messages import TaskData
@@ -83,7 +83,6 @@ class FedLC(Composed):
     """
 
     about = About("fedlc", "FedLC", "Zhang et al., ICML 2022", question="classes rare")
-    labels = LabelUse(view="all", unknown="negative")
     calibrated: Calibrated = field(default_factory=Calibrated)
 
     @property

@@ -22,7 +22,7 @@ from torch import Tensor
 from suture.core.validation import STRICT
 from suture.learning.losses import ce_of_rows
 from suture.learning.training import LocalRound, Loss, SiteContext
-from suture.methods.base import About, LabelUse, hyperparameters
+from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed
 from suture.methods.roles import Needs, Supervised
 from suture.protocol.messages import TaskData
@@ -64,7 +64,6 @@ class FocalFedAvg(Composed):
     """
 
     about = About("focal", "FedAvg with focal loss", "Lin et al., ICCV 2017, Eq. 4", question="classes rare")
-    labels = LabelUse(view="all", unknown="negative")
     focal: Focal = field(default_factory=Focal)
 
     @property

@@ -28,7 +28,7 @@ from suture.core.errors import ConfigError
 from suture.core.validation import STRICT
 from suture.learning.losses import ce_of_rows
 from suture.learning.training import LocalRound, Loss, SiteContext
-from suture.methods.base import About, LabelUse, hyperparameters
+from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed
 from suture.methods.roles import Needs, Supervised, class_counts
 from suture.models import ModelSpec
@@ -113,7 +113,6 @@ class LDAM(Composed):
     """
 
     about = About("ldam", "LDAM-FL", "Cao et al., NeurIPS 2019 (LDAM-DRW)", question="classes rare")
-    labels = LabelUse(view="all", unknown="negative")
     margin: LabelDistributionMargin = field(default_factory=LabelDistributionMargin)
 
     @property

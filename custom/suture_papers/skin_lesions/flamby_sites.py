@@ -13,7 +13,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from suture.core.errors import ConfigError
-from suture.core.validation import LIMIT, STRICT
+from suture.core.validation import JOB_PATH, LIMIT, STRICT
 from suture.data.readers import load_table
 from suture.data.split import Codes, classes, crossed, divided, in_turn
 from suture.data.table import Table
@@ -60,9 +60,9 @@ class FlambySites(ReleasedSites):
     split: Split = "official"
     fold: Annotated[int, Field(ge=1, le=FOLDS)] = 1
     validation: Validation = "server"
-    lists: str | None = None
+    lists: Annotated[str | None, JOB_PATH] = None
 
-    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
+    def prepare(self, folder: Path, runs: Path, seed: int, method: Method) -> list[str]:
         """Write each centre, and the held-out rows of the server; see `PhantomSites.prepare`."""
         root, lists = _folders(self.root, self.lists)
         whole = load_table(flamby_config(root, lists, self.split, self.seed))
@@ -124,13 +124,13 @@ class AttributeSites(ReleasedSites):
         root, lists: as in `FlambySites`.
     """
 
-    tones: str | None = None
+    tones: Annotated[str | None, JOB_PATH] = None
     clients: Annotated[int, Field(ge=2, le=LIMIT)] = 4
     split: Literal["lesions", "images"] = "lesions"
     validation: Validation = "server"
-    lists: str | None = None
+    lists: Annotated[str | None, JOB_PATH] = None
 
-    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
+    def prepare(self, folder: Path, runs: Path, seed: int, method: Method) -> list[str]:
         """Write each client, and the held-out rows of the server; see `PhantomSites.prepare`."""
         if not self.tones:
             raise ConfigError("name the CSV of the skin tones with --set simulation.tones=FILE")

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from suture.core.errors import DataError, nearest
 from suture.core.labels import LabelSet
 from suture.data.dataset import ReleaseConfig
+from suture.data.layouts import Layout
 from suture.data.readers import DataSet
 from suture.data.reading import Reading, Sheet, beside, fault, read_sheet, restricted, row_faults, rows_text
 from suture.data.split import by_patient
@@ -153,5 +154,13 @@ def _groupings(config: IsicConfig) -> Path:
 
 
 ISIC = DataSet(
-    IsicConfig, read_isic, "ISIC 2018 Task 3 / HAM10000 in its official formats: ground truth or metadata CSV"
+    IsicConfig,
+    read_isic,
+    "ISIC 2018 Task 3 / HAM10000 in its official formats: ground truth or metadata CSV",
+    (
+        Layout(
+            "ISIC 2018 Task 3", ("image", *SPELLINGS), {"split": "images"}, {GROUPINGS: {"split": "lesions"}}
+        ),
+        Layout("HAM10000", ("lesion_id", "image_id", "dx", "dx_type"), {"split": "lesions"}),
+    ),
 )

@@ -44,7 +44,7 @@ class IsicSites(PartitionedSites):
     split: Literal["lesions", "images"] = "lesions"
     validation: Validation = "server"
 
-    def prepare(self, folder: Path, runs: Path, seed: int, method: type[Method] | Method) -> list[str]:
+    def prepare(self, folder: Path, runs: Path, seed: int, method: Method) -> list[str]:
         """Write each site, and the held-out rows of the server; see `PhantomSites.prepare`."""
         root = data_folder(self.root, "ham10000_112px", "ISIC 2018 Task 3")
         pooled = load_table(isic_config(root, self.split, self.seed))

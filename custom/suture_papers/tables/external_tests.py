@@ -7,18 +7,15 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from suture.core.errors import DataError, FederationError, SutureError
+from suture.core.errors import DataError, SutureError
 from suture.core.files import read_json
 from suture.data.config import SiteConfig, StorageConfig, parse_data
 from suture.data.readers import load_table
-from suture.learning.saved_models import Evaluated, evaluate
+from suture.learning.saved_models import Evaluated, evaluate, models_of
 from suture.protocol.messages import ClassScore
 from suture.simulation.sites import this_machine
 from suture_papers.chest_xrays.chest_sites import nih_release
 from suture_papers.tables.spec import DATA, ExternalTest
-
-GLOBAL = "global"
-"""The key of the global model among the models that a run left."""
 
 
 def absent_tests(tests: Mapping[str, ExternalTest], data_root: Path | None) -> dict[str, str]:
@@ -112,21 +109,6 @@ def _groups_of(out: Path) -> dict[str, Collection[str]]:
         "shared": {name for name, n in owners.items() if n > 1},
         "unique": {name for name, n in owners.items() if n == 1},
     }
-
-
-def models_of(out: Path) -> dict[str, Path]:
-    """Return the folders of the models that a run left: the global one, or one of each site.
-
-    Raises:
-        FederationError: there is none.
-    """
-    if (out / "model" / "model.json").exists():
-        return {GLOBAL: out / "model"}
-    experiment = read_json(out / "run.json", "experiment")["experiment"]
-    sites = sorted((out / "sites").glob(f"*/state/**/{experiment}/model/model.json"))
-    if not sites:
-        raise FederationError(f"{out} has no model; delete the folder, and the run is done again")
-    return {path.relative_to(out / "sites").parts[0]: path.parent for path in sites}
 
 
 def site_config(name: str, test: ExternalTest, work: Path, data_root: Path | None) -> SiteConfig:

@@ -1,24 +1,26 @@
-"""The figure of a table, and further plots of its data and of one of its models."""
+"""The figures of a table file: of its table, and further plots of its data and of one of its models."""
 
 from __future__ import annotations
 
-import io
-import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
-from matplotlib.figure import Figure as Canvas
-from numpy.typing import NDArray
 
 from suture.core.files import atomic_write, make_folder
 from suture.data.config import SiteConfig
 from suture.data.readers import load_table
+from suture.reports.charts import Chart, Look, Scale, Series, Text, Tick, Trace, line_chart, ticks
 from suture.reports.cooccurrence import cooccurrence, frequencies, predicted_together, unit_of
-from suture.reports.plots import STYLE, plot_contingencies, plot_cooccurrence, plot_features, plot_frequencies
+from suture.reports.plots import (
+    drawing,
+    plot_contingencies,
+    plot_cooccurrence,
+    plot_features,
+    plot_frequencies,
+    text_width,
+)
 from suture.simulation.sites import this_machine
 from suture_papers.tables.cells import DASH, Estimate, Line, lines, over_series
 from suture_papers.tables.conduct import Session
@@ -28,20 +30,14 @@ from suture_papers.tables.runs import final_runs
 from suture_papers.tables.spec import Pairs, Plot, Table, TableSpec
 from suture_papers.tables.tuned_columns import curves, tasks_of
 
-_TONES = ("#0b6e8a", "#c2571a", "#5a7d2b", "#7a4d9c", "#9c2f4d", "#56616d", "#b58900", "#2c5aa0", "#333333")
-
 
 def draw(outcome: Outcome) -> bytes:
     """Plot the main table as SVG: each row as dots, or as a line over the series."""
     table, found = outcome.table, lines(outcome)
-    with rc_context(STYLE):
-        if not table.spec.series:
-            return _svg(_dots(table.spec, found, table.pairs))
-        marks = [over_series(outcome, column) for column in table.columns]
-        return _svg(_series(table.spec, found, marks))
-
-
-_ACROSS = 3  # panels beside each other, so that their letters stay legible on a page
+    if table.spec.series:
+        marks = [over_series(outcome, c) for c in table.columns]
+        return drawing("", _series(table.spec, found, marks))
+    return drawing("", _dots(table.spec, found, table.pairs))
 
 
 def plot_curves(outcome: Outcome) -> bytes:
@@ -52,116 +48,109 @@ def plot_curves(outcome: Outcome) -> bytes:
     Source: Zhang et al. 2021, Fig. 4.
     """
     table = outcome.table
-    tasks = tasks_of(table.columns)
-    with rc_context(STYLE):
-        canvas = Canvas(figsize=(1.2 + 2.8 * len(tasks), 3.2), layout="constrained")
-        axes: Any = canvas.subplots(1, len(tasks), squeeze=False)
-        for axis, task in zip(axes[0], tasks, strict=True):
-            for tone, (key, row) in zip(itertools.cycle(_TONES), table.rows.items()):
-                areas = np.array(curves(outcome.results[key, "None"], task))
-                if len(areas):
-                    _curve(axis, areas, row.name, tone)
-            axis.set_xlabel("epoch")
-            _frame(axis, f"AUROC, {task}", "y")
-        handles = axes[0][0].get_legend_handles_labels()
-        canvas.legend(*handles, loc="outside lower center", ncols=4, frameon=False)
-        return _svg(canvas)
+    panels = []
+    for task in tasks_of(table.columns):
+        series = []
+        for key, row in table.rows.items():
+            areas = np.array(curves(outcome.results[key, "None"], task))
+            if len(areas):
+                mean = areas.mean(axis=0)
+                spread = areas.std(axis=0, ddof=1) if len(areas) > 1 else np.zeros_like(mean)
+                band = list(zip((mean - spread).tolist(), (mean + spread).tolist(), strict=True))
+                series.append(Series(row.name, mean.tolist(), band))
+        epochs = range(1, max((len(one.values) for one in series), default=0) + 1)
+        if chart := line_chart(f"AUROC after each epoch, {task}", epochs, series):
+            panels.append(chart)
+    return drawing("", panels)
 
 
-def _curve(axis: Any, areas: NDArray[np.float64], name: str, tone: str) -> None:
-    """Plot areas `[runs, epochs]` as their mean in a band of their SD."""
-    epochs, mean = range(1, areas.shape[1] + 1), areas.mean(axis=0)
-    spread = areas.std(axis=0, ddof=1) if len(areas) > 1 else np.zeros_like(mean)
-    axis.fill_between(epochs, mean - spread, mean + spread, color=tone, alpha=0.15, linewidth=0)
-    axis.plot(epochs, mean, color=tone, linewidth=1.6, label=name)
-
-
-def _frame(axis: Any, title: str, grid: str) -> None:
-    axis.set_title(title, fontsize=9, loc="left")
-    axis.grid(axis=grid, color="#dde3e9")
-    axis.set_axisbelow(True)
-
-
-def _svg(canvas: Canvas) -> bytes:
-    out = io.BytesIO()
-    canvas.savefig(out, format="svg", metadata={"Date": None})
-    text = out.getvalue()
-    return text[text.index(b"<svg") :]
-
-
-def _dots(spec: TableSpec, found: Sequence[Line], pairs: Pairs) -> Canvas:
-    """Plot a panel for each column: the values of each row, their mean, and the mark of the test."""
-    columns = list(found[0].estimates)
-    down = math.ceil(len(columns) / _ACROSS)
-    across = math.ceil(len(columns) / down)
-    canvas = Canvas(figsize=(2.2 + 2.6 * across, down * (1.1 + 0.32 * len(found))), layout="constrained")
-    axes: Any = canvas.subplots(down, across, sharey=True, squeeze=False)
-    for axis in axes.flat[len(columns) :]:
-        axis.set_visible(False)
-    for axis, column in zip(axes.flat, columns, strict=False):
-        for y, line in enumerate(found):
-            cell = line.estimates[column]
-            tone = _TONES[0] if line.row == spec.reference else _TONES[5]
-            values = [v for v in cell.values if v is not None]
-            if pairs != "classes":
-                axis.plot(values, [y] * len(values), "o", color=tone, alpha=0.35, markersize=4, linewidth=0)
+def _dots(spec: TableSpec, found: Sequence[Line], pairs: Pairs) -> list[Chart]:
+    """Return a panel for each column: the values of each row, their mean, and the mark of the test."""
+    panels, top, each = [], 6.0, 26.0
+    bottom = top + each * len(found)
+    for number, column in enumerate(found[0].estimates):
+        cells = [line.estimates[column] for line in found]
+        dots = [[] if pairs == "classes" else [v for v in cell.values if v is not None] for cell in cells]
+        means = [(cell.mean, cell.mean) for cell in cells if not math.isnan(cell.mean)]
+        axis = ticks(*_extent([*means, *((v, v) for own in dots for v in own)]), most=4)
+        left = 24 + max(text_width(line.name) for line in found) if number % 3 == 0 else 20.0
+        x = Scale(axis[0].at, axis[-1].at, left, left + 190)
+        traces, texts = [], []
+        for row, (line, cell) in enumerate(zip(found, cells, strict=True)):
+            y, tone = top + each * (row + 0.5), 0 if line.row == spec.reference else 7
+            traces.append(Trace("", tone, tuple(((x(v), y),) for v in dots[row]), look="faint"))
             if not math.isnan(cell.mean):
-                axis.plot([cell.mean], [y], "|", color=tone, markersize=14, markeredgewidth=2.5)
+                bar = ((x(cell.mean), y - 8), (x(cell.mean), y + 8))
+                traces.append(Trace("", tone, (bar,), look="strong"))
             if cell.against is not None and cell.against.mark != DASH:
-                axis.annotate(
-                    cell.against.mark, (1, y), xycoords=("axes fraction", "data"), va="center", fontsize=8
-                )
-        _frame(axis, column, "x")
-    axes[0][0].set_yticks(range(len(found)), [line.name for line in found])
-    axes[0][0].set_ylim(len(found) - 0.4, -0.6)  # downwards, and no row on the edge
-    return canvas
+                texts.append(Text(x.stop + 6, y + 3.5, cell.against.mark))
+            if number % 3 == 0:
+                texts.append(Text(left - 8, y + 3.5, line.name, "end", "ink"))
+        panels.append(
+            Chart(
+                column, tuple(Tick(x(t.at), t.text) for t in axis), (), tuple(traces), texts=tuple(texts),
+                upright=True, width=x.stop + 44, height=bottom + 26, left=left, right=x.stop, top=top,
+                bottom=bottom,
+            )
+        )  # fmt: skip
+    return panels
 
 
-def _marks(
-    axis: Any, over: Mapping[str, Estimate], last: Mapping[str, float], tones: Mapping[str, str]
-) -> None:
-    """Write the rows' marks in the colours of their lines, in the vertical order of the lines' ends."""
-    marked = [row for row, one in over.items() if one.against and one.against.mark != DASH]
-    marked.sort(key=lambda row: last[row] if last[row] == last[row] else -math.inf)
-    for rank, row in enumerate(marked):
-        height = 0.5 + 0.09 * (rank - (len(marked) - 1) / 2)
-        against = over[row].against
-        assert against is not None
-        axis.annotate(
-            against.mark, (1.02, height), xycoords="axes fraction", color=tones[row], va="center", fontsize=8
-        )
-
-
-def _series(spec: TableSpec, found: Sequence[Line], compared: Sequence[Mapping[str, Estimate]]) -> Canvas:
-    """Plot a panel for each column: a line for each row over the values of the series, and its mark.
+def _series(
+    spec: TableSpec, found: Sequence[Line], compared: Sequence[Mapping[str, Estimate]]
+) -> list[Chart]:
+    """Return a panel for each column: a line for each row over the values of the series, and its mark.
 
     Args:
         compared: for each column, the rows over the whole series.
     """
-    columns = list(found[0].estimates)
-    canvas = Canvas(figsize=(1.5 + 3.0 * len(columns), 3.2), layout="constrained")
-    axes: Any = canvas.subplots(1, len(columns), squeeze=False)
-    xs = list(dict.fromkeys(line.x for line in found))
-    rows = list(dict.fromkeys(line.row for line in found))
-    tones = dict(zip(rows, itertools.cycle(_TONES)))
-    for axis, column, over in zip(axes[0], columns, compared, strict=True):
-        for row in rows:
-            own = [line for line in found if line.row == row]
-            means = [line.estimates[column].mean for line in own]
-            spread = [0.0 if math.isnan(s) else s for s in (line.estimates[column].spread for line in own)]
-            width = 2.4 if row == spec.reference else 1.2
-            axis.errorbar(
-                [xs.index(line.x) for line in own], means, spread, marker="o", markersize=4, color=tones[row],
-                linewidth=width, capsize=2, label=own[0].name,
-            )  # fmt: skip
-        last = {line.row: line.estimates[column].mean for line in found if line.x == xs[-1]}
-        _marks(axis, over, last, tones)
-        axis.set_xticks(range(len(xs)), [str(x) for x in xs])
-        axis.set_xlabel(spec.series.label if spec.series else "")
-        _frame(axis, column, "y")
-    names, wide = axes[0][0].get_legend_handles_labels(), min(3, 1 + len(columns))
-    canvas.legend(*names, loc="outside lower center", ncols=wide, frameon=False)
-    return canvas
+    panels, places = [], list(dict.fromkeys(line.x for line in found))
+    rows = {line.row: line.name for line in found}
+    x = Scale(-0.3, len(places) - 0.7, 40.0, 240.0)
+    for column, over in zip(found[0].estimates, compared, strict=True):
+        cells = {(line.row, line.x): line.estimates[column] for line in found}
+        known = {key: cell for key, cell in cells.items() if not math.isnan(cell.mean)}
+        bounds = {
+            key: (cell.mean - spread, cell.mean + spread)
+            for key, cell in known.items()
+            for spread in [0.0 if math.isnan(cell.spread) else cell.spread]
+        }
+        axis = ticks(*_extent(bounds.values()), most=4)
+        y = Scale(axis[0].at, axis[-1].at, 200.0, 12.0)
+        traces = []
+        for tone, (row, name) in enumerate(rows.items()):
+            own = [
+                (x(k), known[row, at], bounds[row, at]) for k, at in enumerate(places) if (row, at) in known
+            ]
+            line = tuple((px, y(cell.mean)) for px, cell, _ in own)
+            bars = tuple(((px, y(low)), (px, y(high))) for px, _, (low, high) in own)
+            look: Look = "strong" if row == spec.reference else ""
+            traces.append(Trace(name, tone, (line,) if len(line) > 1 else (), look=look))
+            traces.append(Trace("", tone, (*bars, *((point,) for point in line))))
+        marked = [row for row, one in over.items() if one.against and one.against.mark != DASH]
+        ends = {
+            row: known[row, places[-1]].mean if (row, places[-1]) in known else -math.inf for row in marked
+        }
+        texts = [Text(140, 234, spec.series.label if spec.series else "", "middle")]
+        for rank, row in enumerate(sorted(marked, key=lambda row: ends[row], reverse=True)):
+            against = over[row].against
+            assert against is not None
+            at = 110 + 16 * (rank - (len(marked) - 1) / 2)
+            texts.append(Text(246, at, against.mark, tone=list(rows).index(row)))
+        panels.append(
+            Chart(
+                column, tuple(Tick(x(k), str(at)) for k, at in enumerate(places)),
+                tuple(Tick(y(t.at), t.text) for t in axis), tuple(traces), texts=tuple(texts),
+                width=290, height=242, right=240, bottom=200,
+            )
+        )  # fmt: skip
+    return panels
+
+
+def _extent(bounds: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """Return the lowest and the highest of some bounds; 0 and 1 where there is none."""
+    every = [bound for pair in bounds for bound in pair] or [0.0, 1.0]
+    return min(every), max(every)
 
 
 def write_plots(table: Table, session: Session, folder: Path, stem: str) -> None:

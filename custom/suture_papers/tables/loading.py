@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,7 +19,8 @@ def known_tables() -> dict[str, Path]:
     Raises:
         ConfigError: one of these packages cannot be imported.
     """
-    packages = [load(point, "tables") for points in found("suture.tables").values() for point in points]
+    named = (point for points in found("suture.tables").values() for point in points)
+    packages = [load(point, "tables", "a package", inspect.ismodule) for point in named]
     files = (path for package in packages for path in Path(package.__file__).parent.glob("tables/*.toml"))
     return {path.stem: path for path in sorted(files, key=lambda path: path.stem)}
 

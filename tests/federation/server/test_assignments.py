@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from suture.federation.server.assignments import Assigner, Task
-from suture.federation.server.registry import agree
+from suture.federation.server.registry import Agreement, agree
 from suture.learning.training import LocalTraining
 from suture.methods.base import GlobalModel, Method
 from suture.methods.fedavg import FedAvg
@@ -29,7 +29,7 @@ def assigned(method: Method) -> dict[str, tuple[TaskData, AllowedReply]]:
     """The assignments of the sites, with the values 0, 10, 20 and 30 of the four classes."""
     values = torch.arange(4) * 10.0
     model = GlobalModel(LABELS, {"w": torch.zeros(2)}, {"head.bias": values + 1})
-    registry = agree(SITES, (), {}, False)
+    registry = agree(SITES, Agreement())
     assigner = Assigner(method, registry, model, 0, {"a": 0, "b": 0}, (), {"value": values})
     return assigner.assign(Task("train", 1, "main"))
 

@@ -27,7 +27,7 @@ def info(**codes: str | tuple[str, ...]) -> SiteInfo:
 
 def agreed(previous: tuple[str, ...] = (), **sites: SiteInfo) -> SiteRegistry:
     """The registry, which is the same in any order of the sites."""
-    found = [agree(dict(order), previous, {}, False) for order in permutations(sites.items())]
+    found = [agree(dict(order), Agreement(previous)) for order in permutations(sites.items())]
     assert all(one == found[0] for one in found)
     return found[0]
 
@@ -37,7 +37,7 @@ def refusal(previous: tuple[str, ...] = (), **sites: SiteInfo) -> str:
     texts = set()
     for order in permutations(sites.items()):
         with pytest.raises(ClassConflict) as caught:
-            agree(dict(order), previous, {}, False)
+            agree(dict(order), Agreement(previous))
         texts.add(str(caught.value))
     (text,) = texts
     assert "\n" not in text
@@ -143,14 +143,14 @@ def test_a_site_that_alone_contradicts_several_is_refused_alone() -> None:
 def test_two_names_of_the_vocabulary_are_never_merged_by_a_slip() -> None:
     text = refusal(a=info(Melanoma=ONE), b=info(Nevus=ONE))
     assert "'Melanocytic Nevus' (b) and 'Melanoma' (a) are the same class by" in text
-    one = agree({"a": info(Melanoma=ONE), "b": info(Nevus=ONE)}, (), {"Nevus": "Melanoma"}, False)
+    one = agree({"a": info(Melanoma=ONE), "b": info(Nevus=ONE)}, Agreement((), {"Nevus": "Melanoma"}))
     assert one.labels == ("Melanoma",), "but a person can"
 
 
 def test_two_classes_of_one_site_that_others_codes_make_one_stop_the_run() -> None:
     sites = {"a": info(Cyst=ONE, Hole=ICD_A), "b": info(Zyste=(ONE, ICD_A))}
     with pytest.raises(ClassConflict, match=r"different classes of one site; correct the \[data\] codes"):
-        agree(sites, (), {}, False)
+        agree(sites, Agreement())
     assert unfit(sites) == {}, "either may be wrong"
 
 
@@ -167,7 +167,7 @@ def test_no_site_is_refused_because_of_a_code_that_another_one_states() -> None:
 def test_an_experiment_keeps_the_names_of_its_classes() -> None:
     assert agreed(("Zyste",), a=info(Cyst=ONE), b=info(Zyste=ONE)).labels == ("Zyste",)
     assert agreed(("Ptx",), a=info(PTX=PTX), b=info(Pneumothorax="")).labels == ("Ptx",)
-    gone = agree({"a": info(Cyst=ONE)}, ("Zyste",), {}, False, None, {"Zyste": (ONE,)})
+    gone = agree({"a": info(Cyst=ONE)}, Agreement(("Zyste",), codes={"Zyste": (ONE,)}))
     assert gone.labels == ("Zyste",), "though the site that stated the code has left"
     assert gone.codes == {"Zyste": (ONE,)}
 
@@ -181,7 +181,7 @@ def test_an_experiment_with_both_classes_cannot_merge_them() -> None:
 def test_look_alikes_of_one_code_are_one_class_and_need_no_decision() -> None:
     assert agreed(a=info(Lung_Scar=ONE), b=info(Lung_Scra=ONE)).labels == ("Lung Scar",)
     with pytest.raises(FederationError, match="nearly the same"):
-        agree({"a": info(Lung_Scar=ONE), "b": info(Lung_Scra="")}, (), {}, False)
+        agree({"a": info(Lung_Scar=ONE), "b": info(Lung_Scra="")}, Agreement())
 
 
 def test_a_hostile_site_cannot_make_the_comparison_slow() -> None:
@@ -197,5 +197,5 @@ def test_a_hostile_site_cannot_make_the_comparison_slow() -> None:
         for i in range(8)
     }
     start = perf_counter()
-    assert len(agree(sites, (), {}, True).labels) == 900
+    assert len(agree(sites, Agreement(accept=True)).labels) == 900
     assert perf_counter() - start < 5

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suture.federation.server.intervals import of_class, of_mean
+from suture.federation.server.scores import interval_of_mean, interval_over_sites
 from suture.learning.metrics import score_classes
 from suture.protocol.messages import ClassScore
 
@@ -22,19 +22,22 @@ def score(auroc: float | None, half: float | None = None) -> ClassScore:
 
 def test_variances_of_sites_add() -> None:
     """Half-widths .03 and .04 of two sites make .05 of their sum, and .025 of their mean."""
-    assert of_class([score(0.8, 0.03), score(0.9, 0.04)]) == (pytest.approx(0.825), pytest.approx(0.875))
-    assert of_class([score(0.8, 0.03)]) == (pytest.approx(0.77), pytest.approx(0.83))
+    assert interval_over_sites([score(0.8, 0.03), score(0.9, 0.04)]) == (
+        pytest.approx(0.825),
+        pytest.approx(0.875),
+    )
+    assert interval_over_sites([score(0.8, 0.03)]) == (pytest.approx(0.77), pytest.approx(0.83))
     # Four equal sites halve the interval of one.
-    assert of_class([score(0.7, 0.08)] * 4) == (pytest.approx(0.66), pytest.approx(0.74))
+    assert interval_over_sites([score(0.7, 0.08)] * 4) == (pytest.approx(0.66), pytest.approx(0.74))
 
 
 def test_without_every_interval_there_is_none() -> None:
-    assert of_class([]) is None
-    assert of_class([score(0.8, 0.03), score(0.9)]) is None
-    assert of_class([score(0.8)]) is None
-    assert of_mean({}) is None
-    assert of_mean({"a": {"x": score(None)}}) is None
-    assert of_mean({"a": {"x": score(0.8, 0.1), "y": score(0.7)}}) is None
+    assert interval_over_sites([]) is None
+    assert interval_over_sites([score(0.8, 0.03), score(0.9)]) is None
+    assert interval_over_sites([score(0.8)]) is None
+    assert interval_of_mean({}) is None
+    assert interval_of_mean({"a": {"x": score(None)}}) is None
+    assert interval_of_mean({"a": {"x": score(0.8, 0.1), "y": score(0.7)}}) is None
 
 
 def test_the_mean_over_classes_by_hand() -> None:
@@ -47,11 +50,11 @@ def test_the_mean_over_classes_by_hand() -> None:
         "b": {"x": score(0.9, 0.08), "z": score(None)},
     }
     half = math.sqrt(0.0008)
-    assert of_mean(sites) == (pytest.approx(0.725 - half), pytest.approx(0.725 + half))
+    assert interval_of_mean(sites) == (pytest.approx(0.725 - half), pytest.approx(0.725 + half))
 
 
 def test_an_interval_stays_between_0_and_1() -> None:
-    assert of_class([score(0.98, 0.1), score(0.97, 0.1)]) == (
+    assert interval_over_sites([score(0.98, 0.1), score(0.97, 0.1)]) == (
         pytest.approx(0.975 - math.hypot(0.1, 0.1) / 2),
         1.0,
     )
@@ -67,7 +70,7 @@ def test_no_correlation_of_the_classes_makes_the_mean_wider(halves: list[float],
     factors /= np.linalg.norm(factors, axis=1, keepdims=True)
     weighted = np.array(halves) / len(halves)
     exact = math.sqrt(weighted @ (factors @ factors.T) @ weighted)
-    found = of_mean({"a": {str(i): score(0.5, half) for i, half in enumerate(halves)}})
+    found = interval_of_mean({"a": {str(i): score(0.5, half) for i, half in enumerate(halves)}})
     assert found is not None
     assert (found[1] - found[0]) / 2 >= exact - 1e-12
 
@@ -81,6 +84,6 @@ def test_it_holds_the_truth_about_as_often_as_it_says() -> None:
             y = np.repeat([0.0, 1.0], n)
             s = rng.normal(size=2 * n) + y
             scores.append(score_classes(("x",), y[:, None], s[:, None], bootstrap=200, seed=draw)["x"])
-        low, high = of_class(scores) or (1.0, 0.0)
+        low, high = interval_over_sites(scores) or (1.0, 0.0)
         hits += low <= truth <= high
     assert 0.88 <= hits / 120 <= 0.995

@@ -98,7 +98,7 @@ def test_what_nobody_can_attribute_stops_the_run() -> None:
     sites = {"a": info("Sarcoidosis"), "b": info("Sarcoidosys"), "c": info("Mass")}
     assert misfits(sites, NOTHING) == {}
     with pytest.raises(FederationError, match="nearly the same"):
-        agree(sites, (), {}, False)
+        agree(sites, Agreement())
     assert misfits({"a": info("Mass"), "b": info("Mass", label_type="multiclass")}, NOTHING) == {}
 
 
@@ -129,12 +129,12 @@ def test_ten_thousand_classes_are_agreed_on_and_no_more() -> None:
         site: unpack(pack(info(*(f"Finding {n:05d} x{n * 7919 % 10007:05d}" for n in range(at, at + half)))))
         for site, at in (("a", 0), ("b", half))
     }
-    registry = agree(sites, (), {}, True)  # type: ignore[arg-type]
+    registry = agree(sites, Agreement(accept=True))  # type: ignore[arg-type]
     assert len(registry.labels) == MOST_CLASSES
     assert sum(map(len, registry.owners().values())) == MOST_CLASSES
     more = {**sites, "c": info("Mass")}
     with pytest.raises(FederationError, match="10001 classes together; at most 10000"):
-        agree(more, (), {}, True)  # type: ignore[arg-type]
+        agree(more, Agreement(accept=True))  # type: ignore[arg-type]
     flood = info(*(f"Junk {n}" for n in range(MOST_CLASSES)))
     assert "exceed 10000" in misfits({**OTHERS, "liar": flood}, Agreement((), {}, True))["liar"]
 
@@ -143,7 +143,7 @@ def test_a_union_of_ten_thousand_classes_has_results() -> None:
     """No site has them all, so no single message has shown that they are too many."""
     halves = [tuple(f"Finding {n:05d}" for n in range(at, at + 5_000)) for at in (0, 5_000)]
     sites = {site: info(*own) for site, own in zip("ab", halves, strict=True)}
-    registry = agree(sites, (), {}, True)
+    registry = agree(sites, Agreement(accept=True))
     scored = ClassScore(0.5, None, None, 1, 1)
     tested = {s: Metrics(1, "test", 2, 0.5, dict.fromkeys(i.labels, scored)) for s, i in sites.items()}
     measured = mean_over_sites(registry, tested, 1)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from between import Between
-from rounds import conformant
+from rounds import conformant, reply_of
 from suture.core.errors import RejectedUpdate
 from suture.federation.loop import federate
 from suture.federation.server.norm_bound import Measure, NormBound, Norms
@@ -139,10 +139,10 @@ def test_a_first_update_of_a_hundred_thousand_times_the_model_costs_itself_alone
     assert model(servers[0]) == model(servers[1])
 
 
-@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if not kind.limits.local_only])
+@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if not kind.about.local_only])
 def test_two_of_three_who_send_next_to_nothing_take_nobody_out(name: str) -> None:
     method = conformant(name)
-    with Trial(method, method.adapted(SMALL), method.label_types[-1], rounds=3) as trial:
+    with Trial(method, method.adapted(SMALL), method.labels.types[-1], rounds=3) as trial:
         federate(trial.server, Between(trial.sites, tiny_updates))
         lines = trial.history()
     assert lines
@@ -184,13 +184,13 @@ def test_what_is_too_large_does_not_end_the_wait_for_others(tiny: Any) -> None:
     for site, factor in (("beta", 1.0), ("alpha", 1e30)):
         task = unpack(packed[site])
         assert isinstance(task, TaskData)
-        update = sites[site].answer(task)
+        update = reply_of(sites[site], task)
         assert isinstance(update, Update)
         receive(site, pack(replace(update, shared={k: t * factor for k, t in update.shared.items()})))
     assert not receive.enough(["gamma"])
     gamma = unpack(packed["gamma"])
     assert isinstance(gamma, TaskData)
-    receive("gamma", pack(sites["gamma"].answer(gamma)))
+    receive("gamma", sites["gamma"].answer(gamma).packed)
     assert receive.enough([])
     server.close_round({})
     assert server.round == 1
@@ -199,5 +199,5 @@ def test_what_is_too_large_does_not_end_the_wait_for_others(tiny: Any) -> None:
 def exchange(server: Server, sites: Any, packed: Any, missing: dict[str, str]) -> dict[str, str]:
     for site, payload in packed.items():
         task = unpack(payload)
-        server.receiver()(site, pack(sites[site].answer(task)))
+        server.receiver()(site, sites[site].answer(task).packed)
     return missing

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from suture.federation.server.aggregator import Updates
 from suture.federation.server.collector import UpdateCollector
 from suture.federation.server.registry import Member, SiteRegistry
-from suture.federation.server.server import _Updates
 from suture.methods import averaging
 from suture.methods.averaging import weighted_mean
 from suture.methods.base import GlobalModel
@@ -51,7 +51,7 @@ def test_a_mean_lets_go_of_updates_before_the_next_one_is_read(
     member = Member(("Masse",), ("Mass",), {"train": 1}, 1)
     collector, registry = _Reading(), SiteRegistry(dict.fromkeys(SITES, member), ("Mass",))
     model = GlobalModel(("Mass",), {"w": torch.zeros(2)}, {"b": torch.zeros(1)})
-    mean = weighted_mean(model, _Updates(collector, registry))
+    mean = weighted_mean(model, Updates(collector, registry))
     assert mean.head()["b"].tolist() == [1.0]
     assert mean.shared()["w"].tolist() == [1.0, 1.0]
     assert collector.held == held

@@ -13,10 +13,12 @@ import torch
 from suture.core.errors import ConfigError, SutureError
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan
-from suture.federation.server.global_model import check_unchanged, fixed_settings
+from suture.federation.server.checks import check_unchanged, fixed_settings
 from suture.federation.server.ledgers import LEDGERS
-from suture.federation.server.selection import Best, ModelSelection, better, lower_loss
-from suture.federation.store import FORMAT
+from suture.federation.server.norm_bound import NormBound
+from suture.federation.server.selection import Best, ModelSelection, lower_loss
+from suture.federation.server.state import RunState
+from suture.federation.store import FORMAT, Rounds
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
@@ -88,14 +90,11 @@ def test_a_corrupt_best_model_is_named_and_the_newest_takes_its_place(tiny: Any)
     with pytest.raises(SutureError, match=f"{best.name} is corrupt.*delete the files of round 6 in"):
         states.read_best(6)
     for best_round, expected in ((Best(6, -0.5), Best(6, -0.5)), (None, None)):
-        standings = ModelSelection(best_round)
-        standings.fall_back(states, 6)
-        assert standings.best == expected
-    standings = ModelSelection(Best(1, -0.5))
-    standings.fall_back(states, 5)
+        assert ModelSelection(best_round).restored(states, 6, "last").best == expected
+    standings = ModelSelection(Best(1, -0.5)).restored(states, 5, "last")
     assert standings.best is not None
     assert standings.best.round == 5
-    assert better(standings.best, Best(6, -9e9)) == Best(6, -9e9), "any measured round is better"
+    assert standings.after(Best(6, -9e9)).best == Best(6, -9e9), "any measured round is better"
     best.unlink()
     states.path(6).unlink()
     again = federation.run()
@@ -183,28 +182,40 @@ def test_rounds_of_equal_loss_are_told_apart_by_auroc_and_else_the_later_is_kept
         best = lower_loss(best, Best(round_, -loss, auroc))
         chosen.append(best.round)
     assert chosen == [1, 2, 3, 4, 4, 4]
-    standings = ModelSelection()
-    standings.note_loss(Best(1, -0.5, 0.7))
-    standings.note_own({"a": Best(1, -0.5), "b": Best(1, -0.5, 0.9)})
-    standings.note_own({"a": Best(2, -0.5), "b": Best(2, -0.5, 0.8)})
+    standings = ModelSelection().after_losses(Best(1, -0.5, 0.7))
+    standings = standings.after_own({"a": Best(1, -0.5), "b": Best(1, -0.5, 0.9)})
+    standings = standings.after_own({"a": Best(2, -0.5), "b": Best(2, -0.5, 0.8)})
     assert (standings.of("a"), standings.of("b")) == (2, 1)
-    assert ModelSelection.from_dict(standings.to_dict()) == standings
-    assert ModelSelection.from_dict({"best": {"round": 3, "value": -0.5}, "own": {}}).best == Best(3, -0.5)
 
 
-def test_a_run_that_continues_by_another_rule_does_not_compare_its_values_with_those_of_the_former() -> None:
+def test_the_state_of_a_run_is_the_same_after_it_was_written_down() -> None:
+    standings = ModelSelection(Best(1, -0.5), {"a": Best(2, -0.5)}, 1, "site_loss")
+    codes, holders = ((0, "a" * 16), (3, "b" * 16)), frozenset({"b", "a"})
+    state = RunState(standings, None, holders, codes, {"a": 1.5}, 2.0, NormBound(3.0), {"c": "why"}, {"a": 4})
+    written = json.loads(json.dumps(state.to_dict()))
+    assert written["holders"] == ["a", "b"]
+    assert RunState.from_dict(written, "the state") == state
+    former = {**written, "standings": {"best": {"round": 3, "value": -0.5}, "own": {}}}
+    for later in ("norms", "received", "bound", "excluded", "sent"):
+        del former[later]
+    assert RunState.from_dict(former, "the state").standings == ModelSelection(Best(3, -0.5))
+
+
+def test_a_run_that_continues_by_another_rule_does_not_compare_its_values_with_those_of_the_former(
+    tmp_path: Path,
+) -> None:
     """The last round has the value 0, an AUROC is above it, and a loss below: it would never be the best."""
-    standings = ModelSelection(by="last", best=Best(2, 0.0))
-    standings.continue_by("last", 3)
+    states = Rounds(tmp_path)
+    for number in (1, 2, 4):
+        states.save(number, Packed({}, {}), committed=4)
+    standings = ModelSelection(by="last", best=Best(2, 0.0)).restored(states, 3, "last")
     assert standings.best == Best(2, 0.0)
-    standings.continue_by("site_loss", 3)
+    standings = standings.restored(states, 3, "site_loss")
     assert standings.of("a") == 3
-    standings.note_loss(Best(4, -0.5))
-    standings.continue_by("site_loss", 5)
+    standings = standings.after_losses(Best(4, -0.5)).restored(states, 5, "site_loss")
     assert standings.best == Best(4, -0.5)
     assert not standings.over(5, 2)
-    former = ModelSelection(Best(1, -0.5))
-    former.continue_by("site_loss", 2)
+    former = ModelSelection(Best(1, -0.5)).restored(states, 2, "site_loss")
     assert former.best == Best(1, -0.5)
 
 

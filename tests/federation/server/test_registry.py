@@ -21,7 +21,7 @@ def info(*labels: str) -> SiteInfo:
 
 
 def test_union_is_sorted_and_owners_are_known() -> None:
-    registry = agree({"b": info("Mass", "Edema"), "a": info("Mass")}, (), {}, False)
+    registry = agree({"b": info("Mass", "Edema"), "a": info("Mass")}, Agreement())
     assert registry.labels == ("Edema", "Mass")
     assert registry.owners() == {"Edema": ("b",), "Mass": ("a", "b")}
     assert registry.rows_for("b", "own") == ("Mass", "Edema")  # the site's own order
@@ -29,7 +29,7 @@ def test_union_is_sorted_and_owners_are_known() -> None:
 
 
 def test_spellings_meet_and_each_site_keeps_its_own() -> None:
-    registry = agree({"a": info("Effusion"), "b": info("pleural_effusion")}, (), {}, False)
+    registry = agree({"a": info("Effusion"), "b": info("pleural_effusion")}, Agreement())
     assert registry.labels == ("Pleural Effusion",)
     assert registry.to_site("b", registry.rows_for("b", "own")) == ("pleural_effusion",)
     update = Update(1, ("pleural_effusion",), {}, {"w": torch.ones(1, 2)}, ones(("x",)))
@@ -39,11 +39,11 @@ def test_spellings_meet_and_each_site_keeps_its_own() -> None:
 def test_lookalikes_are_refused_with_their_sites_and_the_remedy() -> None:
     sites = {"a": info("Lung Scar"), "b": info("Lung Scra")}
     with pytest.raises(FederationError, match=r"'Lung Scar' \(a\) and 'Lung Scra' \(b\)") as caught:
-        agree(sites, (), {}, False)
+        agree(sites, Agreement())
     assert "label_map" in str(caught.value)
-    assert agree(sites, (), {}, True).labels == ("Lung Scar", "Lung Scra")
-    assert agree(sites, (), {}, ("lung scra",)).labels == ("Lung Scar", "Lung Scra")
-    mapped = agree(sites, (), {"lung_scra": "Lung Scar"}, False)
+    assert agree(sites, Agreement(accept=True)).labels == ("Lung Scar", "Lung Scra")
+    assert agree(sites, Agreement(accept=("lung scra",))).labels == ("Lung Scar", "Lung Scra")
+    mapped = agree(sites, Agreement((), {"lung_scra": "Lung Scar"}))
     assert mapped.labels == ("Lung Scar",)
     assert mapped.to_site("b", ("Lung Scar",)) == ("Lung Scra",)
 
@@ -67,13 +67,13 @@ GENERIC = (
 def test_two_sites_with_a_name_that_says_nothing_are_not_taken_for_one_class(name: str) -> None:
     sites = {"a": info(name, "Mass"), "b": info(name), "c": info("Mass")}
     with pytest.raises(FederationError, match=r"a, b each have a class .*synonyms"):
-        agree(sites, (), {}, False)
-    assert len(agree(sites, (), {}, (name,)).labels) == 2
-    assert len(agree(sites, (), {}, True).labels) == 2
-    assert len(agree({"a": info(name), "c": info("Mass")}, (), {}, False).labels) == 2
-    assert agree(sites, (), {name: "Tuberculosis"}, False).labels == ("Mass", "Tuberculosis")
+        agree(sites, Agreement())
+    assert len(agree(sites, Agreement(accept=(name,))).labels) == 2
+    assert len(agree(sites, Agreement(accept=True)).labels) == 2
+    assert len(agree({"a": info(name), "c": info("Mass")}, Agreement()).labels) == 2
+    assert agree(sites, Agreement((), {name: "Tuberculosis"})).labels == ("Mass", "Tuberculosis")
     coded = replace(info(name), codes={name: ("I10C:A15.0",)})
-    assert len(agree({"a": coded, "b": coded}, (), {}, False).labels) == 1
+    assert len(agree({"a": coded, "b": coded}, Agreement()).labels) == 1
 
 
 def test_a_newcomer_with_such_a_name_does_not_stop_the_experiment() -> None:
@@ -106,28 +106,28 @@ def test_the_classes_of_the_data_sets_say_what_they_mean() -> None:
 
 def test_a_map_that_makes_two_names_of_a_site_one_is_an_error() -> None:
     with pytest.raises(LabelError, match="a: 'Lung Scar' and another"):
-        agree({"a": info("Lung Scar", "Scarring")}, (), {"Scarring": "Lung Scar"}, False)
+        agree({"a": info("Lung Scar", "Scarring")}, Agreement((), {"Scarring": "Lung Scar"}))
 
 
 def test_a_class_whose_owner_left_stays() -> None:
-    assert agree({"a": info("Mass")}, ("Edema", "Mass"), {}, False).labels == ("Edema", "Mass")
+    assert agree({"a": info("Mass")}, Agreement(("Edema", "Mass"))).labels == ("Edema", "Mass")
 
 
 def test_sites_of_two_tasks_are_refused_by_name() -> None:
     single = replace(info("Mass"), label_type="multiclass")
     with pytest.raises(FederationError) as caught:
-        agree({"a": info("Mass"), "b": single}, (), {}, False)
+        agree({"a": info("Mass"), "b": single}, Agreement())
     for words in ("a is multilabel", "b is multiclass", "[data] label_type"):
         assert words in str(caught.value)
-    registry = agree({"a": single, "b": single}, (), {}, False)
+    registry = agree({"a": single, "b": single}, Agreement())
     assert registry.label_type == registry.to_dict()["label_type"] == "multiclass"
-    assert agree({"a": info("Mass")}, (), {}, False).label_type == "multilabel"
+    assert agree({"a": info("Mass")}, Agreement()).label_type == "multilabel"
 
 
 def test_a_census_is_under_the_federations_names() -> None:
     one = replace(info("Effusion", "Mass"), counts={"Effusion": (1, 2), "Mass": None})
     two = SiteInfo(("pleural_effusion",), {"test": 4}, 1, "code", counts={"pleural_effusion": (0, 5)})
-    registry = agree({"b": one, "a": two}, (), {}, False)
+    registry = agree({"b": one, "a": two}, Agreement())
     assert registry.statistics({"b": one, "a": two}) == LabelStatistics(
         ("Mass", "Pleural Effusion"),
         {"a": 0, "b": 3},
@@ -141,7 +141,7 @@ def test_a_census_is_under_the_federations_names() -> None:
 
 
 def test_values_of_a_site_get_the_federations_names() -> None:
-    registry = agree({"a": info("Effusion", "Mass"), "b": info("Edema")}, (), {}, False)
+    registry = agree({"a": info("Effusion", "Mass"), "b": info("Edema")}, Agreement())
     # Edema is the federation's own spelling of a class that this site does not know.
     assert registry.named("a", {"Mass": 1, "Effusion": 2, "Edema": 3}) == {
         "Mass": 1,
@@ -164,7 +164,7 @@ def test_the_names_of_a_long_hello_are_compared_few_times(
     infos = {"beta": info(*(made(i) for i in range(9_000))), "alpha": info("Mass"), "gamma": info("Mass")}
     found = misfits(infos, Agreement((), {}, False))
     infos = {site: one for site, one in infos.items() if site not in found}
-    agree(infos, (), {}, False)
+    agree(infos, Agreement())
     assert len(compared) < 400_000
 
 
@@ -176,5 +176,5 @@ def test_an_error_lists_few_pairs_of_names() -> None:
     with pytest.raises(
         FederationError, match=r"(?s)nearly the same:(\n  [^\n]*){20}\n  and \d+ more pairs\n"
     ) as error:
-        agree(infos, (), {}, False)
+        agree(infos, Agreement())
     assert len(str(error.value)) < 5_000

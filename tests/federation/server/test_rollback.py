@@ -144,7 +144,7 @@ def test_a_step_of_the_server_that_diverges_is_blamed_on_no_site(rate: float, wh
     assert f"a lower method.server.lr (now {rate:g})" in str(error.value)
     assert server.round == 0
     assert server.states.newest()[0] == 0  # type: ignore[index]
-    assert not server._excluded
+    assert not server.state.excluded
     assert all(tensor.isfinite().all() for tensor in server.model.shared.values())
 
 
@@ -179,7 +179,7 @@ def test_a_learning_rate_that_diverges_at_every_site_is_blamed_on_none(tiny: Any
     server = federation.server()
     with pytest.raises(FederationError):
         federate(server, Loop(federation.sites()))
-    assert not server._excluded
+    assert not server.state.excluded
 
 
 def test_two_sites_cannot_have_the_third_excluded_by_claims(tiny: Any) -> None:
@@ -198,7 +198,7 @@ def test_two_sites_cannot_have_the_third_excluded_by_claims(tiny: Any) -> None:
     server = federation.server()
     with pytest.raises(FederationError, match="beta: non_finite_loss"):
         federate(server, Between(federation.sites(), claim))
-    assert not server._excluded
+    assert not server.state.excluded
     assert server.round == 1
 
 
@@ -215,5 +215,5 @@ def test_claims_change_nothing_where_a_site_without_a_part_in_the_model_trains(t
     federation = tiny(METHOD, min_sites=1, rounds=3, selection="last")
     server = federation.server()
     federate(server, Between(federation.sites(), claim))
-    assert not server._excluded
+    assert not server.state.excluded
     assert server.round == 3

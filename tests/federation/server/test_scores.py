@@ -6,11 +6,11 @@ import math
 
 import pytest
 
+from suture.federation.server.notes import dominant
 from suture.federation.server.scores import (
     across_sites,
     by_attribute,
     by_frequency,
-    dominant,
     local_and_global,
     mean_of,
 )

@@ -104,7 +104,7 @@ def test_identity_comes_from_the_transport(tiny: Any) -> None:
             super().exchange(task, payloads, receive)
             payload = unpack(next(iter(payloads.values())))
             assert isinstance(payload, TaskData)
-            receive("stranger", pack(sites["alpha"].answer(payload)))
+            receive("stranger", sites["alpha"].answer(payload).packed)
             receive("alpha", Packed({}, {"type": "handshake"}))
             return {}
 
@@ -157,10 +157,10 @@ def test_a_dead_server_continues_to_the_same_bytes(
     if moment == "after the answers":
         commit = Server._commit
 
-        def die(self: Server, number: int) -> None:
+        def die(self: Server, number: int, *rest: Any) -> None:
             if number == 3:
                 raise Died
-            commit(self, number)
+            commit(self, number, *rest)
 
         monkeypatch.setattr(Server, "_commit", die)
     elif moment == "after the commit":
@@ -262,7 +262,7 @@ def test_a_full_disk_at_a_site_is_an_abstention_without_a_path(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "/secret/path/p0001.png")
 
-    sites["beta"].states = _Full(full)  # type: ignore[assignment]
+    sites["beta"].states.files = _Full(full)  # type: ignore[assignment]
     federate(server, Loop(sites))
     line = history(server)[0]["sites"]["beta"]
     assert line["status"] == "abstained"

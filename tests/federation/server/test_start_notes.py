@@ -10,7 +10,7 @@ import pytest
 
 from suture.federation.loop import Loop, federate
 from suture.federation.server.global_model import initial
-from suture.federation.server.notes import start_notes
+from suture.federation.server.notes import method_notes
 from suture.learning.training import LocalTraining
 from suture.methods.base import ClassFacts
 from suture.methods.surgical import SurgicalAggregation
@@ -51,6 +51,6 @@ def test_only_frozen_norms_without_pretraining_are(
 ) -> None:
     plan = replace(tiny(replace(FROZEN, batch_norm=policy)).plan, model=model)
     first = initial(replace(plan, model=replace(model, weights=None)), ("Mass",))
-    notes = start_notes(first, plan, ClassFacts(notes=("Mass is rare.",)))
+    notes = method_notes(first, plan, ClassFacts(notes=("Mass is rare.",)))
     assert len(notes) == count + 1
     assert notes[-1] == "Mass is rare."

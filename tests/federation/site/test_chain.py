@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from suture.cli import app
 from suture.core.errors import ConfigError
+from suture.core.privacy import PrivacyConfig
 from suture.federation.differential_privacy import describe_spent
 from suture.federation.site import chain
 from suture.federation.site.abstention import LedgerBroken
@@ -26,7 +27,6 @@ from suture.federation.store import EXPERIMENTS
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Abstain
-from suture.protocol.privacy import PrivacyConfig
 
 LIMITS = PrivacyConfig(clip=1.0, noise=2.0)
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from official import write_nih
+from rounds import reply_of
 from suture.core.labels import LabelSet
 from suture.data.batch import Samples
 from suture.data.config import SiteConfig, load_site_config
@@ -203,7 +204,7 @@ def test_a_method_that_guesses_nothing_needs_no_truth(tiny: Any) -> None:
 def test_the_truth_is_not_what_a_site_trains_on(tiny: Any) -> None:
     """Its own table is; it knows its own classes."""
     site = with_truth(tiny(METHOD)).sites()["alpha"]
-    info = site.answer(TaskData("handshake"))
+    info = reply_of(site, TaskData("handshake"))
     assert info.labels == ("Mass", "Nodule")
     assert min(min(counts) for counts in info.counts.values()) > 0  # the truth has no image without a mass
 

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suture.core.errors import ConfigError
+from suture.core.privacy import PrivacyConfig
 from suture.federation.differential_privacy import describe_spent
 from suture.federation.site.abstention import BudgetSpent
 from suture.federation.site.ledger import Ledger, Release, release_of, tally_of
@@ -36,7 +37,6 @@ from suture.protocol.messages import (
     ones,
 )
 from suture.protocol.packing import pack
-from suture.protocol.privacy import PrivacyConfig
 
 LIMITS = PrivacyConfig(clip=1.0, noise=2.0)
 

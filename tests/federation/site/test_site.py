@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from rounds import configured, reply_of
 from suture.data.batch import Batch
 from suture.data.config import TrainingConfig
 from suture.federation.loop import Loop, federate
@@ -43,7 +44,7 @@ def errors(site: Site) -> list[dict[str, Any]]:
 
 
 def test_introduces_itself_with_its_own_labels_only(site: Site) -> None:
-    info = site.answer(TaskData("handshake"))
+    info = reply_of(site, TaskData("handshake"))
     assert isinstance(info, SiteInfo)
     assert info.labels == ("Mass", "Nodule")
     assert info.n == {"train": 15, "validation": 5, "test": 5}
@@ -64,7 +65,7 @@ def test_bad_data_is_an_abstention_and_the_whole_story_stays_at_the_site(
     break_it: Any, reason: str, site: Site
 ) -> None:
     break_it(site.config.data.table)
-    answer = site.answer(TaskData("handshake"))
+    answer = reply_of(site, TaskData("handshake"))
     assert isinstance(answer, Abstain)
     assert answer.reason == reason
     assert "/" not in answer.error
@@ -78,12 +79,12 @@ def test_memory_and_loss_that_is_no_number(site: Site, tiny: Any, monkeypatch: p
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("suture.methods.averaging.fit", out_of_memory)
-    answer = site.answer(task)
+    answer = reply_of(site, task)
     assert isinstance(answer, Abstain)
     assert answer.reason == "out_of_memory"
     monkeypatch.undo()
     huge = replace(task, shared={k: t * 1e30 for k, t in task.shared.items()})
-    answer = site.answer(huge)
+    answer = reply_of(site, huge)
     assert isinstance(answer, Abstain)
     assert answer.reason == "non_finite_loss"
     assert "diverged" in errors(site)[-1]["message"]
@@ -100,7 +101,7 @@ def test_a_round_with_a_broken_step_leaves_nothing_behind(
     second = replace(task, round=2, committed=1)
     one, two = (tiny(method).sites(name)["alpha"] for name in ("whole", "broken"))
     assert said(one, task) == said(two, task)
-    before, files = training.step, {p: p.read_bytes() for p in two.states.folder.glob("*.safetensors")}
+    before, files = training.step, {p: p.read_bytes() for p in two.states.files.folder.glob("*.safetensors")}
     taken = []
 
     def break_the_first(context: Any, objective: Any, optimiser: Any, batch: Batch, *more: Any) -> Any:
@@ -109,12 +110,12 @@ def test_a_round_with_a_broken_step_leaves_nothing_behind(
         return before(context, objective, optimiser, replace(batch, inputs={"image": image}), *more)
 
     monkeypatch.setattr(training, "step", break_the_first)
-    answer = two.answer(second)
+    answer = reply_of(two, second)
     assert isinstance(answer, Abstain)
     assert answer.reason == "non_finite_loss"
     assert "alpha: the loss of round 2, step 1 is nan" in errors(two)[-1]["message"]
     assert len(taken) > 1
-    assert {p: p.read_bytes() for p in two.states.folder.glob("*.safetensors")} == files
+    assert {p: p.read_bytes() for p in two.states.files.folder.glob("*.safetensors")} == files
     monkeypatch.undo()
     assert said(one, second) == said(two, second)
 
@@ -128,11 +129,11 @@ def test_a_backbone_is_compiled_once_or_the_site_abstains(
     config = plain.config.model_copy(update={"training": compiled})
     site = Site("alpha", config, plain.plan, plain.rounds, plain.folder.parent / "compiled" / "run")
     monkeypatch.setattr(compiling, "OPTIONS", {"kernels": {"backend": backend}})
-    answer = site.answer(task)
+    answer = reply_of(site, task)
     if used:
         assert said(site, task) == said(plain, task)
         monkeypatch.setattr(compiling, "OPTIONS", {})  # looked at again, it would fail
-        assert isinstance(site.answer(replace(task, round=2, committed=1)), Update)
+        assert isinstance(reply_of(site, replace(task, round=2, committed=1)), Update)
     else:
         assert isinstance(answer, Abstain)
         assert answer.reason == "configuration"
@@ -149,8 +150,8 @@ def test_a_batch_beyond_the_gpu_is_told_before_the_first_step(
         sizes.append(args[3])
         check_memory(*args, free=0)
 
-    monkeypatch.setattr("suture.federation.site.site.check_memory", check)
-    answer = site.answer(_train_task(tiny))
+    monkeypatch.setattr("suture.federation.site.trainer.check_memory", check)
+    answer = reply_of(site, _train_task(tiny))
     assert isinstance(answer, Abstain)
     assert answer.reason == "configuration"
     assert "alpha: a step of 4 images needs at least" in errors(site)[-1]["message"]
@@ -159,7 +160,7 @@ def test_a_batch_beyond_the_gpu_is_told_before_the_first_step(
 
 def said(site: Site, task: TaskData) -> str:
     """The digest of an answer, without that of the ledger, which is salted."""
-    answer: Any = site.answer(task)
+    answer: Any = reply_of(site, task)
     return digest(pack(replace(answer, ledger=None)))
 
 
@@ -177,11 +178,11 @@ def _train_task(tiny: Any, method: Method = METHOD) -> TaskData:
 
 
 def _packed(site: Site, packed: Any) -> Any:
-    from suture.protocol.packing import pack, unpack
+    from suture.protocol.packing import unpack
 
     task = unpack(packed)
     assert isinstance(task, TaskData)
-    return pack(site.answer(task))
+    return site.answer(task).packed
 
 
 @pytest.mark.parametrize(
@@ -203,16 +204,14 @@ def test_what_gives_other_sums_is_refused(
     training = site.config.training.model_copy(update=now)
     changed = site.config.model_copy(update={"training": training})
     again = Site(site.name, changed, site.plan, site.rounds, site.folder)
-    answer = again.answer(replace(task, round=2, committed=1))
+    answer = reply_of(again, replace(task, round=2, committed=1))
     assert isinstance(answer, Abstain)
     assert answer.reason == "computation"
     assert what in errors(site)[-1]["message"]
 
 
 def in_fp16(site: Site) -> Site:
-    training = site.config.training.model_copy(update={"amp": True, "half": "fp16"})
-    site.config = site.config.model_copy(update={"training": training})
-    return site
+    return configured(site, training={"amp": True, "half": "fp16"})
 
 
 @pytest.mark.parametrize("factor", [1e-3, 4e2, 1e4])
@@ -222,10 +221,10 @@ def test_a_round_of_few_steps_in_fp16_finds_its_scale(
     """At the first scale, of 65536, each of its steps would be skipped."""
     monkeypatch.setattr(SurgicalAggregation, "loss", lambda *given: factor * given[1].sum())
     task = _train_task(tiny)
-    answer = in_fp16(site).answer(task)
+    answer = reply_of(in_fp16(site), task)
     assert isinstance(answer, Update)
     assert not torch.equal(answer.head["head.weight"], task.head["head.weight"])
-    kept = site.states.newest(not_later_than=1)
+    kept = site.states.files.newest(not_later_than=1)
     assert kept is not None
     scale = kept[1].tensors["optimiser/loss scale/scale"].item()
     assert (scale == 2.0**16) == (factor < 1)
@@ -235,11 +234,11 @@ def test_a_round_without_a_step_in_fp16_is_an_abstention(
     site: Site, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SurgicalAggregation, "loss", lambda *given: (given[1] * 0).sum().sqrt())
-    answer = in_fp16(site).answer(_train_task(tiny))
+    answer = reply_of(in_fp16(site), _train_task(tiny))
     assert isinstance(answer, Abstain)
     assert answer.reason == "gradient_overflow"
     assert "every step was skipped; set half" in errors(site)[-1]["message"]
-    assert site.states.newest(not_later_than=1) is None
+    assert site.states.files.newest(not_later_than=1) is None
 
 
 def test_the_number_of_a_gpu_may_change() -> None:
@@ -256,7 +255,7 @@ def test_other_code_is_refused(site: Site, tiny: Any) -> None:
         task,
         replace(task, task="evaluate", round=0),
     ):
-        answer = other.answer(asked)
+        answer = reply_of(other, asked)
         assert isinstance(answer, Abstain)
         assert answer.reason == "code_mismatch"
 
@@ -267,10 +266,10 @@ def test_a_server_that_leaves_out_the_handshake_gets_no_further(tiny: Any) -> No
     task = _train_task(tiny)
     plan = replace(federation.plan, method=VanillaFL(local=METHOD.local))
     site = Site("alpha", federation.configs["alpha"], plan, 2, federation.folder / "skipped")
-    answer = site.answer(task)
+    answer = reply_of(site, task)
     assert isinstance(answer, Abstain)
     assert answer.reason == "label_view"
-    assert not site.states.rounds()
+    assert not site.states.files.rounds()
 
 
 def test_a_bug_is_not_hidden_as_an_abstention(site: Site, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,7 +290,7 @@ def test_small_counts_are_withheld(tiny: Any) -> None:
     strict = config.model_copy(update={"privacy": config.privacy.model_copy(update={"min_count": 100})})
     site = Site("alpha", strict, federation.plan, 2, Path(federation.folder) / "x")
     task = _train_task(tiny)
-    answer = site.answer(replace(task, task="evaluate", round=0, split="test"))
+    answer = reply_of(site, replace(task, task="evaluate", round=0, split="test"))
     classes = answer.metrics.classes  # type: ignore[union-attr]
     assert {score.auroc for score in classes.values()} == {None}
     assert {score.positives for score in classes.values()} == {None}
@@ -308,10 +307,10 @@ def sent(tiny: Any, method: Any, min_loss: int) -> Update:
     site = sites["alpha"]
     answers = {"alpha": site, "beta": sites["beta"]}
     for name, packed in server.handshake(list(answers)).items():
-        server.collector.receive(name, pack(answers[name].answer(unpack(packed))))
+        server.collector.receive(name, answers[name].answer(unpack(packed)).packed)
     server.begin({})
     task = unpack(server.assign()["alpha"])
-    update = site.answer(task)
+    update = reply_of(site, task)
     server.collector.receive("alpha", pack(update))
     assert server.collector.lines["alpha"]["status"] == "accepted"
     return update  # type: ignore[no-any-return]
@@ -358,7 +357,7 @@ def test_a_full_memory_halves_the_batch_once(
         return train(self, context, *rest)
 
     monkeypatch.setattr(SurgicalAggregation, "train", hungry)
-    assert isinstance(site.answer(_train_task(tiny)), Update)
+    assert isinstance(reply_of(site, _train_task(tiny)), Update)
     assert seen == [8, 4]
 
 
@@ -373,7 +372,7 @@ def test_a_memory_that_is_too_small_is_an_abstention_and_another_error_a_bug(
 
     monkeypatch.setattr(SurgicalAggregation, "train", fails)
     task, error = _train_task(tiny), of_the_cpu()
-    answer = site.answer(task)
+    answer = reply_of(site, task)
     assert isinstance(answer, Abstain)
     assert (answer.reason, answer.error, len(raised)) == ("out_of_memory", "RuntimeError", 2)
     error = RuntimeError("shapes cannot be multiplied")
@@ -387,8 +386,8 @@ def test_a_state_of_a_former_version_is_an_abstention_that_says_what_to_do(site:
     task = _train_task(tiny)
     header = {"threads": 1, "labels": list(task.labels), "phase": "main", "round": 1}
     site.folder.mkdir(parents=True)
-    save(site.states.path(1), Packed({"optimiser/step": torch.ones(1)}, header))
-    answer = site.answer(replace(task, round=2, committed=1))
+    save(site.states.files.path(1), Packed({"optimiser/step": torch.ones(1)}, header))
+    answer = reply_of(site, replace(task, round=2, committed=1))
     assert isinstance(answer, Abstain)
     assert answer.reason == "configuration"
     assert "written by another version of suture" in errors(site)[-1]["message"]
@@ -397,7 +396,7 @@ def test_a_state_of_a_former_version_is_an_abstention_that_says_what_to_do(site:
 
 def test_a_job_of_another_version_is_an_abstention_that_says_what_to_do(site: Site) -> None:
     former = Site(site.name, site.config, replace(site.plan, code="0123456789abcdef"), 2, site.folder)
-    answer = former.answer(TaskData("handshake"))
+    answer = reply_of(former, TaskData("handshake"))
     assert isinstance(answer, Abstain)
     assert answer.reason == "code_mismatch"
     assert "install the same version, or export the job again" in errors(site)[-1]["message"]
@@ -423,12 +422,12 @@ def test_a_site_expects_of_its_answers_what_the_server_expects(
     monkeypatch.setattr(UpdateCollector, "open", opened)
     federate(federation.server(), Loop(sites))
     compared = [
-        (sites[name].expectation(payload), expected)
+        (sites[name]._allowed(payload), expected)
         for assigned in tasks
         for name, (payload, expected) in assigned.items()
         if payload.task != "handshake"
     ]
     assert len(compared) >= 2 * len(sites)
     for own, servers in compared:
-        assert replace(own, limits=None, ledger=None) == servers
+        assert replace(own, limits=None) == servers
         assert own.limits == federation.configs["alpha"].privacy

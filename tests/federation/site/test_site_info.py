@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rounds import reply_of
 from suture.core.errors import SutureError
 from suture.core.labels import LabelSet
 from suture.federation.site.first_counts import FIRST_COUNTS, FirstCounts
@@ -25,7 +26,7 @@ LOCAL = LocalTraining(lr=1e-2, batch_size=8)
 
 
 def asked(site: Site) -> SiteInfo:
-    info = site.answer(TaskData("handshake"))
+    info = reply_of(site, TaskData("handshake"))
     assert isinstance(info, SiteInfo)
     return info
 
@@ -121,7 +122,7 @@ def evaluation(federation: Any) -> TaskData:
 
 
 def measured(site: Site, task: TaskData) -> Metrics:
-    answer = site.answer(task)
+    answer = reply_of(site, task)
     assert isinstance(answer, Evaluation)
     return answer.metrics
 

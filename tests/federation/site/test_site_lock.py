@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rounds import reply_of
 from suture.core.files import FolderLock, temporary_beside
 from suture.federation.site import site as module
 from suture.federation.site.site import LOCK
@@ -40,13 +41,13 @@ def test_another_process_is_named_and_when_it_has_ended_the_site_answers(
     left = temporary_beside(site.folder / "round-000001.safetensors")
     left.parent.mkdir(parents=True)
     other = other_process(site.folder / LOCK)
-    answer = site.answer(TaskData("handshake"))
+    answer = reply_of(site, TaskData("handshake"))
     assert isinstance(answer, Abstain)
     assert (answer.reason, answer.error) == ("configuration", "InUse")
     assert f"(process {other}); wait for it or end it" in (site.folder / "errors.jsonl").read_text()
     os.kill(other, signal.SIGKILL)
     os.waitpid(other, 0)
-    assert isinstance(site.answer(TaskData("handshake")), SiteInfo)
+    assert isinstance(reply_of(site, TaskData("handshake")), SiteInfo)
 
 
 def test_a_new_job_waits_for_the_process_of_the_last_one(tiny: Any) -> None:
@@ -59,14 +60,14 @@ def test_a_new_job_waits_for_the_process_of_the_last_one(tiny: Any) -> None:
         os._exit(0)
     os.waitpid(killer, 0)
     os.waitpid(other, 0)
-    assert isinstance(site.answer(TaskData("handshake")), SiteInfo)
+    assert isinstance(reply_of(site, TaskData("handshake")), SiteInfo)
 
 
 def test_the_sites_of_one_process_share_it_and_leave_it_when_they_are_closed(tiny: Any) -> None:
     federation = tiny(SurgicalAggregation())
     first, second = federation.sites()["alpha"], federation.sites()["alpha"]
     for site in (first, second):
-        assert isinstance(site.answer(TaskData("handshake")), SiteInfo)
+        assert isinstance(reply_of(site, TaskData("handshake")), SiteInfo)
     first.close()
     assert _taken_elsewhere(second.folder)
     second.close()

@@ -17,13 +17,13 @@ from typer.testing import CliRunner
 
 from outside_method import DISTRIBUTION, MODULE, NAME, install, on_path
 from suture.cli import app
+from suture.core.privacy import PrivacyConfig
 from suture.federation.site.ledger import Ledger, Release
 from suture.federation.store import EXPERIMENTS
 from suture.flare.admin.doctor import examine
 from suture.flare.admin.kit import read_kit
 from suture.flare.admin.kit_checks import Finding
 from suture.flare.admin.policy import allow_classes, make_strict, survive
-from suture.protocol.privacy import PrivacyConfig
 
 
 @pytest.fixture

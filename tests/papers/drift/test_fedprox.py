@@ -97,7 +97,7 @@ def test_tables_6_and_8_of_fedmas_are_settings(mu: float) -> None:
     method = with_settings(load_job("fedmas_tones"), words).method
     assert isinstance(method, FedProx)
     assert (method.proximal, method.softmax) == (Proximal(mu), "balanced")
-    assert method.label_types == ("multiclass",)
+    assert method.labels.types == ("multiclass",)
 
 
 def test_a_negative_penalty_is_refused() -> None:

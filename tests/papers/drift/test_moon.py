@@ -15,7 +15,7 @@ from torch import Tensor
 
 from federated import LOCAL, ROUND, at_site, federated, moved, objective_of, random_batch, same
 from official import Report, write_openi
-from rounds import conformant
+from rounds import conformant, reply_of
 from suture.core.labels import LabelType
 from suture.federation.loop import Loop, federate
 from suture.learning.training import SiteContext
@@ -128,7 +128,7 @@ def test_a_site_keeps_what_it_sent_and_not_the_merge(tiny: Any) -> None:
     server.begin(loop.exchange("handshake", server.handshake(loop.sites), server.receiver()))
     task = unpack(server.assign()["alpha"])
     assert isinstance(task, TaskData)
-    update: Any = sites["alpha"].answer(task)
+    update: Any = reply_of(sites["alpha"], task)
     (path,) = sites["alpha"].folder.glob("round-000001*")
     prefix = "kept/previous/"
     kept = {k.removeprefix(prefix): t for k, t in load(path).tensors.items() if k.startswith(prefix)}

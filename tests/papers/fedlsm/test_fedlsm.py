@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rounds import train_round
+from rounds import context_of, reply_of, train_round
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.core.validation import parse
@@ -82,7 +82,7 @@ def bench_of(tiny: Any, method: FedLSM, **options: Any) -> tuple[SiteContext, Ta
         head=dict(model.head),
         channels={"positive_weight": torch.ones(len(EVERY))},
     )
-    return site._context(task, site._state(task)), task
+    return context_of(site, task), task
 
 
 METHOD = FedLSM(
@@ -191,7 +191,7 @@ def test_a_teacher_learns_before_it_is_asked_about_the_next_batch(tiny: Any) -> 
 
 def test_a_site_must_agree_to_see_every_class(tiny: Any) -> None:
     site = tiny(METHOD, view="own").sites()["alpha"]
-    answer = site.answer(TaskData("handshake"))
+    answer = reply_of(site, TaskData("handshake"))
     assert answer.reason == "label_view"  # type: ignore[union-attr]
     assert answer.error == LabelViewRefused.__name__  # type: ignore[union-attr]
 

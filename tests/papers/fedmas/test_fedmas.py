@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import suture_papers.fedmas.fedmas as fedmas
-from rounds import train_round
+from rounds import context_of, train_round
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet, LabelType
 from suture.core.seeds import generator_for
@@ -116,7 +116,7 @@ def bench_of(tiny: Any, method: FedMAS = METHOD) -> tuple[SiteContext, TaskData]
     task = TaskData("train", 1, 0, labels=EVERY, shared=dict(model.shared), head=dict(model.head))
     prepare = Preprocessing(16, False, 1, (0.5,), (0.25,))
     site.__dict__["_prior"] = freeze("mean", Mean(), 5, prepare, "means")
-    return site._context(task, site._state(task)), task
+    return context_of(site, task), task
 
 
 def of_one_class(context: SiteContext) -> SiteContext:

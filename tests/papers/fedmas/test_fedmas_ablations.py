@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_fedmas import CNN, CTX, EVERY, METHOD, bench_of, literal_round, of_one_class, precise
 
-from rounds import train_round
+from rounds import context_of, train_round
 from suture.federation.server.global_model import initial
 from suture.learning.training import LocalTraining, validation_loss
 from suture.methods.base import Phase, loss_of
@@ -61,7 +61,7 @@ def test_without_a_projector_the_backbones_own_features_are_compared(tiny: Any) 
     site = federation.sites("again")["alpha"]
     begun = initial(site.plan, EVERY)
     task = TaskData("train", 1, 0, labels=EVERY, shared=dict(begun.shared), head=dict(begun.head))
-    context = site._context(task, site._state(task))
+    context = context_of(site, task)
     assert context.prior is not None
     image = context.samples["train"].inputs["image"]
     context.model.eval()

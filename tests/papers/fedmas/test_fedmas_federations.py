@@ -11,7 +11,7 @@ import pytest
 
 from suture.core.errors import FederationError
 from suture.core.labels import LabelSet
-from suture.federation.server.registry import agree
+from suture.federation.server.registry import Agreement, agree
 from suture.learning.training import LocalTraining
 from suture.models import ModelSpec, build
 from suture.models.priors import PriorSpec, save_prior
@@ -66,7 +66,7 @@ def test_sites_with_different_priors_do_not_begin() -> None:
         for site, digest in (("a", "f" * 64), ("b", "f" * 64), ("c", "0" * 64))
     }
     with pytest.raises(FederationError, match=r"different priors \(a, b: f{12}; c: 0{12}\)"):
-        agree(infos, (), {}, False)
+        agree(infos, Agreement())
 
 
 def test_a_site_with_another_checkpoint_ends_it_before_the_first_round(tiny: Any, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_the_prior_is_in_the_states_the_record_and_the_report(tiny: Any, tmp_pat
     folder = federation.folder / "run"
     held = json.loads((folder / "run.json").read_text())["prior"]
     site = federation.sites()["alpha"]
-    assert held == {"name": "checkpoint", "digest": site._prior.digest}
+    assert held == {"name": "checkpoint", "digest": site.trainer.prior.digest}
     header = load(federation.server().states.path(1)).header
     assert header["registry"]["prior"] == held["digest"]
     assert header["plan"]["hyperparameters"]["prior"]["name"] == "checkpoint"

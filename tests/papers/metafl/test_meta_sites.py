@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from rounds import reply_of
 from suture.core.errors import ConfigError, DataError, FederationError
 from suture.core.labels import LabelSet
 from suture.core.seeds import generator_for
@@ -17,7 +18,7 @@ from suture.data.batch import Samples
 from suture.data.config import TrainingConfig
 from suture.learning.training import SiteContext
 from suture.methods import METHODS
-from suture.methods.share import Share, cut, put
+from suture.methods.exchange import Exchange, Share
 from suture.models import ModelSpec, build
 from suture.protocol.messages import Abstain, TaskData
 from suture.protocol.packing import load
@@ -136,7 +137,7 @@ def test_what_a_site_sets_in_vain_is_refused(training: dict[str, Any], tiny: Any
     own = TrainingConfig.model_validate(training)
     made.configs["alpha"] = made.configs["alpha"].model_copy(update={"training": own})
     site = made.sites()["alpha"]
-    answer = site.answer(TaskData("handshake"))
+    answer = reply_of(site, TaskData("handshake"))
     assert isinstance(answer, Abstain)
     assert answer.reason == "configuration"
     assert f"remove {next(iter(training))} under [training]" in (site.folder / "errors.jsonl").read_text()
@@ -165,8 +166,8 @@ def test_half_of_the_units_of_an_lstm() -> None:
 
 def test_rows_go_back_to_their_places() -> None:
     share, whole = Share(0.5), {"x": torch.arange(5.0), "head.bias": torch.zeros(1)}
-    part = cut(share, whole)
+    part = Exchange(share=share).parts(whole, {})[0]
     assert part.keys() == {"x"}
-    again = put(share, whole, {"x": torch.tensor([7.0, 8.0])})
+    again = Exchange(share=share).put(whole, {"x": torch.tensor([7.0, 8.0])})
     assert again["x"].tolist() == [7, 8, 2, 3, 4]
-    assert torch.equal(put(share, whole, part)["x"], whole["x"])
+    assert torch.equal(Exchange(share=share).put(whole, part)["x"], whole["x"])

@@ -46,7 +46,7 @@ def test_each_training_disease_is_a_site_and_each_target_lies_beside_them(
     openi: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "s"
-    names = replace(SITES, root=str(openi)).prepare(folder, tmp_path, 1, METHODS["pmfl"])
+    names = replace(SITES, root=str(openi)).prepare(folder, tmp_path, 1, METHODS["pmfl"]())
     assert names == ["calcified-granuloma", "mass"]
     assert sorted(path.parent.name for path in folder.glob("*/suture.toml")) == [*names, "server"]
     assert load_server_config(folder / "server" / "suture.toml").storage.state == tmp_path
@@ -74,7 +74,7 @@ def test_sites_of_40_and_32_documents_test_on_a_share_of_them(
 ) -> None:
     """A tenth in the paper (Sec. IV-A); half of them are positive. A site of its program trains on all."""
     folder = tmp_path / "s"
-    names = replace(SITES, root=str(openi), test=test).prepare(folder, tmp_path, 1, METHODS["pmfl"])
+    names = replace(SITES, root=str(openi), test=test).prepare(folder, tmp_path, 1, METHODS["pmfl"]())
     for name, rows, n in zip(names, (40, 32), expected, strict=True):
         table = load_table(load_site_config(folder / name / "suture.toml").data)
         held = [y for y, split in zip(table.y[:, 0], table.split, strict=True) if split == "test"]
@@ -98,7 +98,7 @@ def test_diseases_that_contradict_each_other_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         replace(SITES, **{"root": str(openi), **changes}).prepare(
-            tmp_path / "s", tmp_path, 1, METHODS["pmfl"]
+            tmp_path / "s", tmp_path, 1, METHODS["pmfl"]()
         )
     assert not (tmp_path / "s").exists()
 
@@ -140,7 +140,7 @@ def test_reports_of_mimic_may_be_packed(name: str, tmp_path: Path) -> None:
         cap=6,
         root=str(tmp_path),
     )
-    assert sites.prepare(tmp_path / "s", tmp_path, 1, METHODS["fl"]) == ["lung-lesion"]
+    assert sites.prepare(tmp_path / "s", tmp_path, 1, METHODS["fl"]()) == ["lung-lesion"]
     table = load_table(load_site_config(tmp_path / "s" / "targets" / "edema" / "suture.toml").data)
     assert (len(table), table.y.sum()) == (12, 6)
 
@@ -162,7 +162,7 @@ def test_what_the_documents_of_eicu_are_made_of_is_passed_on(tmp_path: Path) -> 
         admission_paths="last",
         root=str(tmp_path),
     )
-    sites.prepare(tmp_path / "s", tmp_path, 1, METHODS["pmfl"])
+    sites.prepare(tmp_path / "s", tmp_path, 1, METHODS["pmfl"]())
     table = load_table(load_site_config(tmp_path / "s" / "cva" / "suture.toml").data)
     assert set(table.texts or ()) == {"LASIX , last"}
 

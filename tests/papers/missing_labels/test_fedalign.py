@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rounds import train_round
+from rounds import context_of, train_round
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.core.seeds import generator_for
@@ -46,7 +46,7 @@ def bench_of(tiny: Any, method: FedAlign, f1: float = 0.0) -> tuple[SiteContext,
     model = initial(site.plan, EVERY)
     told = {F1: torch.full((4,), f1)}
     task = TaskData("train", 1, labels=EVERY, shared=dict(model.shared), head=dict(model.head), channels=told)
-    return site._context(task, site._state(task)), task
+    return context_of(site, task), task
 
 
 # By hand

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from federated import same
-from rounds import train_round
+from rounds import context_of, train_round
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.data.augmentation import STRONG, WEAK, Augmentation
@@ -79,7 +79,7 @@ def bench_of(tiny: Any, method: FedMLP, prototypes: Tensor | None = None) -> tup
     """A site of 15 images that annotates Mass and Nodule, and a round's payload."""
     site = tiny(method).sites()["alpha"]
     task = first_round(site, **({} if prototypes is None else {PROTOTYPES: prototypes}))
-    return site._context(task, site._state(task)), task
+    return context_of(site, task), task
 
 
 def first_round(site: Site, **tensors: Tensor) -> TaskData:
@@ -441,7 +441,7 @@ def test_the_rounding_of_counts_is_the_sites_setting(tiny: Any) -> None:
     federation.configs["alpha"] = config.model_copy(update={"privacy": privacy})
     site = federation.sites()["alpha"]
     task = first_round(site)
-    assert site._context(task, site._state(task)).round_counts == 7
+    assert context_of(site, task).round_counts == 7
 
 
 def test_what_crosses_is_declared() -> None:
@@ -483,7 +483,7 @@ def test_what_it_cannot_do_without_is_asked_for(wrong: Any, why: str) -> None:
 
 
 def test_it_is_for_several_labels_an_image() -> None:
-    assert FedMLP().label_types == ("multilabel",)
+    assert FedMLP().labels.types == ("multilabel",)
 
 
 def literal_stage_1(

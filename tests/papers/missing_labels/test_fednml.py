@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from federated import same
-from rounds import train_round
+from rounds import context_of, train_round
 from suture.core.errors import ConfigError
 from suture.core.seeds import seed_for
 from suture.data.batch import Batch
@@ -40,7 +40,7 @@ def bench_of(tiny: Any) -> tuple[SiteContext, TaskData]:
     site = tiny(METHOD).sites()["alpha"]
     model = initial(site.plan, EVERY)
     task = TaskData("train", 1, 0, labels=EVERY, shared=dict(model.shared), head=dict(model.head))
-    return site._context(task, site._state(task)), task
+    return context_of(site, task), task
 
 
 def soft_round(
@@ -288,7 +288,7 @@ def test_nothing_but_weights_crosses(tiny: Any) -> None:
 
 
 def test_it_is_for_several_labels_an_image() -> None:
-    assert FedNML().label_types == ("multilabel",)
+    assert FedNML().labels.types == ("multilabel",)
 
 
 # The equations as written

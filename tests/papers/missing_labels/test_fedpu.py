@@ -179,4 +179,4 @@ def test_labels_that_it_cannot_use_are_refused(other: dict[str, Any]) -> None:
 
 
 def test_it_takes_one_label_an_image_alone() -> None:
-    assert FedPU().label_types == ("multiclass",)
+    assert FedPU().labels.types == ("multiclass",)

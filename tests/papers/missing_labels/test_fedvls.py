@@ -15,7 +15,7 @@ from torch import Tensor
 from federated import LOCAL, ROUND, federated, same
 from one_step import site_of, step_of
 from suture.core.errors import ConfigError
-from suture.federation.server.server import check_label_type
+from suture.federation.server.checks import check_label_type
 from suture.methods.fedavg import FedAvg
 from suture.simulation import trial
 from suture_papers.missing_labels.fedvls import FedVLS, LogitSuppression, VacantDistillation, suppressed

@@ -314,4 +314,4 @@ def test_labels_that_it_cannot_use_are_refused(other: dict[str, Any]) -> None:
 
 def test_two_second_views_are_refused() -> None:
     with pytest.raises(ConfigError, match="PseudoLabels and ReceivedLabels both need a second view"):
-        check_needs((PseudoLabels(), ReceivedLabels()), FixMatch().label_use)
+        check_needs((PseudoLabels(), ReceivedLabels()), FixMatch().labels)

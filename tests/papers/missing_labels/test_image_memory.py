@@ -9,6 +9,7 @@ import pytest
 import torch
 from test_fedmlp import features_as_they_are
 
+from rounds import reply_of
 from suture.core.errors import ConfigError
 from suture.federation.loop import Loop
 from suture.learning.training import SiteContext
@@ -58,7 +59,7 @@ def test_a_site_whose_images_changed_abstains(tiny: Any) -> None:
     task = unpack(server.assign()["alpha"])
     assert isinstance(task, TaskData)
     site = federation.sites()["alpha"]
-    answer = site.answer(task)
+    answer = reply_of(site, task)
     assert isinstance(answer, Abstain)
     assert answer.reason == "configuration"
     assert (

@@ -21,8 +21,8 @@ from suture.core.seeds import generator_for, seed_for
 from suture.data.siamese import siamese
 from suture.learning.training import SiteContext, ready_inputs
 from suture.methods.base import GlobalModel, Phase, RoundContext
+from suture.methods.exchange import with_channels
 from suture.methods.fedavg import FedAvg
-from suture.methods.parameters import with_channels
 from suture.methods.retraining import Retraining
 from suture.models import ModelSpec
 from suture.protocol.messages import Update, ones
@@ -176,8 +176,8 @@ def test_it_predicts_with_the_re_trained_head() -> None:
     with federation(rounds=1) as trial:
         trial.payload("alpha")
         begun = trial.server.model
-        assert METHOD.served_head(begun.head, begun.channels).keys() == begun.head.keys()
-        for name, tensor in METHOD.served_head(begun.head, begun.channels).items():
+        assert METHOD.predictor(begun.head, begun.channels).keys() == begun.head.keys()
+        for name, tensor in METHOD.predictor(begun.head, begun.channels).items():
             assert torch.equal(tensor, begun.head[name])  # before the first round there is no other
     with federation(rounds=1) as trial:
         trial.run()
@@ -331,7 +331,7 @@ def test_a_continued_federation_keeps_the_features() -> None:
 
 
 def test_it_is_for_one_label_an_image_and_sees_all_classes() -> None:
-    assert CReFF().label_types == ("multiclass",)
+    assert CReFF().labels.types == ("multiclass",)
     with pytest.raises(ConfigError, match=r"ClassGradients are compared over the .*label_view=all"):
         CReFF(label_view="own")
 

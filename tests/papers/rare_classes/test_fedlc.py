@@ -130,7 +130,7 @@ def test_another_softmax_is_refused(kind: type) -> None:
 
 @pytest.mark.parametrize("method", [FedLC(), LDAM()])
 def test_several_labels_an_image_are_refused(method: FedLC | LDAM) -> None:
-    assert method.label_types == ("multiclass",)
+    assert method.labels.types == ("multiclass",)
     assert method.egress(Layout({}, {})).counts == ()
     title = method.about.title
     with (

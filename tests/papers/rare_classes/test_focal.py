@@ -70,7 +70,7 @@ def test_a_batch_without_a_label_teaches_nothing() -> None:
 
 
 def test_what_it_is_not_defined_for_is_refused() -> None:
-    assert FocalFedAvg().label_types == ("multiclass",)
+    assert FocalFedAvg().labels.types == ("multiclass",)
     with pytest.raises(ConfigError, match=r"method\.softmax=balanced: .*; set method\.softmax=plain"):
         FocalFedAvg(softmax="balanced")
     with pytest.raises(ValueError, match="greater than or equal to 0"):

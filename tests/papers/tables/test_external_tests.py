@@ -13,10 +13,11 @@ from official import write_mimic, write_nih
 from stored_by_hand import change, store
 from suture.core.errors import DataError, FederationError
 from suture.core.validation import parse
+from suture.learning.saved_models import GLOBAL, models_of
 from suture_papers.chest_xrays.chest_sites import nih_config
 from suture_papers.tables.cells import areas_of, mean_of, why_undefined
 from suture_papers.tables.conduct import Session, do_runs
-from suture_papers.tables.external_tests import GLOBAL, absent_tests, check_tests, models_of, site_config
+from suture_papers.tables.external_tests import absent_tests, check_tests, site_config
 from suture_papers.tables.results import Result
 from suture_papers.tables.runs import Run, final_runs
 from suture_papers.tables.spec import Column, ExternalTest, TableSpec

@@ -14,6 +14,7 @@ from suture.core.entry_points import Registry
 from suture.core.errors import ConfigError, DataError, LabelError, unknown
 from suture.data.dataset import DatasetConfig
 from suture.data.images import ImageSource, present
+from suture.data.layouts import Layout
 from suture.data.readers.fhir import FhirConfig, read_fhir
 from suture.data.readers.hospital import HospitalConfig, read_hospital
 from suture.data.readers.omop import OmopConfig, read_omop
@@ -31,11 +32,13 @@ class DataSet:
         config: the keys of ``[data]`` for this data set.
         read: reads the table of such a configuration.
         description: one line for people.
+        layouts: tables by which `suture init` recognises this data set.
     """
 
     config: type[DatasetConfig]
     read: Callable[[Any], Reading]
     description: str
+    layouts: tuple[Layout, ...] = ()
 
 
 DATASETS: Registry[DataSet] = Registry(
@@ -58,6 +61,8 @@ DATASETS: Registry[DataSet] = Registry(
             "a hospital's images, with labels from FHIR Observations: NDJSON files or Bundles",
         ),
     },
+    "a suture.data.readers.DataSet",
+    lambda entry: isinstance(entry, DataSet),
 )
 """The data sets of this distribution, by their word in ``[data]``."""
 

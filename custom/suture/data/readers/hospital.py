@@ -14,8 +14,9 @@ an image of none of its classes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ from suture.core.names import check_value
 from suture.core.printable import number_of
 from suture.core.validation import MOST_ATTRIBUTES
 from suture.data.patient_columns import torn_patients
-from suture.data.readers.hospital_labels import NO_FINDING, LabelConfig, find_labels
+from suture.data.readers.hospital_labels import NO_FINDING, LabelConfig, find_labels, listed_names
 from suture.data.readers.image_list import ImageListConfig, find_split, within_root
 from suture.data.reading import UTF8, Reading, Sheet, fault, read_sheet, row_faults
 from suture.data.table import Table
@@ -44,9 +45,11 @@ class HospitalConfig(LabelConfig, ImageListConfig):
         delimiter: separator between the cells of a text file.
         encoding: encoding of a text file, by its Python name.
         image_match: ``path`` matches an image by its path or file name, ``stem`` by its file name without the
-            suffix.
+            suffix, ``loose`` by either, whatever its case, the form of its accents, the zeros before a number
+            and the first folders of its path.
         repeated: several rows with the same image: ``refuse`` reports an error, ``merge`` combines their
-            labels (present before absent, absent before unknown).
+            labels (present before absent, absent before unknown), ``majority`` goes by more than half of the
+            rows that say either (a tie is unknown), and a share such as 0.3 by at least that share of them.
     """
 
     dataset: Literal["hospital"] = "hospital"
@@ -54,8 +57,8 @@ class HospitalConfig(LabelConfig, ImageListConfig):
     attribute_column: str | None = None
     delimiter: str = Field(default=",", min_length=1, max_length=1)
     encoding: str = UTF8
-    image_match: Literal["path", "stem"] = "path"
-    repeated: Literal["refuse", "merge"] = "refuse"
+    image_match: Literal["path", "stem", "loose"] = "path"
+    repeated: Literal["refuse", "merge", "majority"] | Annotated[float, Field(gt=0, le=1)] = "refuse"
 
     def idle(self) -> dict[str, str]:
         """As in the bases, and what is for images."""
@@ -81,7 +84,9 @@ def read_hospital(config: HospitalConfig) -> Reading:
         ConfigError: `labels` names a class that the table lacks.
     """
     sheet = _sheet(config)
-    images = sheet.column(config.image_column, "[data] image_column")
+    images: Sequence[str] = sheet.column(config.image_column, "[data] image_column")
+    if config.text_column is None:
+        images = within_root(images, config, config.image_match)
     patients = sheet.column(config.patient_column, "[data] patient_column")
     found = find_labels(sheet, config, _other_columns(sheet, config))
     labels, y, faults = found.labels, found.y, list(found.faults)
@@ -92,19 +97,17 @@ def read_hospital(config: HospitalConfig) -> Reading:
     attributes = _attributes(sheet, config)
     table = Table(labels, tuple(images), tuple(patients), y, split, config.root, texts, attributes)
     notes = found.notes + _healthy_with_findings(sheet, config)
-    if config.repeated == "merge":
+    if config.repeated != "refuse":
         faults += _contradictions(sheet, table)
         one_each = config.finding_column is not None and config.value_column is None  # a row has one finding
-        notes += () if one_each else _disagreements(sheet, table)
-        sheet, table = _merged(sheet, table)
+        notes += () if one_each and config.repeated == "merge" else _disagreements(sheet, table, config)
+        sheet, table = _merged(sheet, table, config)
     what: Literal["image", "document"] = "image" if texts is None else "document"
     faults += more + blank + row_faults(sheet, table.images, table.patients, table.split, what)
     torn, said = torn_patients(
         sheet, config.patient_column, config.image_column, table.split, _used_columns(sheet, config, labels)
     )
     faults, notes = faults + torn, notes + said
-    if texts is None:
-        table = replace(table, images=within_root(table.images, config, by_stem=config.image_match == "stem"))
     return Reading(table, tuple(faults), notes=notes)
 
 
@@ -186,14 +189,16 @@ def _contradictions(sheet: Sheet, table: Table) -> list[str]:
     return fault(sheet, numbers, "its patient or split differs from an earlier row of the same image")
 
 
-def _disagreements(sheet: Sheet, table: Table) -> tuple[str, ...]:
+def _disagreements(sheet: Sheet, table: Table, config: HospitalConfig) -> tuple[str, ...]:
     """A note on the images of which one row says present, and another absent."""
     present, absent = (
         {(table.images[row], column) for row, column in np.argwhere(table.y == value).tolist()}
         for value in (1, 0)
     )
     images = {image for image, _ in present & absent}
-    what = "with rows that contradict each other about a class, which counts as present"
+    counts = {"merge": "which counts as present", "majority": "of which the majority counts"}
+    how = counts.get(str(config.repeated), f"present where a share of {config.repeated} says so")
+    what = f"with rows that contradict each other about a class, {how}"
     return (f"{sheet.path}: {number_of(len(images), 'image')} {what}",) if images else ()
 
 
@@ -204,7 +209,7 @@ def _healthy_with_findings(sheet: Sheet, config: HospitalConfig) -> tuple[str, .
     healthy: dict[str, set[bool]] = {}
     images = sheet.column(config.image_column, "")
     for image, cell in zip(images, sheet.column(config.finding_column, ""), strict=True):
-        names = (name for name in cell.split(config.finding_separator) if name.strip())
+        names = listed_names(cell, config.finding_separator)
         of = (canonical_or_none(name, config.synonyms) == NO_FINDING for name in names)
         healthy.setdefault(image, set()).update(of)
     both = sum(len(of) > 1 for of in healthy.values())
@@ -212,11 +217,20 @@ def _healthy_with_findings(sheet: Sheet, config: HospitalConfig) -> tuple[str, .
     return (f"{sheet.path}: {number_of(both, 'image')} {what}",) if both else ()
 
 
-def _merged(sheet: Sheet, table: Table) -> tuple[Sheet, Table]:
+def _merged(sheet: Sheet, table: Table, config: HospitalConfig) -> tuple[Sheet, Table]:
     """One row for each image, with the labels of all of its rows; the first row has the rest."""
     first = {image: row for row, image in reversed(list(enumerate(table.images)))}
-    keep = [first[image] == row for row, image in enumerate(table.images)]
-    y = table.y.copy()
-    for row, image in enumerate(table.images):
-        y[first[image]] = np.fmax(y[first[image]], table.y[row])
-    return sheet.only(keep), replace(table, y=y).rows(np.array(keep))
+    keep = np.array([first[image] == row for row, image in enumerate(table.images)])
+    at = np.array([first[image] for image in table.images], dtype=np.intp)
+    votes = np.zeros((2, *table.y.shape), dtype=np.int64)
+    for value in (0, 1):
+        np.add.at(votes[value], at, table.y == value)
+    absent, present = votes
+    if config.repeated == "merge":
+        y = np.where(present, 1.0, 0.0)
+    elif config.repeated == "majority":
+        y = np.where(present == absent, np.nan, present > absent)
+    else:
+        y = (present >= float(config.repeated) * (present + absent) - 1e-9).astype(np.float64)
+    y[present + absent == 0] = np.nan
+    return sheet.only(keep.tolist()), replace(table, y=y.astype(np.float32)).rows(keep)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -21,6 +23,7 @@ from suture.data.reading import Sheet, indicators, rows_text
 NO_FINDING = "No Finding"
 """In a list of findings: none of the classes is present. It is no class of its own there."""
 
+_QUOTED = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^\s,;'"][^,;'"]*)""")
 
 FEW = 6
 """A column of so few different words may be a label."""
@@ -31,12 +34,14 @@ class LabelConfig(DatasetConfig):
 
     Attributes:
         finding_column: column that lists the classes that are present, instead of one column for each label.
-            Classes that are not listed are absent; a blank cell is unknown.
+            Classes that are not listed are absent; a blank cell is unknown. A cell may also be a list of
+            Python or JSON, of which [] is No Finding.
         finding_separator: separator between classes in a cell of `finding_column`.
         value_column: column that says whether the findings of the row are present, in a table with a row for
             each image and finding. Classes in no row of an image are unknown.
         values: the meaning of cells of a label column, or of `value_column`: 1, 0 or "unknown". Plain words
-            such as yes and no need no entry.
+            such as yes and no need no entry. In a list of findings, "unknown" is a word that is not a class,
+            beside which classes that are not listed are unknown.
         label_type: ``multilabel``: an image can have any number of the classes; ``multiclass``: exactly one,
             which may be a class of another site.
     """
@@ -53,9 +58,10 @@ class LabelConfig(DatasetConfig):
         if self.finding_column is None:
             remedy = "without finding_column; remove it, or name that column"
             return idle | {"finding_separator": remedy, "value_column": remedy}
-        if self.value_column is None:
+        if self.value_column is None and any(meaning != "unknown" for meaning in self.values.values()):
             idle["values"] = (
-                "with finding_column, whose cells list classes; remove it, or name a value_column"
+                'with finding_column, whose cells list classes, but for "unknown"; remove it, or name a '
+                "value_column"
             )
         return idle
 
@@ -74,6 +80,26 @@ class FoundLabels:
     y: NDArray[np.float32]
     faults: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+def listed_names(cell: str, separator: str) -> list[str]:
+    """Return the names in a cell that lists findings: between separators, or a list of Python or JSON.
+
+    >>> listed_names("Mass| Edema ", "|"), listed_names("['Mass', \\"Crohn's disease\\"]", "|")
+    (['Mass', 'Edema'], ['Mass', "Crohn's disease"])
+    >>> listed_names("[]", "|"), listed_names("", "|")
+    (['No Finding'], [])
+    """
+    if cell[:1] == "[" and cell[-1:] == "]":
+        inner = cell[1:-1].strip()
+        try:
+            loaded = json.loads(cell)
+        except (ValueError, RecursionError):
+            loaded = [a or b or c for a, b, c in _QUOTED.findall(inner)]  # NumPy writes no commas
+        names = [name.strip() for name in loaded if isinstance(name, str) and name.strip()]
+        numbers = [str(number) for number in loaded if not isinstance(number, str) and number is not None]
+        return names + numbers if inner else [NO_FINDING]
+    return [name.strip() for name in cell.split(separator) if name.strip()]
 
 
 def find_labels(sheet: Sheet, config: LabelConfig, others: Collection[str]) -> FoundLabels:
@@ -104,16 +130,27 @@ def _listed(sheet: Sheet, config: LabelConfig) -> FoundLabels:
     """The labels of a table with one column of findings."""
     column, separator = config.finding_column or "", config.finding_separator
     cells = sheet.column(column, "[data] finding_column")
+    meaning = Cells(config.values)
     named: list[set[str]] = []
-    for cell, number in zip(cells, sheet.numbers, strict=True):
+    unjudged = np.zeros(len(cells), dtype=np.bool_)
+    for row, (cell, number) in enumerate(zip(cells, sheet.numbers, strict=True)):
+        names = listed_names(cell, separator)
+        judged = [name for name in names if not meaning.leaves_open(name)]
+        unjudged[row] = len(judged) < len(names)
         try:
-            named.append({canonical(name, config.synonyms) for name in cell.split(separator) if name.strip()})
+            named.append({canonical(name, config.synonyms) for name in judged})
         except LabelError as error:
             where = f"{sheet.path} row {number}, column {column!r}"
             raise LabelError(f"{where}: {error}, or set finding_separator") from error
     labels, y = indicators([names - {NO_FINDING} if names else None for names in named], sheet.path)
+    y[unjudged] = np.where(y[unjudged] == 1, np.float32(1), np.float32(np.nan))
     faults: tuple[str, ...] = ()
     notes = blank_findings(sheet, cells, column)
+    if unjudged.any():
+        many = number_of(int(unjudged.sum()), "cell")
+        notes += (
+            f"{sheet.path}, column {column!r}: {many} with words for unknown, as are other classes there",
+        )
     if config.value_column is not None:
         y, faults, said = _as_valued(sheet, config, named, y)
         notes += said
@@ -222,8 +259,8 @@ def values_line(words: Iterable[str]) -> str:
     return inline("values", dict.fromkeys(sorted(words), "unknown"))
 
 
-def inline(key: str, table: Mapping[str, str]) -> str:
-    """Return the line of a TOML file that sets a key to a table of texts.
+def inline(key: str, table: Mapping[str, Meaning | str]) -> str:
+    """Return the line of a TOML file that sets a key to a table of texts and numbers.
 
     >>> inline("synonyms", {"label": "Tuberculosis"})
     'synonyms = { "label" = "Tuberculosis" }'

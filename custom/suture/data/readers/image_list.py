@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from suture.core.errors import ConfigError, nearest
 from suture.data.dataset import DatasetConfig, SitePath
-from suture.data.image_names import image_name, is_foreign, stem
+from suture.data.image_names import image_name, is_foreign, loosely, stem
 from suture.data.images import ImageSource
 from suture.data.reading import Sheet, fault, read_sheet
 from suture.data.split import by_patient
@@ -99,12 +99,20 @@ def _splits(sheet: Sheet, column: str, key: str) -> tuple[tuple[str, ...], list[
     return tuple(SPLIT_WORDS.get(word, "") for word in words), faults
 
 
-def within_root(images: Sequence[str], config: DatasetConfig, by_stem: bool = False) -> tuple[str, ...]:
-    """Return the images as `ImageSource` finds them, from absolute paths, paths of Windows or stems."""
-    if not by_stem and not any(map(is_foreign, images)):
+def within_root(
+    images: Sequence[str], config: DatasetConfig, match: Literal["path", "stem", "loose"] = "path"
+) -> tuple[str, ...]:
+    """Return the images as `ImageSource` finds them, by paths of this or another machine, or as `match` says.
+
+    A name that fits no image, or several, is returned as it is.
+    """
+    if match == "path" and not any(map(is_foreign, images)):
         return tuple(images)
     with ImageSource(config.root, config.follow_links) as source:
-        if not by_stem:
+        if match == "path":
             return tuple(image_name(name, config.root, source) for name in images)
-        names = source.stems()
-    return tuple(names.get(stem(name), name) for name in images)
+        if match == "stem":
+            names = source.stems()
+            return tuple(names.get(stem(name), name) for name in images)
+        find = loosely(source.paths())
+    return tuple(find(name) or name for name in images)

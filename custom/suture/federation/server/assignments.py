@@ -12,7 +12,7 @@ from torch import Tensor
 from suture.federation.expectation import expected_answer
 from suture.federation.server.registry import SiteRegistry
 from suture.methods.base import GlobalModel, Method
-from suture.methods.parameters import layout_of, parts
+from suture.methods.exchange import layout_of
 from suture.protocol.check import AllowedReply
 from suture.protocol.decisions import Decision, Rule
 from suture.protocol.egress import Egress, in_order
@@ -76,7 +76,7 @@ class Assigner:
         assignments, rows_of = {}, cache(self._rows)
         known = frozenset(self.model.labels)
         for site, member in sorted(self.registry.members.items()):
-            rows = self.registry.rows_for(site, self.method.label_use.view)
+            rows = self.registry.rows_for(site, self.method.labels.view)
             rows = tuple(name for name in rows if name in known)
             if not rows:
                 continue
@@ -88,7 +88,7 @@ class Assigner:
     @cached_property
     def _exchanged(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The shared tensors, and the head's rows, as far as they are exchanged in each round."""
-        return parts(self.method, self.model.shared, self.model.head)
+        return self.method.exchange.parts(self.model.shared, self.model.head)
 
     @cached_property
     def _egress(self) -> Egress:
@@ -133,7 +133,7 @@ class Assigner:
             rows: the head's rows of the classes that it may see.
         """
         model = self.model
-        if self.method.share is not None:  # a site begins with a whole model of its own
+        if self.method.exchange.share is not None:  # a site begins with a whole model of its own
             return {**model.fixed, **model.shared, **rows}
         _, head = self._exchanged
         return {**model.fixed, **({} if head else rows)}

@@ -15,7 +15,7 @@ from suture.core.codes import GENERAL, Stated, builtin, system_of
 from suture.core.errors import FederationError
 from suture.core.vocabulary import CANONICAL
 
-TABLE = "Suture's table"
+_TABLE = "Suture's table"
 """Who states the codes of the built-in classes."""
 
 EXPERIMENT = "the experiment so far"
@@ -30,7 +30,7 @@ class Statement(NamedTuple):
     Attributes:
         name: of the class.
         code: with its system.
-        party: a site, `TABLE` or `EXPERIMENT`.
+        party: a site, `_TABLE` or `EXPERIMENT`.
     """
 
     name: str
@@ -99,7 +99,7 @@ def one_name(
 
 
 def _recognised(stated: Iterable[Statement]) -> list[Statement]:
-    """Return what stated codes mean by `TABLE`: who states one states the code of its built-in class."""
+    """Return what stated codes mean by `_TABLE`: who states one states the code of its built-in class."""
     holder = {
         str(code): name for name, codes in builtin().items() for code in codes if str(code) not in GENERAL
     }
@@ -107,7 +107,7 @@ def _recognised(stated: Iterable[Statement]) -> list[Statement]:
         Statement(holder[code], code, who)
         for _, code, party in stated
         if code in holder
-        for who in (party, TABLE)
+        for who in (party, _TABLE)
     ]
 
 
@@ -117,7 +117,7 @@ def culprit(conflict: ClassConflict, previous: Collection[str] = ()) -> str | No
     Args:
         previous: as of `one_name`.
     """
-    sites = [{*whose} - {TABLE} for whose in conflict.group.values()]
+    sites = [{*whose} - {_TABLE} for whose in conflict.group.values()]
     alone = {min(whose) for whose in sites if len(whose) == 1} - {EXPERIMENT}
     able = [site for site in sorted(alone) if _fits(conflict, site, previous)]
     return able[0] if len(able) == 1 else None
@@ -127,7 +127,7 @@ def _fits(conflict: ClassConflict, without: str, previous: Collection[str]) -> b
     said = [
         Statement(*pair, party)
         for pair, whose in conflict.group.items()
-        for party in {*whose} - {without, TABLE}
+        for party in {*whose} - {without, _TABLE}
     ]
     try:
         one_name(said, previous, conflict.lists)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -29,7 +29,9 @@ from suture.protocol.messages import (
     Scores,
     SiteInfo,
     TaskData,
+    Trait,
     Update,
+    fields_with,
     rounded,
 )
 from suture.protocol.packing import Packed, check_size, load, pack, save, tensor_fields, tensors_of, unpack
@@ -39,11 +41,10 @@ log = logging.getLogger(__name__)
 IN_MEMORY = 128 * 2**20
 """Bytes of the updates of one exchange that wait in memory; the others wait on disk."""
 
+_R = TypeVar("_R", SiteInfo, Update, Scores, Evaluation, Abstain)
+
 Line = dict[str, Any]
 """What history.jsonl says of one site, or of one round."""
-
-Assignments = Mapping[str, tuple[TaskData, AllowedReply]]
-"""The payload of each site, and what the site may answer."""
 
 
 class Receiver(Protocol):
@@ -82,18 +83,18 @@ class UpdateCollector:
         self._lock = threading.Lock()
         self._payloads: dict[str, TaskData] = {}
         self._expected: dict[str, AllowedReply] = {}
-        self._answers: dict[str, Reply] = {}
+        self.answers: dict[str, Reply] = {}
         self._accepted_at: dict[str, float] = {}
         self.norms: dict[str, Norms] = {}
         self._measure = Measure()
-        self._exchange = 0
+        self.exchange = 0
         self._fault: OSError | None = None
         self.attendance = Attendance(notify)
         self.lines: dict[str, Line] = {}
         self.since = time.monotonic()
 
-    def open(self, assignments: Assignments) -> dict[str, Packed]:
-        """Begin an exchange; return what to send to each site."""
+    def open(self, assignments: Mapping[str, tuple[TaskData, AllowedReply]]) -> dict[str, Packed]:
+        """Begin an exchange with the payload of each site, and what it may answer; return what to send."""
         self.empty()
         narrow = Narrow()
         packed = {
@@ -102,8 +103,8 @@ class UpdateCollector:
         }
         self._expected = {site: expected for site, (_, expected) in assignments.items()}
         self._payloads = {site: payload for site, (payload, _) in assignments.items()}
-        self._answers, self._fault, self.since = {}, None, time.monotonic()
-        self._accepted_at, self.norms, self._exchange = {}, {}, self._exchange + 1
+        self.answers, self._fault, self.since = {}, None, time.monotonic()
+        self._accepted_at, self.norms, self.exchange = {}, {}, self.exchange + 1
         self._measure = Measure()
         self.attendance.offer(packed)
         self.lines = {
@@ -114,24 +115,13 @@ class UpdateCollector:
 
     def receiver(self, quorum: int, grace: float | None) -> OpenExchange:
         """Return the receiver of the exchange that was opened last; see `OpenExchange`."""
-        return OpenExchange(self, self._exchange, quorum, grace)
+        return OpenExchange(self, self.exchange, quorum, grace)
 
-    def seconds_since(self, quorum: int) -> float | None:
-        """Return the seconds since the quorum-th usable update arrived; None where there are fewer."""
+    def arrived(self) -> tuple[int, list[float]]:
+        """Return the number of usable answers, and when each of the updates among them arrived."""
         with self._lock:
-            times = list(self._accepted_at.values())
-            return time.monotonic() - times[quorum - 1] if 0 < quorum <= len(times) else None
-
-    def complete_without(self, sites: Collection[str], quorum: int) -> bool:
-        """Whether these sites are gone, and the others' usable answers are enough."""
-        with self._lock:
-            usable = sum(not isinstance(reply, Abstain) for reply in self._answers.values())
-            return usable >= quorum and self.attendance.gone.issuperset(sites)
-
-    def fetched(self, site: str, exchange: int) -> None:
-        """Note that a site has fetched its task of an exchange."""
-        if exchange == self._exchange:
-            self.attendance.fetched(site)
+            usable = sum(not isinstance(reply, Abstain) for reply in self.answers.values())
+            return usable, list(self._accepted_at.values())
 
     def receive(self, site: str, packed: Packed, exchange: int | None = None) -> None:
         """Take the answer of a site.
@@ -144,10 +134,10 @@ class UpdateCollector:
             exchange: number of the exchange that it answers; by default the one that was opened last.
         """
         with self._lock:
-            if exchange not in (None, self._exchange) or not self._expected:
+            if exchange not in (None, self.exchange) or not self._expected:
                 log.warning("a late answer of %s is ignored", site)
                 return
-            if site not in self._expected or site in self._answers:
+            if site not in self._expected or site in self.answers:
                 log.warning("an unrequested or repeated answer of %s is ignored", site)
                 return
             line = self.lines[site]
@@ -178,7 +168,7 @@ class UpdateCollector:
     def _take(self, site: str, reply: Reply) -> Line:
         """Retain a checked answer, an update's tensors apart; return what to record of it."""
         if isinstance(reply, Abstain):
-            self._answers[site] = reply
+            self.answers[site] = reply
             rows = f", {reply.rows} rows" if reply.rows is not None else ""
             return {"status": "abstained", "reason": f"{reply.reason} ({reply.error}{rows})"}
         line: Line = {"status": "accepted"}
@@ -188,7 +178,7 @@ class UpdateCollector:
             norms = self._measure(reply, self._payloads[site], self._expected[site].egress)
             self.bound.check(site, norms)
             self._put(site, tensors_of(reply))
-            line |= {"weight": reply.weight, "train_loss": reply.train_loss, "scalars": dict(reply.scalars)}
+            line |= {name: getattr(reply, name) for name in fields_with(Update, Trait.RECORDED)}
             line["norm"] = rounded(norms.update)
             if not bool((reply.class_weights == 1).all()):
                 line["rows"] = dict(zip(reply.labels, reply.class_weights.tolist(), strict=True))
@@ -197,7 +187,7 @@ class UpdateCollector:
             # What stays in memory does not grow with the model: `updates` puts the tensors back.
             no_tensors: dict[str, Any] = {"shared": {}, "head": {}, "channels": {}}
             reply = replace(reply, class_weights=reply.class_weights[:0].clone(), **no_tensors)
-        self._answers[site] = reply
+        self.answers[site] = reply
         return line
 
     def _put(self, site: str, tensors: Mapping[str, Tensor]) -> None:
@@ -268,50 +258,33 @@ class UpdateCollector:
             "validation": {"loss": None, "auroc": None},
         }
 
-    def infos(self) -> dict[str, SiteInfo]:
-        """Return the site info of the sites that answered the handshake."""
-        return {s: r for s, r in self._answers.items() if isinstance(r, SiteInfo)}
+    def replies(self, kind: type[_R]) -> dict[str, _R]:
+        """Return the accepted answers of one kind by site, in the order of their arrival.
 
-    def scores(self) -> dict[str, Scores]:
-        """Return the sites' counts of scores."""
-        return {s: r for s, r in self._answers.items() if isinstance(r, Scores)}
+        Updates are without tensors; see `updates`.
+        """
+        return {s: r for s, r in self.answers.items() if isinstance(r, kind)}
 
     def metrics(self) -> dict[str, Metrics]:
         """Return the sites' metrics of the global model on their own data."""
-        found = {s: r.metrics for s, r in self._answers.items() if isinstance(r, (Update, Evaluation))}
-        return {site: metrics for site, metrics in found.items() if metrics is not None}
-
-    def local_metrics(self) -> dict[str, Metrics]:
-        """Return the sites' metrics of the models that they had trained themselves."""
-        found = {s: r.local for s, r in self._answers.items() if isinstance(r, Evaluation)}
+        found = {s: r.metrics for s, r in self.answers.items() if isinstance(r, (Update, Evaluation))}
         return {site: metrics for site, metrics in found.items() if metrics is not None}
 
     def abstained(self, reason: str) -> set[str]:
         """Return the sites that abstained for this reason."""
-        return {s for s, r in self._answers.items() if isinstance(r, Abstain) and r.reason == reason}
-
-    def ledgers(self) -> dict[str, str]:
-        """Return the digests that the sites have stated of their ledgers."""
-        stated = {s: r.ledger for s, r in self._answers.items() if not isinstance(r, Abstain)}
-        return {site: digest for site, digest in stated.items() if digest is not None}
-
-    def states(self) -> dict[str, int]:
-        """Return the rounds of the states from which the accepted sites have trained."""
-        return {s: r.state for s, r in self._answers.items() if isinstance(r, Update)}
+        return {s for s, r in self.answers.items() if isinstance(r, Abstain) and r.reason == reason}
 
     def accepted(self) -> list[str]:
         """Return the sites whose update was accepted, sorted."""
-        return sorted(s for s, r in self._answers.items() if isinstance(r, Update))
+        return sorted(self.replies(Update))
 
     def updates(self) -> Iterator[tuple[str, Update]]:
         """Yield the accepted updates in the order of the sites' names, reading one at a time from disk.
 
         Their tensors are only to be read: those in memory are the same in each walk.
         """
-        for site in self.accepted():
-            update = self._answers[site]
-            if isinstance(update, Update):
-                yield site, replace(update, **tensor_fields(Update, self._get(site)))
+        for site, update in sorted(self.replies(Update).items()):
+            yield site, replace(update, **tensor_fields(Update, self._get(site)))
 
     def empty(self) -> None:
         """Drop the updates of a closed exchange, in memory and on disk."""
@@ -323,21 +296,22 @@ class OpenExchange:
     """The receiver of one exchange: takes answers until the exchange is closed.
 
     Args:
-        exchange: its number; later answers to it are dropped, even when another exchange is open.
+        number: of the exchange; later answers to it are dropped, even when another exchange is open.
         quorum: number of accepted updates that are enough.
         grace: seconds that the other sites still have from then on; None waits for all that are not gone.
     """
 
-    def __init__(self, collector: UpdateCollector, exchange: int, quorum: int, grace: float | None) -> None:
-        self._collector, self._exchange, self._quorum, self._grace = collector, exchange, quorum, grace
+    def __init__(self, collector: UpdateCollector, number: int, quorum: int, grace: float | None) -> None:
+        self._collector, self._number, self._quorum, self._grace = collector, number, quorum, grace
 
     def __call__(self, site: str, packed: Packed) -> None:
         """Take the answer of a site; see `UpdateCollector.receive`."""
-        self._collector.receive(site, packed, self._exchange)
+        self._collector.receive(site, packed, self._number)
 
     def fetched(self, site: str) -> None:
         """Note that a site has fetched its task."""
-        self._collector.fetched(site, self._exchange)
+        if self._number == self._collector.exchange:
+            self._collector.attendance.fetched(site)
 
     def enough(self, waiting: Collection[str]) -> bool:
         """Whether the quorum is complete, and the others are gone or their grace period is over.
@@ -345,12 +319,14 @@ class OpenExchange:
         Only updates begin the grace period. A site that fetches its task later has as long from then on; see
         `Attendance.awaited`. Where all sites are needed, a site that is gone is waited for.
         """
-        if self._collector.complete_without(waiting, self._quorum):
+        attendance, quorum, grace = self._collector.attendance, self._quorum, self._grace
+        usable, accepted_at = self._collector.arrived()
+        if usable >= quorum and attendance.gone.issuperset(waiting):
             return True
-        seconds, grace = self._collector.seconds_since(self._quorum), self._grace
-        if grace is None or seconds is None or seconds < grace:
+        if grace is None or not 0 < quorum <= len(accepted_at):
             return False
-        return not any(self._collector.attendance.awaited(site, grace) for site in waiting)
+        over = time.monotonic() - accepted_at[quorum - 1] >= grace
+        return over and not any(attendance.awaited(site, grace) for site in waiting)
 
 
 def list_reasons(reasons: Mapping[str, str]) -> str:

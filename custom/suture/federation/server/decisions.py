@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from suture.federation.server.registry import SiteRegistry
 from suture.learning.decisions import operating
@@ -11,40 +12,31 @@ from suture.learning.score_counts import Counts, Curves
 from suture.protocol.decisions import Decision, Decisions, DecisionSettings, Diagrams, Operating
 from suture.protocol.messages import Scores
 
-Pair = tuple[Counts, Counts]
-"""Histograms of the scores of positives and of negatives."""
+
+@dataclass(frozen=True)
+class Fitted:
+    """What was fitted to the counts of scores of the sites that answered.
+
+    Attributes:
+        decisions: the operating points of each class, of all sites together and of each site.
+        diagrams, site_diagrams: the curves of each class from the same counts, likewise.
+    """
+
+    decisions: Decisions
+    diagrams: Mapping[str, Diagrams]
+    site_diagrams: Mapping[str, Mapping[str, Diagrams]]
 
 
-def fit_decisions(
-    registry: SiteRegistry, scores: Mapping[str, Scores], settings: DecisionSettings
-) -> Decisions:
-    """Fit operating points to the counts of the sites that answered, of each class together and by site."""
-    counts = _by_site(registry, scores)
-    return Decisions(
-        settings,
-        _fitted(_pooled(counts), settings),
-        {
-            site: _fitted({name: [pair] for name, pair in found.items()}, settings)
-            for site, found in counts.items()
-        },
-    )
-
-
-def diagrams_of(
-    registry: SiteRegistry, scores: Mapping[str, Scores], decisions: Decisions
-) -> dict[str, Diagrams]:
-    """Return the curves of each class over all sites, from the same counts."""
-    return _drawn(_pooled(_by_site(registry, scores)), decisions, None)
-
-
-def site_diagrams_of(
-    registry: SiteRegistry, scores: Mapping[str, Scores], decisions: Decisions
-) -> dict[str, dict[str, Diagrams]]:
-    """Return the curves of each class at each site, from the same counts."""
-    return {
-        site: _drawn({name: [pair] for name, pair in found.items()}, decisions, site)
-        for site, found in _by_site(registry, scores).items()
-    }
+def fit_decisions(registry: SiteRegistry, scores: Mapping[str, Scores], settings: DecisionSettings) -> Fitted:
+    """Fit operating points, of each class together and by site."""
+    counts = {site: registry.named(site, _by_class(one)) for site, one in sorted(scores.items())}
+    names = sorted({name for found in counts.values() for name in found})
+    pooled = {name: Curves.of([of[name] for of in counts.values() if name in of]) for name in names}
+    sites = {s: {name: Curves.of([pair]) for name, pair in of.items()} for s, of in counts.items()}
+    points = {site: _fitted(curves, settings) for site, curves in sites.items()}
+    decisions = Decisions(settings, _fitted(pooled, settings), points)
+    drawn = {site: _drawn(curves, decisions, site) for site, curves in sites.items()}
+    return Fitted(decisions, _drawn(pooled, decisions, None), drawn)
 
 
 def decisions_of(decisions: Decisions, registry: SiteRegistry, site: str) -> dict[str, Decision]:
@@ -54,31 +46,22 @@ def decisions_of(decisions: Decisions, registry: SiteRegistry, site: str) -> dic
     return {own: one for own, one in found.items() if one.own or one.pooled}
 
 
-def _by_site(registry: SiteRegistry, scores: Mapping[str, Scores]) -> dict[str, dict[str, Pair]]:
-    return {site: registry.named(site, _by_class(one)) for site, one in sorted(scores.items())}
-
-
-def _pooled(counts: Mapping[str, Mapping[str, Pair]]) -> dict[str, list[Pair]]:
-    names = sorted({name for found in counts.values() for name in found})
-    return {name: [found[name] for found in counts.values() if name in found] for name in names}
-
-
-def _by_class(scores: Scores) -> dict[str, Pair]:
+def _by_class(scores: Scores) -> dict[str, tuple[Counts, Counts]]:
+    """Return the histograms of the scores of positives and of negatives."""
     if not scores.labels:
         return {}
     positives, negatives = (scores.class_tensors[kind].numpy() for kind in ("positives", "negatives"))
     return dict(zip(scores.labels, zip(positives, negatives, strict=True), strict=True))
 
 
-def _drawn(counts: Mapping[str, list[Pair]], decisions: Decisions, site: str | None) -> dict[str, Diagrams]:
+def _drawn(curves: Mapping[str, Curves], decisions: Decisions, site: str | None) -> dict[str, Diagrams]:
     """Return the curves of the classes whose counts show any; `site` is None for all sites together."""
     found = {
-        name: diagrams(Curves.of(pairs), decisions.of(site, name), decisions.settings.rule)
-        for name, pairs in counts.items()
+        name: diagrams(one, decisions.of(site, name), decisions.settings.rule) for name, one in curves.items()
     }
     return {name: one for name, one in found.items() if one is not None}
 
 
-def _fitted(counts: Mapping[str, list[Pair]], settings: DecisionSettings) -> dict[str, Operating]:
-    found = {name: operating(Curves.of(pairs), settings) for name, pairs in counts.items()}
+def _fitted(curves: Mapping[str, Curves], settings: DecisionSettings) -> dict[str, Operating]:
+    found = {name: operating(one, settings) for name, one in curves.items()}
     return {name: one for name, one in found.items() if one is not None}

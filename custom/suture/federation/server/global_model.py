@@ -1,44 +1,28 @@
-"""The global model: how it begins, gains classes, is stored in a state and continues from one."""
+"""The global model: how it begins, gains classes, and is stored in a state."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from pydantic import AfterValidator, Field, FiniteFloat
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from suture.core.errors import ConfigError, as_word
 from suture.core.labels import LabelSet, LabelType
-from suture.core.validation import OPEN, flat, lasting, parse
+from suture.core.validation import OPEN, parse
 from suture.federation.plan import Plan
-from suture.federation.server.norm_bound import NormBound
-from suture.federation.store import Rounds
 from suture.methods.base import GlobalModel
-from suture.methods.parameters import layout_of, local_parameters, shared_parameters, with_channels
+from suture.methods.exchange import layout_of, with_channels
 from suture.models import build
 from suture.models.classifier import Classifier, check_tensors, relabelled, split_state
-from suture.models.saved import save_model
 from suture.protocol.egress import in_order
-from suture.protocol.messages import Codes, Count, Label, Labels, Word
+from suture.protocol.messages import Labels
 from suture.protocol.packing import Packed
 
 _GROUPS = ("shared", "head", "fixed", "channels")
-
-_FIXED_SETTINGS = {
-    "seed": "seed",
-    "method": "method",
-    "hyperparameters": "method",
-    "model": "model",
-    "augmentation": "augmentation",
-    "transport": "transport",
-}
-"""The parts of a plan that a later job of the experiment may not change, with the job's word for each."""
 
 
 def initial(
@@ -47,8 +31,8 @@ def initial(
     """Initialise the model for all sites. Pretrained weights are read here and nowhere else."""
     model = build(plan.model, LabelSet(labels, label_type), plan.seed, pretrained=pretrained)
     state, head = split_state(model.state_dict())
-    shared = shared_parameters(model, plan.method)
-    fixed = set(local_parameters(model, plan.method)) - {*shared, *head}
+    shared = plan.method.exchange.shared(model)
+    fixed = set(plan.method.exchange.local(model)) - {*shared, *head}
     begun = GlobalModel(
         labels,
         {name: state[name].clone() for name in shared},
@@ -70,8 +54,8 @@ def with_labels(model: GlobalModel, labels: Labels, plan: Plan) -> GlobalModel:
 
 
 def served(model: GlobalModel, plan: Plan) -> GlobalModel:
-    """Return the model that predicts; see `Method.served_head`."""
-    return replace(model, head={**model.head, **plan.method.served_head(model.head, model.channels)})
+    """Return the model that predicts; see `Method.predictor`."""
+    return model.moved_to(plan.method.predictor({**model.shared, **model.head}, model.channels))
 
 
 def pack_model(model: GlobalModel, header: Mapping[str, Any]) -> Packed:
@@ -142,120 +126,3 @@ def classifier(model: GlobalModel, plan: Plan) -> Classifier:
             if name in tensors:
                 target.copy_(tensors[name])
     return network.eval()
-
-
-def export(model: GlobalModel, plan: Plan, folder: Path, facts: Mapping[str, Any]) -> None:
-    """Write model/ of a run: weights, class names, backbone and preprocessing."""
-    save_model(classifier(model, plan), plan.model, folder, facts)
-
-
-def _open_round(line: dict[str, Any]) -> dict[str, Any]:
-    sites = line.get("sites")
-    if not isinstance(line.get("validation"), dict) or not isinstance(sites, dict):
-        raise ValueError("is not a round of history.jsonl")
-    if not all(isinstance(one, dict) for one in sites.values()):
-        raise ValueError("has a site that is not a table")
-    return line
-
-
-@dataclass(frozen=True, config=OPEN)
-class BegunMember:
-    """A site of the experiment so far, with the federation's names of its classes."""
-
-    names: tuple[Label, ...] = ()
-
-
-@dataclass(frozen=True, config=OPEN)
-class Began:
-    """What the experiment began with: the digest of its frozen network, None without one; and what sites have
-    stated so far, the codes of its classes and, by site, the federation's names of their own.
-    """
-
-    prior: str | None
-    codes: dict[Label, Codes] = Field(default_factory=dict)
-    members: dict[str, BegunMember] = Field(default_factory=dict)
-
-    def owners(self) -> dict[str, set[str]]:
-        """Return the sites of each class so far."""
-        found: dict[str, set[str]] = {}
-        for site, member in self.members.items():
-            for name in member.names:
-                found.setdefault(name, set()).add(site)
-        return found
-
-
-@dataclass(frozen=True, config=OPEN)
-class Header:
-    """The facts of a server's state; see `Server`. States of former versions lack those with a default."""
-
-    plan: dict[str, Any]
-    registry: Began
-    standings: dict[str, Any]
-    pending: Annotated[dict[str, Any], AfterValidator(_open_round)] | None
-    holders: tuple[str, ...]
-    codes: Annotated[tuple[tuple[Count, Word], ...], Field(min_length=1)]
-    norms: dict[str, FiniteFloat] = Field(default_factory=dict)
-    received: FiniteFloat = 0.0
-    bound: NormBound = NormBound()
-    excluded: dict[str, str] = Field(default_factory=dict)
-    sent: dict[str, Count] = Field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class Progress:
-    """Where an experiment stands that continues.
-
-    Attributes:
-        round: the newest committed round.
-        model: of that round.
-        header: of its state.
-    """
-
-    round: int
-    model: GlobalModel
-    header: Header
-
-
-def read_progress(states: Rounds, plan: Plan) -> Progress | None:
-    """Read the newest state of an experiment; None before there is one.
-
-    Raises:
-        ConfigError: the experiment began with other settings, names the first; or with another version of
-            Suture; or the state is not one of a server.
-        SutureError: every state is corrupt.
-    """
-    found = states.newest()
-    if found is None:
-        return None
-    number, packed = found
-    where = f"the state of round {number} in {states.folder}"
-    header = parse(Header, packed.header, where)
-    check_unchanged(header.plan, fixed_settings(plan), plan.experiment)
-    return Progress(number, read_model(packed, plan, where), header)
-
-
-def fixed_settings(plan: Plan) -> dict[str, Any]:
-    """Return the settings of a plan that later jobs of the experiment may not change."""
-    values = plan.to_dict()
-    return {key: values[key] for key in _FIXED_SETTINGS}
-
-
-def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], experiment: str) -> None:
-    """Check that an experiment continues with the settings that it began with.
-
-    Args:
-        before, now: what `fixed_settings` returns, or a part of it.
-
-    Raises:
-        ConfigError: they differ; names the setting.
-    """
-    for part in (key for key in _FIXED_SETTINGS if key in before and key in now):
-        was, has = (flat(_FIXED_SETTINGS[part], json.loads(json.dumps(plan[part]))) for plan in (before, now))
-        was = lasting(was)
-        for key in sorted(was.keys() | has.keys()):
-            if was.get(key) != has.get(key):
-                raise ConfigError(
-                    f"the experiment {experiment!r} was begun with {as_word(key)}={as_word(was.get(key))}, "
-                    f"and this job has {as_word(key)}={as_word(has.get(key))}; set it back, or begin a new "
-                    "experiment"
-                )

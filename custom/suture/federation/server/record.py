@@ -64,6 +64,17 @@ class Record:
         """
         append_line(self.folder / "history.jsonl", line)
 
+    def validated(self, number: int, line: dict[str, Any]) -> None:
+        """Append the round whose validation losses have arrived, and say so.
+
+        Raises:
+            DiskError: see `history`.
+        """
+        self.history(line)
+        sites = sorted(site for site, one in line["sites"].items() if "validation_loss" in one)
+        figures = {name: value for name, value in line["validation"].items() if name != "unmeasured"}
+        self.event("validated", round=number, sites=sites, **figures)
+
     def rewind(self, committed: int) -> None:
         """Delete the committed round and later ones: they will be written again.
 
@@ -109,7 +120,7 @@ def what_leaves(plan: Plan, layout: Layout, label_type: LabelType | None = None)
         label_type: of the federation; once it is known, label counts are listed only where they are sent.
     """
     egress = plan.method.egress(layout)
-    fields = declared(egress, local=plan.method.keep_local, half=plan.half)
+    fields = declared(egress, local=plan.method.exchange.keep_local, half=plan.half)
     uncounted = label_type is not None and label_type not in egress.counts
     return [field for field in fields if not (uncounted and field["field"] == "counts")]
 
@@ -119,15 +130,15 @@ def describe(record: Record, plan: Plan, schedule: Schedule, **facts: Any) -> No
     described = plan.to_dict()
     started = record.run.get("started") if record.run.get("status") == "running" else None
     record.update(
-        job=schedule.job,
+        job=schedule.name,
         title=schedule.title,
         method={
             "name": plan.method.about.name,
             "title": plan.method.about.title,
             "paper": plan.method.about.paper,
             "hyperparameters": described["hyperparameters"],
-            "personal": plan.method.personal,
-            "pooled": plan.method.limits.pooled,
+            "personal": plan.method.exchange.personal,
+            "pooled": plan.method.about.pooled,
         },
         model=described["model"],
         augmentation=described["augmentation"],

@@ -29,7 +29,7 @@ from suture.federation.server.collector import Line, list_reasons
 from suture.methods.base import LabelStatistics, LabelView
 from suture.protocol.messages import MOST_CLASSES, ClassScore, Labels, Metrics, SiteInfo, Update
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 _SHOWN = 20
 """Pairs of names that an error lists."""
@@ -104,7 +104,7 @@ class SiteRegistry:
         """Return a site's scores by the federation's names of the classes."""
         return self.named(site, metrics.classes)
 
-    def named(self, site: str, values: Mapping[str, T]) -> dict[str, T]:
+    def named(self, site: str, values: Mapping[str, _T]) -> dict[str, _T]:
         """Return values by the federation's names, given by the site's spelling of the classes."""
         names = dict(zip(self.members[site].own, self.members[site].names, strict=True))
         return {names.get(label, label): value for label, value in values.items()}
@@ -132,43 +132,6 @@ class SiteRegistry:
         }
 
 
-def participants(
-    infos: Mapping[str, SiteInfo], lines: dict[str, Line], min_sites: Quorum | None
-) -> dict[str, SiteInfo]:
-    """Return the sites that can take part: those that have training images.
-
-    Args:
-        infos: site info of the sites that answered the handshake.
-        lines: one for each requested site; that of a site without training images is changed.
-        min_sites: see `Schedule`.
-
-    Raises:
-        FederationError: there are too few sites; says why each one is missing.
-    """
-    empty = [site for site, info in infos.items() if not info.n.get("train")]
-    return without(infos, dict.fromkeys(empty, "it has no training images"), lines, min_sites)
-
-
-def without(
-    infos: Mapping[str, SiteInfo],
-    refused: Mapping[str, str],
-    lines: dict[str, Line],
-    min_sites: Quorum | None,
-) -> dict[str, SiteInfo]:
-    """Return the sites that are not refused; the lines of the others get the reason.
-
-    Raises:
-        FederationError: there are too few sites; says why each one is missing.
-    """
-    for site, reason in refused.items():
-        lines[site] |= {"status": "rejected", "reason": reason}
-    able = {site: info for site, info in infos.items() if site not in refused}
-    if len(able) < needed(min_sites, len(lines)):
-        missing = {s: line["reason"] for s, line in lines.items() if s not in able}
-        raise FederationError(f"the federation cannot start; {list_reasons(missing)}")
-    return able
-
-
 @dataclass(frozen=True)
 class Agreement:
     """What the sites have to agree with.
@@ -182,13 +145,43 @@ class Agreement:
         owners: the sites of each of its classes.
     """
 
-    labels: Labels
-    label_map: Mapping[str, str]
-    accept: bool | tuple[str, ...]
+    labels: Labels = ()
+    label_map: Mapping[str, str] = field(default_factory=dict)
+    accept: bool | tuple[str, ...] = False
     label_type: LabelType | None = None
     prior: str | None = None
     codes: Stated = field(default_factory=dict)
     owners: Mapping[str, Collection[str]] = field(default_factory=dict)
+
+
+def admit(
+    infos: Mapping[str, SiteInfo], agreed: Agreement, lines: dict[str, Line], min_sites: Quorum | None
+) -> SiteRegistry:
+    """Return the registry of the sites that can take part: they have training images, and fit the others.
+
+    Args:
+        infos: site info of the sites that answered the handshake.
+        lines: one for each requested site; those of sites that are refused get the reason.
+        min_sites: see `Schedule`.
+
+    Raises:
+        FederationError: there are too few sites; says why each one is missing. See also `agree`.
+    """
+
+    def able(refused: Mapping[str, str]) -> dict[str, SiteInfo]:
+        for site, reason in refused.items():
+            lines[site] |= {"status": "rejected", "reason": reason}
+        return {site: info for site, info in infos.items() if site not in refused}
+
+    enough = needed(min_sites, len(lines))
+    empty = [site for site, info in infos.items() if not info.n.get("train")]
+    infos = able(dict.fromkeys(empty, "it has no training images"))
+    if len(infos) < enough:
+        missing = {s: line["reason"] for s, line in lines.items() if s not in infos}
+        raise FederationError(f"the federation cannot start; {list_reasons(missing)}")
+    unfit = misfits(infos, agreed)
+    # Where the others are too few, `agree` raises and says what all sites have.
+    return agree(able(unfit) if len(infos) - len(unfit) >= enough else infos, agreed)
 
 
 def misfits(infos: Mapping[str, SiteInfo], agreed: Agreement) -> dict[str, str]:
@@ -286,10 +279,10 @@ def _names(infos: Mapping[str, SiteInfo], agreed: Agreement) -> dict[str, str]:
     return {own: classes.get(name, name) for own, name in mapped.items()}
 
 
-V = TypeVar("V")
+_V = TypeVar("_V")
 
 
-def _usual(values: Iterable[V]) -> V | None:
+def _usual(values: Iterable[_V]) -> _V | None:
     """Return the value of more than half of the sites, and of two or more; None where there is none."""
     counts = Counter(values)
     value, n = counts.most_common(1)[0] if counts else (None, 0)
@@ -329,23 +322,8 @@ def _registry(members: Mapping[str, Member], previous: Labels) -> SiteRegistry:
     return SiteRegistry(members, tuple(sorted(labels)))
 
 
-def agree(
-    infos: Mapping[str, SiteInfo],
-    previous: Labels,
-    label_map: Mapping[str, str],
-    accept: bool | tuple[str, ...],
-    prior: str | None = None,
-    codes: Stated | None = None,
-) -> SiteRegistry:
+def agree(infos: Mapping[str, SiteInfo], agreed: Agreement) -> SiteRegistry:
     """Return the registry of the sites, with one name for each class.
-
-    Args:
-        infos: by site name.
-        previous: classes of the model so far; a class whose last owner has left keeps its row.
-        label_map: a site's spelling to the federation's name.
-        accept: look-alike names that are different classes on purpose; True accepts all.
-        prior: digest of the prior that the experiment began with, where it is known.
-        codes: those that sites have stated of the experiment's classes so far.
 
     Raises:
         LabelError: two names of a site become one.
@@ -354,19 +332,17 @@ def agree(
             accepted, some sites are multilabel and others multiclass, or the sites hold different priors, or
             not the one that the experiment began with.
     """
-    label_type = _one_label_type(infos)
-    held = _one_prior(infos, prior)
-    agreed = Agreement(previous, label_map, accept, codes=codes or {})
+    label_type, held = _one_label_type(infos), _one_prior(infos, agreed.prior)
     names = _names(infos, agreed)
     members = {site: _member(site, info, names) for site, info in sorted(infos.items())}
     said = _codes([*_stated(infos, names), *statements(agreed.codes, EXPERIMENT)])
-    registry = replace(_registry(members, previous), label_type=label_type, prior=held, codes=said)
+    registry = replace(_registry(members, agreed.labels), label_type=label_type, prior=held, codes=said)
     if len(registry.labels) > MOST_CLASSES:
         raise FederationError(
             f"the sites have {len(registry.labels)} classes together; at most {MOST_CLASSES} are possible"
         )
-    _refuse_lookalikes(registry, accept)
-    _refuse_shared_generic(registry, accept)
+    _refuse_lookalikes(registry, agreed.accept)
+    _refuse_shared_generic(registry, agreed.accept)
     return registry
 
 
@@ -455,7 +431,7 @@ def shared_generic(
 
     Args:
         owners: the sites of each class.
-        accept: see `agree`.
+        accept: see `Agreement`.
     """
     if accept is True:
         return {}

@@ -11,26 +11,32 @@ from typing import Any, Literal
 from suture.core.codes import codes_of
 from suture.core.errors import LabelError
 from suture.federation.differential_privacy import describe_spent
-from suture.federation.server import intervals
-from suture.federation.server.coverage import test_gaps, validation_gaps
-from suture.federation.server.global_model import export
+from suture.federation.server.global_model import classifier
+from suture.federation.server.notes import (
+    cautions,
+    dominant,
+    run_away,
+    test_gaps,
+    validation_gaps,
+    why_unmeasured,
+)
 from suture.federation.server.scores import (
     Plain,
     by_attribute,
     by_frequency,
     condensed,
-    dominant,
+    interval_of_mean,
     local_and_global,
     mean_over_sites,
     plain,
-    run_away,
     weighting,
 )
 from suture.federation.server.server import Server
 from suture.learning.evaluation import counts_of
 from suture.learning.metrics import mean_defined
 from suture.methods.base import GlobalModel
-from suture.protocol.messages import ClassScore, Metrics, Spent
+from suture.models.saved import save_model
+from suture.protocol.messages import ClassScore, Evaluation, Metrics, Spent
 from suture.protocol.outliers import outlier_notes, rejected_sites, site_updates
 from suture.protocol.records import Round, read_history, read_metrics
 
@@ -38,8 +44,8 @@ log = logging.getLogger(__name__)
 
 _BOOTSTRAP = 1000
 
-Source = Literal["server test set", "sites' test data"]
-AT_SERVER: Source = "server test set"
+_Source = Literal["server test set", "sites' test data"]
+AT_SERVER: _Source = "server test set"
 
 
 def finish(server: Server, tested: Mapping[str, Metrics], fault: Exception | None = None) -> None:
@@ -61,7 +67,8 @@ def finish(server: Server, tested: Mapping[str, Metrics], fault: Exception | Non
         server.record.update(selected_round=selected, selection=server.schedule.selection, notes=added)
 
     def left_out() -> None:
-        server.record.update(left_out=_left_out(server, tested))
+        found = cautions(read_history(server.record.folder), server.schedule.selection, selected)
+        server.record.update(left_out=_left_out(server, tested), cautions=found)
 
     export_model, metrics = partial(_export, server, model), partial(_write_metrics, server, model, tested)
     for step in (export_model, metrics, notes, left_out):
@@ -84,12 +91,13 @@ def _stated(server: Server, history: Sequence[Round]) -> dict[str, Spent]:
 
 
 def _export(server: Server, model: GlobalModel) -> None:
-    if server.plan.method.personal == "nothing":
+    if server.plan.method.exchange.personal == "nothing":
         facts = {"round": server.selected_round, "job": server.record.run.get("job")}
-        facts |= {"decisions": asdict(server.decisions)} if server.decisions else {}
+        facts |= {"decisions": asdict(server.fitted.decisions)} if server.fitted else {}
         codes = codes_of(model.labels, server.registry.codes)
         facts["codes"] = {name: [asdict(code) for code in found] for name, found in codes.items()}
-        export(model, server.plan, server.record.folder / "model", facts)
+        network = classifier(model, server.plan)
+        save_model(network, server.plan.model, server.record.folder / "model", facts)
 
 
 def _notes(server: Server) -> list[str]:
@@ -98,18 +106,20 @@ def _notes(server: Server) -> list[str]:
     notes = describe_spent(server.record.run.get("protection", {}), _stated(server, history))
     notes += dominant(history)
     notes += outlier_notes(site_updates(history))
-    if server.plan.method.label_use.pseudo:
+    if server.plan.method.labels.pseudo:
         notes += run_away(history, _owners(server))
     return notes
 
 
 def _left_out(server: Server, tested: Mapping[str, Metrics]) -> list[str]:
-    """Return what the figures do not cover; see `suture.federation.server.coverage`."""
+    """Return what the figures do not cover; see `validation_gaps` and `test_gaps`."""
     folder, members, held_out = server.record.folder, server.registry.members, server.held_out
     at_server = held_out.measured("validation") if held_out else ()
     history = read_history(folder)
     found = rejected_sites(history)
-    found += validation_gaps(history, members, server.registry.labels, server.schedule.selection, at_server)
+    found += validation_gaps(
+        history, members, server.registry.labels, server.schedule.selection, at_server, server.unmeasured
+    )
     figures = read_metrics(folder)
     return found + (test_gaps(figures, tested, members) if figures else [])
 
@@ -128,13 +138,13 @@ def _write_metrics(server: Server, model: GlobalModel, tested: Mapping[str, Metr
 def _results(server: Server, model: GlobalModel, tested: Mapping[str, Metrics]) -> Results:
     history = read_history(server.record.folder)
     selected, held_out = server.selected_round, server.held_out
-    source: Source = "sites' test data"
+    source: _Source = "sites' test data"
     by_site = {site: server.registry.classes_from_site(site, m) for site, m in sorted(tested.items())}
-    if held_out and held_out.has("test") and server.plan.method.personal == "nothing":
+    if held_out and held_out.has("test") and server.plan.method.exchange.personal == "nothing":
         source = AT_SERVER
         measured, interval = held_out.tested(model, selected, _BOOTSTRAP)
     else:
-        measured, interval = mean_over_sites(server.registry, tested, selected), intervals.of_mean(by_site)
+        measured, interval = mean_over_sites(server.registry, tested, selected), interval_of_mean(by_site)
     return Results(
         server.registry.labels,
         _owners(server),
@@ -145,8 +155,8 @@ def _results(server: Server, model: GlobalModel, tested: Mapping[str, Metrics]) 
         held_out.groups if held_out else {},
         {
             site: (plain(condensed(tested[site])), plain(condensed(own)))
-            for site, own in sorted(server.collector.local_metrics().items())
-            if own.n
+            for site, reply in sorted(server.collector.replies(Evaluation).items())
+            if (own := reply.local) and own.n
         },
         weighting({site: m.n.get("train") for site, m in server.reported_sites.items()}, history),
         _decisions(server, tested),
@@ -155,7 +165,7 @@ def _results(server: Server, model: GlobalModel, tested: Mapping[str, Metrics]) 
 
 def _decisions(server: Server, tested: Mapping[str, Metrics]) -> dict[str, Any]:
     """Return the operating points, and how well each site's test images are decided."""
-    if server.decisions is None:
+    if server.fitted is None:
         return {}
     measured = {
         site: {name: asdict(one) for name, one in server.registry.named(site, metrics.decided).items()}
@@ -169,14 +179,8 @@ def _decisions(server: Server, tested: Mapping[str, Metrics]) -> dict[str, Any]:
         }
         for site, metrics in sorted(tested.items())
     }
-    drawn = {
-        "diagrams": {name: asdict(one) for name, one in server.diagrams.items()},
-        "site_diagrams": {
-            site: {name: asdict(one) for name, one in found.items()}
-            for site, found in server.site_diagrams.items()
-        },
-    }
-    return {**asdict(server.decisions), "measured": measured, "counts": counts, **drawn}
+    fitted = asdict(server.fitted)
+    return {**fitted.pop("decisions"), "measured": measured, "counts": counts, **fitted}
 
 
 def _owners(server: Server) -> dict[str, tuple[str, ...]]:
@@ -195,7 +199,7 @@ class Results:
             that is missing was not evaluated.
         source: where the test data of `measured` lie.
         sites: scores of the classes evaluated at each site.
-        mean_interval: 95 % interval of the mean AUROC; over the sites' data see `intervals.of_mean`.
+        mean_interval: 95 % interval of the mean AUROC; over the sites' data see `interval_of_mean`.
         frequency: names of the common, medium and rare classes; see `by_frequency`.
         local: figures of the global model and of the site's own model at each site; see `local_and_global`.
         weighting: see `suture.federation.server.scores.weighting`.
@@ -209,7 +213,7 @@ class Results:
     labels: Sequence[str]
     owners: Mapping[str, Sequence[str]]
     measured: Metrics
-    source: Source
+    source: _Source
     sites: Mapping[str, Mapping[str, ClassScore]] = field(default_factory=dict)
     mean_interval: tuple[float, float] | None = None
     frequency: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -232,6 +236,12 @@ class Results:
         measured, scores = self.measured, self.measured.classes
         areas = {name: scores[name].auroc if name in scores else None for name in self.labels}
         recall = {name: scores[name].recall for name in self.labels if name in scores}
+        of_sites = {site: found for site, at in self.sites.items() if (found := _steps(at))}
+        steps: dict[str, Any] = {
+            "steps": _steps(scores),
+            "loss_step": measured.loss_step,
+            "site_steps": of_sites,
+        }
         return {
             "mean_auroc": mean_defined(areas.values()),
             "mean_interval": None if self.mean_interval is None else list(self.mean_interval),
@@ -252,11 +262,14 @@ class Results:
             "local_models": local_and_global(self.local),
             "weighting": dict(self.weighting),
             "decisions": dict(self.decisions),
+            **{key: value for key, value in steps.items() if value},
         }
 
     def _reason(self, name: str) -> str:
         if name not in self.joined:
-            return _reason(self.measured.classes.get(name))
+            at = {site: scores[name] for site, scores in self.sites.items() if name in scores}
+            score = self.measured.classes.get(name)
+            return why_unmeasured(at) if at and self.source != AT_SERVER else _reason(score)
         return (
             f"it joined after round {self.measured.round}, whose model was selected; continue with more "
             "rounds, or with selection = 'last'"
@@ -279,6 +292,10 @@ def _interval(score: ClassScore | None) -> list[float] | None:
     return None if score is None or score.low is None or score.high is None else [score.low, score.high]
 
 
+def _steps(scores: Mapping[str, ClassScore]) -> dict[str, float]:
+    return {name: score.step for name, score in scores.items() if score.step is not None}
+
+
 def _counts(score: ClassScore | None) -> list[int | None]:
     return [None, None] if score is None else [score.positives, score.negatives]
 
@@ -287,10 +304,6 @@ def _reason(score: ClassScore | None) -> str:
     """Say why a class has no AUROC."""
     if score is None:
         return "not evaluated"
-    if score.positives is None or score.negatives is None:
-        return "too few positives or negatives; counts withheld"
-    if score.positives and score.negatives:
-        return "positives and negatives lie at different sites"
     if score.positives:
         return f"no negative among {_cases(score.positives)}"
     if score.negatives:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from suture.federation.server import intervals
 from suture.federation.server.registry import SiteRegistry
 from suture.learning.metrics import mean_defined
 from suture.protocol.messages import ClassScore, Figures, Metrics
@@ -29,6 +29,7 @@ def mean_over_sites(registry: SiteRegistry, tested: Mapping[str, Metrics], of_ro
             value: _mean([m.attributes[value] for m in tested.values() if value in m.attributes])
             for value in sorted(values)
         },
+        loss_step=coarsest(metrics.loss_step for metrics in tested.values()),
     )
 
 
@@ -52,7 +53,7 @@ def across_sites(sites: Mapping[str, Mapping[str, ClassScore]]) -> dict[str, Cla
     """Return for each class the unweighted mean of AUROC and recall over the sites that define them.
 
     Counts are sums over all sites that evaluated the class, None where one of them withholds its own. For
-    the interval see `intervals.of_class`.
+    the interval see `interval_over_sites`.
     """
     return {
         name: _across([at[name] for at in sites.values() if name in at])
@@ -62,7 +63,7 @@ def across_sites(sites: Mapping[str, Mapping[str, ClassScore]]) -> dict[str, Cla
 
 def _across(scores: Sequence[ClassScore]) -> ClassScore:
     defined = [s for s in scores if s.auroc is not None]
-    low, high = intervals.of_class(defined) or (None, None)
+    low, high = interval_over_sites(defined) or (None, None)
     return ClassScore(
         mean_defined(s.auroc for s in defined),
         low,
@@ -70,7 +71,13 @@ def _across(scores: Sequence[ClassScore]) -> ClassScore:
         _total(s.positives for s in scores),
         _total(s.negatives for s in scores),
         mean_defined(s.recall for s in scores),
+        coarsest(s.step for s in defined),
     )
+
+
+def coarsest(steps: Iterable[float | None]) -> float | None:
+    """Return the largest step to which any of some figures is rounded; None where all are exact."""
+    return max((step for step in steps if step is not None), default=None)
 
 
 def _total(counts: Iterable[int | None]) -> int | None:
@@ -80,6 +87,73 @@ def _total(counts: Iterable[int | None]) -> int | None:
             return None
         total += count
     return total
+
+
+_Interval = tuple[float, float]
+
+
+def interval_over_sites(scores: Sequence[ClassScore]) -> _Interval | None:
+    """Return the 95 % interval of the unweighted mean AUROC of one class over sites.
+
+    A site's own interval is of a bootstrap over its test patients. Patients of different sites are different
+    people, so the errors of the sites are independent and their variances add. The intervals are about other
+    patients of the same sites; about other sites they say nothing.
+
+    Half its width is the root of the sum of the sites' squared half-widths, over their number: the normal
+    approximation. The interval of a single site stands as it is.
+
+    Args:
+        scores: of the sites that define the AUROC.
+
+    Returns:
+        None without a score, or where one has no interval.
+    """
+    if len(scores) == 1 and (only := scores[0]).low is not None and only.high is not None:
+        return only.low, only.high
+    share = 1 / max(1, len(scores))
+    return _around([[(score, share)] for score in scores])
+
+
+def interval_of_mean(sites: Mapping[str, Mapping[str, ClassScore]]) -> _Interval | None:
+    """Return an interval, of at least 95 %, of the mean over classes of their mean AUROCs over sites.
+
+    The classes of one site are measured on the same patients, and how much their errors go together is not
+    sent. The standard deviation of a weighted sum is at most the weighted sum of the standard deviations
+    (Cauchy-Schwarz), which is taken for each site; over sites the variances add. So the interval is too wide
+    rather than too narrow.
+
+    Args:
+        sites: the scores of each site by class; those without an AUROC do not count.
+
+    Returns:
+        None where no class, or not every defined one, has an interval.
+    """
+    defined = {site: {n: s for n, s in at.items() if s.auroc is not None} for site, at in sites.items()}
+    names = {name for at in defined.values() for name in at}
+    owners = {name: sum(name in at for at in defined.values()) for name in names}
+    parts = [
+        [(score, 1 / (len(names) * owners[name])) for name, score in at.items()] for at in defined.values()
+    ]
+    return _around(parts)
+
+
+def _around(parts: Sequence[Sequence[tuple[ClassScore, float]]]) -> _Interval | None:
+    """Return the interval of a weighted sum of AUROCs; errors add within a part, variances over the parts.
+
+    Args:
+        parts: the scores of each part with their weights.
+    """
+    bounds = [(s.low, s.high, share) for part in parts for s, share in part]
+    if not bounds or any(low is None or high is None for low, high, _ in bounds):
+        return None
+    middle = math.fsum((s.auroc or 0.0) * share for part in parts for s, share in part)
+    width = math.hypot(*(math.fsum(_half(s) * share for s, share in part) for part in parts))
+    return max(0.0, middle - width), min(1.0, middle + width)
+
+
+def _half(score: ClassScore) -> float:
+    """Return half the width of a score's interval, which it has."""
+    return ((score.high or 0.0) - (score.low or 0.0)) / 2
 
 
 def by_frequency(groups: Mapping[str, Sequence[str]], recall: Mapping[str, float | None]) -> dict[str, Any]:
@@ -143,10 +217,6 @@ def mean_of(parts: Iterable[Plain]) -> dict[str, float | None]:
     return {name: mean_defined(part.get(name) for part in parts) for name in names}
 
 
-_FAR = 10
-"""A row is taken over where a site counts this many times as much as every site that annotates the class."""
-
-
 def weighting(images: Mapping[str, int | None], history: Sequence[Round]) -> dict[str, Any]:
     """Return the sites' weights for metrics.json; empty where the weights are uninformative.
 
@@ -168,57 +238,3 @@ def weighting(images: Mapping[str, int | None], history: Sequence[Round]) -> dic
         "shares": {site: [given.get(site) for given in shares] for site in images},
         "mean_share": {site: mean_defined(given.get(site) for given in shares) for site in images},
     }
-
-
-_MOST = 0.75
-"""Share of the mean from which on the report names the site: it alone nearly makes the model."""
-
-
-def dominant(history: Sequence[Round]) -> list[str]:
-    """Return a sentence for each site that had most of the mean of three or more sites.
-
-    A weight can be a number of images or a rescue factor that a site announces, and nobody can check it.
-    """
-    shares = [found for line in history if len(found := line.shares) >= 3]
-    sites = sorted({site for found in shares for site in found})
-    means = {site: mean_defined(found.get(site) for found in shares) for site in sites}
-    return [
-        (
-            f"{site} had {share:.1%} of the weight in the mean of the sites' updates, so it determined the "
-            "model almost alone. The server cannot check a site's weight."
-        )
-        for site, share in means.items()
-        if share is not None and share > _MOST
-    ]
-
-
-def run_away(history: Sequence[Round], owners: Mapping[str, Collection[str]]) -> list[str]:
-    """Return a sentence for each class whose row was taken over by sites that do not annotate it.
-
-    Where the weights of a row are counts of labels and pseudo-labels (FedLSM, Eq. 7), sites that do not
-    annotate a class can dominate its row; the mean teacher that results is even more confident. Prevalences
-    at different sites seldom differ tenfold.
-
-    Args:
-        owners: the sites that annotate each class.
-    """
-    notes = []
-    for name, annotating in owners.items():
-        found = {r.round: _dominating(r, name, annotating) for r in history if r.has_row_weights}
-        rounds = [number for number, sites in found.items() if sites]
-        if rounds:
-            first, last = rounds[0], rounds[-1]
-            notes.append(
-                f"{name}: from round {first} sites that do not annotate the class weigh over {_FAR} "
-                f"times as much as any site that does (in round {last}: {', '.join(found[last])}), "
-                "through pseudo-labels. Such labels may reinforce themselves: they now determine the "
-                "class's row."
-            )
-    return notes
-
-
-def _dominating(line: Round, name: str, annotating: Collection[str]) -> list[str]:
-    """Return the sites without the class that count far more in its row than every site with it."""
-    counts = {site: s.rows.get(name) or 0.0 for site, s in line.sites.items() if s.status == "accepted"}
-    most = max((counts[site] for site in annotating if site in counts), default=0.0)
-    return [site for site, n in counts.items() if site not in annotating and n > _FAR * max(most, 1.0)]

@@ -8,18 +8,20 @@ site whose ledger is not whole releases nothing; see `suture.federation.site.cha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass as validated
+from torch import Tensor
 
 from suture.core.environment import now
 from suture.core.errors import ConfigError
 from suture.core.files import hold, make_folder, replacing
+from suture.core.privacy import PrivacyConfig
 from suture.core.validation import STRICT
 from suture.federation.differential_privacy import epsilon
 from suture.federation.site.abstention import BudgetSpent, LedgerBroken
@@ -41,14 +43,14 @@ from suture.protocol.messages import (
     Metrics,
     Reply,
     Scores,
-    SiteInfo,
     Spent,
     TaskData,
     TaskName,
+    Trait,
     Update,
+    fields_with,
 )
 from suture.protocol.packing import Packed, digest
-from suture.protocol.privacy import PrivacyConfig
 
 FILE = "ledger.jsonl"
 
@@ -160,7 +162,8 @@ def _said(score: ClassScore) -> bool:
 
 def _numbers(reply: Reply, channels: Sequence[Channel]) -> int:
     """Count the numbers of an answer that are neither tensors of the model's form nor figures of a class."""
-    count = sum(
+    count: int = sum(_numbers_in(getattr(reply, name)) for name in fields_with(type(reply), Trait.COUNTED))
+    count += sum(
         2
         + len(metrics.overall)
         + sum(2 + len(part.overall) for part in metrics.attributes.values())
@@ -169,13 +172,18 @@ def _numbers(reply: Reply, channels: Sequence[Channel]) -> int:
     )
     if isinstance(reply, Update):
         whole = [c.name for c in channels if not (c.of_classes or isinstance(c.shape, Layout))]
-        count += sum(tensor.numel() for name, tensor in reply.channels.items() if name in whole)
-        return count + 1 + len(reply.class_weights) + len(reply.scalars) + (reply.train_loss is not None)
+        return count + sum(tensor.numel() for name, tensor in reply.channels.items() if name in whole)
     if isinstance(reply, Scores):
         return sum(int((counts >= 0).sum()) for counts in reply.class_tensors.values())
-    if isinstance(reply, SiteInfo):
-        return count + len(reply.n) + 2 * sum(pair is not None for pair in reply.counts.values())
     return count
+
+
+def _numbers_in(value: Any) -> int:
+    """Count the numbers of a value; None has none."""
+    if isinstance(value, Tensor):
+        return value.numel()
+    inner = value.values() if isinstance(value, Mapping) else value
+    return sum(map(_numbers_in, inner)) if isinstance(value, Mapping | tuple) else int(value is not None)
 
 
 class Ledger:

@@ -8,13 +8,13 @@ from itertools import groupby
 from pathlib import Path
 
 from suture.core.errors import ConfigError
+from suture.core.privacy import PrivacyConfig
 from suture.data.config import load_site_config
 from suture.federation.differential_privacy import epsilon
 from suture.federation.site.chain import ANCHOR
 from suture.federation.site.ledger import FILE, Ledger, Release, tally_of
 from suture.federation.store import EXPERIMENTS
 from suture.protocol.messages import Spent
-from suture.protocol.privacy import PrivacyConfig
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from suture.core.errors import ConfigError, FederationError
 from suture.core.files import read_json
 from suture.core.names import check_experiment, shown_name
 from suture.core.printable import printable
+from suture.data.config import find_server_config
 from suture.federation.ownership import NotOwner, may_use
 from suture.federation.server.record import Record
-from suture.federation.server.server import find_server_config
 from suture.federation.store import EXPERIMENTS, experiment_folder
 from suture.flare import EXPERIMENT, SHARED_WITH
 from suture.flare.admin.kit import Kit, read_kit

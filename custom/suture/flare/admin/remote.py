@@ -25,11 +25,10 @@ from suture.federation.site.abstention import first_recorded
 from suture.federation.store import experiment_folder
 from suture.flare.admin.kit import Kit
 from suture.flare.admin.recovery import experiment_of, how_to_continue, state_on_this_machine
-from suture.reports.card import try_card
 from suture.reports.progress import following
-from suture.reports.report import try_report, write_report
+from suture.reports.report import try_report
 from suture.simulation.job import Job, check_federated
-from suture.simulation.run import check_folder, locked, preparing
+from suture.simulation.run import check_folder, locked, preparing, write_pages
 
 if TYPE_CHECKING:
     from suture.flare.admin.session import Connection
@@ -287,8 +286,7 @@ def _copy(workspace: Path, out: Path, tail: Tail | None) -> None:
         tail.finish(read_records(workspace / "events.jsonl"))
     copy_results(workspace, out, without=("events.jsonl",) if tail else ())
     Record(out).update(**own)
-    write_report(out)
-    try_card(out)
+    write_pages(out)
 
 
 # Why a job did not run or finish: FLARE's messages, translated for the submitter

@@ -16,12 +16,12 @@ from safetensors import SafetensorError
 from safetensors.torch import save
 
 from suture.core import VERSION
-from suture.core.entry_points import Registry
+from suture.core.entry_points import PRIOR_GROUP, Registry
 from suture.core.errors import ConfigError, unknown
 from suture.core.files import atomic_write, make_folder, write_json
 from suture.core.plain import parse_json, read_bounded
 from suture.core.seeds import seeded
-from suture.core.validation import STRICT, parse
+from suture.core.validation import NAMED_FILE, STRICT, parse
 from suture.models import MODELS, ModelSpec
 from suture.models.classifier import Preprocessing
 from suture.models.priors.prior import Prior, check_width, digest_of, freeze
@@ -144,7 +144,7 @@ class Entry:
 
 
 PRIORS: Registry[Entry] = Registry(
-    "suture.priors",
+    PRIOR_GROUP,
     "prior",
     {
         "phantoms": Entry(
@@ -163,6 +163,8 @@ PRIORS: Registry[Entry] = Registry(
             "the folder that it wrote",
         ),
     },
+    "a suture.models.priors.Entry",
+    lambda entry: isinstance(entry, Entry),
 )
 
 
@@ -178,7 +180,7 @@ class PriorSpec:
     """
 
     name: str = "phantoms"
-    path: str | None = None
+    path: Annotated[str | None, NAMED_FILE] = None
     size: Annotated[int, Field(ge=32, le=1024)] | None = None
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from suture.core.errors import ConfigError
-from suture.federation.server.server import find_server_config
+from suture.data.config import find_server_config
 
 
 def test_an_absent_file_means_the_workspace_and_a_broken_one_is_an_error(tmp_path: Path) -> None:

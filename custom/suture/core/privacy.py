@@ -81,11 +81,15 @@ class PrivacyConfig(Section):
     max_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
     @classmethod
-    def of_public_data(cls, label_view: Literal["own", "all"]) -> PrivacyConfig:
-        """Return what a simulated site agrees to: its data are public, so that nothing is withheld."""
+    def of_public_data(cls, label_view: Literal["own", "all", "target"]) -> PrivacyConfig:
+        """Return what a simulated site agrees to: its data are public, so that nothing is withheld.
+
+        Args:
+            label_view: of the method; see `LabelUse`.
+        """
         most = 10**9
         return cls(
-            label_view=label_view,
+            label_view="all" if label_view == "all" else "own",
             min_count=0,
             min_loss=0,
             max_answers=most,

@@ -1,0 +1,399 @@
+"""One table of a site's images out of what hospitals have: sheets, JSON, several files, class folders."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+from suture.core.errors import DataError
+from suture.core.printable import number_of
+from suture.core.spreadsheets import from_cell
+from suture.data.cells import Cells
+from suture.data.image_names import loosely
+from suture.data.readers.hospital_labels import listed_names
+from suture.data.readers.image_list import SPLIT_WORDS
+from suture.data.reading import Sheet, read_text, rows_text
+from suture.data.table_form import DELIMITERS, JSON, Form, encoding_of, read_form
+from suture.data.workbooks import is_workbook, workbook_sheets
+
+IMAGE, SPLIT, CLASS = "image", "split", "class"
+"""Columns of a table that is put together."""
+
+_SPLITS = SPLIT_WORDS | {"training": "train", "testing": "test", "dev": "validation"}
+_COMPLETE = re.compile(r".*_complete|complete\?", re.IGNORECASE)
+_PATIENT = re.compile(r"(patient|pat|pid|subject|subj?|person|mrn|p)[ _-]?\d\w*", re.IGNORECASE)
+_UNFILLED = {"0", "incomplete"}
+"""How REDCap writes that a form is not complete; 1 is unverified, and 2 complete."""
+_FORM_STATES = _UNFILLED | {"1", "2", "unverified", "complete", ""}
+_LOOKED_AT = 50
+_MOST_NAMES = 200
+"""Classes of a legend."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """A table whose rows name images.
+
+    Attributes:
+        column: the column of their names.
+        find: returns the path of the image that a cell names; None where it names none.
+    """
+
+    form: Form
+    column: str
+    find: Callable[[str], str | None]
+
+    @property
+    def images(self) -> list[str | None]:
+        """The image of each row."""
+        return [self.find(cell) if cell else None for cell in self.form.sheet.column(self.column, "")]
+
+
+def read_forms(path: Path) -> list[Form]:
+    """Read the tables of a file: of a workbook one for each sheet, and of each the header wherever it is.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    if path.name.lower().endswith(JSON):
+        return [_of_json(path)]
+    if is_workbook(path):
+        try:
+            sheets = workbook_sheets(path)
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error}") from error
+        several = len(sheets) > 1
+        read = [_below_titles(path, rows, title if several else "") for title, rows in sheets.items()]
+        found = [form for form in read if form]
+        return found or [read_form(path)]  # which says what is wrong
+    refused: DataError | None = None
+    try:
+        form = read_form(path)
+        if all(name or not any(form.sheet.cells(i)) for i, name in enumerate(form.sheet.header)):
+            return [form]
+    except DataError as error:
+        refused = error
+    text = read_text(path, encoding_of(path))
+    for delimiter in DELIMITERS:
+        rows = list(map(tuple, csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)))
+        below = _below_titles(path, rows, "")
+        if below and below.made and len(below.sheet.header) > 1:
+            return [below]
+    if refused:
+        raise refused
+    return [form]
+
+
+def _below_titles(path: Path, rows: list[tuple[str, ...]], title: str) -> Form | None:
+    """The table below lines of titles, whose header may have two rows; None where there is none.
+
+    The header is the first row with half as many cells as most rows have. A second row of it has words where
+    the first is blank (below a merged cell), and no cell in a column that the first alone names.
+    """
+    filled = [sum(map(bool, map(str.strip, row))) for row in rows]
+    usual = Counter(n for n in filled if n > 1).most_common(1)
+    start = next((i for i, n in enumerate(filled) if usual and 2 * n >= max(usual[0][0], 3)), None)
+    if start is None or start + 1 >= len(rows):
+        return None
+    width = max(max((i + 1 for i, cell in enumerate(row) if cell.strip()), default=0) for row in rows[start:])
+    full = [
+        tuple(from_cell(cell.strip()) for cell in row[:width]) + ("",) * (width - len(row)) for row in rows
+    ]
+    header, below = full[start], full[start + 1]
+    gaps = [i for i in range(width) if not header[i] and any(row[i] for row in full[start + 1 :])]
+    words = [cell for cell in below if cell]
+    double = (
+        bool(gaps)
+        and all(below[i] for i in gaps)
+        and len(words) < sum(any(row[i] for row in full[start:]) for i in range(width))
+        and not any(any(c.isdigit() for c in word) or Cells({}).number(word) is not None for word in words)
+    )
+    if not double and any(full[i][-1] for i in range(start + 1, len(full))) and not header[-1]:
+        return None  # cells beyond the header, which `read_sheet` refuses
+    if double:
+        header = tuple(low or high for high, low in zip(header, below, strict=True))
+    first = start + 1 + double
+    used = [i for i in range(first, len(full)) if any(full[i])]
+    sheet = Sheet(path, header, tuple(full[i] for i in used), tuple(i + 1 for i in used))
+    lines = f"row {start + 1}" + (f" and {start + 2}" if double else "")
+    plain = not title and not any(filled[:start]) and not double
+    made = () if plain else (f"{path.name}{f', sheet {title!r}' if title else ''}: the header is {lines}",)
+    return Form(sheet, {}, {}, made) if used else None
+
+
+def _of_json(path: Path) -> Form:
+    """The table of a list of objects, of lists of them by split (MONAI's datalist), or of JSON Lines.
+
+    Raises:
+        DataError: it is none of them.
+    """
+    text = read_text(path)
+    try:
+        loaded: Any = (
+            json.loads(text)
+            if path.suffix == ".json"
+            else [json.loads(line) for line in text.splitlines() if line]
+        )
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON: {error}") from None
+    parts = {"": loaded} if isinstance(loaded, list) else loaded if isinstance(loaded, dict) else {}
+    parts = {key: part for key, part in parts.items() if isinstance(part, list) and part}
+    rows = [(key, row) for key, part in parts.items() for row in part if isinstance(row, dict)]
+    strange = sorted(
+        key for key in parts if key and key.casefold() not in _SPLITS and {key for key, _ in rows} >= {key}
+    )
+    if not rows or strange:
+        raise DataError(
+            f"{path} is not a list of objects, one for each image, or such lists under training, validation "
+            f"and test{': it has ' + ', '.join(map(repr, strange)) if strange else ''}; save it as CSV"
+        )
+    names = list(dict.fromkeys(name for _, row in rows for name in row))
+    cells = [
+        (*(_json_cell(row.get(name)) for name in names), *([_SPLITS[key.casefold()]] if key else []))
+        for key, row in rows
+    ]
+    header = (*names, *([SPLIT] if rows[0][0] else []))
+    sheet = Sheet(path, header, tuple(cells), tuple(range(1, len(cells) + 1)))
+    names_of = loaded.get("labels") if isinstance(loaded, dict) else None
+    legend = {str(k): str(v) for k, v in names_of.items()} if isinstance(names_of, dict) else {}
+    return Form(sheet, {}, {}, (f"{path.name}: {number_of(len(rows), 'object')} of its lists",), legend)
+
+
+def _json_cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return value.strip() if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def of_class_folders(root: Path, images: Collection[str]) -> Form | None:
+    """The table of folders that are named after classes, and maybe splits; None where folders are not.
+
+    Raises:
+        DataError: the folders have more levels than those two.
+    """
+    levels = [name.split("/")[:-1] for name in sorted(images)]
+    if len({*map(len, levels)}) != 1 or not levels[0]:
+        return None
+    columns = list(map(list, zip(*levels, strict=True)))
+    at = next(
+        (i for i, column in enumerate(columns) if {c.casefold() for c in column} <= _SPLITS.keys()), None
+    )
+    splits = columns.pop(at) if at is not None else None
+    if not columns or len({*columns[0]}) < 2 or (len(columns) == 1 and 2 * len({*columns[0]}) > len(levels)):
+        return None
+    if len(columns) > 1:
+        raise DataError(
+            f"{root} has no table, and {len(columns)} levels of folders, such as {sorted(images)[0]!r}; name "
+            "one level after the classes (and one after train, validation and test), or write a table"
+        )
+    header = (IMAGE, CLASS, *([SPLIT] if splits else []))
+    cells = zip(
+        sorted(images),
+        columns[0],
+        *([[_SPLITS[c.casefold()] for c in splits]] if splits else []),
+        strict=True,
+    )
+    rows = tuple(cells)
+    made = (f"{root.name}: the folders are the classes{' and the splits' if splits else ''}",)
+    return Form(Sheet(root, header, rows, tuple(range(1, len(rows) + 1))), {}, {}, made)
+
+
+def together(named: Sequence[Named]) -> Form | None:
+    """One table out of several that name images: one for each split, or tables about the same images.
+
+    None where they are neither.
+    """
+    parts = [_split_of(one.form.sheet.path) for one in named]
+    if all(parts) and len({*parts}) == len(parts):
+        return _one_below_another(named, [str(part) for part in parts])
+    most = max(named, key=lambda one: len(one.form.sheet.rows))
+    return _side_by_side(most, [one for one in named if one is not most])
+
+
+def _split_of(path: Path) -> str | None:
+    """The split that the name of a table, or of its folder, says."""
+    for name in (path.name.partition(".")[0], path.parent.name):
+        found = {_SPLITS[word] for word in re.split(r"[\W_\d]+", name.casefold()) if word and word in _SPLITS}
+        if len(found) == 1:
+            return found.pop()
+    return None
+
+
+def _one_below_another(named: Sequence[Named], parts: Sequence[str]) -> Form | None:
+    header = list(dict.fromkeys(c for one in named for c in one.form.sheet.header if c and c != one.column))
+    header = [name for name in header if name.casefold() != SPLIT]
+    rows: list[tuple[str, ...]] = []
+    for one, part in zip(named, parts, strict=True):
+        sheet = one.form.sheet
+        at = [sheet.header.index(name) if name in sheet.header else None for name in header]
+        for image, cell, row in zip(one.images, sheet.column(one.column, ""), sheet.rows, strict=True):
+            rows.append((image or cell, part, *("" if i is None else row[i].strip() for i in at)))
+    images = [row[0] for row in rows]
+    splits: dict[str, str] = {}
+    if any(splits.setdefault(image, row[1]) != row[1] for image, row in zip(images, rows, strict=True)):
+        return None
+    made = [f"{one.form.sheet.path.name} is the split {part}" for one, part in zip(named, parts, strict=True)]
+    sheet = Sheet(
+        named[0].form.sheet.path, (IMAGE, SPLIT, *header), tuple(rows), tuple(range(2, len(rows) + 2))
+    )
+    return Form(sheet, {}, {}, tuple(made))
+
+
+def _side_by_side(main: Named, others: Sequence[Named]) -> Form | None:
+    """The columns of other tables beside those of the main one, joined by the image.
+
+    Raises:
+        DataError: two tables have a column of one name with other cells.
+    """
+    sheet, images = main.form.sheet, main.images
+    header, rows = list(sheet.header), [list(row) for row in sheet.rows]
+    made: list[str] = []
+    for other in others:
+        of: dict[str, tuple[str, ...]] = {}
+        for image, row in zip(other.images, other.form.sheet.rows, strict=True):
+            if image is not None and of.setdefault(image, row) != row:
+                return None
+        path = other.form.sheet.path
+        if {*other.form.sheet.header} - {other.column, ""} <= {*header}:
+            return None  # a second table of the same, of which one may be out of date
+        for position, name in enumerate(other.form.sheet.header):
+            if not name or name == other.column:
+                continue
+            cells = [of[image][position].strip() if image in of else "" for image in map(str, images)]
+            if name in header:
+                at = header.index(name)
+                clash = [
+                    n
+                    for n, row, cell in zip(sheet.numbers, rows, cells, strict=True)
+                    if cell and row[at].strip() != cell
+                ]
+                if clash:
+                    raise DataError(
+                        f"{sheet.path} {rows_text(clash)}: column {name!r} differs from that of {path.name}; "
+                        "give the path of the table to use, or remove one of the columns"
+                    )
+                continue
+            header.append(name)
+            for row, cell in zip(rows, cells, strict=True):
+                row.append(cell)
+        lost = sum(image not in of for image in map(str, images))
+        made.append(
+            f"{path.name} is joined by the image" + (f"; {number_of(lost, 'row')} without" if lost else "")
+        )
+    both = Sheet(sheet.path, tuple(header), tuple(map(tuple, rows)), sheet.numbers)
+    return Form(both, {}, {}, (*main.form.made, *made), main.form.legend)
+
+
+def in_two_columns(form: Form, images: Collection[str], enough: int) -> Form | None:
+    """A table with a column of the image, made of a column of folders and one of files; None where none fits.
+
+    Args:
+        enough: rows that more than this many must name an image of.
+    """
+    sheet, find = form.sheet, loosely(images)
+    folders = [name for name in sheet.header if name and sheet.header.count(name) == 1][:_LOOKED_AT]
+    for folder, file in permutations(folders, 2):
+        pairs = [
+            f"{a}/{b}" if a and b else ""
+            for a, b in zip(sheet.column(folder, ""), sheet.column(file, ""), strict=True)
+        ]
+        some = pairs[:_LOOKED_AT]
+        if 2 * sum(pair != "" and find(pair) is not None for pair in some) <= len(some):
+            continue
+        found = [find(pair) if pair else None for pair in pairs]
+        if len({*found} - {None}) > enough:
+            rows = tuple(
+                (image or pair, *row) for image, pair, row in zip(found, pairs, sheet.rows, strict=True)
+            )
+            name = IMAGE if IMAGE not in sheet.header else "image path"
+            made = (*form.made, f"{folder!r} is the folder and {file!r} the file of each image")
+            return replace(form, sheet=replace(sheet, header=(name, *sheet.header), rows=rows), made=made)
+    return None
+
+
+def with_patients(form: Form, image: str) -> Form:
+    """A table with a column of patients, where a folder of each image is named after one."""
+    levels = [cell.replace("\\", "/").split("/")[:-1] for cell in form.sheet.column(image, "")]
+    for at in range(min(map(len, levels))):
+        names = [level[at] for level in levels]
+        if all(map(_PATIENT.fullmatch, names)) and len({*names}) > 1:
+            rows = tuple((*row, name) for row, name in zip(form.sheet.rows, names, strict=True))
+            made = (*form.made, f"the patient is the folder of {image!r}, such as {names[0]}")
+            return replace(
+                form, sheet=replace(form.sheet, header=(*form.sheet.header, "patient"), rows=rows), made=made
+            )
+    return form
+
+
+def without_unfilled(form: Form) -> Form:
+    """A table of REDCap in which what a form does not say is unknown, where it was never completed.
+
+    Its columns are those before the column of its state, back to the state of another form.
+    """
+    sheet, meaning = form.sheet, Cells({})
+    rows, first, blanked = [list(row) for row in sheet.rows], 0, 0
+    for position, name in enumerate(sheet.header):
+        states = [cell.casefold() for cell in sheet.cells(position)]
+        if (
+            not _COMPLETE.fullmatch(name)
+            or not {*states} <= _FORM_STATES
+            or {*states} <= {"", "2", "complete"}
+        ):
+            continue
+        for row, state in zip(rows, states, strict=True):
+            for at in range(first, position) if state in _UNFILLED | {""} else ():
+                if meaning.number(row[at].strip()) == 0 and not sheet.header[at].startswith("redcap_"):
+                    row[at], blanked = "", blanked + 1
+        first = position + 1
+    made = f"{number_of(blanked, 'cell')} of forms that are not complete: unknown, and not absent"
+    return (
+        replace(form, sheet=replace(sheet, rows=tuple(map(tuple, rows))), made=(*form.made, made))
+        if blanked
+        else form
+    )
+
+
+def spread(form: Form, legend: Mapping[str, str]) -> Form:
+    """A table in which lists of 1 and 0, one for each class, have a column for each class."""
+    sheet = form.sheet
+    for name in filter(None, sheet.header):
+        cells = [listed_names(cell, "\0") if cell else [] for cell in sheet.cells(sheet.header.index(name))]
+        lengths = {len(cell) for cell in cells if cell}
+        if (
+            len(lengths) != 1
+            or min(lengths) < 2
+            or not {part for cell in cells for part in cell} <= {"0", "1"}
+        ):
+            continue
+        n, at = lengths.pop(), sheet.header.index(name)
+        names = tuple(legend.get(str(i), f"{name} {i}") for i in range(n))
+        rows = tuple(
+            (*row[:at], *(cell or [""] * n), *row[at + 1 :])
+            for row, cell in zip(sheet.rows, cells, strict=True)
+        )
+        header = (*sheet.header[:at], *names, *sheet.header[at + 1 :])
+        made = (*form.made, f"{name!r} has a 1 or 0 for each class")
+        return replace(form, sheet=replace(sheet, header=header, rows=rows), made=made)
+    return form
+
+
+def legend_of(codes: Collection[str], forms: Sequence[Form]) -> dict[str, str]:
+    """The names of numbers of classes by a table that has both, each once; empty where none has."""
+    for form in forms:
+        if form.legend.keys() >= {*codes}:
+            return dict(form.legend)
+        rows = [form.sheet.header, *form.sheet.rows]  # a legend may have no header
+        for of, to in permutations(range(len(form.sheet.header)), 2) if len(rows) <= _MOST_NAMES else ():
+            pairs = [(row[of].strip(), row[to].strip()) for row in rows if row[of].strip() in codes]
+            names = {name for _, name in pairs if name and not name.replace(".", "").isdigit()}
+            if len(pairs) == len(names) == len({*codes}) == len({code for code, _ in pairs}):
+                return dict(pairs)
+    return {}

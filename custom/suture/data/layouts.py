@@ -1,0 +1,114 @@
+"""Tables as public data sets publish them, which `suture init` recognises by their columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from suture.data.reading import Sheet
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A published table.
+
+    Attributes:
+        title: of the data set.
+        columns: that the table has, all of them.
+        data: keys of ``[data]``. Those of the hospital's own table are filled in where they are not given.
+        beside: further keys where a file of that name, gzipped or not, is in the table's folder.
+        names: a pattern of the file names of its images, where the columns alone are too common.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    data: Mapping[str, Any] = field(default_factory=dict)
+    beside: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    names: str = ""
+
+    def recognises(self, sheet: Sheet, images: Collection[str]) -> bool:
+        """Whether a table is this one, beside images of these paths."""
+        return {*self.columns} <= {*sheet.header} and (
+            not self.names or all(re.search(self.names, name) for name in images)
+        )
+
+    def keys(self, folder: Path) -> dict[str, Any]:
+        """The keys of ``[data]`` for a table in a folder."""
+        more = (
+            keys
+            for name, keys in self.beside.items()
+            if any(map(Path.is_file, (folder / name, folder / f"{name}.gz")))
+        )
+        return dict(self.data) | {key: value for keys in more for key, value in keys.items()}
+
+
+def _open(*words: str) -> dict[str, str]:
+    return dict.fromkeys(words, "unknown")
+
+
+HOSPITAL = (
+    Layout(
+        "BRAX",
+        ("DicomPath", "PngPath", "PatientID", "ViewPosition", "Cardiomegaly"),
+        {"image_column": "PngPath", "patient_column": "PatientID"},
+    ),
+    Layout(
+        "PadChest",
+        ("ImageID", "ImageDir", "PatientID", "Labels", "Localizations"),
+        {
+            "image_column": "ImageID",
+            "patient_column": "PatientID",
+            "finding_column": "Labels",
+            "values": _open("exclude", "unchanged", "suboptimal study"),
+        },
+    ),
+    Layout(
+        "VinDr-CXR, image labels by radiologist",
+        ("image_id", "rad_id", "Aortic enlargement", "Cardiomegaly"),
+        {"image_column": "image_id", "repeated": "majority"},
+    ),
+    Layout(
+        "VinDr-CXR, boxes",
+        ("image_id", "class_name", "rad_id", "x_min"),
+        {"image_column": "image_id", "finding_column": "class_name"},
+    ),
+    Layout(
+        "RSNA Pneumonia Detection Challenge",
+        ("patientId", "x", "y", "width", "height", "Target"),
+        {
+            "image_column": "patientId",
+            "patient_column": "patientId",
+            "labels": ["Target"],
+            "synonyms": {"Target": "Pneumonia"},
+        },
+    ),
+    Layout(
+        "ISIC 2020",
+        ("image_name", "patient_id", "diagnosis", "benign_malignant", "target"),
+        {
+            "image_column": "image_name",
+            "patient_column": "patient_id",
+            "labels": ["target"],
+            "synonyms": {"target": "Melanoma"},
+        },
+    ),
+    Layout(
+        "ISIC archive",
+        ("isic_id", "lesion_id", "diagnosis_1", "diagnosis_3"),
+        {
+            "image_column": "isic_id",
+            "finding_column": "diagnosis_3",
+            "synonyms": {"Melanoma, NOS": "Melanoma"},
+        },
+    ),
+    Layout(
+        "Shenzhen and Montgomery chest X-rays",
+        ("label",),
+        {"labels": ["label"], "synonyms": {"label": "Tuberculosis"}},
+        names=r"(CHN|MCU)CXR_\d+_[01]\.\w+$",
+    ),
+)
+"""Those that the hospital's reader reads; each other reader declares its own (`readers.DataSet`)."""

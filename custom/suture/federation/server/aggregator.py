@@ -1,0 +1,165 @@
+"""The aggregator: makes the next model of a round's updates, and finds the best of all rounds."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import starmap
+
+from suture.core.errors import FederationError, as_word
+from suture.core.validation import flat
+from suture.federation.plan import Plan, Schedule, round_context
+from suture.federation.server.collector import UpdateCollector
+from suture.federation.server.global_model import pack_model, served
+from suture.federation.server.held_out import HeldOut
+from suture.federation.server.registry import SiteRegistry
+from suture.federation.server.scores import across_sites, coarsest, condensed
+from suture.federation.server.selection import MEASURED_HERE, Best
+from suture.federation.server.state import RunState
+from suture.learning.metrics import mean_defined
+from suture.methods.base import GlobalModel, RoundContext
+from suture.methods.exchange import check_channels
+from suture.protocol.check import all_finite
+from suture.protocol.messages import Metrics, Update
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Updates:
+    """The accepted updates under the federation's class names; see `UpdateCollector.updates`."""
+
+    collector: UpdateCollector
+    registry: SiteRegistry
+
+    def __iter__(self) -> Iterator[Update]:
+        # It holds no update while the next one is read, as a generator would.
+        return starmap(self.registry.from_site, self.collector.updates())
+
+
+@dataclass(frozen=True)
+class Aggregator:
+    """Aggregates the updates of a round, and considers each round as the one whose model is the result.
+
+    Attributes:
+        held_out: labelled data at the server, if there are any.
+    """
+
+    plan: Plan
+    schedule: Schedule
+    held_out: HeldOut | None
+
+    def context(self, number: int) -> RoundContext:
+        """Return phase and seed of a round; of one that is beyond the last, those of the last."""
+        return round_context(self.plan, self.schedule.rounds, min(number, self.schedule.rounds))
+
+    def aggregate(self, model: GlobalModel, updates: Updates, ctx: RoundContext) -> GlobalModel:
+        """Return the next model.
+
+        Raises:
+            FederationError: it cannot be computed, or a number of it is not finite.
+        """
+        try:
+            following = self.plan.method.aggregate(model, updates, ctx)
+        except (ArithmeticError, RuntimeError) as error:
+            if not isinstance(error, ArithmeticError) and "overflow" not in str(error):
+                raise  # a bug of the method; torch tells an overflow by its text alone
+            log.exception("round %d", ctx.round)
+            raise self.diverged(f"round {ctx.round}: {as_word(error)}", ctx.round - 1) from error
+        check_channels(following, self.plan.method)
+        for name, tensor in pack_model(following, {}).tensors.items():
+            if tensor.is_floating_point() and not all_finite(tensor):
+                what = f"{name} of the model of round {ctx.round} is not finite"
+                raise self.diverged(what, ctx.round - 1)
+        return following
+
+    def diverged(self, what: str, kept: int) -> FederationError:
+        """Return the error of a step of the server after which the model is of no use.
+
+        Args:
+            kept: the round whose model stays.
+        """
+        method = self.plan.method
+        settings = flat("method", asdict(method))  # type: ignore[call-overload]
+        of_sites = ("method.local.", "method.retrain.")
+        rates = [
+            f"{key} (now {value:g})"
+            for key, value in settings.items()
+            if key.endswith((".lr", "_lr")) and not key.startswith(of_sites)
+        ]
+        lower = " or ".join(rates or [f"method.local.lr (now {method.local.lr:g})"])
+        return FederationError(
+            f"{what} after the server's step of {method.about.title}; no update was unusually large. No "
+            f"site is excluded, and the model of round {kept} is kept; begin a new experiment "
+            f"with a lower {lower}"
+        )
+
+    def measured_here(self, number: int, model: GlobalModel, state: RunState) -> RunState:
+        """Consider a new round without the sites: by data at the server, or because it is the last."""
+        if self.schedule.selection == "last":
+            return replace(state, standings=replace(state.standings, best=Best(number, 0.0)))
+        by = MEASURED_HERE.get(self.schedule.selection)
+        if by is None or self.held_out is None or state.pending is None:
+            return state
+        found, standings = self.held_out.validate(served(model, self.plan)), state.standings
+        if (value := found[by]) is not None and self.context(number).phase.selectable:
+            standings = standings.after(Best(number, value))
+        pending = {**state.pending, "validation": state.pending["validation"] | found}
+        return replace(state, pending=pending, standings=standings)
+
+    def measured_at_sites(
+        self,
+        number: int,
+        metrics: Mapping[str, Metrics],
+        registry: SiteRegistry,
+        state: RunState,
+        losses_of_best: Mapping[str, float],
+    ) -> RunState:
+        """Consider the newest committed round by the sites' losses, and add these to its pending line.
+
+        Args:
+            losses_of_best: of each site, of the best round so far; empty where there is none.
+        """
+        line, standings = copy.deepcopy(state.pending or {}), state.standings
+        losses = {s: m.loss for s, m in metrics.items() if m.loss is not None}
+        own = {site: condensed(metrics[site]).auroc for site in losses}
+        for site, value in losses.items():
+            joined = {"status": "missing", "reason": "joined after this round"}
+            line["sites"].setdefault(site, joined).update(validation_loss=value, validation_auroc=own[site])
+        scores = {s: registry.classes_from_site(s, m) for s, m in metrics.items()}
+        areas = {name: score.auroc for name, score in across_sites(scores).items()}
+        loss, auroc = mean_defined(losses.values()), mean_defined(areas.values())
+        line["validation"] |= {"loss": loss, "auroc": auroc}
+        steps = {
+            "loss_step": coarsest(m.loss_step for m in metrics.values()),
+            "auroc_step": coarsest(score.step for at in scores.values() for score in at.values()),
+        }
+        line["validation"] |= {name: step for name, step in steps.items() if step is not None}
+        if unmeasured := [name for name in registry.labels if areas.get(name) is None]:
+            line["validation"]["unmeasured"] = unmeasured
+        by_loss = self.schedule.selection == "site_loss" and self.context(number).phase.selectable
+        if by_loss and loss is not None:
+            seen = _in_common(standings.best, losses_of_best, number, losses)
+            standings = standings.after_losses(Best(number, -loss, auroc or 0.0), seen)
+        if self.plan.method.exchange.personal == "model":
+            found = {site: Best(number, -value, own[site] or 0.0) for site, value in losses.items()}
+            standings = standings.after_own(found)
+        return replace(state, pending=line, standings=standings)
+
+
+def _in_common(
+    best: Best | None, before: Mapping[str, float], number: int, losses: Mapping[str, float]
+) -> tuple[Best, Best] | None:
+    """Return the best round and a new one by the losses of the sites that measured both; None where the same
+    sites did. Their AUROCs are then over other classes, and say nothing.
+    """
+    if best is None or not before or before.keys() == losses.keys():
+        return None
+    both = before.keys() & losses.keys()
+    if not both:  # nothing shows that this round is better
+        return Best(best.round, 0.0), Best(number, -1.0)
+    means = [math.fsum(of[site] for site in both) / len(both) for of in (before, losses)]
+    return Best(best.round, -means[0]), Best(number, -means[1])

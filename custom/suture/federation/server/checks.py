@@ -1,0 +1,136 @@
+"""What the server checks before any training: the job, against its method, its sites and the experiment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from suture.core.errors import ConfigError, FederationError, as_word
+from suture.core.labels import LabelType
+from suture.core.validation import flat, lasting
+from suture.federation.plan import Plan, Schedule, round_context
+from suture.federation.server.held_out import HeldOut
+from suture.federation.server.selection import MEASURED_HERE, Best
+from suture.methods.base import Method
+from suture.protocol.messages import SiteInfo
+
+_FIXED_SETTINGS = {
+    "seed": "seed",
+    "method": "method",
+    "hyperparameters": "method",
+    "model": "model",
+    "augmentation": "augmentation",
+    "transport": "transport",
+}
+"""The parts of a plan that a later job of the experiment may not change, with the job's word for each."""
+
+
+def check_selection(schedule: Schedule, method: Method, held_out: HeldOut | None) -> None:
+    """Check before any training that the rounds can be compared as the schedule requests.
+
+    Raises:
+        FederationError: the server is to measure models that it does not have, or has no data for it.
+    """
+    if schedule.selection not in MEASURED_HERE:
+        return
+    if method.exchange.personal != "nothing":
+        raise FederationError(
+            f"{method.about.title} keeps its models at the sites, so the server cannot measure them; "
+            "select by 'site_loss'"
+        )
+    if not (held_out and held_out.has("validation")):
+        raise FederationError(
+            f"selection={schedule.selection!r} needs labelled validation data at the server; name it in the "
+            "server's suture.toml, or select by 'site_loss'"
+        )
+    if schedule.selection == "server_balanced_accuracy" and held_out.labels.label_type != "multiclass":
+        raise FederationError(
+            "selection='server_balanced_accuracy' needs one label for each image, but the server's "
+            "data have several; select by 'server_metric'"
+        )
+
+
+def check_measurable(schedule: Schedule, infos: Mapping[str, SiteInfo], best: Best | None) -> None:
+    """Check before round 1 that a site can measure a loss, where rounds are selected by the sites' losses.
+
+    Args:
+        infos: of each site that takes part.
+        best: the best round of an experiment that continues.
+
+    Raises:
+        FederationError: none can; says why, and what to set.
+    """
+    held = {site: info.n.get("validation", 0) for site, info in infos.items()}
+    if schedule.selection != "site_loss" or best or any(held[s] and infos[s].measures for s in infos):
+        return
+    few = "{} validation images are too few for its min_loss and min_count"
+    why = (f"{s}: {few.format(n) if n else 'no validation images'}" for s, n in sorted(held.items()))
+    raise FederationError(
+        f"no site has a validation loss that may leave it ({'; '.join(why)}), so no round could be selected "
+        "by selection='site_loss'; give a site more validation images, or set selection='last', or "
+        "'server_metric' with labelled validation data at the server"
+    )
+
+
+def check_label_type(method: Method, label_type: LabelType) -> None:
+    """Refuse a federation of labels that the method is not defined for.
+
+    Raises:
+        ConfigError: names the methods that are.
+    """
+    if label_type in method.labels.types:
+        return
+    kind = {"multilabel": "several labels an image", "multiclass": "one label an image"}[label_type]
+    raise ConfigError(
+        f"{method.about.title} does not support {kind}, which the sites have; choose another method "
+        "(`suture list methods` shows what each is for)"
+    )
+
+
+def check_phase(plan: Plan, rounds: int, trained: int, line: Mapping[str, Any] | None) -> None:
+    """Refuse a number of rounds that would put the last committed round into another phase.
+
+    Args:
+        trained: number of that round.
+        line: of the history, while its losses are not known yet.
+
+    Raises:
+        ConfigError: names both phases.
+    """
+    if line is None or trained > rounds:
+        return
+    now = round_context(plan, rounds, trained).phase.name
+    if (was := line.get("phase", now)) != now:
+        raise ConfigError(
+            f"round {trained} was trained in the phase {as_word(was)}, but in a run of {rounds} "
+            f"rounds it belongs to the phase {now}. Set rounds to its former value, or begin a new "
+            "experiment"
+        )
+
+
+def fixed_settings(plan: Plan) -> dict[str, Any]:
+    """Return the settings of a plan that later jobs of the experiment may not change."""
+    values = plan.to_dict()
+    return {key: values[key] for key in _FIXED_SETTINGS}
+
+
+def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], experiment: str) -> None:
+    """Check that an experiment continues with the settings that it began with.
+
+    Args:
+        before, now: what `fixed_settings` returns, or a part of it.
+
+    Raises:
+        ConfigError: they differ; names the setting.
+    """
+    for part in (key for key in _FIXED_SETTINGS if key in before and key in now):
+        was, has = (flat(_FIXED_SETTINGS[part], json.loads(json.dumps(plan[part]))) for plan in (before, now))
+        was = lasting(was)
+        for key in sorted(was.keys() | has.keys()):
+            if was.get(key) != has.get(key):
+                raise ConfigError(
+                    f"the experiment {experiment!r} was begun with {as_word(key)}={as_word(was.get(key))}, "
+                    f"and this job has {as_word(key)}={as_word(has.get(key))}; set it back, or begin a new "
+                    "experiment"
+                )

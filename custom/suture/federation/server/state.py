@@ -1,0 +1,146 @@
+"""The state of a run at the server: what it commits with each round, and what a later job continues from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, FiniteFloat
+from pydantic.dataclasses import dataclass
+
+from suture.core.validation import OPEN, parse
+from suture.federation.plan import Plan
+from suture.federation.server.checks import check_unchanged, fixed_settings
+from suture.federation.server.global_model import pack_model, read_model
+from suture.federation.server.norm_bound import NormBound
+from suture.federation.server.registry import SiteRegistry
+from suture.federation.server.selection import ModelSelection
+from suture.federation.store import Rounds
+from suture.methods.base import GlobalModel
+from suture.protocol.messages import Codes, Count, Label, Word
+from suture.protocol.packing import Packed
+
+
+def _open_round(line: dict[str, Any]) -> dict[str, Any]:
+    sites = line.get("sites")
+    if not isinstance(line.get("validation"), dict) or not isinstance(sites, dict):
+        raise ValueError("is not a round of history.jsonl")
+    if not all(isinstance(one, dict) for one in sites.values()):
+        raise ValueError("has a site that is not a table")
+    return line
+
+
+@dataclass(frozen=True, config=OPEN)
+class RunState:
+    """What the server commits with the model of a round. States of former versions lack those with a default.
+
+    Attributes:
+        standings: the best round so far.
+        pending: the last round's line of history.jsonl, until its validation losses are known.
+        holders: the sites that hold the tensors that are sent only once.
+        codes: the code of the rounds after a number, as often as it changed.
+        norms: of the updates that the model was made of.
+        received: the norm of the model that they began from.
+        bound: of the norms of updates.
+        excluded: the sites that take no further part, with the reason.
+        sent: the newest committed round of which each site's update was taken.
+    """
+
+    standings: ModelSelection
+    pending: Annotated[dict[str, Any], AfterValidator(_open_round)] | None
+    holders: frozenset[str]
+    codes: Annotated[tuple[tuple[Count, Word], ...], Field(min_length=1)]
+    norms: dict[str, FiniteFloat] = Field(default_factory=dict)
+    received: FiniteFloat = 0.0
+    bound: NormBound = NormBound()
+    excluded: dict[str, str] = Field(default_factory=dict)
+    sent: dict[str, Count] = Field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for the header of the state."""
+        return asdict(self) | {"holders": sorted(self.holders)}
+
+    @classmethod
+    def from_dict(cls, header: Mapping[str, Any], where: str) -> RunState:
+        """Read it from the header of a state.
+
+        Raises:
+            ConfigError: it is something else; `where` names it.
+        """
+        return parse(cls, header, where)
+
+
+@dataclass(frozen=True, config=OPEN)
+class _BegunMember:
+    """A site of the experiment so far, with the federation's names of its classes."""
+
+    names: tuple[Label, ...] = ()
+
+
+@dataclass(frozen=True, config=OPEN)
+class Began:
+    """What the experiment began with: the digest of its frozen network, None without one; and what sites have
+    stated so far, the codes of its classes and, by site, the federation's names of their own.
+    """
+
+    prior: str | None
+    codes: dict[Label, Codes] = Field(default_factory=dict)
+    members: dict[str, _BegunMember] = Field(default_factory=dict)
+
+    def owners(self) -> dict[str, set[str]]:
+        """Return the sites of each class so far."""
+        found: dict[str, set[str]] = {}
+        for site, member in self.members.items():
+            for name in member.names:
+                found.setdefault(name, set()).add(site)
+        return found
+
+
+@dataclass(frozen=True, config=OPEN)
+class _Begun:
+    """What the header of a state says of the experiment as a whole."""
+
+    plan: dict[str, Any]
+    registry: Began
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """Where an experiment stands that continues.
+
+    Attributes:
+        round: the newest committed round.
+        model, state: of that round.
+        began: what the experiment began with.
+    """
+
+    round: int
+    model: GlobalModel
+    state: RunState
+    began: Began
+
+
+def pack_state(model: GlobalModel, state: RunState, registry: SiteRegistry, plan: Plan) -> Packed:
+    """Return the state of a round as it is stored."""
+    whole = {"plan": fixed_settings(plan), "registry": registry.to_dict()}
+    return pack_model(model, {**whole, **state.to_dict()})
+
+
+def read_newest(states: Rounds, plan: Plan) -> Restored | None:
+    """Read the newest state of an experiment; None before there is one.
+
+    Raises:
+        ConfigError: the experiment began with other settings, names the first; or with another version of
+            Suture; or the state is not one of a server.
+        SutureError: every state is corrupt.
+    """
+    found = states.newest()
+    if found is None:
+        return None
+    number, packed = found
+    where = f"the state of round {number} in {states.folder}"
+    begun, state = parse(_Begun, packed.header, where), RunState.from_dict(packed.header, where)
+    check_unchanged(begun.plan, fixed_settings(plan), plan.experiment)
+    return Restored(number, read_model(packed, plan, where), state, begun.registry)

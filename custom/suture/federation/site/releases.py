@@ -1,0 +1,173 @@
+"""What leaves a site: within its budgets, kept as it left, and a line of its ledger.
+
+A repeated task gets its kept answer again. Beside the answer stands its release, with the settings under
+which it was made, so that a site that is killed before the ledger has the line writes it afterwards as it
+would have been.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_jsonable_python
+
+from suture.core.errors import SutureError
+from suture.data.config import SiteConfig
+from suture.federation.differential_privacy import protected
+from suture.federation.expectation import expected_answer
+from suture.federation.plan import Plan
+from suture.federation.site.first_counts import FirstCounts
+from suture.federation.site.ledger import FILE, Ledger, Release, release_of
+from suture.federation.store import Rounds, read_state
+from suture.models.classifier import Layout
+from suture.protocol.check import AllowedReply
+from suture.protocol.half import sent
+from suture.protocol.messages import Labels, Reply, TaskData, Update
+from suture.protocol.packing import Packed, digest, pack, unpack
+
+log = logging.getLogger(__name__)
+
+_RELEASE = TypeAdapter(Release)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A site's answer to a task, packed.
+
+    Attributes:
+        allowed: what may be in it; the site's filter checks what leaves against it. None of an abstention.
+    """
+
+    packed: Packed
+    allowed: AllowedReply | None = None
+
+
+class Releases:
+    """What a site has released in one experiment, and may still release.
+
+    Args:
+        rounds: of the run.
+        folder: of the experiment at the site. The site's ledger lies two folders above.
+    """
+
+    def __init__(self, plan: Plan, config: SiteConfig, rounds: int, folder: Path) -> None:
+        self._plan, self._config, self._rounds, self._folder = plan, config, rounds, folder
+        self._privacy = config.privacy
+        self.first_counts = FirstCounts(folder)
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """The ledger of the site, which outlives its experiments."""
+        ledger = Ledger(self._folder.parents[1] / FILE, self._privacy, self._folder)
+        ledger.begin()
+        return ledger
+
+    def allowed(self, task: TaskData, own: Labels, images: int, layout: Layout) -> AllowedReply:
+        """Return what the site may answer to a task.
+
+        Args:
+            own: the classes that it annotates.
+            images: number of its training images.
+            layout: of the tensors that are exchanged each round, by its own model.
+        """
+        task, method = replace(task, labels=task.labels or own), self._plan.method
+        egress, half = method.egress(layout), self._plan.half
+        return expected_answer(method, task, egress, own, images, self._privacy, half=half)
+
+    def kept(self, task: TaskData, request: str, allowed: AllowedReply) -> tuple[Packed, Release] | None:
+        """Return the kept answer to a repeated task, and its release; None where a new one may be made.
+
+        The site info is made anew each time, of the counts that were sent first.
+
+        Raises:
+            BudgetSpent: a new one would exceed a budget; names it and its setting.
+        """
+        if task.task == "handshake":
+            return None
+        path = self._files(task).path(task.round)
+        kept = _read(path, request) if path.exists() else None
+        if kept is None:
+            self.ledger.check(task, self._folder.name, allowed.own)
+        return kept
+
+    def limited(self, update: Update, task: TaskData, allowed: AllowedReply, images: int) -> Update:
+        """Return an update as it may leave: clipped, with noise, figures rounded, in the job's precision.
+
+        Args:
+            images: that the steps of the round were of, and so its losses; see `Egress.loss_parts`.
+        """
+        egress = allowed.egress
+        samples = allowed.images // egress.loss_parts if egress.loss_parts else images
+        update = protected(update, task, self._privacy, egress.losses, samples)
+        return sent(update, task) if self._plan.half else update
+
+    def keep(
+        self, task: TaskData, request: str, allowed: AllowedReply, reply: Reply
+    ) -> tuple[Packed, Release]:
+        """Pack a new answer, describe it as a release, and keep both until no server asks for them any more.
+
+        They are not synchronised: an answer that is lost with the power is made again, as another release.
+
+        Raises:
+            OSError: nothing was written.
+        """
+        packed, channels = pack(reply), allowed.egress.going("up")
+        release = release_of(reply, packed, task, self._folder.name, self._privacy, channels)
+        if task.task != "handshake":
+            header = {"request": request, "release": to_jsonable_python(release), "reply": packed.header}
+            committed = task.committed if task.task == "train" else -1
+            self._files(task).save(task.round, Packed(packed.tensors, header), committed, durable=False)
+        return packed, release
+
+    def leave(self, packed: Packed, release: Release, allowed: AllowedReply) -> Answer:
+        """Write the release into the ledger; return the answer with what the site says of its ledger now.
+
+        That is no part of what is kept: other experiments may have released more meanwhile.
+
+        Raises:
+            BudgetSpent, LedgerBroken, OSError: as `Ledger.record`; nothing may leave.
+        """
+        stated = self.ledger.record(release)
+        header = {**packed.header, "ledger": stated}
+        if self._privacy.clip is not None and "spent" in header:
+            header["spent"] = to_jsonable_python(self.ledger.spent())
+        return Answer(Packed(packed.tensors, header), replace(allowed, ledger=stated))
+
+    def request(self, task: TaskData, allowed: AllowedReply) -> str:
+        """Return the digest of all that an answer depends on but the site's own state and data."""
+        trains, limits = task.task == "train", self._privacy
+        context = {
+            "own": allowed.own,
+            "images": allowed.images,
+            "rounds": self._rounds if trains else 0,
+            "computation": self._config.training.computation,
+            "limits": [limits.min_count, limits.min_loss, limits.round_counts],
+        }
+        asked = pack(replace(task, committed=task.committed if trains else 0, best=0, ledger=None))
+        return digest(Packed(asked.tensors, {"task": asked.header, **context}))
+
+    def _files(self, task: TaskData) -> Rounds:
+        """Return the kept answers to one kind of task: of training those of the rounds whose states are kept,
+        of evaluations the newest of each split."""
+        return Rounds(self._folder / "answers" / (task.split if task.task == "evaluate" else task.task))
+
+
+def _read(path: Path, request: str) -> tuple[Packed, Release] | None:
+    """Return a kept answer, and its release, if it is the one to this request, and whole."""
+    try:
+        kept = read_state(path)
+        if kept.header["request"] != request:
+            return None
+        packed = Packed(kept.tensors, kept.header["reply"])
+        release = _RELEASE.validate_python(kept.header["release"])
+        if digest(packed) != release.answer:
+            raise SutureError(f"{path} is damaged: it differs from the answer that was released")
+        unpack(packed)  # one of a former version may have fields that no server takes any more
+    except (SutureError, KeyError, ValidationError) as error:
+        log.warning("a stored answer cannot be sent again: %s", error)
+        return None
+    return packed, release

@@ -1,0 +1,180 @@
+"""What a site stores between rounds: the part of the model that is its own, and what the method keeps.
+
+A state has the site's local parameters under ``fixed/``, the rest of the model that the site trained under
+``local/`` (where the method keeps local models), the optimiser state under ``optimiser/``, and what else the
+method keeps under ``kept/``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from suture.core.errors import ConfigError
+from suture.core.seeds import seed_for
+from suture.core.validation import OPEN, parse
+from suture.data.config import TrainingConfig
+from suture.federation.plan import Plan
+from suture.federation.site.abstention import ComputationChanged, MissingState
+from suture.federation.store import Rounds
+from suture.learning.loss_scale import LOSS_SCALE
+from suture.models import build
+from suture.models.classifier import HEADS, Classifier, check_tensors, relabelled
+from suture.protocol.egress import Shapes, misfit
+from suture.protocol.messages import Count, Labels, TaskData
+from suture.protocol.packing import Packed
+
+_KEPT, _FORMER = "kept/", "rows/"
+"""What the names of a site's channels begin with in its state; and, in one of a former version, those with a
+row for each class after that."""
+
+
+@dataclass(frozen=True, config=OPEN)
+class _Header:
+    """The facts of a site's state; a site that has none yet has an empty one."""
+
+    threads: int | None = None
+    device: str | None = None
+    precision: str | None = None
+    compile: str | None = None
+    labels: Labels = ()
+    phase: str = ""
+    round: Count = 0
+
+
+class States:
+    """The states of a site in one experiment.
+
+    Args:
+        site: its name.
+        folder: of the experiment at the site.
+    """
+
+    def __init__(self, site: str, plan: Plan, training: TrainingConfig, folder: Path) -> None:
+        self._site, self._plan, self._method, self._training = site, plan, plan.method, training
+        self.files = Rounds(folder)
+
+    def before(self, task: TaskData) -> Packed:
+        """Return the newest state of a committed round, or the state of the round whose model is evaluated.
+
+        Raises:
+            ComputationChanged: the state was made on another kind of device, in another precision, by a
+                compiled backbone or not, or with another number of torch threads.
+            ConfigError: another version of Suture wrote the state, or it is not one of a site.
+        """
+        found = self.files.newest(not_later_than=task.committed if task.task == "train" else task.round)
+        if not found:
+            return Packed({}, {})
+        number, state = found
+        parse(_Header, state.header, f"the state of round {number} in {self.files.folder}")
+        for key, now in self._training.computation.items():
+            if (before := state.header.get(key, now)) != now:
+                raise ComputationChanged(
+                    f"{self._site}: {key} was {before} in earlier rounds and is {now} now, which changes the "
+                    "results; set it back under [training] in suture.toml, or begin a new experiment"
+                )
+        return state
+
+    def own_part(self, task: TaskData, state: Packed, model: Classifier) -> dict[str, Tensor]:
+        """Return the site's local parameters, with a row of the head for each class of the task.
+
+        Those that the site does not hold yet are taken from the task, or from the site's own random
+        initialisation where `Share` says so.
+
+        Raises:
+            MissingState: the site no longer holds some of them.
+        """
+        first, share = dict(task.fixed), self._method.exchange.share
+        if first and share is not None and share.init == "own":
+            seed = seed_for(self._plan.seed, self._site, "own")
+            drawn = build(self._plan.model, model.labels, seed, pretrained=False).state_dict()
+            first = {name: drawn[name] for name in first}
+        held, names = {**first, **_group(state, "fixed/")}, self._method.exchange.local(model)
+        missing = [name for name in names if name not in held]
+        if missing:
+            raise MissingState(f"the site no longer holds {missing[0]} and {len(missing) - 1} more tensors")
+        return self._with_rows({name: held[name] for name in names}, task, state, model)
+
+    def local_model(self, task: TaskData, state: Packed, model: Classifier) -> dict[str, Tensor]:
+        """Return the model that the site trained in the evaluated round; {} without one."""
+        trained = _group(state, "local/")
+        if not (self._method.exchange.keep_local and trained) or state.header.get("round") != task.round:
+            return {}
+        return self._with_rows(trained, task, state, model)
+
+    def _with_rows(
+        self, tensors: Mapping[str, Tensor], task: TaskData, state: Packed, model: Classifier
+    ) -> dict[str, Tensor]:
+        """Return the tensors with a row of the head, if it is among them, for each class of the task.
+
+        Raises:
+            ConfigError: they are not of this model.
+        """
+        head = {name: rows for name, rows in tensors.items() if name.startswith(HEADS)}
+        before = tuple(state.header.get("labels", task.labels))
+        expected = {}
+        for name, tensor in model.state_dict().items():
+            if head and name.startswith(HEADS):
+                expected[name] = tensor.new_empty((len(before), *tensor.shape[1:]))
+            elif name in tensors:
+                expected[name] = tensor
+        check_tensors(tensors, expected, f"the site's state of round {state.header.get('round')}")
+        if not head:
+            return dict(tensors)
+        plan = self._plan
+        return {**tensors, **relabelled(head, before, task.labels, plan.seed, plan.model.row_init)}
+
+    def kept_by_method(self, state: Packed, model: Classifier) -> dict[str, Tensor]:
+        """Return what the method has kept, as it returned it: the optimiser state and its channels."""
+        channels = self._channels(model)
+        kept = {k if k in channels else k.removeprefix(_FORMER): t for k, t in _group(state, _KEPT).items()}
+        return _group(state, "optimiser/") | kept
+
+    def save(self, task: TaskData, phase: str, model: Classifier, keep: Mapping[str, Tensor]) -> None:
+        """Store the state of a trained round.
+
+        Args:
+            phase: its name.
+            keep: what the method keeps.
+
+        Raises:
+            ConfigError: the method keeps what it does not declare.
+            OSError: the disk is full or cannot be written.
+        """
+        channels, moments = self._channels(model), {*model.names, LOSS_SCALE}
+        title, kept = self._method.about.title, {}
+        for name, tensor in keep.items():
+            if name not in channels and name.rpartition("/")[0] not in moments:
+                raise ConfigError(
+                    f"{title} keeps {name!r} at a site and does not declare it; add a "
+                    'Channel(..., way="site") to its egress'
+                )
+            if name in channels and (wrong := misfit(channels[name], tensor, len(model.labels))):
+                raise ConfigError(
+                    f"{title} keeps {name!r} at a site, which is {wrong}; change the tensor, or the "
+                    "channel that its egress declares"
+                )
+            kept[f"{_KEPT if name in channels else 'optimiser/'}{name}"] = tensor.detach().cpu()
+        facts = {"labels": list(task.labels), "phase": phase, "round": task.round}
+        state = Packed(self._method.exchange.stored(model) | kept, self._training.computation | facts)
+        self.files.save(task.round, state, task.committed)
+
+    def _channels(self, model: Classifier) -> Shapes:
+        """Return the form of each tensor that the method declares to keep at a site."""
+        return self._method.egress(self._method.exchange.layout(model)).forms("site")
+
+    def retain(self, best: int) -> None:
+        """Retain the state of the best round so far, where it holds a part of the selected model."""
+        exchange = self._method.exchange
+        if exchange.part_at_site or exchange.keep_local:
+            earlier = self.files.latest(best)
+            if earlier is not None:
+                self.files.keep(earlier)
+
+
+def _group(state: Packed, prefix: str) -> dict[str, Tensor]:
+    """Return the tensors of a state whose names begin with a prefix, without it."""
+    return {k.removeprefix(prefix): t for k, t in state.tensors.items() if k.startswith(prefix)}

@@ -1,0 +1,297 @@
+"""The commands on a study and on a model as functions, such as `suture.check` and `suture.evaluate`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from suture.core.errors import ConfigError, DataError
+from suture.core.files import read_json, write_json
+from suture.core.validation import parse
+from suture.data.config import load_site_config
+from suture.data.discovery import Answers
+from suture.data.quality import Findings
+from suture.data.quality import check as check_site
+from suture.data.table import Split
+from suture.export.pictures import Drawn, explain_files
+from suture.learning import comparison, saved_models
+from suture.learning.calibration import log_odds
+from suture.learning.comparison import Compared
+from suture.learning.decisions import operating
+from suture.learning.finetuning import FILE, FineTuning, tune_own
+from suture.learning.metrics import rates
+from suture.learning.operating_points import exact_thresholds
+from suture.learning.prediction import open_model
+from suture.learning.saved_models import Evaluated, PerPatient
+from suture.learning.score_counts import Curves, histogram
+from suture.protocol.decisions import Decisions, DecisionSettings
+from suture.reports.card import try_card
+from suture.reports.finetuning_results import FinetuningResults, read_finetuning_results
+from suture.simulation.new_study import labelled_data, look, refuse_existing, write_study
+from suture.simulation.study import StudySites
+from suture.simulation.study_check import Together
+from suture.simulation.study_check import compare as compare_sites
+from suture.simulation.study_page import job_of, write_page
+
+AnyPath = str | Path
+Which = Split | Literal["all"]
+Format = Literal["onnx", "torch", "monai"]
+
+
+def model_folder(path: AnyPath) -> Path:
+    """Return the folder of a saved model; that of a run has it in model/."""
+    folder = Path(path).expanduser()
+    inside = folder / "model"
+    return inside if not (folder / "model.json").exists() and inside.is_dir() else folder
+
+
+def init(
+    study: AnyPath, sites: Mapping[str, AnyPath], answers: Mapping[str, Answers] | None = None
+) -> list[Path]:
+    """Write a suture.toml for each site of a new study, and a job; return the files. Check what they guess.
+
+    Args:
+        sites: folder or table of each site, by its name.
+        answers: what you know about the columns of a site.
+
+    Raises:
+        ConfigError, DataError: a site's data cannot be read, or the study has files already.
+    """
+    folder, paths = Path(study), {name: Path(path) for name, path in sites.items()}
+    refuse_existing(folder, paths)
+    return write_study(folder, look(paths, answers))
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A study that was checked.
+
+    Attributes:
+        sites: the findings of each site.
+        together: what only shows when sites are compared.
+        page: check.html, which holds images of patients.
+    """
+
+    sites: Mapping[str, Findings]
+    together: Together
+    page: Path
+
+    @property
+    def problems(self) -> list[str]:
+        """What stops a run, of all sites."""
+        own = [f"{site}: {text}" for site, found in self.sites.items() for text in found.problems]
+        return [*own, *self.together.problems]
+
+
+def check(study: AnyPath, *, trust: bool = False) -> Checked:
+    """Check the data of all sites of a study, and write check.html.
+
+    Args:
+        trust: whether its job.py may be run.
+
+    Raises:
+        ConfigError: the study has no site, or a suture.toml is wrong.
+    """
+    folder = Path(study)
+    configs = StudySites(str(folder)).configs()
+    job, fault = job_of(folder, trust=trust)
+    findings = {name: check_site(config) for name, config in configs.items()}
+    together = compare_sites(configs, findings, job, fault)
+    return Checked(findings, together, write_page(folder, job, configs, findings, together))
+
+
+def evaluate(
+    model: AnyPath,
+    data: AnyPath,
+    split: Which | None = None,
+    *,
+    per_patient: PerPatient | None = None,
+    device: str = "cpu",
+) -> Evaluated:
+    """Measure a saved model on labelled data.
+
+    Args:
+        model: a run, or its model/.
+        data: a suture.toml, or a table or folder as `suture init` reads it.
+        split: by default ``test``, and all images of a table that has no splits.
+        per_patient: score patients; see `suture.learning.saved_models.evaluate`.
+
+    Raises:
+        ConfigError, DataError: the model or the data cannot be read, or share no class.
+    """
+    with labelled_data(Path(data)) as (config, has_splits):
+        which = split or ("test" if has_splits else "all")
+        return saved_models.evaluate(model_folder(model), config, which, device, per_patient=per_patient)
+
+
+def compare(
+    first: AnyPath,
+    second: AnyPath,
+    data: AnyPath,
+    split: Which | None = None,
+    *,
+    per_patient: PerPatient | None = None,
+    device: str = "cpu",
+) -> dict[str, Compared]:
+    """Compare two saved models on the same images, class by class; arguments as for `evaluate`."""
+    with labelled_data(Path(data)) as (config, has_splits):
+        which = split or ("test" if has_splits else "all")
+        folders = model_folder(first), model_folder(second)
+        return comparison.compare(*folders, config, which, device, per_patient=per_patient)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A threshold, and what it does with the images that it was fitted to."""
+
+    threshold: float
+    sensitivity: float | None
+    specificity: float | None
+    positives: int
+    negatives: int
+
+
+def decide(
+    model: AnyPath,
+    data: AnyPath,
+    split: Which | None = None,
+    *,
+    settings: DecisionSettings | None = None,
+    overwrite: bool = False,
+    device: str = "cpu",
+) -> dict[str, Point]:
+    """Fit thresholds and calibration of a trained model to validation data, and write them into model.json.
+
+    Predictions with ``decide``, exports and reports use them from then on; the weights stay as they are. If
+    the folder was signed, sign it again.
+
+    Args:
+        data: as for `evaluate`; none that the model was trained or will be tested on.
+        split: by default ``validation``, and all images of a table that has no splits.
+        settings: the rule and its target; by default a sensitivity of 0.9.
+        overwrite: replace the thresholds that the model has.
+
+    Returns:
+        the threshold of each class that the data let fit one.
+
+    Raises:
+        ConfigError: the model has thresholds already.
+        DataError: no class has positive and negative images.
+    """
+    folder, settings = model_folder(model), settings or DecisionSettings()
+    open_model(folder)  # raises where there is none
+    described = read_json(folder / "model.json")
+    if described.get("decisions") and not overwrite:
+        raise ConfigError(f"{folder} has thresholds already; --overwrite replaces them")
+    with labelled_data(Path(data)) as (config, has_splits):
+        which = split or ("validation" if has_splits else "all")
+        done = saved_models.evaluate(folder, config, which, device)
+    alone = np.arange(len(done.patients))
+    points, found = {}, {}
+    for name in done.tested:
+        y, p = (of[:, done.labels.index(name)].astype(np.float64) for of in (done.y, done.scores))
+        counts = [histogram(log_odds(p[y == kind]), alone[y == kind], 0) for kind in (1, 0)]
+        if counts[0] is None or counts[1] is None:
+            continue
+        fitted = operating(Curves.of([(counts[0], counts[1])]), settings)
+        if fitted is None:
+            continue
+        known = ~np.isnan(y)
+        targets = settings.sensitivity, settings.specificity, settings.cost
+        points[name] = replace(fitted, thresholds=exact_thresholds(y[known], p[known], *targets))
+        threshold = points[name].thresholds[settings.rule]
+        at = rates(y[known], p[known] >= threshold)
+        found[name] = Point(threshold, *at, int((y == 1).sum()), int((y == 0).sum()))
+    if not found:
+        raise DataError(f"{data}: no class of the model has positive and negative {which} images")
+    decisions = {"decisions": asdict(Decisions(settings, points)), "decided_on": len(done.patients)}
+    write_json(folder / "model.json", described | decisions)
+    if (folder.parent / "run.json").is_file():
+        try_card(folder.parent)
+    return found
+
+
+def explain(
+    model: AnyPath,
+    sources: AnyPath | Sequence[AnyPath],
+    out: AnyPath,
+    classes: Sequence[str] = (),
+    images: int = 20,
+    kind: str = "grad-cam",
+) -> Drawn:
+    """Draw the regions that predictions depend on; see `suture.export.pictures.explain_files`."""
+    given = [sources] if isinstance(sources, (str, Path)) else sources
+    return explain_files(model_folder(model), list(map(Path, given)), Path(out), tuple(classes), images, kind)
+
+
+def export(model: AnyPath, to: Format, out: AnyPath, *, licence: str = "", opset: int | None = None) -> Path:
+    """Write a model as files that other programs load without Suture; return their folder.
+
+    Args:
+        to: ``onnx``; ``torch``, a program for torch.export.load; or ``monai``, a bundle.
+        licence: text of the LICENSE of a bundle.
+        opset: version of the ONNX operators.
+
+    Raises:
+        ConfigError: there is no model, or an argument is for another format.
+    """
+    folder = model_folder(model)
+    if opset is not None and to != "onnx":
+        raise ConfigError("--opset is for --to onnx")
+    if licence and to != "monai":
+        raise ConfigError("--license is for --to monai")
+    if to == "onnx":
+        from suture.export.onnx import write_onnx  # which needs the extra `onnx`
+
+        return write_onnx(folder, Path(out), opset)
+    if to == "monai":
+        from suture.export.bundle import NO_LICENCE, write_bundle
+
+        return write_bundle(folder, Path(out), licence or NO_LICENCE)
+    from suture.export.torch_program import write_torch
+
+    return write_torch(open_model(folder), Path(out))
+
+
+def finetune(
+    model: AnyPath,
+    data: AnyPath,
+    out: AnyPath,
+    target: str | None = None,
+    epochs: int = 10,
+    runs: int = 5,
+    examples: int | None = None,
+    fresh: bool = False,
+    seed: int = 1,
+) -> FinetuningResults:
+    """Fine-tune a trained model on a task of your own, and test it.
+
+    Args:
+        data: a suture.toml; learning rate, batch size, device, threads and precision are those of [training].
+        out: folder of tuned.json, and of the model of the first run.
+        target: class to train; by default [data] target.
+        runs: random splits of the data, each of which trains a model.
+        examples: largest number of training examples.
+        fresh: start from random weights, for comparison.
+
+    Raises:
+        ConfigError: `out` holds a model already, or a setting does not fit.
+    """
+    folder = Path(out)
+    if (folder / FILE).exists():
+        raise ConfigError(f"{folder} already holds a fine-tuned model; choose another --out")
+    config = load_site_config(Path(data))
+    if target is not None:
+        config = config.model_copy(update={"data": config.data.model_copy(update={"target": target})})
+    steps = {"lr": config.training.lr, "batch_size": config.training.batch_size}
+    settings: dict[str, Any] = {"runs": runs, "epochs": epochs, "examples": examples}
+    settings |= {"start": "fresh" if fresh else "model"}
+    settings |= {key: value for key, value in steps.items() if value is not None}
+    tune_own(model_folder(model), config, parse(FineTuning, settings, "suture finetune"), seed, folder)
+    found = read_finetuning_results(folder)
+    assert found is not None
+    return found
