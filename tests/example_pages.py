@@ -43,8 +43,8 @@ def write_page(name: str, folder: Path) -> Path:
 
 def _table(folder: Path) -> Path:
     spec = table_spec()
-    preset = spec.preset(None)
-    for k, run in enumerate(final_runs(spec, preset, {})):
+    table = spec.preset(None)
+    for k, run in enumerate(final_runs(table, {})):
         result(run, folder / "runs", {"A": 0.7 + 0.03 * (k % 2) + 0.01 * k, "B": 0.6 + 0.01 * k})
-    outcome = collect(spec, preset, store(folder / "runs"))
-    return next(p for p in write_tables(spec, preset, outcome, folder, "x") if p.suffix == ".html")
+    outcome = collect(table, store(folder / "runs"))
+    return next(p for p in write_tables(outcome, folder, "x") if p.suffix == ".html")

@@ -18,10 +18,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 BUDGET = {
-    "lines of code, engine": 28_110,
-    "lines of code, papers": 6_030,
-    "settings": 370,
-    "words of docs": 37_100,
+    "lines of code, engine": 29_700,
+    "lines of code, papers": 6_000,
+    "settings": 372,
+    "words of docs": 35_800,
 }
 
 

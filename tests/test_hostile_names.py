@@ -75,7 +75,7 @@ from suture.simulation.new_study import as_toml
 from suture.simulation.sites import write_site
 from suture.simulation.study_check import Together, render_matrix
 from suture.simulation.trial import Trial
-from suture_papers.tables.cells import Table as TableOfResults
+from suture_papers.tables.cells import Grid
 from suture_papers.tables.render import markdown
 
 NAMES = tuple(name for name in (*PERMITTED, *REFUSED) if len(name) <= 200)
@@ -413,9 +413,7 @@ def test_the_card_and_its_page(tmp_path: Path, unruled: None) -> None:
 
 def test_the_page_of_a_table() -> None:
     rows = [[name, "0.9"] for name in NAMES]
-    assert_markdown_shows(
-        markdown("a title", "said", [], [TableOfResults("AUROC", ["class", "a"], rows, [])]), NAMES
-    )
+    assert_markdown_shows(markdown("a title", "said", [], [Grid("AUROC", ["class", "a"], rows, [])]), NAMES)
 
 
 # Tables

@@ -27,7 +27,7 @@ from suture.learning.losses import masked_bce
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known
 from suture.models import ModelSpec, build
 from suture.simulation.phantom import FINDINGS
-from suture.simulation.phantom_scans import HOSPITALS, PhantomSpec, generate
+from suture.simulation.phantom_scans import HOSPITALS, Order, PhantomSpec
 
 SPEC = ModelSpec("cnn", size=64)
 
@@ -165,7 +165,7 @@ def in_optimiser(event: Any) -> bool:
 def figures(options: Options) -> list[Figure]:
     """All of them, with a small CNN at 64 px."""
     n = 320 if options.quick else 960
-    images, y, patients = generate(HOSPITALS[0].scanner, n, PhantomSpec(), seed=1)
+    images, y, patients = Order(HOSPITALS[0].scanner, n, PhantomSpec(), seed=1).draw()
     samples = Samples({"image": torch.from_numpy(images)[:, None]}, torch.from_numpy(y), patients)
     with tempfile.TemporaryDirectory() as folder:
         fed = feeding(Path(folder), options.repeats)

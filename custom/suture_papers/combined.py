@@ -23,7 +23,7 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed
-from suture.methods.roles import Part, Supervised, Term
+from suture.methods.roles import BalancedSoftmax, CrossEntropy, Supervised
 from suture_papers.drift.fedprox import Proximal
 from suture_papers.drift.moon import Contrastive
 from suture_papers.missing_labels.condist import Distillation
@@ -74,10 +74,10 @@ class Combined(Composed):
     received_labels: ReceivedLabels | None = None
 
     def __post_init__(self) -> None:
-        named = [type(part).__name__ for part in self._losses]
+        named = [type(part).__name__ for part in self.parts if isinstance(part, Supervised)]
         if len(named) > 1:
             raise ConfigError(f"{' and '.join(named)} both replace the loss of known labels; leave one out")
-        if named and self.restricted:
+        if self.restricted and not isinstance(self.parts[0], CrossEntropy | BalancedSoftmax):
             raise ConfigError(
                 f"Restricted restricts the plain or the balanced softmax, not {named[0]}; leave one out"
             )
@@ -85,7 +85,8 @@ class Combined(Composed):
 
     @property
     def supervised(self) -> Supervised:
-        loss = Restricting(self.restricted, self._loss) if self.restricted else self._loss
+        loss = super().supervised
+        loss = Restricting(self.restricted, loss) if self.restricted else loss
         return OverAllClasses(loss) if self._confident and self.softmax == "plain" else loss
 
     def loss(self, logits: Tensor, y: Tensor, known: Tensor, label_type: LabelType) -> Tensor:
@@ -94,23 +95,5 @@ class Combined(Composed):
         return super().loss(logits, y, known, label_type)
 
     @property
-    def terms(self) -> tuple[Term, ...]:
-        parts = (self.proximal, self.contrastive, self.distil, self.vacant, self.positive_unlabelled)
-        return tuple(part for part in (*parts, *self._confident) if part is not None)
-
-    @property
-    def _losses(self) -> tuple[Supervised, ...]:
-        parts = (self.calibrated, self.focal, self.margin, self.suppression)
-        return tuple(part for part in parts if part is not None)
-
-    @property
-    def _loss(self) -> Supervised:
-        return next(iter(self._losses), super().supervised)
-
-    @property
-    def _confident(self) -> tuple[Term, ...]:
-        return tuple(part for part in (self.pseudo_labels, self.received_labels) if part is not None)
-
-    @property
-    def _parts(self) -> tuple[Part, ...]:
-        return tuple(part for part in (self.restricted, self._loss, *self.terms) if part is not None)
+    def _confident(self) -> bool:
+        return self.pseudo_labels is not None or self.received_labels is not None

@@ -47,7 +47,7 @@ def _sites(folder: Path) -> object:
 
 def _command(_folder: Path) -> object:
     (point,) = entry_points(group="suture.commands", name="theirs")
-    return command_of(point)()
+    return command_of(point)([], standalone_mode=False)
 
 
 @pytest.mark.parametrize(

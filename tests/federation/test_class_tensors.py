@@ -414,7 +414,7 @@ class Negated(FedAvg):
 
 
 @pytest.mark.parametrize("selection", ["last", "server_metric"])
-def test_the_served_head_is_measured_selected_and_exported_and_training_goes_on_from_the_merged_rows(
+def test_the_predictor_is_measured_selected_and_exported_and_training_goes_on_from_the_merged_rows(
     selection: str, federation: Any
 ) -> None:
     sites = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Mass")}

@@ -63,7 +63,7 @@ def test_a_job_that_is_sent_names_files_by_their_bare_names(tmp_path: Path) -> N
     (tmp_path / "job.toml").write_text(
         'rounds = 1\n[method]\nname = "fedmas"\n'
         '[method.prior]\nname = "checkpoint"\npath = "/priors/ours.pt"\n'
-        '[model]\nprojection = 128\nrows = "named"\nname_vectors = "names.safetensors"\n'
+        '[model]\nprojection = 128\nrow_init = "named"\nname_vectors = "names.safetensors"\n'
     )
     sent = load_job(tmp_path)
     assert sent.model.name_vectors == str(tmp_path / "names.safetensors")

@@ -33,7 +33,7 @@ from suture.flare.codec import as_text, from_shareable_, from_text
 from suture.flare.compat.tensors import register
 from suture.flare.controller import FederationController
 from suture.flare.recipe import FederationRecipe, export_job, recipe_of
-from suture.flare.workspace import check_method_allowed, check_prior_allowed
+from suture.flare.workspace import check_allowed
 from suture.methods import method_class, outside
 from suture.methods.source import code_hash
 from suture.protocol.messages import Abstain, TaskData
@@ -141,7 +141,7 @@ def context(folder: Path, entries: list[str], *, byoc: bool = False) -> FLContex
 def test_what_a_party_allows(
     method: str, entries: list[str], byoc: bool, tmp_path: Path, installed: Path
 ) -> None:
-    check_method_allowed(method, context(tmp_path / "alpha", entries, byoc=byoc))
+    check_allowed({"method": method}, context(tmp_path / "alpha", entries, byoc=byoc))
 
 
 @pytest.mark.parametrize("entries", [[], [f"{MODULE}.Other"], [*CLASSES["site"], "nvflare."]])
@@ -149,7 +149,7 @@ def test_a_refusal_says_who_refuses_what_and_the_command_that_allows_it(
     entries: list[str], tmp_path: Path, installed: Path
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_method_allowed(NAME, context(tmp_path / "alpha", entries))
+        check_allowed({"method": NAME}, context(tmp_path / "alpha", entries))
     text = str(caught.value)
     assert text.startswith(f"alpha does not allow the method 'prox' ({CLASS} of {DISTRIBUTION} 1.0)")
     assert f"`suture policy {tmp_path / 'alpha'} --allow {MODULE}.`" in text
@@ -176,11 +176,12 @@ def test_a_prior_of_another_package_is_listed_too(tmp_path: Path, installed: Pat
     points = tmp_path / "installed" / METADATA / "entry_points.txt"
     points.write_text(points.read_text() + f"[suture.priors]\nown = {MODULE}:OWN\n")
     for name in ("phantoms", "efficientnet_lite0", "unknown"):
-        check_prior_allowed({"prior": {"name": name}}, context(tmp_path / name, []))
-    chosen = {"prior": {"name": "own"}}
-    check_prior_allowed(chosen, context(tmp_path / "alpha", [f"{MODULE}."]))
+        plan = {"hyperparameters": {"prior": {"name": name}}}
+        check_allowed(plan, context(tmp_path / name, []))
+    chosen = {"hyperparameters": {"prior": {"name": "own"}}}
+    check_allowed(chosen, context(tmp_path / "alpha", [f"{MODULE}."]))
     with pytest.raises(ConfigError, match=rf"alpha does not allow the prior 'own' \({MODULE}.OWN"):
-        check_prior_allowed(chosen, context(tmp_path / "beta", []))
+        check_allowed(chosen, context(tmp_path / "beta", []))
     assert MODULE not in sys.modules
 
 
@@ -201,7 +202,7 @@ def test_a_party_without_the_package_says_so(tmp_path: Path, monkeypatch: pytest
     install(tmp_path / "installed")
     with on_path(monkeypatch, tmp_path / "installed"):
         plan = job().plan("trial").to_dict()
-    check_method_allowed(NAME, context(tmp_path / "alpha", []))
+    check_allowed({"method": NAME}, context(tmp_path / "alpha", []))
     with pytest.raises(CodeMismatch, match=r"or of the method's package, .*\(unknown method 'prox'"):
         Plan.from_dict(plan)
 

@@ -28,21 +28,22 @@ def rounds(**changes: Any) -> list[Round]:
 
 
 def test_a_chart_per_scalar_with_a_line_per_site() -> None:
-    positive, negative = pseudo_label_charts(RUN, HISTORY, [])
+    positive, negative = pseudo_label_charts(RUN, HISTORY)
     assert [c.title.split()[0] for c in (positive, negative)] == ["Positive", "Negative"]
     assert [t.name for t in positive.traces] == ["harbour", "hillside", "st-anne"]
     assert [len(t.runs) for t in positive.traces] == [1, 2, 1]  # hillside was missing in round 7
 
 
 def test_a_single_label_task_has_one_chart() -> None:
-    (chart,) = pseudo_label_charts(replace(RUN, label_type="multiclass"), HISTORY, [3])
+    history = [replace(r, phase="later") if r.round >= 3 else r for r in HISTORY]
+    (chart,) = pseudo_label_charts(replace(RUN, label_type="multiclass"), history)
     assert chart.title.startswith("Positive")
     assert len(chart.phases) == 1
 
 
 def test_other_methods_have_nothing_to_show() -> None:
     for history in ([], PLAIN):
-        assert pseudo_label_charts(RUN, history, []) == []
+        assert pseudo_label_charts(RUN, history) == []
         assert row_shares(RUN, history) is None
     assert checked_pseudo_labels(RUN.labels, []) == {}
 
@@ -91,7 +92,7 @@ def test_a_site_that_tells_no_weights_counts_once_in_its_own_rows() -> None:
 
 def test_shares_over_rounds() -> None:
     """A chart a class, a line a site; the last points are the shares of the matrix."""
-    charts = {chart.title: chart for chart in row_share_charts(RUN, HISTORY, [3])}
+    charts = {chart.title: chart for chart in row_share_charts(RUN, HISTORY)}
     assert set(charts) == {f"{label}, %" for label in RUN.labels if label != "Hernia"}  # its row is unchanged
     edema = charts["Edema, %"]
     assert [trace.name for trace in edema.traces] == list(RUN.sites)
@@ -105,8 +106,8 @@ def test_shares_over_rounds() -> None:
         at = (y - low.at) / (high.at - low.at)
         share = float(low.text) + at * (float(high.text) - float(low.text))
         assert share == pytest.approx(100 * expected[site], abs=0.1)
-    assert row_share_charts(RUN, PLAIN, []) == []
-    assert row_share_charts(RUN, HISTORY[:1], []) == []
+    assert row_share_charts(RUN, PLAIN) == []
+    assert row_share_charts(RUN, HISTORY[:1]) == []
 
 
 def test_only_committed_rounds_count() -> None:

@@ -10,8 +10,9 @@ import pytest
 from rich.console import Console
 
 from example_run import metrics_record, run_record
+from suture.protocol.records import Metrics, Run, parse
 from suture.reports.progress import Progress, following
-from suture.reports.tables import per_class_table
+from suture.reports.tables import class_table
 
 FORGED = "x\x1b[1A\x1b[2K\nround 99/99  0.1 s"
 EVENTS = (
@@ -38,6 +39,6 @@ def test_the_table_of_a_run_folder_has_no_control_characters() -> None:
     run = run_record()
     run["title"], run["labels"] = FORGED, [FORGED, *run["labels"]]
     console = Console(file=(out := io.StringIO()), width=140)
-    console.print(per_class_table(run, metrics_record()))
+    console.print(class_table(parse(Run, run, "run"), parse(Metrics, metrics_record(), "metrics")))
     assert "\x1b" not in out.getvalue()
     assert not any(line.startswith("round 99") for line in out.getvalue().splitlines())

@@ -6,12 +6,13 @@ from rich.console import Console
 from example_run import OVERALL, metrics_record, run_record
 from suture.core.errors import DataError
 from suture.federation.server.scores import by_frequency
-from suture.reports.tables import per_class_table
+from suture.protocol.records import Metrics, Run, parse
+from suture.reports.tables import class_table
 
 
 def shown(run: dict, metrics: dict) -> list[list[str]]:
     console = Console(file=io.StringIO(), width=140, record=True)
-    console.print(per_class_table(run, metrics))
+    console.print(class_table(parse(Run, run, "run.json"), parse(Metrics, metrics, "metrics.json")))
     return [[cell.strip() for cell in line.split("│")] for line in console.export_text().splitlines()]
 
 
@@ -72,7 +73,7 @@ def test_a_missing_field_is_named() -> None:
     metrics = metrics_record()
     del metrics["counts"]
     with pytest.raises(DataError, match=r"metrics\.json: counts: Field required"):
-        per_class_table(run_record(), metrics)
+        shown(run_record(), metrics)
 
 
 def test_the_mean_has_its_interval_and_the_loss_a_line_where_there_are_any() -> None:

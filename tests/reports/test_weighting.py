@@ -39,7 +39,7 @@ def test_weights_and_shares_by_hand() -> None:
             {"harbour": 10.0, "hillside": 10.0, "st-anne": 20.0},
         ]
     )
-    weight, share = weight_charts(RUN, history, [])
+    weight, share = weight_charts(RUN, history)
     assert values(weight) == {
         "harbour": pytest.approx([22, 10], abs=0.05),
         "hillside": pytest.approx([66, 10], abs=0.05),
@@ -57,8 +57,8 @@ def test_weights_and_shares_by_hand() -> None:
     "weights", [dict.fromkeys(SITES, 1.0), {s: float(v["n"]["train"]) for s, v in SITES.items()}]
 )
 def test_sites_that_count_once_or_by_their_images_are_not_drawn(weights: dict[str, float]) -> None:
-    assert weight_charts(RUN, weighted([weights] * 3), []) == []
-    assert weight_charts(RUN, [], []) == []
+    assert weight_charts(RUN, weighted([weights] * 3)) == []
+    assert weight_charts(RUN, []) == []
 
 
 def test_only_merged_updates_have_a_weight() -> None:
@@ -69,7 +69,7 @@ def test_only_merged_updates_have_a_weight() -> None:
         line["sites"]["hillside"] |= {"weight": 10.0, "status": "rejected"}
         line["sites"]["st-anne"] |= {"weight": 10.0}
     lines[1]["status"] = "unchanged"
-    _, share = weight_charts(RUN, parse(list[Round], lines, "history"), [])
+    _, share = weight_charts(RUN, parse(list[Round], lines, "history"))
     assert {name: found for name, found in values(share).items() if found} == {
         "harbour": pytest.approx([75], abs=0.05),
         "st-anne": pytest.approx([25], abs=0.05),

@@ -22,7 +22,7 @@ from suture.methods import METHODS
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.protocol.messages import Abstain, TaskData
-from suture.protocol.packing import pack
+from suture.protocol.packing import unpack
 from suture.simulation import PhantomSites, Simulation
 from suture.simulation.job import Job, with_settings
 
@@ -109,7 +109,7 @@ def test_server_and_site_refuse_it_too(
 ) -> None:
     with pytest.raises(ConfigError, match=TOO_LARGE):
         Plan.from_dict(plan_of_another_tool())
-    for function, value in (("workspace_root", tmp_path), ("check_method_allowed", None)):
+    for function, value in (("workspace_root", tmp_path), ("check_allowed", None)):
         monkeypatch.setattr(f"suture.flare.executor.{function}", lambda *_, value=value: value)
 
     class Context:
@@ -119,10 +119,9 @@ def test_server_and_site_refuse_it_too(
     config = hospital(tmp_path / "local", ("Mass",), 10, 0)
     assert load_site_config(config)
     executor = SiteExecutor(as_text(plan_of_another_tool()), 2)
-    reply, _ = executor._answer(TaskData("handshake"), Context())  # type: ignore[arg-type]
+    reply = unpack(executor._answer(TaskData("handshake"), Context()).packed)  # type: ignore[arg-type]
     assert isinstance(reply, Abstain)
     assert (reply.reason, reply.error) == ("configuration", "ConfigError")
-    assert pack(reply)
     (line,) = (tmp_path / "suture" / "errors.jsonl").read_text().splitlines()
     assert "hidden: must be at most 4096" in json.loads(line)["message"]
 

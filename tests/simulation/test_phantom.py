@@ -17,7 +17,7 @@ from suture.core.errors import SutureError
 from suture.simulation import phantom_scans
 from suture.simulation.phantom import FINDINGS, Anatomy, chest
 from suture.simulation.phantom_hospitals import write_hospitals
-from suture.simulation.phantom_scans import HOSPITALS, Order, PhantomSpec, Scanner, drawing, generate
+from suture.simulation.phantom_scans import HOSPITALS, Order, PhantomSpec, Scanner, drawing
 
 SPEC = PhantomSpec(images=30, held_out=30, size=32)
 
@@ -28,7 +28,7 @@ def one(*findings: str, contrast: float = 1.0, seed: int = 0) -> np.ndarray:
 
 
 def test_same_seed_same_bytes() -> None:
-    a, b, c = (generate(HOSPITALS[0].scanner, 20, SPEC, seed) for seed in (1, 1, 2))
+    a, b, c = (Order(HOSPITALS[0].scanner, 20, SPEC, seed).draw() for seed in (1, 1, 2))
     assert a[0].tobytes() == b[0].tobytes()
     assert a[0].tobytes() != c[0].tobytes()
     assert a[2] == b[2]
@@ -46,7 +46,7 @@ def test_a_finding_is_drawn_and_more_strongly_with_contrast(finding: str) -> Non
 
 
 def test_labels_of_a_site_are_what_its_images_show() -> None:
-    images, y, patients = generate(Scanner(), 60, SPEC, 3)
+    images, y, patients = Order(Scanner(), 60, SPEC, 3).draw()
     assert images.shape == (60, 32, 32)
     assert images.dtype == np.uint8
     assert y.shape == (60, len(FINDINGS))
@@ -55,9 +55,9 @@ def test_labels_of_a_site_are_what_its_images_show() -> None:
 
 
 def test_scanners_differ_and_shift_zero_makes_them_one() -> None:
-    means = [generate(h.scanner, 30, SPEC, 1)[0].mean() for h in HOSPITALS]
+    means = [Order(h.scanner, 30, SPEC, 1).draw()[0].mean() for h in HOSPITALS]
     assert max(means) - min(means) > 3
-    same = [generate(h.scanner.between(0), 30, SPEC, 1)[0].tobytes() for h in HOSPITALS]
+    same = [Order(h.scanner.between(0), 30, SPEC, 1).draw()[0].tobytes() for h in HOSPITALS]
     assert same[0] == same[1] == same[2]
     assert HOSPITALS[1].scanner.between(1) == HOSPITALS[1].scanner
 

@@ -13,7 +13,6 @@ from suture.cli.common import Detach, StartupKit, console, print_line, stated
 if TYPE_CHECKING:
     from suture.flare.admin.kit import Kit
     from suture.flare.admin.remote import Submission
-    from suture.flare.admin.session import Connection
     from suture.simulation.job import Job
 
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/EXPERIMENT.")]
@@ -26,6 +25,7 @@ def status(
     """Show the jobs and sites of a running federation, or the progress of one job."""
     from suture.core.names import shown_name
     from suture.flare.admin.kit import admin_kit
+    from suture.flare.admin.remote import why_ended
     from suture.flare.admin.session import connected
 
     kit = admin_kit(startup_kit)
@@ -40,14 +40,8 @@ def status(
         ended = str(meta.get("status"))
         recent = federation.recent(job_id) if ended == "RUNNING" else {}
         failed = ended.startswith("FINISHED") and not ended.endswith("COMPLETED")
-        why = _why_ended(federation, job_id) if failed else ""
+        why = why_ended(federation, job_id) if failed else ""
     _show(meta, recent, why)
-
-
-def _why_ended(federation: Connection, job_id: str) -> str:
-    from suture.flare.admin.remote import why_ended
-
-    return why_ended(federation, job_id)
 
 
 def _line(job: dict[str, Any]) -> str:
@@ -113,17 +107,31 @@ def run_remotely(
         check_study(job, kit.folder.resolve().parents[2], how.sites)
     job_id = submit(job, env, kit, folder, experiment, how)
     if _follow(job.title, env, kit, folder, job_id, detach):
+        if env == "poc" and getattr(job.simulation, "synthetic", False):
+            _mark_synthetic(folder)
         if job.finetuning:
             _tune(job, env, kit, folder)
         show_run(folder)
 
 
+def _mark_synthetic(folder: Path) -> None:
+    """Say in the run's record, report and card that its images are drawn, which a server cannot know."""
+    from suture.core.files import read_json, write_json
+    from suture.reports.card import try_card
+    from suture.reports.report import write_report
+
+    write_json(folder / "run.json", read_json(folder / "run.json") | {"synthetic": True})
+    write_report(folder)
+    try_card(folder)
+
+
 def _tune(job: Job, env: str, kit: Kit, folder: Path) -> None:
     """Fine-tune on the tasks of the job's simulation, which a POC has; in production their owner does it."""
-    from suture.flare.admin.poc import finetune
+    from suture.flare.admin.poc import data_of
+    from suture.simulation.run import finetune_on
 
     # A kit lies in FOLDER/PROJECT/prod_NN/NAME.
-    if env != "poc" or not finetune(job, kit.folder.resolve().parents[2], folder):
+    if env != "poc" or not finetune_on(job, folder, data_of(job, kit.folder.resolve().parents[2])):
         model = shlex.quote(str(folder / "model"))
         print_line(f"not fine-tuned here; on the data of a task, run: suture finetune {model} suture.toml")
 

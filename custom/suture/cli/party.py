@@ -15,14 +15,14 @@ from suture.core.targets import rich
 Workspace = Annotated[
     Path, typer.Argument(help="The party's FLARE workspace: the folder with startup/ and local/.")
 ]
-Loose = Annotated[
+_Loose = Annotated[
     bool,
     typer.Option(
         "--loose",
         help="Only add Suture's classes to FLARE's list; jobs may bring code and use FLARE's other classes.",
     ),
 ]
-Allow = Annotated[
+_Allow = Annotated[
     list[str] | None,
     typer.Option(
         "--allow",
@@ -57,8 +57,8 @@ def doctor(
 
 def policy(
     workspace: Workspace,
-    loose: Loose = False,
-    allow: Allow = None,
+    loose: _Loose = False,
+    allow: _Allow = None,
 ) -> None:
     """Allow only Suture's jobs at this site or server: no code from jobs, no other classes, no log upload.
 

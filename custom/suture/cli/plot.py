@@ -13,7 +13,7 @@ from suture.cli.common import Model, ModelDevice, Part, device_of, load_sources,
 plot_app = typer.Typer(name="plot", help="Figures of labels, predictions and features.", no_args_is_help=True)
 
 
-class Per(StrEnum):
+class _Per(StrEnum):
     """The unit in which classes are counted."""
 
     patient = "patient"
@@ -27,7 +27,7 @@ def labels(
         typer.Argument(help="The suture.toml of each data set, or a file named after it: nih.toml."),
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write into.")],
-    per: Annotated[Per, typer.Option(help="Unit in which classes occur together.")] = Per.patient,
+    per: Annotated[_Per, typer.Option(help="Unit in which classes occur together.")] = _Per.patient,
 ) -> None:
     """Plot how often each class occurs in some data sets, and which classes occur together in each."""
     from suture.core.files import atomic_write, make_folder
@@ -39,7 +39,7 @@ def labels(
     make_folder(out)
     plots = {"frequencies.svg": plot_frequencies({name: frequencies(t) for name, t in tables.items()})}
     for name, table in tables.items():
-        unit: Unit = "image" if per is Per.image else unit_of(table)
+        unit: Unit = "image" if per is _Per.image else unit_of(table)
         shares = cooccurrence(table, per=unit)
         plots[f"cooccurrence-{name}.svg"] = plot_cooccurrence(table.labels.names, shares, name, unit)
     for file, content in plots.items():

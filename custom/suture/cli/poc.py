@@ -19,7 +19,7 @@ poc_app = typer.Typer(
     name="poc", help="A federation of processes with TLS on this machine.", no_args_is_help=True
 )
 
-SimulatedJob = Annotated[
+_SimulatedJob = Annotated[
     str,
     typer.Argument(
         help="A name in jobs/, or a path: the job whose simulated sites take part.",
@@ -32,7 +32,7 @@ _WAIT = 120.0
 
 @poc_app.command()
 def up(
-    job: SimulatedJob,
+    job: _SimulatedJob,
     settings: Sets = None,
     folder: Dir = None,
     port: Annotated[int, typer.Option(help="Port of the server, or the next free one.")] = 8002,
@@ -100,7 +100,7 @@ def _start(root: Path, kits: dict[str, Kit]) -> list[str]:
 
 
 @poc_app.command()
-def data(job: SimulatedJob, settings: Sets = None, folder: Dir = None, trust: Trust = False) -> None:
+def data(job: _SimulatedJob, settings: Sets = None, folder: Dir = None, trust: Trust = False) -> None:
     """Give the sites of a prepared POC the data of a job, after `nvflare poc prepare`."""
     from suture.flare.admin.kit import kits_in
     from suture.flare.admin.poc import chosen_folder, place_configs, simulate

@@ -69,9 +69,9 @@ Bundle = Annotated[
     bool,
     typer.Option(help="Send the package with the job; by default every party has it installed."),
 ]
-Watched = Annotated[bool, typer.Option("--watch", help="Serve a live page of the run: see suture watch.")]
+_Watched = Annotated[bool, typer.Option("--watch", help="Serve a live page of the run: see suture watch.")]
 Track = Annotated[Tracker | None, typer.Option(help="Also write the history there: see suture track.")]
-Limits = Annotated[
+_Limits = Annotated[
     bool,
     typer.Option(
         "--limits",
@@ -156,9 +156,9 @@ def run(
     sites: Sites = None,
     bundle: Bundle = False,
     detach: Detach = False,
-    watch: Watched = False,
+    watch: _Watched = False,
     track: Track = None,
-    limits: Limits = False,
+    limits: _Limits = False,
     compare: Annotated[
         str | None,
         typer.Option(

@@ -17,11 +17,11 @@ from suture.core.targets import rich
 if TYPE_CHECKING:
     from suture.data.discovery import Answers, Discovery
 
-Study = Annotated[Path, typer.Argument(help="Folder of the study.")]
+_Study = Annotated[Path, typer.Argument(help="Folder of the study.")]
 
 
 def init(
-    study: Study,
+    study: _Study,
     site: Annotated[
         list[str], typer.Option("--site", help="NAME=PATH of a site's folder or table. Repeatable.")
     ],
@@ -136,7 +136,7 @@ def _sites(given: list[str]) -> dict[str, Path]:
     return found
 
 
-def check(study: Study, trust: Trust = False) -> None:
+def check(study: _Study, trust: Trust = False) -> None:
     """Check the data of all sites of a study: counts, similar class names, problems.
 
     Also writes check.html, with a few images of each site as the model sees them.

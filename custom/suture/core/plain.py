@@ -34,7 +34,7 @@ LARGEST_TOML = 2**20
 MOST_VALUES = 2_000_000
 """Largest number of values of a text of JSON: an empty list takes two of its bytes and 64 of memory."""
 
-MOST_PARTS = 50_000
+_MOST_PARTS = 50_000
 """Largest number of parts of keys of TOML in all, of each key those after the second."""
 
 DEEPEST = 32
@@ -158,8 +158,8 @@ def _check_toml(text: str) -> None:
         if dots >= DEEPEST:
             line = text.count("\n", 0, place) + 1
             raise ValueError(f"line {line} has a key of more than {DEEPEST} parts; write it flat")
-        if parts > MOST_PARTS:
-            raise ValueError(f"its keys have more than {MOST_PARTS:,} parts; write it flat")
+        if parts > _MOST_PARTS:
+            raise ValueError(f"its keys have more than {_MOST_PARTS:,} parts; write it flat")
 
 
 def read_bounded(path: Path, most: int | None = None) -> bytes:

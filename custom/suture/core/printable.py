@@ -10,7 +10,7 @@ LONGEST_LINE = 500
 """Largest number of characters of a text of another party."""
 
 
-LONGEST_WARNING = 2_000
+_LONGEST_WARNING = 2_000
 """Largest number of characters of a library's warning."""
 
 
@@ -56,7 +56,7 @@ def clean_warnings() -> None:
     written = warnings.formatwarning
 
     def format_warning(message: Any, *where: Any, **line: Any) -> str:
-        return printable_lines(written(printable(message, LONGEST_WARNING), *where, **line))
+        return printable_lines(written(printable(message, _LONGEST_WARNING), *where, **line))
 
     warnings.formatwarning = format_warning
     if logging.lastResort is not None:

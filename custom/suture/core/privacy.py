@@ -14,14 +14,14 @@ NO_ENCRYPTION = (
     "suture.toml protect their content"
 )
 
-RANGES: dict[Literal["clip", "noise", "delta"], tuple[float, float]] = {
+_RANGES: dict[Literal["clip", "noise", "delta"], tuple[float, float]] = {
     "clip": (1e-9, 1e9),
     "noise": (0.0, 1e6),
     "delta": (1e-100, 1.0),
 }
 """Closed range of each value of a site's protection: from within them ε can be computed."""
 
-LEAST_NOISE = 1e-6
+_LEAST_NOISE = 1e-6
 """Less noise than this, but for none, would have an ε that no float holds."""
 
 
@@ -33,12 +33,12 @@ def check_protection(
     Raises:
         ValueError: names the value.
     """
-    if values and values.keys() != RANGES.keys():
+    if values and values.keys() != _RANGES.keys():
         raise ValueError("clip, noise and delta must be set together")
     for name, value in values.items():
-        low, high = RANGES[name]
-        if not low <= value <= high or (name == "noise" and 0 < value < LEAST_NOISE):
-            least = f"0, or between {LEAST_NOISE:g}" if name == "noise" else f"between {low:g}"
+        low, high = _RANGES[name]
+        if not low <= value <= high or (name == "noise" and 0 < value < _LEAST_NOISE):
+            least = f"0, or between {_LEAST_NOISE:g}" if name == "noise" else f"between {low:g}"
             raise ValueError(f"{name} = {value:g} must be {least} and {high:g}")
     return values
 

@@ -36,7 +36,7 @@ CHEST: tuple[str, ...] = (
     "Tortuous Aorta",
 )
 
-SKIN: tuple[str, ...] = (
+_SKIN: tuple[str, ...] = (
     "Melanoma",
     "Melanocytic Nevus",
     "Basal Cell Carcinoma",
@@ -74,9 +74,9 @@ ENDOSCOPY: tuple[str, ...] = (
     "Z-line",
 )
 
-INTENSIVE_CARE: tuple[str, ...] = ("CVA", "CHF", "Sepsis", "Asthma", "Cardiomyopathy", "Pulmonary")
+_INTENSIVE_CARE: tuple[str, ...] = ("CVA", "CHF", "Sepsis", "Asthma", "Cardiomyopathy", "Pulmonary")
 
-CANONICAL: tuple[str, ...] = (*CHEST, *SKIN, *ENDOSCOPY, *INTENSIVE_CARE, "COVID-19")
+CANONICAL: tuple[str, ...] = (*CHEST, *_SKIN, *ENDOSCOPY, *_INTENSIVE_CARE, "COVID-19")
 
 SYNONYMS: dict[str, str] = {
     "Effusion": "Pleural Effusion",

@@ -5,6 +5,7 @@ Source: the MONAI Bundle specification, https://docs.monai.io/en/stable/mb_speci
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from dataclasses import asdict
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from suture.core.errors import ConfigError
 from suture.core.files import atomic_write, make_folder, read_json, temporary_beside, write_json, writing
 from suture.core.targets import markdown, monai
-from suture.export.torch_program import write_torch
+from suture.export.program import write_torch
 from suture.learning.decided_predictions import ALL, decisions_of
 from suture.learning.prediction import Model, open_model
 from suture.models.saved import weights_digest
@@ -26,11 +27,6 @@ if TYPE_CHECKING:
     from suture.protocol.decisions import Decisions
 
 NO_LICENCE = "No licence is stated for this model. Ask its makers before you use, change or pass it on."
-NOT_CLINICAL = "Research only: not for clinical use without local validation."
-
-_SCHEMA = (
-    "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
-)
 
 
 def write_bundle(source: Path, folder: Path, licence: str = NO_LICENCE) -> Path:
@@ -109,95 +105,41 @@ def _point(decisions: Decisions, site: str, label: str) -> dict[str, Any]:
 
 
 def _metadata(model: Model, facts: dict[str, Any], licence: str, digest: str) -> dict[str, Any]:
-    return {
-        "schema": _SCHEMA,
-        "version": "0.1.0",
-        "changelog": {"0.1.0": f"job {facts.get('job')}, round {facts.get('round')}"},
+    """Return bundle_files/metadata.json with what is known of the model."""
+    color, size = model.prepare.color, model.prepare.size
+    metadata: dict[str, Any] = json.loads(_file("metadata.json"))
+    metadata |= {
+        "changelog": {metadata["version"]: f"job {facts.get('job')}, round {facts.get('round')}"},
         "monai_version": version("monai"),
         "pytorch_version": version("torch").split("+")[0],
         "numpy_version": version("numpy"),
         "required_packages_version": {name: version(name) for name in ("pillow", "pydicom")},
         "name": f"Suture {facts.get('job')}",
-        "task": "Image classification",
         "description": f"{len(model.labels)} classes; trained by Suture {facts.get('suture')}.",
-        "authors": "not stated",
-        "copyright": "not stated",
         "license": licence,
-        "intended_use": NOT_CLINICAL,
-        "references": [],
         "weights_sha256": digest,
-        "network_data_format": _data_format(model),
     }
-
-
-def _data_format(model: Model) -> dict[str, Any]:
+    shapes = metadata["network_data_format"]
+    shapes["inputs"]["image"] |= {
+        "format": "RGB" if color else "magnitude",
+        "num_channels": 3 if color else 1,
+        "spatial_shape": [size, size],
+        "channel_def": {"0": "red", "1": "green", "2": "blue"} if color else {"0": "gray"},
+        **({"modality": ", ".join(model.spec.modalities)} if model.spec.modalities else {}),
+    }
     classes = {str(row): label for row, label in enumerate(model.labels)}
-    size, channels = model.prepare.size, 3 if model.prepare.color else 1
-    colours = ("red", "green", "blue") if model.prepare.color else ("gray",)
-    return {
-        "inputs": {
-            "image": {
-                "type": "image",
-                "format": "RGB" if model.prepare.color else "magnitude",
-                **({"modality": ", ".join(model.spec.modalities)} if model.spec.modalities else {}),
-                "num_channels": channels,
-                "spatial_shape": [size, size],
-                "dtype": "float32",
-                "value_range": [0, 255],
-                "is_patch_data": False,
-                "channel_def": {str(row): colour for row, colour in enumerate(colours)},
-            }
-        },
-        "outputs": {
-            "pred": {
-                "type": "probabilities",
-                "format": "classes",
-                "num_channels": len(classes),
-                "spatial_shape": [],
-                "dtype": "float32",
-                "value_range": [0, 1],
-                "is_patch_data": False,
-                "channel_def": classes,
-            }
-        },
-    }
+    shapes["outputs"]["pred"] |= {"num_channels": len(classes), "channel_def": classes}
+    return metadata
 
 
 def _inference(model: Model, decisions: Decisions | None) -> dict[str, Any]:
-    script = "scripts.inference"
-    return {
-        "imports": [f"$import {script} as inference"],
-        "bundle_root": ".",
-        "dataset_dir": "$@bundle_root + '/images'",
-        "output_file": "$@bundle_root + '/predictions.csv'",
-        "site": None if decisions is None else ALL,
-        "bits": 16,
-        "device": "cpu",
-        "labels": monai(model.labels),
-        "files": "$inference.find_images(@dataset_dir)",
-        "network_def": {
-            "_target_": f"{script}.Network",
-            "path": "$@bundle_root + '/models/model.pt2'",
-        },
-        "network": "$@network_def.to(@device)",
-        "preprocessing": {
-            "_target_": f"{script}.ReadImage",
-            "size": model.prepare.size,
-            "color": model.prepare.color,
-            "bits": "@bits",
-            **({"modalities": monai(model.spec.modalities)} if model.spec.modalities else {}),
-        },
-        "dataset": {"_target_": "Dataset", "data": "@files", "transform": "@preprocessing"},
-        "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 32},
-        "inferer": {"_target_": "SimpleInferer"},
-        "postprocessing": {
-            "_target_": f"{script}.Decide",
-            "labels": "@labels",
-            "path": "$@bundle_root + '/configs/operating_points.json'",
-            "site": "@site",
-        },
-        "run": ["$inference.predict(@files, @dataloader, @network, @inferer, @postprocessing, @output_file)"],
-    }
+    """Return bundle_files/inference.json with what is known of the model."""
+    inference: dict[str, Any] = json.loads(_file("inference.json"))
+    inference |= {"site": None if decisions is None else ALL, "labels": monai(model.labels)}
+    inference["preprocessing"] |= {"size": model.prepare.size, "color": model.prepare.color}
+    if model.spec.modalities:
+        inference["preprocessing"]["modalities"] = monai(model.spec.modalities)
+    return inference
 
 
 def _readme(model: Model, facts: dict[str, Any], decisions: Decisions | None, digest: str) -> str:

@@ -53,10 +53,10 @@ PRESENCE = {
 
 PROBABILITY = Code("122157", "DCM", "Probability")
 THRESHOLD = Code("122411", "DCM", "Threshold Value")
-CALIBRATED = Code("calibrated", PRIVATE, "calibrated on validation images")
+_CALIBRATED = Code("calibrated", PRIVATE, "calibrated on validation images")
 """The method of a probability that has been calibrated; the model's own has none."""
 
-CORRECTED = Code("at-prevalence", PRIVATE, "calibrated, then corrected to a stated prevalence")
+_CORRECTED = Code("at-prevalence", PRIVATE, "calibrated, then corrected to a stated prevalence")
 """The method where the user has stated a prevalence."""
 
 _NO_UNITS = Code("1", "UCUM", "no units")
@@ -336,7 +336,7 @@ def _finding(
 
     presence = PRESENCE[row[f"{label} decision"]]
     threshold = None if row.get(f"{label} threshold") == STATED else reporter.thresholds[label]
-    how = CORRECTED if label in reporter.corrected else CALIBRATED
+    how = _CORRECTED if label in reporter.corrected else _CALIBRATED
     numbers = ((PROBABILITY, row[label], None), (PROBABILITY, row.get(f"{label} calibrated"), how))
     return MeasurementsAndQualitativeEvaluations(
         TrackingIdentifier(uid=generate_uid(), identifier=printable(label)),

@@ -80,8 +80,7 @@ def explain(
     Raises:
         ConfigError: the model reads no images, or the kind is unknown.
     """
-    check_classes(model, classes)
-    check_kind(kind)
+    check_maps(model, classes, kind)
     square = torch.from_numpy(resize_pad(pixels, model.prepare.size).copy())
     image = square.permute(2, 0, 1) if model.prepare.color else square[None]
     p = model(image[None])[0]
@@ -121,21 +120,16 @@ def _occluded(model: Model, x: Tensor, classes: Sequence[str], _: str) -> list[T
     return [_relative(torch.where(fall > _STILL, fall, 0.0)) for fall in falls]
 
 
-def check_images(model: Model) -> None:
-    """Refuse a model that reads no images."""
-    if model.reads_text:
-        raise ConfigError(f"a model that reads text ({model.spec.name}) has no image maps")
+def check_maps(model: Model, classes: tuple[str, ...], kind: str) -> None:
+    """Refuse an unknown kind of maps, a model that reads no images, and a class that it does not have.
 
-
-def check_kind(kind: str) -> None:
-    """Refuse a kind of maps that there is not."""
+    Raises:
+        ConfigError: says which.
+    """
     if kind not in MAPS:
         raise unknown("map", kind, MAPS)
-
-
-def check_classes(model: Model, classes: tuple[str, ...]) -> None:
-    """Refuse a model that reads no images, and a class that it does not have."""
-    check_images(model)
+    if model.reads_text:
+        raise ConfigError(f"a model that reads text ({model.spec.name}) has no image maps")
     for name in classes:
         if name not in model.labels:
             raise unknown("class", name, model.labels)

@@ -16,11 +16,10 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.core.files import make_folder, read_json, replacing
-from suture.export.program import OUTPUT, Run, check, input_names
-from suture.export.torch_program import exported
+from suture.export.program import OUTPUT, Run, check, exported, input_names
 from suture.learning.prediction import Model, open_model
 
-OPSETS = range(18, 24)
+_OPSETS = range(18, 24)
 """The versions of ONNX's operators that torch's exporter writes."""
 
 
@@ -36,15 +35,15 @@ def write_onnx(source: Path, folder: Path, opset: int | None = None) -> Path:
         opset: version of ONNX's operators; None for the exporter's own choice.
 
     Raises:
-        ConfigError: a package is missing, `opset` is none of `OPSETS` or unknown to onnxruntime, `source`
+        ConfigError: a package is missing, `opset` is none of `_OPSETS` or unknown to onnxruntime, `source`
             holds no model, or one that reads words.
         SutureError: the file gives other probabilities than the model; it is then not written.
         DiskError: it cannot be written.
     """
     runtime = _runtime()
-    if opset is not None and opset not in OPSETS:
+    if opset is not None and opset not in _OPSETS:
         raise ConfigError(
-            f"opset {opset} cannot be written; torch writes {OPSETS.start} to {OPSETS.stop - 1}"
+            f"opset {opset} cannot be written; torch writes {_OPSETS.start} to {_OPSETS.stop - 1}"
         )
     model = open_model(source)
     with redirect_stdout(StringIO()):  # the exporter reports its steps

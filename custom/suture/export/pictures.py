@@ -21,21 +21,14 @@ from suture.core.spreadsheets import as_cell
 from suture.data.decoding import Pixels, open_image, readable
 from suture.data.inputs import Input, find_inputs
 from suture.data.inspection import size_notes
-from suture.export.explanation import (
-    GRAD_CAM,
-    MAPS,
-    Explained,
-    check_classes,
-    check_kind,
-    explain,
-)
+from suture.export.explanation import GRAD_CAM, MAPS, Explained, check_maps, explain
 from suture.learning.prediction import Model, open_model
 
 SHEET = 20
 """Images of a contact sheet; more have several sheets."""
 
 TABLE = "pictures.csv"
-LIST = ".pictures.json"
+_LIST = ".pictures.json"
 """The files that the last call has written in a folder, with their digests."""
 
 _COLUMNS = ("picture", "contact sheet", "image", "map", "class", "probability")
@@ -127,7 +120,7 @@ def explain_files(
 ) -> Drawn:
     """Write a PNG of each image beside its maps, ``001 NAME.png``, ``contact sheet.png`` of all, and `TABLE`.
 
-    They replace those of an earlier call once all are drawn. What an earlier call has written, by `LIST`, and
+    They replace those of an earlier call once all are drawn. What an earlier call wrote, by `_LIST`, and
     this one does not make, is deleted; nothing else is deleted or replaced.
 
     Args:
@@ -141,10 +134,9 @@ def explain_files(
         DataError: there is no image, or none can be read.
         DiskError: a picture cannot be written.
     """
-    check_kind(kind)
     _refuse_others(out, [TABLE], _earlier(out)[1])  # before hours of work
     model = open_model(folder)
-    check_classes(model, classes)
+    check_maps(model, classes, kind)
     apart = temporary_beside(out.absolute() / "pictures")
     try:
         with find_inputs(sources, "image", None, None, None) as inputs:
@@ -214,7 +206,7 @@ def _earlier(out: Path) -> tuple[set[tuple[str, str]], set[str]]:
     gives count, and no link.
     """
     try:
-        listed = {(str(name), str(digest)) for name, digest in (own_note(out / LIST) or {}).get("files", [])}
+        listed = {(str(name), str(digest)) for name, digest in (own_note(out / _LIST) or {}).get("files", [])}
     except (TypeError, ValueError):  # not a list of this module
         listed = set()
     ours = {(n, d) for n, d in listed if n == TABLE or (_PICTURE.fullmatch(n) and "/" not in n)}
@@ -252,10 +244,10 @@ def _publish(apart: Path, out: Path, table: str) -> list[str]:
     _refuse_others(out, made, own)
     new = {(name, _digest(path)) for name, path in made.items()}
     with writing(out):
-        note_own(out / LIST, files=sorted(listed | new))  # first: a call that is killed owns its files
+        note_own(out / _LIST, files=sorted(listed | new))  # first: a call that is killed owns its files
         for name, path in made.items():
             os.replace(path, out / name)
         for name in own - made.keys():
             (out / name).unlink(missing_ok=True)
-        note_own(out / LIST, files=sorted(new))
+        note_own(out / _LIST, files=sorted(new))
     return sorted(name for name, _ in listed if name not in own and os.path.lexists(out / name))

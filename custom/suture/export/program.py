@@ -1,16 +1,22 @@
-"""A saved model as one network of plain tensors, from what files hold to probabilities."""
+"""A saved model as one network of plain tensors, and as a file of torch.export."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from suture.core.errors import ConfigError, SutureError
+from suture.core.files import make_folder, replacing
 from suture.learning.losses import probabilities
 from suture.learning.prediction import Model
 from suture.models import MODELS
+
+BATCH = torch.export.Dim("batch", min=1)
+"""The first axis of every input: any number of images."""
 
 OUTPUT = "probabilities"
 """Name of the output, ``[n, c]``."""
@@ -102,3 +108,27 @@ def check(model: Model, run: Run, name: str) -> None:
                 f"{difference:.1e} from the model's, more than {TOLERANCE:.0e}; this version of torch "
                 "exported a wrong graph"
             )
+
+
+def exported(model: Model) -> torch.export.ExportedProgram:
+    """Return the graph of a model, for batches of any size; see `Program` for input and output."""
+    inputs = example_inputs(model, 2)
+    shapes = {"inputs": tuple({0: BATCH} for _ in inputs)}
+    return torch.export.export(Program(model).eval(), inputs, dynamic_shapes=shapes)
+
+
+def write_torch(model: Model, folder: Path) -> Path:
+    """Write ``model.pt2``, which `torch.export.load` reads without Suture; return its path.
+
+    Raises:
+        ConfigError: the model reads words.
+        SutureError: the file gives other probabilities than the model; it is then not written.
+        DiskError: it cannot be written.
+    """
+    make_folder(folder)
+    path = folder / "model.pt2"
+    with replacing(path) as temporary:
+        torch.export.save(exported(model), temporary)
+        program = torch.export.load(temporary).module()
+        check(model, lambda inputs: cast(Tensor, program(*inputs)), path.name)
+    return path

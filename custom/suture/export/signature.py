@@ -20,7 +20,7 @@ from suture.core.files import read_json
 from suture.core.plain import read_regular
 from suture.models.saved import stated_digest, weights_digest
 
-SIGNATURE = "model.sig"
+_SIGNATURE = "model.sig"
 
 
 def check_digest(folder: Path) -> str:
@@ -57,10 +57,10 @@ def sign(folder: Path, key: Path) -> Path:
     """
     check_digest(folder)
     _files(folder)
-    package, out = _package(), folder / SIGNATURE
+    package, out = _package(), folder / _SIGNATURE
     with _key_error(key, "private"):
         config = package.signing.Config().use_elliptic_key_signer(private_key=key)
-    hashing = package.hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
+    hashing = package.hashing.Config().set_ignored_paths(paths=[_SIGNATURE], ignore_git_paths=False)
     config.set_hashing_config(hashing)
     try:
         config.sign(folder, out)
@@ -80,16 +80,16 @@ def verify(folder: Path, key: Path) -> None:
         DataError: there is no signature, or one by another key, or a file was changed, added or removed, or
             is one that the signature leaves out.
     """
-    package, signature = _package(), folder / SIGNATURE
+    package, signature = _package(), folder / _SIGNATURE
     if not signature.is_file():
-        raise DataError(f"{folder} has no {SIGNATURE}: it is not signed")
+        raise DataError(f"{folder} has no {_SIGNATURE}: it is not signed")
     with _key_error(key, "public"):
         config = package.verifying.Config().use_elliptic_key_verifier(public_key=key)
     files = _files(folder)
     try:
         signed, algorithm = _signed(signature)
         # The package's own guess leaves out the files of git. What the signature leaves out itself is added.
-        hashing = package.hashing.Config().set_ignored_paths(paths=[SIGNATURE], ignore_git_paths=False)
+        hashing = package.hashing.Config().set_ignored_paths(paths=[_SIGNATURE], ignore_git_paths=False)
         config.set_hashing_config(hashing.use_file_serialization(hashing_algorithm=algorithm))
         config.verify(folder, signature)
     except Exception as error:  # what a damaged signature raises depends on where it is damaged
@@ -117,7 +117,7 @@ def _files(folder: Path) -> set[str]:
         raise DataError(
             f"{folder} contains links or special files: {', '.join(odd)}; replace them by regular files"
         )
-    return {path.relative_to(folder).as_posix() for path in inside} - {SIGNATURE}
+    return {path.relative_to(folder).as_posix() for path in inside} - {_SIGNATURE}
 
 
 def _signed(signature: Path) -> tuple[set[str], str]:
@@ -140,9 +140,9 @@ def _why(text: str) -> str:
         return f"{differences}; get the folder again from them"
     if "Key mismatch" in text:
         return (
-            f"{SIGNATURE} was made with another key; ask the signer for the folder, or for their public key"
+            f"{_SIGNATURE} was made with another key; ask the signer for the folder, or for their public key"
         )
-    return f"{SIGNATURE} was changed or damaged; get the folder again from them"
+    return f"{_SIGNATURE} was changed or damaged; get the folder again from them"
 
 
 def _differences(text: str) -> str:

@@ -39,8 +39,7 @@ from suture.flare.compat.job_guard import JobGuard, asked_to_stop
 from suture.flare.compat.tensor_files import written_once
 from suture.flare.compat.tensors import LARGE, register
 from suture.flare.workspace import (
-    check_method_allowed,
-    check_prior_allowed,
+    check_allowed,
     claim_experiment,
     simulated,
     with_own_files,
@@ -132,8 +131,7 @@ class FederationController(Controller):
 
     def _open(self, fl_ctx: FLContext) -> Server:
         settings = from_text(self.plan)
-        check_method_allowed(str(settings.get("method")), fl_ctx)
-        check_prior_allowed(settings.get("hyperparameters"), fl_ctx)
+        check_allowed(settings, fl_ctx)
         own = find_server_config(workspace_root(fl_ctx))
         plan = with_own_files(
             Plan.from_dict(settings), own.storage.files, "model.weights", "model.name_vectors"

@@ -20,8 +20,7 @@ from suture.flare.codec import from_shareable_, from_text, to_shareable
 from suture.flare.compat.bell import TaskNotifier
 from suture.flare.compat.tensors import register
 from suture.flare.workspace import (
-    check_method_allowed,
-    check_prior_allowed,
+    check_allowed,
     claim_experiment,
     with_own_files,
     workspace_root,
@@ -88,8 +87,7 @@ class SiteExecutor(Executor):
         name = fl_ctx.get_identity_name()
         root = workspace_root(fl_ctx)
         settings = from_text(self.plan)
-        check_method_allowed(str(settings.get("method")), fl_ctx)
-        check_prior_allowed(settings.get("hyperparameters"), fl_ctx)
+        check_allowed(settings, fl_ctx)
         plan = Plan.from_dict(settings)
         config = load_site_config(find_site_config(name, root))
         own = "model.embedding", *(() if config.training.prior else ("method.prior.path",))

@@ -99,9 +99,9 @@ class FederationRecipe(Recipe):
         # FLARE copies the files only when the recipe is exported or run.
         folder = Path(tempfile.mkdtemp(prefix="suture-packages-"))
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        write_own_distribution(folder)
+        _write_own_distribution(folder)
         if source:
-            write_distribution(source, folder)
+            _write_distribution(source, folder)
         for target in targets:
             job.add_file_to(str(folder), target, app_folder_type="custom")
 
@@ -128,7 +128,7 @@ class FederationRecipe(Recipe):
         super().add_server_input_filter(_plain(filter), tasks)
 
 
-def write_distribution(source: Source, folder: Path) -> None:
+def _write_distribution(source: Source, folder: Path) -> None:
     """Write the package of a method as it lies in a folder of installed packages.
 
     The metadata contains name, version and entry point, by which `suture.methods.outside` finds the method
@@ -142,8 +142,8 @@ def write_distribution(source: Source, folder: Path) -> None:
     _write_metadata(folder, source.distribution, source.version, points)
 
 
-def write_own_distribution(folder: Path) -> None:
-    """Write the packages of this distribution, with their entry points, as `write_distribution` does."""
+def _write_own_distribution(folder: Path) -> None:
+    """Write the packages of this distribution, with their entry points, as `_write_distribution` does."""
     for package in PACKAGES:
         shutil.copytree(_PACKAGES / package, folder / package, ignore=_COMPILED)
     groups: dict[str, list[str]] = {}

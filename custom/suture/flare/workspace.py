@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
@@ -47,49 +47,35 @@ def claim_experiment(folder: Path, fl_ctx: FLContext) -> None:
     )
 
 
-def check_method_allowed(method: str, fl_ctx: FLContext) -> None:
-    """Check a method of another package against FLARE's class_allow_list, before the package is imported.
+def check_allowed(plan: Mapping[str, Any], fl_ctx: FLContext) -> None:
+    """Check a plan's method and prior against FLARE's class_allow_list, before their packages are imported.
 
-    FLARE checks the components of a job in the same way: jobs that bring their own code are not checked,
-    since the right to submit them (``byoc``) permits any code. An unknown method passes; `Plan.from_dict`
-    refuses it.
-
-    Args:
-        method: its name in the plan.
-
-    Raises:
-        ConfigError: the party does not allow the class; names the command that allows its package.
-    """
-    if point := entry_of(method):
-        _check_allowed("method", point, fl_ctx)
-
-
-def check_prior_allowed(hyperparameters: object, fl_ctx: FLContext) -> None:
-    """Check a prior of another package as `check_method_allowed` checks a method.
+    Only those of other packages are checked, as FLARE checks the components of a job: not in jobs that bring
+    their own code, since the right to submit them (``byoc``) permits any code. An unknown name passes;
+    `Plan.from_dict` refuses it.
 
     Args:
-        hyperparameters: of the method in the plan, whatever they are.
+        plan: as in the configuration of a job, whatever that holds.
 
     Raises:
-        ConfigError: the party does not allow it; names the command that allows its package.
+        ConfigError: the party does not allow a class; names the command that allows its package.
     """
+    method = entry_of(str(plan.get("method")))
+    named = [("method", method)] if method else []
+    hyperparameters = plan.get("hyperparameters")
     prior = hyperparameters.get("prior") if isinstance(hyperparameters, Mapping) else None
-    name = prior.get("name") if isinstance(prior, Mapping) else None
-    points = [] if simulated() else registered(PRIOR_GROUP).get(str(name), [])
-    for point in points:
-        _check_allowed("prior", point, fl_ctx)
-
-
-def _check_allowed(what: str, point: EntryPoint, fl_ctx: FLContext) -> None:
-    path = class_path(point)
-    if refusal({"path": path, "args": {}}, fl_ctx=fl_ctx):
-        package = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
-        root = shlex.quote(str(workspace_root(fl_ctx)))
-        raise ConfigError(
-            f"{fl_ctx.get_identity_name()} does not allow the {what} {point.name!r} ({path}{package}); its "
-            f"administrator can allow it with `suture policy {root} --allow "
-            f"{list_entry(point)}`, which adds the package to class_allow_list in local/resources.json"
-        )
+    if isinstance(prior, Mapping) and not simulated():
+        named += [("prior", point) for point in registered(PRIOR_GROUP).get(str(prior.get("name")), [])]
+    for what, point in named:
+        path = class_path(point)
+        if refusal({"path": path, "args": {}}, fl_ctx=fl_ctx):
+            package = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
+            root = shlex.quote(str(workspace_root(fl_ctx)))
+            raise ConfigError(
+                f"{fl_ctx.get_identity_name()} does not allow the {what} {point.name!r} ({path}{package}); "
+                f"its administrator can allow it with `suture policy {root} --allow "
+                f"{list_entry(point)}`, which adds the package to class_allow_list in local/resources.json"
+            )
 
 
 def with_own_files(plan: Plan, folder: Path, *keys: str) -> Plan:

@@ -9,7 +9,7 @@ from suture.learning.metrics import Floats
 from suture.learning.score_counts import Curves
 from suture.protocol.decisions import GRID, Calibration, Kind
 
-ENOUGH = 1_000
+_ENOUGH = 1_000
 """Images of either kind below which an isotonic map follows chance (Niculescu-Mizil & Caruana, ICML 2005)."""
 
 BINS = 10
@@ -22,13 +22,13 @@ def fit(curves: Curves, kind: Kind) -> Calibration | None:
     - ``platt``: the line in log-odds of the largest likelihood, with Platt's targets, which keep it finite
       where positives and negatives are apart (Platt 1999).
     - ``temperature``: the same line without an intercept (Guo et al., ICML 2017), of each class by itself.
-    - ``isotonic``: the best increasing map; with fewer than `ENOUGH` images of a kind, Platt's line.
+    - ``isotonic``: the best increasing map; with fewer than `_ENOUGH` images of a kind, Platt's line.
 
     Args:
         curves: with positives and negatives.
     """
     line = _line(curves, intercept=kind != "temperature")
-    if line is None or kind != "isotonic" or min(curves.positives.total, curves.negatives.total) < ENOUGH:
+    if line is None or kind != "isotonic" or min(curves.positives.total, curves.negatives.total) < _ENOUGH:
         return line
     from sklearn.isotonic import IsotonicRegression  # a second's import
 

@@ -16,9 +16,9 @@ from suture.data.batch import Batch
 from suture.learning.training import Objective, SiteContext, ready_inputs
 from suture.models.classifier import Classifier
 
-Compile = Literal["no", "kernels", "cuda_graphs"]
+_Compile = Literal["no", "kernels", "cuda_graphs"]
 
-OPTIONS: Mapping[Compile, Mapping[str, Any]] = {"kernels": {}, "cuda_graphs": {"mode": "reduce-overhead"}}
+OPTIONS: Mapping[_Compile, Mapping[str, Any]] = {"kernels": {}, "cuda_graphs": {"mode": "reduce-overhead"}}
 """The arguments of `torch.compile`."""
 
 TOLERANCE, MIXED = 1e-3, 5e-2
@@ -26,7 +26,7 @@ TOLERANCE, MIXED = 1e-3, 5e-2
 backbone and itself: in single and in mixed precision, where fused operations round less often."""
 
 
-def compile_backbone(site: SiteContext, objective: Objective, how: Compile) -> None:
+def compile_backbone(site: SiteContext, objective: Objective, how: _Compile) -> None:
     """Compile the backbone of the site's model in place, if loss and gradient of one batch stay the same.
 
     The names of its tensors stay as they are, and copies of the model are not compiled.

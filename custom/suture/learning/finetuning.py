@@ -47,7 +47,7 @@ FILE = "tuned.json"
 TARGETS = "targets"
 """The folder, beside those of the simulated sites, with the data of each learning task for fine-tuning."""
 
-AfterRun = Callable[[Classifier, int], None]
+_AfterRun = Callable[[Classifier, int], None]
 """A function that is called with the model and the number of each run, from 0."""
 
 
@@ -157,7 +157,7 @@ def tune_task(
     name: str,
     how: FineTuning,
     seed: int,
-    after_run: AfterRun = lambda model, run: None,  # noqa: ARG005
+    after_run: _AfterRun = lambda model, run: None,  # noqa: ARG005
 ) -> dict[str, Any]:
     """Fine-tune a saved model on one site's data, all splits together; return the results for tuned.json.
 
@@ -240,7 +240,7 @@ def finetune(
     *,
     device: str = "cpu",
     half: torch.dtype | None = None,
-    after_run: AfterRun = lambda model, run: None,  # noqa: ARG005
+    after_run: _AfterRun = lambda model, run: None,  # noqa: ARG005
 ) -> list[Tuned]:
     """Fine-tune a model in `how.runs` runs.
 

@@ -9,7 +9,7 @@ from suture.core.errors import ConfigError
 from suture.core.seeds import seeded
 from suture.learning.training import Objective, SiteContext, ready_inputs
 
-COPIES = {"adam": 4, "adamw": 4, "sgd": 3}
+_COPIES = {"adam": 4, "adamw": 4, "sgd": 3}
 """Tensors of a weight's size in a step: weight, gradient and the optimiser's moments."""
 
 
@@ -59,7 +59,7 @@ def check_memory(
         return
     if free is None:
         free = torch.cuda.mem_get_info(site.device)[0] + torch.cuda.memory_reserved(site.device)
-    weights = COPIES[optimiser] * sum(p.numel() * p.element_size() for p in site.model.parameters())
+    weights = _COPIES[optimiser] * sum(p.numel() * p.element_size() for p in site.model.parameters())
     each = activations(site, objective)
     needed = weights + size * each
     if needed <= free:

@@ -147,7 +147,7 @@ class Model:
         """
         frame = self.frame(source, column, root, bits, batch, progress)
         if frame.empty:
-            raise none_read(frame)
+            raise _none_read(frame)
         return frame
 
     @torch.no_grad()
@@ -311,7 +311,7 @@ def predict_to_csv(
     frame = open_model(model_folder, device).frame(source, column, root, bits, batch, progress)
     _write_left_out(frame, left_out(out))
     if frame.empty:
-        raise none_read(frame)
+        raise _none_read(frame)
     with replacing(out) as temporary:
         safe = decided(frame).rename(index=as_cell, columns=as_cell)
         if patients := frame.attrs["patients"]:
@@ -354,7 +354,7 @@ def left_out(out: Path) -> Path:
     return out.with_suffix(".left_out.csv")
 
 
-def none_read(frame: pd.DataFrame) -> DataError:
+def _none_read(frame: pd.DataFrame) -> DataError:
     """Return the error of a frame without a row."""
     failed = frame.attrs["failed"]
     first = next(iter(failed.values()))

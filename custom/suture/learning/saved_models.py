@@ -35,7 +35,7 @@ from suture.learning.training import SiteContext, predict
 from suture.models.saved import load_model, load_spec
 from suture.protocol.messages import ClassScore
 
-BOOTSTRAP = 1000
+_BOOTSTRAP = 1000
 _BATCH = 256
 
 GLOBAL = "global"
@@ -144,7 +144,7 @@ def evaluate(
         y,
         probabilities(logits.double(), labels.label_type).numpy().astype(np.float32),
         part.patients,
-        score_classes(tested, y[:, where], ranked[:, where], part.patients, BOOTSTRAP),
+        score_classes(tested, y[:, where], ranked[:, where], part.patients, _BOOTSTRAP),
         tuple(name for name in own if name not in names),
         _together(tested, part, logits, labels),
         {name: _together(some, part, logits, labels) for name, some in known.items() if some},
@@ -203,7 +203,7 @@ def _together(names: Sequence[str], part: Samples, logits: Tensor, labels: Label
     y[:, others] = torch.nan
     return GroupFigures(
         entropy(replace(part, y=y), logits, labels.label_type),
-        mean_interval(part, logits, labels, names, BOOTSTRAP, seed=0),
+        mean_interval(part, logits, labels, names, _BOOTSTRAP, seed=0),
     )
 
 

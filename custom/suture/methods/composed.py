@@ -4,14 +4,14 @@
     server:      w     = sum_k a_k w_k / sum_k a_k,    a_k = n_k, or 1
                  psi_c = the same over all sites, or over those that annotate class c
 
-The published methods that are FedAvg but for one of these each derive from `Composed` and set what they
-change; `weights`, `rows`, `label_view` and `batch_norm` mean the same in all of them.
+The published methods that are FedAvg but for one of these each derive from `Composed` and have what they
+change as a field; `weights`, `rows`, `label_view` and `batch_norm` mean the same in all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Literal
 
@@ -94,8 +94,8 @@ class Composed(LocalAveraging):
             )
 
     def __post_init__(self) -> None:
-        check_needs(self._parts, self.labels)
-        if self.softmax == "balanced" and not any(isinstance(part, BalancedSoftmax) for part in self._parts):
+        check_needs(self.parts, self.labels)
+        if self.softmax == "balanced" and not any(isinstance(part, BalancedSoftmax) for part in self.parts):
             raise ConfigError(
                 f"method.softmax=balanced: {type(self.supervised).__name__} already replaces the loss; "
                 "set method.softmax=plain"
@@ -103,21 +103,29 @@ class Composed(LocalAveraging):
 
     @property
     def supervised(self) -> Supervised:
-        """The loss of known labels."""
-        return BalancedSoftmax() if self.softmax == "balanced" else CrossEntropy(self.class_weights)
+        """The loss of known labels: the first of the parts."""
+        loss, *_ = self.parts
+        assert isinstance(loss, Supervised)
+        return loss
 
     @property
     def terms(self) -> tuple[Term, ...]:
-        """What is added to it."""
-        return ()
+        """What is added to it: the terms among the parts."""
+        return tuple(part for part in self.parts if isinstance(part, Term))
 
     @property
-    def _parts(self) -> tuple[Part, ...]:
-        return (self.supervised, *self.terms)
+    def parts(self) -> tuple[Part, ...]:
+        """The fields that are parts, the loss first; without a loss the cross-entropy, as `softmax` says."""
+        fields_ = (getattr(self, one.name) for one in fields(self))
+        parts = [part for part in fields_ if isinstance(part, Part)]
+        loss = next((part for part in parts if isinstance(part, Supervised)), None)
+        if loss is None:
+            loss = BalancedSoftmax() if self.softmax == "balanced" else CrossEntropy(self.class_weights)
+        return (loss, *(part for part in parts if part is not loss))
 
     @property
     def labels(self) -> LabelUse:
-        needs = [part.needs for part in self._parts]
+        needs = [part.needs for part in self.parts]
         of_run = RETRAINED_TYPES if self.retrain else SEVERAL
         types = tuple(kind for kind in of_run if all(kind in need.label_types for need in needs))
         return LabelUse(self.label_view, self.unknown, types, pseudo=any(need.pseudo for need in needs))
@@ -126,7 +134,7 @@ class Composed(LocalAveraging):
         return then_retrained(super().phases, self.retrain, rounds)
 
     def adapted(self, spec: ModelSpec) -> ModelSpec:
-        for part in self._parts:
+        for part in self.parts:
             spec = part.adapted(spec)
         if MODELS[spec.name].reads != "image":
             for term in self.terms:

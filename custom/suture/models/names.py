@@ -16,7 +16,7 @@ from suture.core.labels import canonical
 from suture.data.embedding import signs
 from suture.protocol.packing import read_tensors
 
-GRAMS = (3, 4, 5)
+_GRAMS = (3, 4, 5)
 """Lengths of the runs of letters that a name is taken apart into."""
 
 
@@ -46,7 +46,7 @@ def _hashed(names: Sequence[str], width: int) -> Tensor:
     rows = np.zeros((len(names), width))
     for row, name in zip(rows, names, strict=True):
         text = f" {name.lower()} "
-        for n in GRAMS:
+        for n in _GRAMS:
             for start in range(len(text) - n + 1):
                 row += signs(text[start : start + n], width)
     return torch.from_numpy(rows)

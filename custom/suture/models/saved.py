@@ -51,7 +51,7 @@ def save_model(model: Classifier, spec: ModelSpec, folder: Path, facts: Mapping[
 
 
 @validated(frozen=True, config=OPEN)
-class Description:
+class _Description:
     """The content of model.json; it has more facts.
 
     Attributes:
@@ -108,7 +108,7 @@ def load_model(folder: Path) -> tuple[Classifier, Preprocessing]:
     return model.eval(), found.preprocessing
 
 
-LARGEST_WEIGHTS = 2**33
+_LARGEST_WEIGHTS = 2**33
 """Largest number of bytes of a model's weights; those of the largest backbone have a tenth of it."""
 
 
@@ -121,8 +121,8 @@ def weights_digest(folder: Path) -> str:
     """
     path = folder / "model.safetensors"
     with open_regular(path) as file:
-        if (size := os.fstat(file.fileno()).st_size) > LARGEST_WEIGHTS:
-            raise DataError(f"{path} has {size:,} bytes; the limit is {LARGEST_WEIGHTS:,}; restore it")
+        if (size := os.fstat(file.fileno()).st_size) > _LARGEST_WEIGHTS:
+            raise DataError(f"{path} has {size:,} bytes; the limit is {_LARGEST_WEIGHTS:,}; restore it")
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -144,7 +144,7 @@ def load_spec(folder: Path) -> ModelSpec:
     return _described(folder).model
 
 
-def _described(folder: Path) -> Description:
+def _described(folder: Path) -> _Description:
     path = folder / "model.json"
     if not path.is_file():
         raise ConfigError(f"{folder} does not contain model.json; name the model/ folder of a finished run")
@@ -155,7 +155,7 @@ def _described(folder: Path) -> Description:
         if isinstance(model := content.get("model"), dict):
             settings = lasting({f"model.{key}": value for key, value in model.items()})
             content["model"] = {key.removeprefix("model."): value for key, value in settings.items()}
-        found = parse(Description, content, "model.json")
+        found = parse(_Description, content, "model.json")
         check_portable(found.model, str(path))
     except SutureError as error:
         raise ConfigError(f"{folder} cannot be read as a model: {error}") from error

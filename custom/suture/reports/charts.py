@@ -7,11 +7,13 @@ neither the page's colours nor the dark. (Matplotlib draws the pictures of `sutu
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from suture.protocol.records import Round, Run
 from suture.reports.formatting import count
 
 # No screen shows a chart narrower than this, so that its 11 px letters are at least that.
@@ -189,15 +191,17 @@ def line_chart(
     return Chart(title, _x_ticks(rounds, x), ticks, traces, starts, mark)
 
 
-def line_charts(
-    series: Mapping[str, Sequence[Series]],
-    rounds: Sequence[int],
-    phases: Sequence[int] = (),
-    selected: int | None = None,
-) -> list[Chart]:
-    """Return a `line_chart` for each title that has a value; none if there is no round."""
-    charts = (line_chart(title, rounds, lines, phases, selected) for title, lines in series.items())
+def round_charts(run: Run, history: Sequence[Round], series: Mapping[str, Sequence[Series]]) -> list[Chart]:
+    """Return a chart of lines over the rounds of a run for each title that has a value."""
+    rounds, starts = [r.round for r in history], [first for first, _ in phases_of(history)[1:]]
+    charts = (line_chart(title, rounds, lines, starts, run.selected_round) for title, lines in series.items())
     return [chart for chart in charts if chart]
+
+
+def phases_of(history: Sequence[Round]) -> list[tuple[int, str]]:
+    """Return the first round and the name of each phase."""
+    runs = itertools.groupby(history, key=lambda r: r.phase)
+    return [(next(rounds).round, name) for name, rounds in runs]
 
 
 def bar_chart(title: str, rounds: Sequence[int], series: Sequence[Series]) -> Chart | None:

@@ -14,7 +14,7 @@ from suture.models import ModelSpec
 from suture.protocol.records import Run
 from suture.reports.formatting import leaves
 
-MATTER = frozenset({"local.lr", "local.epochs", "local.batch_size", "name", "size"})
+_MATTER = frozenset({"local.lr", "local.epochs", "local.batch_size", "name", "size"})
 """Settings that a reader looks for, whether or not they were changed."""
 
 
@@ -24,7 +24,7 @@ class Settings:
 
     Attributes:
         title: of the part.
-        shown: those that differ from their defaults, and those of `MATTER`.
+        shown: those that differ from their defaults, and those of `_MATTER`.
         rest: those left at their defaults.
     """
 
@@ -52,5 +52,5 @@ def _parted(title: str, values: Mapping[str, Any], default: Callable[[], Any]) -
     except (SutureError, TypeError, KeyError, ValueError):  # a method unknown here, or one without defaults
         usual = {}
     given = leaves(values)
-    shown = [(k, v) for k, v in given if k in MATTER or k not in usual or usual[k] != v]
+    shown = [(k, v) for k, v in given if k in _MATTER or k not in usual or usual[k] != v]
     return Settings(title, tuple(shown), tuple(pair for pair in given if pair not in shown))

@@ -32,7 +32,7 @@ _SMALL = Chart("", width=108, height=108, left=4, right=104, top=4, bottom=104)
 
 Points = Sequence[Point]
 
-Band = Sequence[tuple[float, float, float]]
+_Band = Sequence[tuple[float, float, float]]
 """Points on the first axis with the bounds on the second."""
 
 
@@ -71,12 +71,12 @@ def class_charts(found: Diagrams) -> list[Chart]:
         _large(f"Sensitivity by 1 − specificity (ROC), area {area(found):.2f}", [
             _trace("no skill", 7, _DIAGONAL),
             _trace("all sites", 0, roc, band=roc_band),
-            _trace("threshold", 2, *roc_bars(found.chosen, found)),
+            _trace("threshold", 2, *_roc_bars(found.chosen, found)),
         ]),
         _large(f"Precision by recall, prevalence {found.prevalence:.0%}", [
             _trace("no skill", 7, chance),
             _trace("all sites", 0, precision, band=precision_band),
-            _trace("threshold", 2, *precision_bars(found.chosen, found)),
+            _trace("threshold", 2, *_precision_bars(found.chosen, found)),
         ]),
         _large("Share of positives by calibrated probability", [
             _trace("calibrated", 7, _DIAGONAL),
@@ -104,7 +104,7 @@ def _at_site(site: str, found: Diagrams, under: tuple[Points, Points]) -> SiteCu
     images = found.images or (0, 0)
     charts = []
     for what, curve, below, bars in zip(
-        ("ROC", "precision by recall"), _curves(found), under, (roc_bars, precision_bars), strict=True
+        ("ROC", "precision by recall"), _curves(found), under, (_roc_bars, _precision_bars), strict=True
     ):
         used, chosen = bars(found.own or found.chosen, found), bars(found.chosen, found)
         traces = [
@@ -148,7 +148,7 @@ def precisions(rates: Points, prevalence: float) -> Points:
     return found
 
 
-def roc_bars(rates: Point | None, found: Diagrams) -> list[Points]:
+def _roc_bars(rates: Point | None, found: Diagrams) -> list[Points]:
     """Return an operating point in the ROC with its Wilson intervals: two bars, then the point."""
     if rates is None:
         return []
@@ -157,8 +157,8 @@ def roc_bars(rates: Point | None, found: Diagrams) -> list[Points]:
     return _cross(x, y) if found.images else [[(1 - spec, sens)]]
 
 
-def precision_bars(rates: Point | None, found: Diagrams) -> list[Points]:
-    """Return an operating point by recall and precision, as `roc_bars`; none where no image is positive."""
+def _precision_bars(rates: Point | None, found: Diagrams) -> list[Points]:
+    """Return an operating point by recall and precision, as `_roc_bars`; none where no image is positive."""
     at = precisions([rates] if rates else [], found.prevalence)
     if not rates or not at or not found.images:
         return [at] if at else []
@@ -178,7 +178,7 @@ def _cross(x: Estimate, y: Estimate) -> list[Points]:
     ]
 
 
-def _bands(found: Diagrams) -> tuple[Band, Band]:
+def _bands(found: Diagrams) -> tuple[_Band, _Band]:
     """Return the intervals of the sensitivity, and of the precision: a share of those called positive."""
     if not found.images:
         return (), ()
@@ -196,7 +196,7 @@ def _reliability(found: Diagrams) -> list[Points]:
 
 
 def _trace(
-    name: str, tone: int, *lines: Points, band: Band = (), frame: Chart = _ALL, look: Look = ""
+    name: str, tone: int, *lines: Points, band: _Band = (), frame: Chart = _ALL, look: Look = ""
 ) -> Trace:
     x, y = _scales(frame)
     outline = [(at, high) for at, _, high in band] + [(at, low) for at, low, _ in reversed(band)]

@@ -18,7 +18,7 @@ from suture.protocol.records import Metrics, parse
 from suture.reports.charts import Chart, Series, line_chart
 from suture.reports.formatting import count
 
-WITHIN = 0.01
+_WITHIN = 0.01
 """An AUROC counts as the best of its run if it is at most this far below it."""
 
 TITLES = {"auroc": "AUROC", "precision": "Precision", "recall": "Recall", "f1": "F1", "epochs": "Epochs"}
@@ -40,8 +40,8 @@ class TunedRun:
 
     @property
     def epochs(self) -> int:
-        """The first epoch, from 1, whose AUROC is within `WITHIN` of the best."""
-        found = self.reaches(max(self.auroc) - WITHIN)
+        """The first epoch, from 1, whose AUROC is within `_WITHIN` of the best."""
+        found = self.reaches(max(self.auroc) - _WITHIN)
         assert found is not None
         return found
 
@@ -171,7 +171,7 @@ def finetuning_table(tuned: FinetuningResults) -> Table:
     table = Table(
         title=f"Fine-tuned from {begun}",
         caption=f"runs: {how.runs}, of {how.epochs} epochs each; AUROC: mean ± SD; Epochs: until "
-        f"within {WITHIN:g} of the best AUROC; Examples: trained on / tested on",
+        f"within {_WITHIN:g} of the best AUROC; Examples: trained on / tested on",
         title_justify="left",
         show_edge=False,
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from suture.core.plain import open_regular
 
 
-class Follower(threading.Thread):
+class _Follower(threading.Thread):
     """Calls a function with each line that is appended to a file from now on.
 
     Args:
@@ -58,8 +58,8 @@ class Follower(threading.Thread):
 
 @contextmanager
 def followed(events: Path, take: Callable[[str], None]) -> Iterator[None]:
-    """Call a function with each line that is appended to a file while the block runs; see `Follower`."""
-    follower = Follower(events, take)
+    """Call a function with each line that is appended to a file while the block runs; see `_Follower`."""
+    follower = _Follower(events, take)
     follower.start()
     try:
         yield

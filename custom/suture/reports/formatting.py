@@ -104,3 +104,7 @@ def _significant(value: float) -> str:
 def leaves(settings: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return nested settings one by one, under dotted names."""
     return [leaf for name, value in settings.items() for leaf in flat(name, value).items()]
+
+
+FORMATS = (area, stepped, hundredths, interval, count, size, duration, date_time, percent, setting, leaves)
+"""The filters of a page's template."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from suture.protocol.records import Diagnostic, Member, Round, Run, SiteRound, informative_weights
-from suture.reports.charts import Chart, Series, line_charts, scatter_chart
+from suture.reports.charts import Chart, Series, round_charts, scatter_chart
 
 TITLES = {
     "pseudo_positive": "Positive pseudo-labels, per site",
@@ -52,27 +52,21 @@ class Shares:
     unchanged: frozenset[str]
 
 
-def method_sections(
-    run: Run, history: Sequence[Round], diagnostics: Sequence[Diagnostic], phases: Sequence[int]
-) -> dict[str, Any]:
-    """Return the template's values for these sections; they are empty where the method has no such figures.
-
-    Args:
-        phases: the first round of each phase after the first.
-    """
+def method_sections(run: Run, history: Sequence[Round], diagnostics: Sequence[Diagnostic]) -> dict[str, Any]:
+    """Return the template's values for these sections, which are empty where a method has no such figures."""
     checked = checked_pseudo_labels(run.labels, diagnostics)
     return {
-        "pseudo_labels": pseudo_label_charts(run, history, phases),
+        "pseudo_labels": pseudo_label_charts(run, history),
         "checked": {site: [*rows, total(rows)] for site, rows in checked.items()},
         "row_shares": row_shares(run, history),
-        "row_share_charts": row_share_charts(run, history, phases),
-        "weights": weight_charts(run, history, phases),
+        "row_share_charts": row_share_charts(run, history),
+        "weights": weight_charts(run, history),
         "weight_is": meaning_of_weights(run),
         "divergence": divergence_charts(run, diagnostics),
     }
 
 
-def weight_charts(run: Run, history: Sequence[Round], phases: Sequence[int]) -> list[Chart]:
+def weight_charts(run: Run, history: Sequence[Round]) -> list[Chart]:
     """Return two charts over rounds: each site's weight, and its share of the sum of all weights.
 
     Fed-MAS, Elbatel et al. 2023, Figs. 2c, 2d, 3b and 3c. There are none where every site counts once, or
@@ -89,7 +83,7 @@ def weight_charts(run: Run, history: Sequence[Round], phases: Sequence[int]) -> 
             ("Share of the sum of weights, %, per site", shares),
         )
     }
-    return line_charts(series, [r.round for r in history], phases, run.selected_round)
+    return round_charts(run, history, series)
 
 
 def meaning_of_weights(run: Run) -> str | None:
@@ -130,7 +124,7 @@ def divergence_charts(run: Run, diagnostics: Sequence[Diagnostic]) -> tuple[int,
     return number, [chart for chart in charts if chart]
 
 
-def pseudo_label_charts(run: Run, history: Sequence[Round], phases: Sequence[int]) -> list[Chart]:
+def pseudo_label_charts(run: Run, history: Sequence[Round]) -> list[Chart]:
     """Return a chart with a line per site for each scalar of `TITLES` that a site has recorded.
 
     Multiclass labels have no chart of negative pseudo-labels: they follow from the positive one of the image.
@@ -140,7 +134,7 @@ def pseudo_label_charts(run: Run, history: Sequence[Round], phases: Sequence[int
         for key, title in TITLES.items()
         if key != "pseudo_negative" or run.label_type != "multiclass"
     }
-    return line_charts(series, [r.round for r in history], phases, run.selected_round)
+    return round_charts(run, history, series)
 
 
 def checked_pseudo_labels(
@@ -178,7 +172,7 @@ def row_shares(run: Run, history: Sequence[Round]) -> tuple[int, list[Shares]] |
     return last.round, [_shares(run, last, run.labels[start : start + _ACROSS]) for start in starts]
 
 
-def row_share_charts(run: Run, history: Sequence[Round], phases: Sequence[int]) -> list[Chart]:
+def row_share_charts(run: Run, history: Sequence[Round]) -> list[Chart]:
     """Return a chart for each class: each site's share of the row's weight over rounds, in per cent.
 
     A line is broken where a site gave the row no weight, or the round has no weights by class. There is no
@@ -191,7 +185,7 @@ def row_share_charts(run: Run, history: Sequence[Round], phases: Sequence[int]) 
         f"{label}, %": [Series(site, [_percent(found, site, i) for found in shares]) for site in run.sites]
         for i, label in enumerate(run.labels)
     }
-    return line_charts(series, [r.round for r in history], phases, run.selected_round)
+    return round_charts(run, history, series)
 
 
 def _percent(shares: Shares | None, site: str, label: int) -> float | None:

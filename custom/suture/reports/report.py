@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import unicodedata
@@ -31,7 +30,7 @@ from suture.protocol.records import (
     read_run,
 )
 from suture.reports import formatting as formats
-from suture.reports.charts import COLOURS, Chart, Scale, Series, Tick, bar_chart, line_charts
+from suture.reports.charts import COLOURS, Chart, Scale, Series, Tick, bar_chart, phases_of, round_charts
 from suture.reports.configuration import configuration
 from suture.reports.decision_section import decision_section
 from suture.reports.finetuning_results import nothing_measured, read_finetuning_results, section
@@ -75,20 +74,6 @@ class Example:
 
 Examples = Mapping[str, Sequence[Example]]
 """Images of each class, by its name."""
-
-FORMATS = (
-    "area",
-    "stepped",
-    "hundredths",
-    "interval",
-    "count",
-    "size",
-    "duration",
-    "date_time",
-    "percent",
-    "setting",
-    "leaves",
-)
 
 
 def write_report(run_dir: Path, prevalence: Mapping[str, float] | None = None) -> Path:
@@ -146,7 +131,7 @@ def render_report(
         metrics = None
     content = _content(run, history, metrics) | section(tuned)
     content["decisions"] = decision_section(metrics, run, prevalence)
-    content |= method_sections(run, history, read_diagnostics(run_dir), _phase_starts(history))
+    content |= method_sections(run, history, read_diagnostics(run_dir))
     ranked = [row.name for group in content["groups"] for row in group.rows] or run.labels
     content["examples"] = {name: examples[name] for name in ranked if name in examples} if examples else {}
     return templates().get_template("report.html").render(**content, live=live)
@@ -175,7 +160,7 @@ def templates(*folders: Path) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {name: getattr(formats, name) for name in FORMATS}
+    environment.filters |= {function.__name__: function for function in formats.FORMATS}
     environment.globals["colours"] = COLOURS
     return environment
 
@@ -208,7 +193,7 @@ def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[st
         "local_figures": _local_figures(metrics) if metrics else {},
         "common": common,
         "site_means": {s: mean_defined(v[c] for c in common) for s, v in sites.items()} if common else {},
-        "phases": _phases(history),
+        "phases": phases_of(history),
         "curves": _curves(run, history),
         "costs": _costs(history),
         "totals": _totals(history),
@@ -247,7 +232,7 @@ def _curves(run: Run, history: Sequence[Round]) -> list[Chart]:
         "Training loss, per site": _of_sites(run, history, lambda site: site.train_loss),
         "Query loss, per site": _of_sites(run, history, lambda site: site.scalars.get("query_loss")),
     }
-    return line_charts(series, [r.round for r in history], _phase_starts(history), run.selected_round)
+    return round_charts(run, history, series)
 
 
 def _update_charts(run: Run, history: Sequence[Round]) -> list[Chart]:
@@ -256,7 +241,7 @@ def _update_charts(run: Run, history: Sequence[Round]) -> list[Chart]:
         "Cosine to the mean of the other sites, per site": _of_sites(run, history, lambda site: site.cosine),
         "Norm of the update, per site": _of_sites(run, history, lambda site: site.norm),
     }
-    return line_charts(series, [r.round for r in history], _phase_starts(history), run.selected_round)
+    return round_charts(run, history, series)
 
 
 def _of_sites(run: Run, history: Sequence[Round], value: Callable[[SiteRound], float | None]) -> list[Series]:
@@ -265,17 +250,6 @@ def _of_sites(run: Run, history: Sequence[Round], value: Callable[[SiteRound], f
         Series(site, [value(r.sites[site]) if site in r.sites else None for r in history])
         for site in run.sites
     ]
-
-
-def _phases(history: Sequence[Round]) -> list[tuple[int, str]]:
-    """Return the first round and the name of each phase."""
-    runs = itertools.groupby(history, key=lambda r: r.phase)
-    return [(next(rounds).round, name) for name, rounds in runs]
-
-
-def _phase_starts(history: Sequence[Round]) -> list[int]:
-    """Return the first round of each phase after the first."""
-    return [first for first, _ in _phases(history)[1:]]
 
 
 def _costs(history: Sequence[Round]) -> list[Chart]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from rich.table import Table
 
 from suture.core.printable import printable
 from suture.core.targets import rich
-from suture.protocol.records import Metrics, Run, parse
+from suture.protocol.records import Metrics, Run
 from suture.reports.formatting import DASH, area, count, interval, stepped
 
 SHARED, UNIQUE, NOBODY = "At several sites", "At one site", "At no site"
@@ -116,37 +115,24 @@ def _best_first(row: Row) -> tuple[float, str]:
     return (1.0 if row.auroc is None else -row.auroc, row.name)
 
 
-def per_class_table(run: Mapping[str, Any], metrics: Mapping[str, Any]) -> Table:
-    """Return the terminal's table: the AUROC of every class by group, the means and the overall figures.
-
-    Args:
-        run: the content of run.json.
-        metrics: the content of metrics.json.
-
-    Raises:
-        DataError: one of them lacks a field or holds a wrong type.
-    """
-    return class_table(parse(Run, run, "run.json"), parse(Metrics, metrics, "metrics.json"))
-
-
-def class_table(checked: Run, scores: Metrics) -> Table:
-    """Return the table of `per_class_table` for records that were read."""
-    table = Table(title=_cell(checked.title), caption=_caption(scores), title_justify="left", show_edge=False)
+def class_table(run: Run, metrics: Metrics) -> Table:
+    """Return the terminal's table: the AUROC of every class by group, the means and the overall figures."""
+    table = Table(title=_cell(run.title), caption=_caption(metrics), title_justify="left", show_edge=False)
     for header in ("Class", "Annotated at"):
         table.add_column(header)
     for header in ("AUROC", "95 % CI", "Positives"):
         table.add_column(header, justify="right")
-    for group in class_groups(checked, scores):
+    for group in class_groups(run, metrics):
         _add(table, group)
-    bounds = interval(scores.mean_interval) if scores.mean_interval else ""
-    mean = f"[bold]{stepped(scores.mean_auroc, scores.coarsest)}"
+    bounds = interval(metrics.mean_interval) if metrics.mean_interval else ""
+    mean = f"[bold]{stepped(metrics.mean_auroc, metrics.coarsest)}"
     table.add_row("[bold]Mean (with an AUROC)", "", mean, bounds, "", end_section=True)
-    if scores.loss is not None:
-        loss = stepped(scores.loss, scores.loss_step)
+    if metrics.loss is not None:
+        loss = stepped(metrics.loss, metrics.loss_step)
         table.add_row("[bold]Loss (cross-entropy)", "", f"[bold]{loss}", "", "")
-    for name, value in overall(scores).items():
+    for name, value in overall(metrics).items():
         table.add_row(f"[bold]{name[:1].upper()}{name[1:]}", "", f"[bold]{area(value)}", "", "")
-    for frequency, value in scores.long_tail.accuracy.items():
+    for frequency, value in metrics.long_tail.accuracy.items():
         table.add_row(f"[bold]Accuracy, {_cell(frequency)} classes", "", f"[bold]{area(value)}", "", "")
     return table
 

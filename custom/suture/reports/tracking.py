@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 from suture.core.files import read_json
+from suture.core.validation import flat
 from suture.protocol.records import Metrics, Round, SiteRound, read_history, read_metrics, read_run
 from suture.reports.follow import followed
 from suture.reports.trackers import Facts, Tracker, open_sink, part_of_name
@@ -117,9 +117,9 @@ def facts(folder: Path) -> Facts:
         "selection": run.selection,
         "label_type": run.label_type,
         "env": run.env,
-        **_leaves("method", {"name": run.method.name, **run.method.hyperparameters}),
-        **_leaves("model", run.model),
-        **_leaves("augmentation", run.augmentation),
+        **flat("method", {"name": run.method.name, **run.method.hyperparameters}),
+        **flat("model", run.model),
+        **flat("augmentation", run.augmentation),
     }
     tags = {
         "suture.experiment": run.experiment,
@@ -129,12 +129,6 @@ def facts(folder: Path) -> Facts:
     }
     shown = {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()}
     return Facts(run.job, run.experiment, shown, tags, run.started.timestamp())
-
-
-def _leaves(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        return {name: value}
-    return {k: leaf for part, inner in value.items() for k, leaf in _leaves(f"{name}.{part}", inner).items()}
 
 
 def of_round(line: Round) -> dict[str, float]:

@@ -252,7 +252,7 @@ def export(model: AnyPath, to: Format, out: AnyPath, *, licence: str = "", opset
         from suture.export.bundle import NO_LICENCE, write_bundle
 
         return write_bundle(folder, Path(out), licence or NO_LICENCE)
-    from suture.export.torch_program import write_torch
+    from suture.export.program import write_torch
 
     return write_torch(open_model(folder), Path(out))
 

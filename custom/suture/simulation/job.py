@@ -6,8 +6,8 @@ Each `jobs/NAME/` defines one: its `job.toml` where it is data, its `job.py` whe
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
+import operator
 import sys
 import traceback
 import types
@@ -318,19 +318,12 @@ def _leaves(value: Any, prefix: tuple[str, ...] = (), *, absent: bool = False) -
 def _optional_part(value: Any, name: str) -> Any:
     """Return the part that an optional field would hold, as it is by default; None if it holds none."""
     kind: Any = bare(type(value).__pydantic_fields__[name].annotation)
-    if not dataclasses.is_dataclass(kind):
-        return None
-    make: Any = kind
-    return make()
+    return kind() if hasattr(kind, "__dataclass_fields__") else None
 
 
 def settings_of(job: Job) -> dict[str, Any]:
     """Return the value of every setting of a job by its dotted name."""
-    return {name: _at(job, path) for name, path in _leaves(job).items()}
-
-
-def _at(value: Any, path: tuple[str, ...]) -> Any:
-    return functools.reduce(getattr, path, value)
+    return {name: operator.attrgetter(name)(job) for name in _leaves(job)}
 
 
 def _path(job: Job, key: str) -> tuple[str, ...]:

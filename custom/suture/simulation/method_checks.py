@@ -37,7 +37,7 @@ from suture.simulation.trial import SITES, Trial, least_rounds
 from suture.simulation.variants import alternatives, changed, names, numbers, with_value, within
 
 SMALL = ModelSpec("cnn", size=16)
-RATE = 1e-2
+_RATE = 1e-2
 """A learning rate at which the small network moves."""
 
 
@@ -137,7 +137,7 @@ def subject_of(
     local = replace(method.local, final_lr=None, warmup_epochs=0)
     if not method.about.fixed_batches:
         steps = local.iterations and min(local.iterations, 3)
-        local = replace(local, lr=RATE, batch_size=8, iterations=steps)
+        local = replace(local, lr=_RATE, batch_size=8, iterations=steps)
     if isinstance(retrain := getattr(method, "retrain", None), Retraining):
         method = changed(method, retrain=replace(retrain, rounds=1, batch_size=8))
     return Subject(changed(method, local=local), model or SMALL, variants or {}, exempt)
@@ -409,7 +409,7 @@ def _loss_of(method: Method, line: Mapping[str, Any], label_type: LabelType) -> 
 
 def a_sites_own_learning_rate_is_used(subject: Subject) -> None:
     """A site that sets its learning rate sends what it would send were that the job's."""
-    own = RATE / 8
+    own = _RATE / 8
     slower = replace(subject, method=changed(subject.method, local=replace(subject.method.local, lr=own)))
     with (
         subject.trial(subject.first, rates={"alpha": own}) as site,
@@ -426,7 +426,9 @@ def a_sites_own_learning_rate_is_used(subject: Subject) -> None:
 def a_warm_up_trains_the_head_alone(subject: Subject) -> None:
     """In its phase the backbone rests, and the head moves."""
     try:
-        method = changed(subject.method, local=replace(subject.method.local, warmup_epochs=2, warmup_lr=RATE))
+        method = changed(
+            subject.method, local=replace(subject.method.local, warmup_epochs=2, warmup_lr=_RATE)
+        )
     except (SutureError, ValidationError):
         return  # the method has no warm-up and says so
     with replace(subject, method=method).trial(subject.first, rounds=2) as trial:

@@ -88,7 +88,7 @@ def class_lists(
 
     Args:
         kind: ``published``, the lists of Surgical Aggregation 2024 (NIH only); ``disjoint`` and ``single``,
-            see `disjoint_classes`; ``round_robin``, see `assigned_classes`; ``all`` classes at every site.
+            see `_disjoint_classes`; ``round_robin``, see `assigned_classes`; ``all`` classes at every site.
         labels: every class.
         clients: number of sites; ``single`` has as many as there are classes.
         shared: choose the published lists of four sites that all know this many classes.
@@ -106,10 +106,10 @@ def class_lists(
         return (labels,) * clients
     if kind == "round_robin":
         return assigned_classes(labels, clients, per_client)
-    return disjoint_classes(labels, None if kind == "single" else clients, seed)
+    return _disjoint_classes(labels, None if kind == "single" else clients, seed)
 
 
-def disjoint_classes(labels: LabelSet, clients: int | None, seed: int) -> tuple[LabelSet, ...]:
+def _disjoint_classes(labels: LabelSet, clients: int | None, seed: int) -> tuple[LabelSet, ...]:
     """Assign every class to one site, in the order of a seeded shuffle.
 
     Two sites get seven classes of NIH each, as in the MIDL 2023 version of Surgical Aggregation, whose own

@@ -26,7 +26,7 @@ from suture.simulation.phantom import FINDINGS, Anatomy, Image, Rng, chest
 _MANY = 2_000
 """Images from which on another process draws: its imports take as long as 700 images."""
 
-PREVALENCE: dict[str, float] = {
+_PREVALENCE: dict[str, float] = {
     "Atelectasis": 0.14,
     "Cardiomegaly": 0.18,
     "Consolidation": 0.14,
@@ -39,7 +39,7 @@ PREVALENCE: dict[str, float] = {
     "Support Devices": 0.15,
 }
 
-TOGETHER: dict[tuple[str, str], float] = {
+_TOGETHER: dict[tuple[str, str], float] = {
     ("Cardiomegaly", "Pleural Effusion"): 0.22,
     ("Cardiomegaly", "Edema"): 0.25,
     ("Pleural Effusion", "Atelectasis"): 0.18,
@@ -137,12 +137,12 @@ Part = tuple[NDArray[np.uint8], NDArray[np.float32], tuple[str, ...]]
 """Images ``[n, size, size]``, labels ``[n, len(FINDINGS)]`` (all known), and the patient of each."""
 
 
-def findings_of(rng: Rng, before: frozenset[str] | None = None) -> frozenset[str]:
+def _findings_of(rng: Rng, before: frozenset[str] | None = None) -> frozenset[str]:
     """Draw the findings of an image; a follow-up image shows most findings of the one `before` it."""
     found: set[str] = set()
-    for name in sorted(PREVALENCE, key=lambda n: n not in {first for first, _ in TOGETHER}):
-        chance = PREVALENCE[name] + sum(
-            more for (first, second), more in TOGETHER.items() if second == name and first in found
+    for name in sorted(_PREVALENCE, key=lambda n: n not in {first for first, _ in _TOGETHER}):
+        chance = _PREVALENCE[name] + sum(
+            more for (first, second), more in _TOGETHER.items() if second == name and first in found
         )
         if before is not None:
             chance = 0.85 if name in before else 0.2 * chance
@@ -151,29 +151,9 @@ def findings_of(rng: Rng, before: frozenset[str] | None = None) -> frozenset[str
     return frozenset(found)
 
 
-def generate(scanner: Scanner, n: int, spec: PhantomSpec, seed: int, prefix: str = "p") -> Part:
-    """Draw images of one scanner with all their labels."""
-    rng = np.random.default_rng(seed)
-    images = np.empty((n, spec.size, spec.size), dtype=np.uint8)
-    y = np.zeros((n, len(FINDINGS)), dtype=np.float32)
-    patients: list[str] = []
-    person = 0
-    while len(patients) < n:
-        anatomy, seen, person = Anatomy.draw(rng), None, person + 1
-        for _ in range(int(rng.integers(1, 4))):
-            if len(patients) == n:
-                break
-            seen = findings_of(rng, seen)
-            i = len(patients)
-            images[i] = scanner.take(chest(anatomy, seen, spec.size, spec.contrast, rng), rng)
-            y[i] = [name in seen for name in FINDINGS]
-            patients.append(f"{prefix}{person:05d}")
-    return images, y, tuple(patients)
-
-
 @dataclass(frozen=True)
 class Order:
-    """The arguments of `generate`."""
+    """Images of one scanner that are to be drawn, with all their labels."""
 
     scanner: Scanner
     n: int
@@ -183,7 +163,21 @@ class Order:
 
     def draw(self) -> Part:
         """Draw the images."""
-        return generate(self.scanner, self.n, self.spec, self.seed, self.prefix)
+        rng, spec, person = np.random.default_rng(self.seed), self.spec, 0
+        images = np.empty((self.n, spec.size, spec.size), dtype=np.uint8)
+        y = np.zeros((self.n, len(FINDINGS)), dtype=np.float32)
+        patients: list[str] = []
+        while len(patients) < self.n:
+            anatomy, seen, person = Anatomy.draw(rng), None, person + 1
+            for _ in range(int(rng.integers(1, 4))):
+                if len(patients) == self.n:
+                    break
+                seen = _findings_of(rng, seen)
+                i = len(patients)
+                images[i] = self.scanner.take(chest(anatomy, seen, spec.size, spec.contrast, rng), rng)
+                y[i] = [name in seen for name in FINDINGS]
+                patients.append(f"{self.prefix}{person:05d}")
+        return images, y, tuple(patients)
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Order:

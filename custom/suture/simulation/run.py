@@ -38,7 +38,7 @@ from suture.federation.site.left_out import read_left_out, write_left_out
 from suture.federation.site.site import Site
 from suture.federation.store import Rounds, experiment_folder, open_experiment
 from suture.federation.workers import Openers, Workers
-from suture.learning.finetuning import FILE, tune_targets
+from suture.learning.finetuning import FILE, TARGETS, tune_targets
 from suture.learning.samples import SiteSamples, load_samples, pooled
 from suture.methods.source import source_of
 from suture.models import CORPUS
@@ -170,6 +170,23 @@ def _begin(job: Job, folder: Path, env: str) -> tuple[Job, list[str]]:
     return job, sites
 
 
+def finetune_on(job: Job, folder: Path, data: Path) -> bool:
+    """Fine-tune the model of a run on the tasks of the job's simulation, and write the run's report again.
+
+    Args:
+        folder: of the run.
+        data: of the simulated sites.
+
+    Returns:
+        False where there are no such tasks.
+    """
+    if not job.finetuning or not (data / TARGETS).is_dir():
+        return False
+    tune_targets(folder, job.finetuning, job.seed, data / TARGETS)
+    write_report(folder)
+    return True
+
+
 def _finish(job: Job, folder: Path) -> None:
     """Fine-tune the trained model where the job says so, collect the diagnostics, write report and card."""
     if job.finetuning:
@@ -239,32 +256,23 @@ def _rounds(
     processes: Simulator | Workers | None,
     workers: int | None,
 ) -> None:
-    """Run the federation, where it is to run."""
+    """Run the federation: in FLARE's simulator, or in a loop with the sites in this process or in several."""
     if isinstance(processes, Simulator):
         simulate(folder, min(workers or len(sites), len(sites)), processes)
-    else:
-        _loop(job, folder, sites, processes)
-
-
-def _loop(job: Job, out: Path, sites: list[str], processes: Workers | None) -> None:
-    """Run the federation in a plain loop, with the sites in this process or in several others."""
-    plan = job.plan(out.name)
-    configs = {name: load_site_config(out / "sites" / name / "suture.toml") for name in sites}
-    parties, origins = _parties(job, plan, out, configs)
-    held_out = load_server_config(out / "sites" / SERVER / "suture.toml").held_out
-    with closing(_transport(parties, configs, processes, out)) as transport:
-        federate(open_server(plan, job.schedule(), held_out, out.parent, origins), transport)
-
-
-def _transport(
-    parties: Openers, configs: Mapping[str, SiteConfig], processes: Workers | None, out: Path
-) -> Loop | Workers:
-    """Open the sites in this process, or in those that they share."""
+        return
+    plan = job.plan(folder.name)
+    configs = {name: load_site_config(folder / "sites" / name / "suture.toml") for name in sites}
+    parties, origins = _parties(job, plan, folder, configs)
+    held_out = load_server_config(folder / "sites" / SERVER / "suture.toml").held_out
+    transport: Loop | Workers
     if processes is None:
-        return Loop({name: opener() for name, opener in parties.items()})
-    images = {name: len(read_table(config.data).table.images) for name, config in configs.items()}
-    processes.open(parties, images, out / ".messages")
-    return processes
+        transport = Loop({name: opener() for name, opener in parties.items()})
+    else:
+        images = {name: len(read_table(config.data).table.images) for name, config in configs.items()}
+        processes.open(parties, images, folder / ".messages")
+        transport = processes
+    with closing(transport):
+        federate(open_server(plan, job.schedule(), held_out, folder.parent, origins), transport)
 
 
 def _parties(
@@ -374,7 +382,8 @@ def _check_run(out: Path, job: Job, *, resume: bool) -> None:
     if run.get("job") != job.name:
         raise ConfigError(f"{what}, not of {job.name}; choose another --out")
     done = isinstance(rounds, int) and rounds >= job.rounds and run.get("status") == "finished"
-    if done and not _untuned(out, job):
+    untuned = job.finetuning is not None and not (out / FILE).exists()
+    if done and not untuned:
         raise ConfigError(f"{what} with all its {rounds} rounds; request more with --rounds")
     _refuse_another(out, job)
 
@@ -417,11 +426,6 @@ def _refuse_other_limits(job: Job, before: bool, out: Path) -> None:
         raise ConfigError(
             f"{out} was started {how[0]} the sites' limits of disclosure; {how[1]} --limits to continue it"
         )
-
-
-def _untuned(out: Path, job: Job) -> bool:
-    """Return whether a run ended after its rounds and before its fine-tuning was done."""
-    return job.finetuning is not None and not (out / FILE).exists()
 
 
 @contextmanager

@@ -10,10 +10,10 @@ from statistics import median
 from suture.data.config import SiteConfig
 from suture.data.quality import Findings, Picture
 
-FAR = 40.0
+_FAR = 40.0
 """Gray levels between the mean of a site and that of the others from which on it is told."""
 
-TIMES = 2.0
+_TIMES = 2.0
 """How many times larger or smaller the images of a site are than the others', from which on it is told."""
 
 _SHOWN = 3
@@ -81,13 +81,13 @@ def differences(findings: Mapping[str, Findings]) -> Iterator[str]:
     """Yield a warning for what differs between the images of the sites and matters to one model."""
     facts = {site: [p.facts for p in found.pictures] for site, found in findings.items() if found.pictures}
     sides = {site: median(max(one.width, one.height) for one in of) for site, of in facts.items()}
-    for site in _outliers(sides, lambda a, b: max(a, b) >= TIMES * min(a, b)):
+    for site in _outliers(sides, lambda a, b: max(a, b) >= _TIMES * min(a, b)):
         yield (
             f"{site}: the longer side of its images has {sides[site]:.0f} pixels in the median, "
             f"elsewhere {_elsewhere(sides, site)}: after resizing, their sharpness differs"
         )
     means = {site: sum(one.mean for one in of) / len(of) for site, of in facts.items()}
-    for site in _outliers(means, lambda a, b: abs(a - b) > FAR):
+    for site in _outliers(means, lambda a, b: abs(a - b) > _FAR):
         yield (
             f"{site}: the mean gray level of its images is {means[site]:.0f}, elsewhere "
             f"{_elsewhere(means, site)}; look at them on the page: window, inversion or [data] bits?"

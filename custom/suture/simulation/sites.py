@@ -91,7 +91,7 @@ class PartitionedSites(ReleasedSites):
 TEXT = "text"
 """The column of documents of a simulated site."""
 
-ATTRIBUTE = "attribute"
+_ATTRIBUTE = "attribute"
 """The column of a simulated site by which figures are broken down."""
 
 _CELLS = {1.0: "1", 0.0: "0"}
@@ -250,7 +250,7 @@ def write_parts(to: Destination, pooled: Table, sites: Sequence[str]) -> list[st
         data[name] = HospitalConfig(
             root=pooled.root,
             table=table,
-            attribute_column=None if pooled.attributes is None else ATTRIBUTE,
+            attribute_column=None if pooled.attributes is None else _ATTRIBUTE,
             label_type=pooled.labels.label_type,
             color=True,
             groups=groups if name == SERVER else {},
@@ -273,7 +273,7 @@ def _rows_of(to: Destination, pooled: Table, sites: Sequence[str]) -> dict[str, 
 def write_site(folder: Path, table: Table, labels: LabelSet, name: str = "labels.csv") -> Path:
     """Write `folder/name` as a hospital has it; the images stay where they are.
 
-    The columns are image, patient, split, `TEXT` (for documents), the classes of `labels`, and `ATTRIBUTE`
+    The columns are image, patient, split, `TEXT` (for documents), the classes of `labels`, and `_ATTRIBUTE`
     (where the table has attributes). An unknown label is a blank cell.
 
     Returns:
@@ -295,7 +295,7 @@ def write_site(folder: Path, table: Table, labels: LabelSet, name: str = "labels
         for column, label in enumerate(labels)
     ]
     if table.attributes is not None:
-        columns.append((ATTRIBUTE, table.attributes))
+        columns.append((_ATTRIBUTE, table.attributes))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([no_formula(header) for header, _ in columns])
@@ -306,7 +306,7 @@ def write_site(folder: Path, table: Table, labels: LabelSet, name: str = "labels
     return path
 
 
-VARIABLES = {"device": "SUTURE_DEVICE", "threads": "SUTURE_THREADS", "amp": "SUTURE_AMP"}
+_VARIABLES = {"device": "SUTURE_DEVICE", "threads": "SUTURE_THREADS", "amp": "SUTURE_AMP"}
 """The variable of each setting of a suture.toml's [training] that simulated parties share."""
 
 
@@ -316,7 +316,7 @@ def devices() -> tuple[str, ...]:
 
 
 def this_machine() -> TrainingConfig:
-    """The [training] of a simulated party on the first device: the values of `VARIABLES`, else the defaults.
+    """The [training] of a simulated party on the first device: the values of `_VARIABLES`, else the defaults.
 
     Raises:
         ConfigError: torch does not know a device or cannot use it here, or a value does not fit.
@@ -346,11 +346,11 @@ def compute_on(device: str | None, threads: int | None = None, amp: bool = False
     given = {"device": device, "threads": threads, "amp": amp or None}
     settings = _environment() | {key: str(value) for key, value in given.items() if value is not None}
     _training(settings)
-    os.environ.update({VARIABLES[key]: value for key, value in settings.items()})
+    os.environ.update({_VARIABLES[key]: value for key, value in settings.items()})
 
 
 def _environment() -> dict[str, str]:
-    return {key: os.environ[name] for key, name in VARIABLES.items() if os.environ.get(name)}
+    return {key: os.environ[name] for key, name in _VARIABLES.items() if os.environ.get(name)}
 
 
 def _training(settings: Mapping[str, str]) -> TrainingConfig:
@@ -360,7 +360,7 @@ def _training(settings: Mapping[str, str]) -> TrainingConfig:
         if reason := unusable(name):
             raise ConfigError(
                 f"device {name!r} cannot be used here: {reason}; choose cpu, cuda, cuda:1 or, for sites in "
-                f"turn, cuda:0,cuda:1 with --device, or correct {VARIABLES['device']}"
+                f"turn, cuda:0,cuda:1 with --device, or correct {_VARIABLES['device']}"
             )
-    where = ", ".join(VARIABLES[key] for key in settings)
+    where = ", ".join(_VARIABLES[key] for key in settings)
     return parse(TrainingConfig, {**settings, "device": names[0]}, where)

@@ -33,7 +33,7 @@ from suture.simulation.site_images import (
     summarise,
 )
 
-SAY: dict[Split, str] = {"validation": "the selection of the round", "test": "the final figures"}
+_SAY: dict[Split, str] = {"validation": "the selection of the round", "test": "the final figures"}
 """What a split of a site has a say in."""
 
 
@@ -216,7 +216,7 @@ def _warnings(
         yield f"{describe(twins)}. Each is counted at each of its sites"
     yield from differences(findings)
     for site, found in findings.items():
-        for split, what in SAY.items():
+        for split, what in _SAY.items():
             if found.images and not found.images.get(split):
                 yield f"{site} has no {split} images, so it does not contribute to {what}"
         limits = configs[site].privacy
@@ -233,7 +233,7 @@ def _unmeasured(findings: Mapping[str, Findings]) -> Iterator[str]:
     """Classes without a positive image in a split, anywhere or at a site that annotates them."""
     lacking: dict[tuple[str, Split], list[str]] = {}
     for label, sites in _owners(findings).items():
-        for split in SAY:
+        for split in _SAY:
             without = [site for site in sites if not findings[site].counts[label][split].positives]
             if len(without) == len(sites):
                 yield f"{label!r}: no site has a positive {split} image, so its AUROC is not measured"
@@ -243,7 +243,7 @@ def _unmeasured(findings: Mapping[str, Findings]) -> Iterator[str]:
                     lacking.setdefault((site, split), []).append(label)
     for (site, split), labels in lacking.items():
         yield (
-            f"{site} has no positive {split} image of {', '.join(map(repr, labels))}: in {SAY[split]}, "
+            f"{site} has no positive {split} image of {', '.join(map(repr, labels))}: in {_SAY[split]}, "
             f"{'it is' if len(labels) == 1 else 'they are'} measured at other sites only"
         )
 

@@ -25,7 +25,7 @@ PAGE = "check.html"
 EXAMPLES = 6
 """Images that are shown of a site."""
 
-MOST_UNREADABLE = 20
+_MOST_UNREADABLE = 20
 """Unreadable images of a site that are named."""
 
 
@@ -82,7 +82,7 @@ def write_page(
             matrix=matrix(findings),
             rows=ROWS,
             splits=SPLITS,
-            most=MOST_UNREADABLE,
+            most=_MOST_UNREADABLE,
             examples={site: list(_examples(configs[site], found, size)) for site, found in findings.items()},
         )
     )

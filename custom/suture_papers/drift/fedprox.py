@@ -63,7 +63,3 @@ class FedProx(Composed):
 
     about = About("fedprox", "FedProx", "Li et al., MLSys 2020, Eq. 2", question="sites differ")
     proximal: Proximal = field(default_factory=Proximal)
-
-    @property
-    def terms(self) -> tuple[Term, ...]:
-        return (self.proximal,)

@@ -35,7 +35,7 @@ from suture.models import ModelSpec
 from suture.models.classifier import Classifier, Layout, frozen_copy, load_tensors, split_state
 from suture.protocol.egress import Channel, prefixed, within
 
-NECK = 256
+_NECK = 256
 """Width of the neck in the authors' program."""
 
 _PREVIOUS = "previous"
@@ -58,7 +58,7 @@ class Contrastive(Term):
         return self.mu > 0
 
     def adapted(self, spec: ModelSpec) -> ModelSpec:
-        return replace(spec, neck=spec.neck or NECK, projection=0)
+        return replace(spec, neck=spec.neck or _NECK, projection=0)
 
     def begin(self, site: SiteContext, round_: LocalRound) -> Value:
         previous = _previous(site, round_)
@@ -111,7 +111,3 @@ class MOON(Composed):
 
     about = About("moon", "MOON", "Li et al., CVPR 2021, Eqs. 1 and 3", question="sites differ")
     contrastive: Contrastive = field(default_factory=Contrastive)
-
-    @property
-    def terms(self) -> tuple[Term, ...]:
-        return (self.contrastive,)

@@ -96,7 +96,7 @@ class Kind(ABC):
         """Entry by entry, ``[n, c]``; `weight` ``[c]`` is that of a positive of each class."""
 
 
-class MultiLabel(Kind):
+class _MultiLabel(Kind):
     """Any subset of the classes is true of an image."""
 
     def entropy(self, p: Tensor, known: Tensor, reading: Reading) -> Tensor:
@@ -141,7 +141,7 @@ class MultiLabel(Kind):
         return weighted_bce(logits, y, weight)
 
 
-class SingleLabel(Kind):
+class _SingleLabel(Kind):
     """Exactly one class is true of an image; a labelled image is therefore known altogether."""
 
     def entropy(self, p: Tensor, known: Tensor, reading: Reading) -> Tensor:
@@ -187,7 +187,7 @@ class SingleLabel(Kind):
         return -y * F.log_softmax(logits, dim=1)
 
 
-KINDS: dict[LabelType, Kind] = {"multilabel": MultiLabel(), "multiclass": SingleLabel()}
+KINDS: dict[LabelType, Kind] = {"multilabel": _MultiLabel(), "multiclass": _SingleLabel()}
 
 
 def mix(certain: Targets, uncertain: Targets, share: float) -> Targets:

@@ -59,7 +59,7 @@ from suture.protocol.messages import TaskData, Update, ones
 
 Rescue = Literal["paper", "normalised"]
 
-FARTHEST = 4.0
+_FARTHEST = 4.0
 """The largest distance, of opposite directions."""
 
 LEAST = 1e-12
@@ -68,7 +68,7 @@ LEAST = 1e-12
 CLIP = 5.0
 """Largest norm of a step's gradient in the published program."""
 
-PRIOR = "prior"
+_PRIOR = "prior"
 """Name of the prior's features among a batch's inputs, ``[n, d]``."""
 
 
@@ -152,7 +152,7 @@ class FedMAS(LocalAveraging):
         local = self.local
         # Of batches without end an image can be in each one.
         passes = local.iterations * local.batch_size if local.iterations else local.epochs
-        return FARTHEST**2 * max(passes, local.warmup_epochs, self.retrain.epochs if self.retrain else 0)
+        return _FARTHEST**2 * max(passes, local.warmup_epochs, self.retrain.epochs if self.retrain else 0)
 
     def train(
         self, site: SiteContext, received: TaskData, round_: LocalRound
@@ -199,9 +199,9 @@ class Divergence:
 
     def __init__(self, site: SiteContext, method: FedMAS) -> None:
         self._site, self._method, self._task = site, method, site.model.labels.label_type
-        self._prior = prior_of(site)
+        self._prior = _prior_of(site)
         train = site.samples["train"]
-        self._train = replace(train, inputs={**train.inputs, PRIOR: self._remembered(train)})
+        self._train = replace(train, inputs={**train.inputs, _PRIOR: self._remembered(train)})
         self.images = torch.nan_to_num(train.y).sum(dim=0).double()
         self._counts = self.images.to(site.device)
         self._sums = torch.zeros_like(self._counts)
@@ -215,7 +215,7 @@ class Divergence:
         for batch in train.batches(site.batch_size or evaluation_batch(train.inputs, site.device)):
             ready = ready_inputs(site, batch).to(site.device)
             y = model.projector(model.features(ready.inputs))
-            sums += by_class(distance(y, ready.inputs[PRIOR]), ready.y)
+            sums += by_class(distance(y, ready.inputs[_PRIOR]), ready.y)
         return self._means(sums)
 
     def while_training(self) -> Tensor:
@@ -233,13 +233,13 @@ class Divergence:
                 yield batch
             else:
                 seen = self._prior.features(site.prepare.undone(batch.inputs["image"]))
-                yield replace(batch, inputs={**batch.inputs, PRIOR: seen})
+                yield replace(batch, inputs={**batch.inputs, _PRIOR: seen})
 
     def objective(self, model: Classifier, batch: Batch) -> Tensor:
         """L_sup + lambda_f L_f (Eq. 4); as in the program, L_sup of both heads."""
         z = model.features(batch.inputs)
         y = model.projector(z)
-        each = distance(y, batch.inputs[PRIOR])
+        each = distance(y, batch.inputs[_PRIOR])
         self._sums += by_class(each.detach(), batch.y)
         loss = self._supervised(model.head(z), batch) + self._method.distillation * each.mean()
         if model.second_head is not None:
@@ -258,13 +258,13 @@ class Divergence:
     def _remembered(self, train: Samples) -> Tensor:
         """The prior's features of the images as they are; in memory, once the site's cache has given them."""
         site = self._site
-        if PRIOR not in site.cache:
+        if _PRIOR not in site.cache:
             images = train.inputs["image"]
-            site.cache[PRIOR] = cached_features(self._prior, images, site.cache_dir, site.device, site.name)
-        return site.cache[PRIOR]
+            site.cache[_PRIOR] = cached_features(self._prior, images, site.cache_dir, site.device, site.name)
+        return site.cache[_PRIOR]
 
 
-def prior_of(site: SiteContext) -> Prior:
+def _prior_of(site: SiteContext) -> Prior:
     """The site's prior.
 
     Raises:
@@ -277,7 +277,7 @@ def prior_of(site: SiteContext) -> Prior:
 
 
 def distance(y: Tensor, target: Tensor) -> Tensor:
-    """Eq. 1, image by image: ``[n, d]`` twice to ``[n]`` in [0, `FARTHEST`]."""
+    """Eq. 1, image by image: ``[n, d]`` twice to ``[n]`` in [0, `_FARTHEST`]."""
     return 2 - 2 * (F.normalize(y, dim=1) * F.normalize(target, dim=1)).sum(dim=1)
 
 

@@ -32,7 +32,7 @@ from suture.models import MODELS, ModelSpec
 from suture.models.classifier import Preprocessing, by_channel
 from suture.models.priors.prior import LUMA
 
-BACKBONES = ("cnn", "resnet_small", "resnet18")
+_BACKBONES = ("cnn", "resnet_small", "resnet18")
 
 GROUP = 32
 """Images over which batch norm computes its statistics; MoCo's 256 a step were on 8 GPUs."""
@@ -40,16 +40,16 @@ GROUP = 32
 Report = Callable[[int, float], None]
 """A function that is called with the number of an epoch (from 1) and its mean loss."""
 
-YIQ = ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))
+_YIQ = ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))
 """Maps red, green and blue to brightness and two axes of colour, where a change of hue is a rotation."""
 
 TONE_CHANCE, GRAY_CHANCE, BLUR_CHANCE = 0.8, 0.2, 0.5
 """Probability that tone and hue of an image change at all, that it becomes gray, and that it is blurred."""
 
-BLUR = (0.1, 2.0)
-"""Range of the Gaussian filter's standard deviation, in pixels of an image of `WIDEST`."""
+_BLUR = (0.1, 2.0)
+"""Range of the Gaussian filter's standard deviation, in pixels of an image of `_WIDEST`."""
 
-WIDEST = 224
+_WIDEST = 224
 """Pixels."""
 
 KEYS, WEIGHT_DECAY = 128, 1e-4
@@ -78,7 +78,7 @@ class Pretraining:
     """What is trained, and how; the defaults are MoCo v2's except for backbone, epochs, batch and queue.
 
     Attributes:
-        backbone: one of `BACKBONES`.
+        backbone: ``cnn``, ``resnet_small`` or ``resnet18``.
         size: side of the images.
         color: whether they are in colour.
         epochs: passes over the images.
@@ -103,8 +103,8 @@ class Pretraining:
     views: Views = Views()
 
     def __post_init__(self) -> None:
-        if self.backbone not in BACKBONES:
-            raise unknown("backbone", self.backbone, BACKBONES)
+        if self.backbone not in _BACKBONES:
+            raise unknown("backbone", self.backbone, _BACKBONES)
         smallest = MODELS[self.backbone].smallest
         if self.size < smallest:
             raise ConfigError(f"{self.size} px is too small for {self.backbone}; {smallest} or more")
@@ -309,7 +309,7 @@ def view(images: Tensor, generator: torch.Generator, spec: Views) -> Tensor:
     images = color_jitter(resample(images, crops(n, generator, spec)), generator, spec)
     if images.shape[1] == 3:
         images = mixed(images, colours(n, generator, spec).to(images, non_blocking=True))
-    low, high = (sigma * images.shape[-1] / WIDEST for sigma in BLUR)
+    low, high = (sigma * images.shape[-1] / _WIDEST for sigma in _BLUR)
     rows = chosen(n, generator, BLUR_CHANCE).nonzero().flatten()
     sigma = low + (high - low) * torch.rand(len(rows), generator=generator)
     if not len(rows):
@@ -358,7 +358,7 @@ def colours(n: int, generator: torch.Generator, spec: Views) -> Tensor:
     turn = torch.eye(3).repeat(n, 1, 1)
     turn[:, 1, 1] = turn[:, 2, 2] = angle.cos()
     turn[:, 1, 2], turn[:, 2, 1] = -angle.sin(), angle.sin()
-    yiq = torch.tensor(YIQ)
+    yiq = torch.tensor(_YIQ)
     gray = torch.tensor(LUMA).expand(3, 3)
     turned: Tensor = torch.linalg.inv(yiq) @ turn @ yiq
     return (saturation * torch.eye(3) + (1 - saturation) * gray) @ turned

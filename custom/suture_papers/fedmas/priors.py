@@ -24,12 +24,12 @@ from suture.models.priors.prior import Prior, freeze
 SIZE = 224
 """Side of the images with which the networks of this module were trained, in pixels."""
 
-MOCO_FILE = "moco_v2_800ep_pretrain.pth.tar"
-MOCO_ENCODER = "module.encoder_q."
+_MOCO_FILE = "moco_v2_800ep_pretrain.pth.tar"
+_MOCO_ENCODER = "module.encoder_q."
 """How names begin of the tensors of the encoder that is used; a checkpoint may also hold its momentum copy
 and the queue."""
 
-CLIP_PREPROCESSING = Preprocessing(
+_CLIP_PREPROCESSING = Preprocessing(
     SIZE, True, 3, (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 )
 WIDTH, HEADS, PATCH, FEATURES = 768, 12, 32, 512
@@ -111,7 +111,7 @@ def clip_vitb32(path: Path, size: int | None = None) -> Prior:
     network = VisionTower()
     fill(network.state_dict(), renamed(tensors), str(path), "image encoder of CLIP ViT-B/32")
     return freeze(
-        "clip_vitb32", network, FEATURES, CLIP_PREPROCESSING, "CLIP ViT-B/32, 400 million captioned images"
+        "clip_vitb32", network, FEATURES, _CLIP_PREPROCESSING, "CLIP ViT-B/32, 400 million captioned images"
     )
 
 
@@ -126,11 +126,11 @@ def moco_resnet50(path: Path, size: int | None = None) -> Prior:
     """
     from torchvision.models import resnet50
 
-    tensors = _read_part(path, MOCO_ENCODER, f"MoCo v2 ({MOCO_FILE})")
+    tensors = _read_part(path, _MOCO_ENCODER, f"MoCo v2 ({_MOCO_FILE})")
     network = resnet50()
     width: int = network.fc.in_features
     network.fc = nn.Identity()
-    fill(network.state_dict(), tensors, str(path), f"ResNet-50 of MoCo v2; prior.path names {MOCO_FILE}")
+    fill(network.state_dict(), tensors, str(path), f"ResNet-50 of MoCo v2; prior.path names {_MOCO_FILE}")
     mean, std = IMAGENET
     preprocessing = Preprocessing(size or SIZE, True, 3, mean, std)
     return freeze("resnet50", network, width, preprocessing, "MoCo v2, ResNet-50, ImageNet without labels")
@@ -182,7 +182,7 @@ MOCO_RESNET50 = Entry(
     2048,
     224,
     "CC BY-NC 4.0, no commercial use",
-    f"the file {MOCO_FILE}",
+    f"the file {_MOCO_FILE}",
 )
 
 CLIP_VITB32 = Entry(

@@ -25,7 +25,7 @@ from suture.data.reading import Reading, frequent, indicators, read_columns, rea
 from suture.data.split import by_patient
 from suture.data.table import Table
 
-APACHE = ("CVA", "CHF", "Sepsis", "Asthma", "pulmonary", "Pneumonia", "Cardiomyopathy")
+_APACHE = ("CVA", "CHF", "Sepsis", "Asthma", "pulmonary", "Pneumonia", "Cardiomyopathy")
 """What PMFL looks for among the parts of `apacheadmissiondx`, which ", " separates."""
 
 LEAST = 100
@@ -107,7 +107,7 @@ def read_eicu(config: EicuConfig) -> Reading:
 
 def _apache(cell: str) -> set[str]:
     """The labels of PMFL that a cell names: "Sepsis, pulmonary" is two of them."""
-    return {canonical(part) for part in cell.split(", ") if part in APACHE}
+    return {canonical(part) for part in cell.split(", ") if part in _APACHE}
 
 
 def _group(diagnosis: str) -> str:

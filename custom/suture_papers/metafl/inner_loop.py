@@ -144,7 +144,7 @@ def adapt(
 
 
 @dataclass(frozen=True)
-class Adapted:
+class _Adapted:
     """A site's round: the losses on either half, and by what that of the query is to be differentiated.
 
     Attributes:
@@ -158,7 +158,7 @@ class Adapted:
 
 def adapted(
     site: SiteContext, loss: LabelLoss, round_: LocalRound, batches: int, *, second_order: bool
-) -> Adapted:
+) -> _Adapted:
     """Run the inner loop from the received model; the site's model then holds phi.
 
     Raises:
@@ -187,7 +187,7 @@ def adapted(
         raise NonFiniteLoss(f"{site.name}: the loss of round {round_.round} is not finite; lower local.lr")
     if second_order:
         load_tensors(model, {name: p.detach() for name, p in phi.items()})
-    return Adapted(theta, sum(losses) / len(losses) if losses else None, query_loss)
+    return _Adapted(theta, sum(losses) / len(losses) if losses else None, query_loss)
 
 
 def _differentiable(second_order: bool) -> AbstractContextManager[None]:

@@ -29,16 +29,16 @@ from suture_papers.chest_xrays.openi import FINDINGS, OpeniConfig
 from suture_papers.metafl.eicu import TEXTS, EicuText
 from suture_papers.public_data import data_folder
 
-Corpus = Literal["openi", "eicu", "mimic_reports"]
+_Corpus = Literal["openi", "eicu", "mimic_reports"]
 
-_FOLDERS: dict[Corpus, tuple[str, str]] = {
+_FOLDERS: dict[_Corpus, tuple[str, str]] = {
     "openi": ("openi_reports", "the archive of Open-i's reports"),
     "eicu": ("eicu_demo", "eICU"),
     "mimic_reports": ("mimic_cxr", "MIMIC-CXR's reports"),
 }
 _EICU = ("texts", "leaking_text", "admission_paths")
 
-_TABLES: dict[Corpus, str] = {
+_TABLES: dict[_Corpus, str] = {
     "openi": "NLMCXR_reports.tgz",
     "eicu": "patient.csv*",
     "mimic_reports": "mimic-cxr-2.0.0-chexpert.csv*",
@@ -47,9 +47,6 @@ _REPORTS = ("mimic-cxr-reports.zip", "mimic-cxr-reports.tar.gz")
 """Names of the archive of MIMIC's reports, where files/ is not unpacked."""
 
 First = Literal["positives", "negatives"]
-
-EICU_NEGATIVES = 3001
-"""The number of negatives that PMFL's program takes for a table of eICU."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -71,7 +68,7 @@ class SingleTargetSites:
         seed: of the disease tables.
     """
 
-    corpus: Corpus = "openi"
+    corpus: _Corpus = "openi"
     order: Annotated[tuple[str, ...], Field(min_length=2)] = FINDINGS
     training: Annotated[tuple[str, ...], Field(min_length=1)] = (*FINDINGS[1:5], FINDINGS[7])
     targets: tuple[str, ...] = (FINDINGS[5], FINDINGS[6], FINDINGS[0])

@@ -156,7 +156,3 @@ class ConDist(Composed):
     rows: Literal["all", "owners"] = "owners"
     unknown: Literal["negative", "masked"] = "masked"
     distil: Distillation = field(default_factory=Distillation)
-
-    @property
-    def terms(self) -> tuple[Term, ...]:
-        return (self.distil,)

@@ -113,14 +113,14 @@ def multilabel_targets(
     return present.to(p.dtype), unknown & (present | absent)
 
 
-def multilabel_loss(p: Tensor, strong_logits: Tensor, unknown: Tensor, thresholds: Thresholds) -> Tensor:
+def _multilabel_loss(p: Tensor, strong_logits: Tensor, unknown: Tensor, thresholds: Thresholds) -> Tensor:
     """The binary cross-entropy of kept entries over the number of all unknown ones; ``[n, c]`` each."""
     targets, kept = multilabel_targets(p, unknown, thresholds.positive, thresholds.negative)
     each = F.binary_cross_entropy_with_logits(strong_logits, targets.to(strong_logits), reduction="none")
     return torch.where(kept, each, 0.0).sum() / unknown.sum().clamp(min=1)
 
 
-def single_label_loss(p: Tensor, strong_logits: Tensor, unknown: Tensor, thresholds: Thresholds) -> Tensor:
+def _single_label_loss(p: Tensor, strong_logits: Tensor, unknown: Tensor, thresholds: Thresholds) -> Tensor:
     """The cross-entropy of kept images over the number of all unlabelled ones; ``[n, c]`` each.
 
     An image is unlabelled where any entry is unknown; its label is the likeliest class among those entries.
@@ -143,7 +143,7 @@ def pseudo_loss(
     Returns:
         a scalar; 0 if nothing is kept.
     """
-    loss = multilabel_loss if label_type == "multilabel" else single_label_loss
+    loss = _multilabel_loss if label_type == "multilabel" else _single_label_loss
     return loss(weak_p, strong_logits, unknown, thresholds)
 
 

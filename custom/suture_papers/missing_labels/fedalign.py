@@ -71,7 +71,7 @@ WIDTH = 256
 
 F1, MEASURED = "f1", "f1_measured"
 
-Fraction = Annotated[float, Field(ge=0, le=1)]
+_Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 @validated(frozen=True, config=STRICT)
@@ -90,9 +90,9 @@ class Matching:
 
     compare: Literal["probability", "similarity"] = "probability"
     threshold: float = 0.5
-    rank: Fraction = 0.999
-    f1: Fraction = 0.75
-    nearest: Fraction = 0.99
+    rank: _Fraction = 0.999
+    f1: _Fraction = 0.75
+    nearest: _Fraction = 0.99
 
     def labels(self, z: Tensor, y: Tensor, foreign: Tensor, f1: Tensor, label_type: LabelType) -> Tensor:
         """The labels with pseudo-labels of classes that the site does not annotate.

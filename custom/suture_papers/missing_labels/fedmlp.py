@@ -154,10 +154,6 @@ class FedMLP(Composed):
     tagging: Tagging = field(default_factory=Tagging)
     consistency: bool = False
 
-    @property
-    def _parts(self) -> tuple[Part, ...]:
-        return (self.supervised, self.tagging)
-
     def phases(self, rounds: int) -> tuple[Phase, ...]:
         """The warm-up, if there is one, and the two stages in the place of the main phase."""
         return in_two(super().phases(rounds), self.stage1, STAGE_1, STAGE_2)
@@ -192,7 +188,7 @@ class FedMLP(Composed):
         teacher = frozen_copy(site.model) if held else None
         loss = self.supervised.of(site, received, round_)
         learner = replace(with_tags(site, tags), augmentation=self.weak)
-        seen = partial(first_view if second else two_views, learner)
+        seen = partial(first_view if second else _two_views, learner)
         fitted = fit(
             learner,
             objective(loss, teacher),
@@ -249,7 +245,7 @@ def objective(loss: Loss, teacher: Classifier | None) -> Objective:
     return value
 
 
-def two_views(site: SiteContext, batch: Batch, noise: torch.Generator) -> Batch:
+def _two_views(site: SiteContext, batch: Batch, noise: torch.Generator) -> Batch:
     """Each image twice, ``[2n, ...]``: a mean over the batch is then that of ½ L_a + ½ L_b."""
     a, b = first_view(site, batch, noise), first_view(site, batch, noise)
     image = torch.cat([a.inputs["image"], b.inputs["image"]])

@@ -125,10 +125,6 @@ class FedNML(Composed):
     start: Share = 0.1
     soft_labels: SoftLabels = field(default_factory=SoftLabels)
 
-    @property
-    def _parts(self) -> tuple[Part, ...]:
-        return (self.supervised, self.soft_labels)
-
     def egress(self, layout: Layout) -> Egress:
         egress, counts = super().egress(layout), Channel(COUNTS, "site", (CLASSES,))
         kept = memory(soft="torch.float32", labelled="torch.bool")

@@ -135,7 +135,3 @@ class FedPU(Composed):
 
     about = About("fedpu", "FedPU", "Lin et al., ICML 2022; Deng et al., MICCAI 2023")
     positive_unlabelled: PositiveUnlabelled = field(default_factory=PositiveUnlabelled)
-
-    @property
-    def terms(self) -> tuple[Term, ...]:
-        return (self.positive_unlabelled,)

@@ -29,13 +29,13 @@ from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.averaging import owned
 from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed
-from suture.methods.roles import CrossEntropy, Needs, Part, Supervised, class_counts
+from suture.methods.roles import Needs, Part, Supervised, class_counts
 from suture.protocol.messages import TaskData
 
 
 @validated(frozen=True, config=STRICT)
-class Restricted(Supervised):
-    """The cross-entropy of restricted logits, a_c z_c.
+class Restricted(Part):
+    """How logits are restricted: a_c z_c.
 
     Attributes:
         alpha: of a class that the site lacks. The paper's program tries 0.1 to 0.9.
@@ -48,9 +48,6 @@ class Restricted(Supervised):
     )
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
     graded: bool = False
-
-    def of(self, site: SiteContext, received: TaskData, round_: LocalRound) -> Loss:
-        return Restricting(self, CrossEntropy()).of(site, received, round_)
 
     def factors(self, site: SiteContext) -> Tensor:
         """a, ``[c]`` in double precision."""
@@ -90,7 +87,3 @@ class FedRS(Composed):
     @property
     def supervised(self) -> Supervised:
         return Restricting(self.restricted, super().supervised)
-
-    @property
-    def _parts(self) -> tuple[Part, ...]:
-        return (self.restricted, super().supervised, *self.terms)

@@ -127,11 +127,3 @@ class FedVLS(Composed):
 
     suppression: LogitSuppression = field(default_factory=LogitSuppression)
     vacant: VacantDistillation = field(default_factory=VacantDistillation)
-
-    @property
-    def supervised(self) -> Supervised:
-        return self.suppression
-
-    @property
-    def terms(self) -> tuple[Term, ...]:
-        return (self.vacant,)

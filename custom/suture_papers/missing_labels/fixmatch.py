@@ -32,7 +32,7 @@ from suture.core.labels import LabelType
 from suture.core.validation import STRICT
 from suture.data.batch import Batch
 from suture.methods.base import About, hyperparameters
-from suture.methods.roles import Step, Term
+from suture.methods.roles import Step
 from suture_papers.missing_labels.confident import Confident, ConfidentLabels, Thresholds, multilabel_targets
 
 
@@ -92,7 +92,3 @@ class FixMatch(Confident):
         "fixmatch", "FixMatch", "Sohn et al., NeurIPS 2020; Deng et al., MICCAI 2023", images_only=True
     )
     pseudo_labels: PseudoLabels = field(default_factory=PseudoLabels)
-
-    @property
-    def terms(self) -> tuple[Term, ...]:
-        return (self.pseudo_labels,)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from suture.core.validation import STRICT
 from suture.methods.base import About, hyperparameters
-from suture.methods.roles import Step, Term
+from suture.methods.roles import Step
 from suture_papers.missing_labels.confident import Confident, ConfidentLabels
 
 
@@ -50,7 +50,3 @@ class FSSL(Confident):
         images_only=True,
     )
     received_labels: ReceivedLabels = field(default_factory=ReceivedLabels)
-
-    @property
-    def terms(self) -> tuple[Term, ...]:
-        return (self.received_labels,)

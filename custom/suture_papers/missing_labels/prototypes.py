@@ -27,7 +27,7 @@ PROTOTYPES, DEGREE = "prototypes", "learning_degree"
 OF_PROTOTYPES, OF_DEGREE = "prototype_images", "degree_images"
 """Channels up: the images behind P_c0 and P_c1 ``[c, 2]``, and behind d_c ``[c]``."""
 
-SURE = (0.3, 0.7)
+_SURE = (0.3, 0.7)
 """Probabilities below and above which an image counts for d."""
 
 WHY = {
@@ -83,7 +83,7 @@ def measured(site: SiteContext) -> dict[str, Tensor]:
         sums += torch.einsum("ncy,nd->cyd", of, f.double())
         counts += of.sum(dim=0)
         p = torch.sigmoid(site.model.head(f))
-        sure += ((p < SURE[0]) | (p > SURE[1])).sum(dim=0)
+        sure += ((p < _SURE[0]) | (p > _SURE[1])).sum(dim=0)
     sums, counts, sure = sums.cpu(), counts.float().cpu(), sure.float().cpu()
     own, step = owned(site).bool(), site.round_counts
     told = (own & (counts.amin(dim=1) >= site.min_count)).unsqueeze(1)

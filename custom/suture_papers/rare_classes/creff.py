@@ -106,10 +106,6 @@ class CReFF(Composed):
                 "sites would be unused; leave method.retrain out"
             )
 
-    @property
-    def _parts(self) -> tuple[Part, ...]:
-        return (*super()._parts, self.class_gradients)
-
     def adapted(self, spec: ModelSpec) -> ModelSpec:
         spec = super().adapted(spec)
         if spec.head != "linear" or spec.second_head:

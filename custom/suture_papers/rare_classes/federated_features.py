@@ -31,7 +31,7 @@ TINY = 1e-6
 """In the divisor of a cosine."""
 
 Count = Annotated[int, Field(ge=1, le=LIMIT)]
-Rate = Annotated[float, Field(gt=0)]
+_Rate = Annotated[float, Field(gt=0)]
 
 
 @validated(frozen=True, config=STRICT)
@@ -46,9 +46,9 @@ class FederatedFeatures:
 
     per_class: Count = 100
     steps: Count = 100
-    lr: Rate = 0.1
+    lr: _Rate = 0.1
     head_epochs: Count = 300
-    head_lr: Rate = 0.01
+    head_lr: _Rate = 0.01
 
     def matched(self, features: Tensor, classes: Tensor, rows: Tensor, target: Tensor) -> Tensor:
         """The features after the steps toward the gradients of the sites.

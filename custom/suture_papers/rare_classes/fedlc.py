@@ -28,7 +28,7 @@ from suture.methods.composed import Composed
 from suture.methods.roles import Needs, Supervised, class_counts
 from suture.protocol.messages import TaskData
 
-FEWEST = 1e-8
+_FEWEST = 1e-8
 """What counts as n_c of a class without images: its logit loses tau x 100."""
 
 
@@ -52,8 +52,8 @@ class Calibrated(Supervised):
 
 
 def calibration(counts: Tensor, tau: float) -> Tensor:
-    """tau n_c^(-1/4), ``[c]``; a class without images has `FEWEST`."""
-    return tau * counts.double().clamp(min=FEWEST).pow(-0.25)
+    """tau n_c^(-1/4), ``[c]``; a class without images has `_FEWEST`."""
+    return tau * counts.double().clamp(min=_FEWEST).pow(-0.25)
 
 
 def ce_against_others(logits: Tensor, y: Tensor, known: Tensor) -> Tensor:
@@ -84,7 +84,3 @@ class FedLC(Composed):
 
     about = About("fedlc", "FedLC", "Zhang et al., ICML 2022", question="classes rare")
     calibrated: Calibrated = field(default_factory=Calibrated)
-
-    @property
-    def supervised(self) -> Supervised:
-        return self.calibrated

@@ -65,7 +65,3 @@ class FocalFedAvg(Composed):
 
     about = About("focal", "FedAvg with focal loss", "Lin et al., ICCV 2017, Eq. 4", question="classes rare")
     focal: Focal = field(default_factory=Focal)
-
-    @property
-    def supervised(self) -> Supervised:
-        return self.focal

@@ -65,7 +65,7 @@ class LabelDistributionMargin(Supervised):
         shift = SCALE * margins(counts, self.largest)
         weights = effective_weights(counts, self.beta) if self.begins(round_) else torch.ones_like(counts)
         shift, weights = shift.to(site.device), weights.to(site.device)
-        return lambda logits, y, known: weighted_ce(
+        return lambda logits, y, known: _weighted_ce(
             logits - shift.to(logits) * (y == 1), y, known, weights.to(logits)
         )
 
@@ -89,7 +89,7 @@ def effective_weights(counts: Tensor, beta: float) -> Tensor:
     return raw * present.sum() / raw.sum() if present.any() else raw
 
 
-def weighted_ce(logits: Tensor, y: Tensor, known: Tensor, weights: Tensor) -> Tensor:
+def _weighted_ce(logits: Tensor, y: Tensor, known: Tensor, weights: Tensor) -> Tensor:
     """The mean of the cross-entropy of labelled rows, weighted by their classes' weights ``[c]``.
 
     Args:
@@ -114,7 +114,3 @@ class LDAM(Composed):
 
     about = About("ldam", "LDAM-FL", "Cao et al., NeurIPS 2019 (LDAM-DRW)", question="classes rare")
     margin: LabelDistributionMargin = field(default_factory=LabelDistributionMargin)
-
-    @property
-    def supervised(self) -> Supervised:
-        return self.margin

@@ -11,8 +11,7 @@ from suture.learning.comparison import Comparison, paired
 from suture.learning.metrics import mean_defined, mean_sd
 from suture_papers.tables.outcome import Outcome
 from suture_papers.tables.results import Result
-from suture_papers.tables.runs import values_of
-from suture_papers.tables.spec import Column, Pairs, Preset, TableSpec, Value
+from suture_papers.tables.spec import Column, Table, TableSpec, Value
 from suture_papers.tables.tuned_columns import epochs_text, goal_of, values_of_task
 
 DASH = "–"
@@ -75,61 +74,55 @@ class Line:
     published: Mapping[str, str]
 
 
-def lines(spec: TableSpec, preset: Preset, outcome: Outcome) -> list[Line]:
+def lines(outcome: Outcome) -> list[Line]:
     """Return the lines of the main table: every row of the preset, for every value of the series."""
-    return [
-        _line(spec, preset, outcome, row, x)
-        for x in values_of(spec, preset)
-        for row in spec.rows
-        if row not in preset.skip
-    ]
+    return [_line(outcome, row, x) for row, x in outcome.table.cells]
 
 
-def over_series(spec: TableSpec, preset: Preset, outcome: Outcome, column: Column) -> dict[str, Estimate]:
+def over_series(outcome: Outcome, column: Column) -> dict[str, Estimate]:
     """Compare each row with the reference over all values of the series, run by run.
 
     Source: Kulkarni et al. 2024, Figs. 6 and 7.
     """
+    table = outcome.table
+    spec = table.spec
 
     def values(row: str) -> list[float | None]:
         return [
             mean_of(spec, row, outcome.results[row, str(x)].get(seed), column)
-            for x in values_of(spec, preset)
-            for seed in preset.seeds
+            for x in table.values
+            for seed in table.preset.seeds
         ]
 
     reference = values(spec.reference)
     found = {}
-    for row in spec.rows:
-        if row not in preset.skip:
-            own = values(row)
-            against = None if row == spec.reference else paired(reference, own)
-            done = [r for x in values_of(spec, preset) for r in outcome.results[row, str(x)].values()]
-            why = why_undefined(spec, row, done, column)
-            found[row] = Estimate(*mean_sd(own, sample=True), tuple(own), against, why=why)
+    for row in table.rows:
+        own = values(row)
+        against = None if row == spec.reference else paired(reference, own)
+        done = [result for x in table.values for result in outcome.results[row, str(x)].values()]
+        why = why_undefined(spec, row, done, column)
+        found[row] = Estimate(*mean_sd(own, sample=True), tuple(own), against, why=why)
     return found
 
 
-def _line(spec: TableSpec, preset: Preset, outcome: Outcome, row: str, x: Value) -> Line:
-    own, described, pairs = outcome.results[row, str(x)], spec.rows[row], spec.pairs_in(preset)
-    columns = spec.columns_in(preset)
-    estimates = {c.name: _estimate(spec, pairs, outcome, row, x, c) for c in columns}
-    for column in columns:
-        if shows_interval(preset, column):
-            estimates[column.name] = _with_interval(spec, estimates[column.name], row, own, column)
+def _line(outcome: Outcome, row: str, x: Value) -> Line:
+    table, own = outcome.table, outcome.results[row, str(x)]
+    estimate = _tuned_estimate if table.pairs == "tuned" else _estimate
+    estimates = {column.name: estimate(outcome, row, x, column) for column in table.columns}
+    for column in table.columns:
+        if shows_interval(table, column):  # of a row of one run, in place of its SD, if one is stored
+            bounds = [_interval_of(table.spec, row, result, column) for result in own.values()]
+            estimates[column.name] = replace(
+                estimates[column.name], spread=math.nan, bounds=bounds[0] if len(bounds) == 1 else None
+            )
+    described = table.spec.rows[row]
     published = {head: text for head, text in described.published.items() if head in estimates}
-    tuned = outcome.tuned.get((row, str(x)))
-    runs = len(own)
-    if pairs == "tuned":
-        runs = max(len(one.values) for one in estimates.values())
-    return Line(row, described.name, x, runs, tuned, estimates, published)
+    runs = len(own) if table.pairs != "tuned" else max(len(one.values) for one in estimates.values())
+    return Line(row, described.name, x, runs, outcome.tuned.get((row, str(x))), estimates, published)
 
 
-def _estimate(
-    spec: TableSpec, pairs: Pairs, outcome: Outcome, row: str, x: Value, column: Column
-) -> Estimate:
-    if pairs == "tuned":
-        return _tuned_estimate(spec, outcome, row, column)
+def _estimate(outcome: Outcome, row: str, x: Value, column: Column) -> Estimate:
+    spec, pairs = outcome.table.spec, outcome.table.pairs
     own, reference = (outcome.results[name, str(x)] for name in (row, spec.reference))
     a: list[float | None]
     b: list[float | None]
@@ -148,33 +141,26 @@ def _estimate(
     return Estimate(*mean_sd(b, sample=sample), tuple(b), against, why=why)
 
 
-def shows_interval(preset: Preset, column: Column) -> bool:
+def shows_interval(table: Table, column: Column) -> bool:
     """Return whether a column shows the interval of each mean in place of the SD: in presets of one seed."""
-    return column.spread == "interval" and len(preset.seeds) == 1
+    return column.spread == "interval" and len(table.preset.seeds) == 1
 
 
-def _with_interval(
-    spec: TableSpec, estimate: Estimate, row: str, results: Mapping[int, Result], column: Column
-) -> Estimate:
-    """Replace the SD of a row of one run by the interval of its mean, if one is stored."""
-    found = [interval_of(spec, row, result, column) for result in results.values()]
-    return replace(estimate, spread=math.nan, bounds=found[0] if len(found) == 1 else None)
-
-
-def _tuned_estimate(spec: TableSpec, outcome: Outcome, row: str, column: Column) -> Estimate:
+def _tuned_estimate(outcome: Outcome, row: str, _: Value, column: Column) -> Estimate:
     """Estimate a figure of fine-tuned models, compared on equal random splits.
 
     Epochs are compared only where every run reaches the goal.
     """
     assert column.task is not None
-    goal = goal_of(spec, outcome, column.task) if column.metric == "epochs" else None
+    reference_row = outcome.table.spec.reference
+    goal = goal_of(outcome, column.task) if column.metric == "epochs" else None
     own, reference = (
-        values_of_task(outcome.results[name, "None"], column, goal) for name in (row, spec.reference)
+        values_of_task(outcome.results[name, "None"], column, goal) for name in (row, reference_row)
     )
     both, values = sorted(own.keys() & reference.keys()), tuple(own[split] for split in sorted(own))
     late = None in values or None in reference.values()
     against = None
-    if row != spec.reference:
+    if row != reference_row:
         undefined = Comparison(len(both), math.nan, math.nan, math.nan, "not every run reaches the goal")
         against = undefined if late else paired([reference[d] for d in both], [own[d] for d in both])
     why = "" if values else "not run yet"
@@ -231,7 +217,7 @@ def areas_of(spec: TableSpec, row: str, result: Result, column: Column) -> dict[
     return {name: mean_defined(m["auroc"][name] for m in able) for name in wanted} if able else None
 
 
-def interval_of(spec: TableSpec, row: str, result: Result, column: Column) -> tuple[float, float] | None:
+def _interval_of(spec: TableSpec, row: str, result: Result, column: Column) -> tuple[float, float] | None:
     """Return the 95 % interval of a column's mean AUROC over the patients of the test set.
 
     Returns:
@@ -295,8 +281,8 @@ def _belongs(result: Result, name: str, column: Column) -> bool:
 
 
 @dataclass(frozen=True)
-class Table:
-    """A table as text: its cells, and the footnotes that some of them refer to."""
+class Grid:
+    """The cells of a table as text, and the footnotes that some of them refer to."""
 
     caption: str
     heads: Sequence[str]

@@ -6,13 +6,17 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from suture.cli.common import Amp, Device, SiteThreads, print_line
 
-DataRoot = Annotated[Path | None, typer.Option(help="Folder of the data sets.", envvar="SUTURE_DATA")]
+if TYPE_CHECKING:
+    from suture_papers.tables.results import ResultStore
+    from suture_papers.tables.spec import Table
+
+_DataRoot = Annotated[Path | None, typer.Option(help="Folder of the data sets.", envvar="SUTURE_DATA")]
 
 
 def listed() -> Iterator[tuple[str, Callable[[], str]]]:
@@ -36,7 +40,7 @@ def table(
         typer.Argument(help="A table, or the path of its .toml; with --render, by default all."),
     ] = None,
     preset: Annotated[str | None, typer.Option(help="A preset; by default the first.")] = None,
-    data_root: DataRoot = None,
+    data_root: _DataRoot = None,
     work: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs/tables"),
     results: Annotated[Path, typer.Option(help="Folder of tables and results.")] = Path("docs/results"),
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 2,
@@ -56,45 +60,46 @@ def table(
 
     if name is None and not (render and preset is None):
         raise ConfigError("name the table; without a name, use --render alone to render all")
-    if name is None or render:
-        return _render_all(results) if name is None else _render(name, preset, results)
-    chosen, stem = load_spec(name), Path(name).stem
-    size, store = chosen.preset(preset), ResultStore(results / "runs", stem)
+    if name is None:
+        return _render_all(results)
+    chosen, stem = load_spec(name).preset(preset), Path(name).stem
+    store = ResultStore(results / "runs", stem)
+    if render:
+        return _render(chosen, store, results)
     session = Session(store, work.resolve(), data_root.resolve() if data_root else None, _report)
     compute_on(device, site_threads, amp)
-    conduct(chosen, size, session, jobs)
+    conduct(chosen, session, jobs)
     try:
-        write_plots(chosen, size, session, results, stem_of(chosen, size, stem))
-        compare_classes(chosen, size, session)
+        write_plots(chosen, session, results, stem_of(chosen, stem))
+        compare_classes(chosen, session)
     finally:  # the tables are written even where a plot fails
-        _render(name, preset, results)
+        _render(chosen, store, results)
 
 
-def _render(name: str, preset: str | None, results: Path) -> None:
-    """Write the tables and figures of one preset from the stored results."""
-    from suture_papers.tables.loading import load_spec
+def _render(chosen: Table, store: ResultStore, results: Path, *, whole: bool = False) -> None:
+    """Write the tables and figures of one preset from the stored results.
+
+    Args:
+        whole: only if each cell has a result.
+    """
     from suture_papers.tables.outcome import collect
     from suture_papers.tables.render import write_tables
-    from suture_papers.tables.results import ResultStore
 
-    chosen, stem = load_spec(name), Path(name).stem
-    size = chosen.preset(preset)
-    outcome = collect(chosen, size, ResultStore(results / "runs", stem))
-    for path in write_tables(chosen, size, outcome, results, stem):
-        print_line(f"written: {path}")
+    outcome = collect(chosen, store)
+    if not whole or all(outcome.results.values()):
+        for path in write_tables(outcome, results, store.table):
+            print_line(f"written: {path}")
 
 
 def _render_all(results: Path) -> None:
     """Write the tables and figures of each preset that has a result in every cell."""
     from suture_papers.tables.loading import known_tables, load_spec
-    from suture_papers.tables.outcome import collect
     from suture_papers.tables.results import ResultStore
 
     for name in known_tables():
-        chosen, store = load_spec(name), ResultStore(results / "runs", name)
-        for preset, size in chosen.presets.items():
-            if all(collect(chosen, size, store).results.values()):
-                _render(name, preset, results)
+        spec, store = load_spec(name), ResultStore(results / "runs", name)
+        for preset in spec.presets:
+            _render(spec.preset(preset), store, results, whole=True)
 
 
 def _report(line: str) -> None:

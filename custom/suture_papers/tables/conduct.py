@@ -27,8 +27,8 @@ from suture.simulation.sites import this_machine
 from suture_papers.tables.external_tests import absent_tests, check_tests, test_models
 from suture_papers.tables.outcome import Outcome, chosen, collect, compared_runs, comparison_name
 from suture_papers.tables.results import Result, ResultStore, read_result, result_of, store_result
-from suture_papers.tables.runs import Run, cells, final_runs, tuning_runs
-from suture_papers.tables.spec import DATA, Preset, TableSpec
+from suture_papers.tables.runs import Run, final_runs, tuning_runs
+from suture_papers.tables.spec import DATA, Table
 
 SERVER = Path("sites") / "server"
 """In the folder of a finished run: the description of the labelled data that a simulation holds out."""
@@ -60,7 +60,7 @@ class Session:
                 self.report(f"warning: {line}")
 
 
-def conduct(spec: TableSpec, preset: Preset, session: Session, at_once: int) -> Outcome:
+def conduct(table: Table, session: Session, at_once: int) -> Outcome:
     """Do the runs of a table that have no result yet.
 
     Args:
@@ -72,37 +72,37 @@ def conduct(spec: TableSpec, preset: Preset, session: Session, at_once: int) -> 
         ConfigError: a run that tunes a setting has no validation figure to tune it by.
         FederationError: a run failed.
     """
-    refuse_code(job_file(spec.job, trust=True))  # here nobody has named the file on a command line
-    check_data(spec, preset, session)
-    if preset.tune:
-        do_runs(tuning_runs(spec, preset), session, at_once)
-        _refuse_unmeasured(spec, preset, session.store)
-    tuned = chosen(spec, preset, session.store)
-    do_runs(final_runs(spec, preset, tuned), session, at_once)
-    return collect(spec, preset, session.store)
+    refuse_code(job_file(table.spec.job, trust=True))  # here nobody has named the file on a command line
+    _check_data(table, session)
+    if table.preset.tune:
+        do_runs(tuning_runs(table), session, at_once)
+        _refuse_unmeasured(table, session.store)
+    do_runs(final_runs(table, chosen(table, session.store)), session, at_once)
+    return collect(table, session.store)
 
 
-def _refuse_unmeasured(spec: TableSpec, preset: Preset, store: ResultStore) -> None:
-    for run in tuning_runs(spec, preset):
+def _refuse_unmeasured(table: Table, store: ResultStore) -> None:
+    tune = table.preset.tune
+    for run in tuning_runs(table):
         result = read_result(store, run)
-        if preset.tune and (result is None or result.validation is None):
+        if tune and (result is None or result.validation is None):
             raise ConfigError(
-                f"row {run.row!r}: its run {run.name} has no validation figure to tune {preset.tune.key} by; "
+                f"row {run.row!r}: its run {run.name} has no validation figure to tune {tune.key} by; "
                 "give the validation data positives and negatives of a class that the row trains, or let the "
                 "preset skip the row"
             )
 
 
-def check_data(spec: TableSpec, preset: Preset, session: Session) -> None:
+def _check_data(table: Table, session: Session) -> None:
     """Look for every path under the data root that the missing runs read, before the first of them.
 
     Raises:
         ConfigError: the data root is not given, or something under it does not exist; names it, with the rows
             that read it.
     """
-    tuned, tried = chosen(spec, preset, session.store), preset.tune.values[:1] if preset.tune else ()
-    values = {(row, str(x)): value for row, x in cells(spec, preset) for value in tried} | tuned
-    runs = [*tuning_runs(spec, preset), *final_runs(spec, preset, values)]
+    tuned, tried = chosen(table, session.store), table.preset.tune.values[:1] if table.preset.tune else ()
+    values = {(row, str(x)): value for row, x in table.cells for value in tried} | tuned
+    runs = [*tuning_runs(table), *final_runs(table, values)]
     used, root = [path for run in runs for path in run.paths()], session.data_root
     if used and root is None:
         raise ConfigError(f"this preset reads {used[0]}; give --data-root DIR, or set SUTURE_DATA")
@@ -274,7 +274,7 @@ def _start(run: Run, out: Path, data_root: Path | None) -> str:
     return process.stderr
 
 
-def compare_classes(spec: TableSpec, preset: Preset, session: Session) -> None:
+def compare_classes(table: Table, session: Session) -> None:
     """Compare the models of the first seed, class by class, on the images that their simulation held out.
 
     The comparison is stored beside the results of runs and done once. Where a model is gone, a warning is
@@ -283,7 +283,7 @@ def compare_classes(spec: TableSpec, preset: Preset, session: Session) -> None:
     Raises:
         SutureError: the images cannot be read.
     """
-    runs = compared_runs(spec, preset, session.store)
+    runs = compared_runs(table, session.store)
     if runs is None or session.store.find(name := comparison_name(runs)) is not None:
         return
     folders = [session.work / run.name for run in runs.values()]

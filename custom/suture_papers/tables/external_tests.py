@@ -66,7 +66,7 @@ def test_models(
     """
     if not tests:
         return {}
-    models, device, groups = models_of(out), this_machine().device, groups_of(out)
+    models, device, groups = models_of(out), this_machine().device, _groups_of(out)
     found: dict[str, dict[str, Any]] = {}
     for name, test in tests.items():
         config = site_config(name, test, work, data_root)
@@ -101,7 +101,7 @@ def _bounds(score: ClassScore) -> tuple[float, float] | None:
     return None if score.low is None or score.high is None else (score.low, score.high)
 
 
-def groups_of(out: Path) -> dict[str, Collection[str]]:
+def _groups_of(out: Path) -> dict[str, Collection[str]]:
     """Return the classes of a finished run that several sites annotate, and those that one site annotates."""
     sites = read_json(out / "run.json", "sites")["sites"].values()
     owners = Counter(name for site in sites for name in set(site["labels"]))

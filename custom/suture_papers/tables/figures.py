@@ -26,37 +26,38 @@ from suture_papers.tables.cells import DASH, Estimate, Line, lines, over_series
 from suture_papers.tables.conduct import Session
 from suture_papers.tables.external_tests import absent_tests, site_config
 from suture_papers.tables.outcome import Outcome, chosen
-from suture_papers.tables.runs import Run, final_runs
-from suture_papers.tables.spec import Pairs, Plot, Preset, TableSpec
+from suture_papers.tables.runs import final_runs
+from suture_papers.tables.spec import Pairs, Plot, Table, TableSpec
 from suture_papers.tables.tuned_columns import curves, tasks_of
 
 
-def draw(spec: TableSpec, preset: Preset, outcome: Outcome) -> bytes:
+def draw(outcome: Outcome) -> bytes:
     """Plot the main table as SVG: each row as dots, or as a line over the series."""
-    found = lines(spec, preset, outcome)
-    if spec.series:
-        marks = [over_series(spec, preset, outcome, c) for c in spec.columns_in(preset)]
-        return drawing("", _series(spec, found, marks))
-    return drawing("", _dots(spec, found, spec.pairs_in(preset)))
+    table, found = outcome.table, lines(outcome)
+    if table.spec.series:
+        marks = [over_series(outcome, c) for c in table.columns]
+        return drawing("", _series(table.spec, found, marks))
+    return drawing("", _dots(table.spec, found, table.pairs))
 
 
-def plot_curves(spec: TableSpec, preset: Preset, outcome: Outcome) -> bytes:
+def plot_curves(outcome: Outcome) -> bytes:
     """Plot learning curves of fine-tuned models as SVG.
 
     There is a panel for each task and a line for each row: the AUROC after each epoch, mean and SD over runs.
 
     Source: Zhang et al. 2021, Fig. 4.
     """
+    table = outcome.table
     panels = []
-    for task in tasks_of(spec.columns_in(preset)):
+    for task in tasks_of(table.columns):
         series = []
-        for row in (row for row in spec.rows if row not in preset.skip):
-            areas = np.array(curves(outcome.results[row, "None"], task))
+        for key, row in table.rows.items():
+            areas = np.array(curves(outcome.results[key, "None"], task))
             if len(areas):
                 mean = areas.mean(axis=0)
                 spread = areas.std(axis=0, ddof=1) if len(areas) > 1 else np.zeros_like(mean)
                 band = list(zip((mean - spread).tolist(), (mean + spread).tolist(), strict=True))
-                series.append(Series(spec.rows[row].name, mean.tolist(), band))
+                series.append(Series(row.name, mean.tolist(), band))
         epochs = range(1, max((len(one.values) for one in series), default=0) + 1)
         if chart := line_chart(f"AUROC after each epoch, {task}", epochs, series):
             panels.append(chart)
@@ -152,7 +153,7 @@ def _extent(bounds: Iterable[tuple[float, float]]) -> tuple[float, float]:
     return min(every), max(every)
 
 
-def write_plots(spec: TableSpec, preset: Preset, session: Session, folder: Path, stem: str) -> None:
+def write_plots(table: Table, session: Session, folder: Path, stem: str) -> None:
     """Write STEM-PLOT.svg of each further plot whose data and model are there.
 
     A plot of a model is drawn again only if the model is younger than the file.
@@ -164,15 +165,15 @@ def write_plots(spec: TableSpec, preset: Preset, session: Session, folder: Path,
         SutureError: the data cannot be read.
     """
     make_folder(folder)
-    absent = absent_tests(spec.tests, session.data_root)
-    for name, plot in spec.drawings.items():
+    absent = absent_tests(table.spec.tests, session.data_root)
+    for name, plot in table.spec.drawings.items():
         path = folder / f"{stem}-{name}.svg"
         if lacking := [source for source in plot.sources if source in absent]:
             session.report(f"warning: plot {name!r} is left out: there is no {absent[lacking[0]]}")
         elif not plot.of_a_model:
-            _write(path, _plot_labels(spec, plot, session), session)
+            _write(path, _plot_labels(table.spec, plot, session), session)
         else:
-            _plot_model(spec, preset, name, session, path)
+            _plot_model(table, name, session, path)
 
 
 def existing_plots(spec: TableSpec, folder: Path, stem: str) -> dict[str, str]:
@@ -205,9 +206,10 @@ def _plot_labels(spec: TableSpec, plot: Plot, session: Session) -> bytes:
     return plot_cooccurrence(table.labels.names, cooccurrence(table, per=unit), name, unit)
 
 
-def _plot_model(spec: TableSpec, preset: Preset, name: str, session: Session, path: Path) -> None:
-    plot = spec.drawings[name]
-    run = _run_of(spec, preset, plot, session)
+def _plot_model(table: Table, name: str, session: Session, path: Path) -> None:
+    plot, tuned = table.spec.drawings[name], chosen(table, session.store)
+    # the first seed's, if the preset does not skip the row
+    run = next((run for run in final_runs(table, tuned) if run.row == plot.row), None)
     if run is None:
         session.report(f"warning: plot {name!r} is left out: this preset skips its row {plot.row!r}")
         return
@@ -221,19 +223,13 @@ def _plot_model(spec: TableSpec, preset: Preset, name: str, session: Session, pa
         return
     if path.exists() and path.stat().st_mtime > weights.stat().st_mtime:
         return
-    configs = {source: _config(spec, source, session) for source in plot.sources}
+    configs = {source: _config(table.spec, source, session) for source in plot.sources}
     device = this_machine().device
     if plot.of == "features":
         svg = plot_features(model, configs, "test", device=device)
     else:
         svg = plot_contingencies(predicted_together(model, list(configs.values()), "test", device=device))
     _write(path, svg, session)
-
-
-def _run_of(spec: TableSpec, preset: Preset, plot: Plot, session: Session) -> Run | None:
-    """Return the run of the plot's row at the first seed; None where the preset skips the row."""
-    tuned = chosen(spec, preset, session.store)
-    return next((run for run in final_runs(spec, preset, tuned) if run.row == plot.row), None)
 
 
 def _config(spec: TableSpec, test: str, session: Session) -> SiteConfig:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from suture_papers.tables.results import Result, ResultStore, read_result
-from suture_papers.tables.runs import Run, cells, final_runs, tuning_runs
-from suture_papers.tables.spec import Preset, TableSpec, Value
+from suture_papers.tables.runs import Run, final_runs, tuning_runs
+from suture_papers.tables.spec import Table, Value
 
 Cell = tuple[str, str]
 """A row, and the value of the series as text."""
@@ -20,77 +20,75 @@ ClassComparison = Mapping[str, Mapping[str, Mapping[str, float | None]]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The input of tables and figures.
+    """The input of figures and rendered tables.
 
     Attributes:
+        table: whose runs these are.
         results: of each cell, one result for each seed that has been run.
         tuned: the chosen value of the tuned setting of each cell.
         by_class: the stored comparison of single classes; None where it has not been done.
     """
 
+    table: Table
     results: Mapping[Cell, Mapping[int, Result]]
     tuned: Mapping[Cell, Value]
     by_class: ClassComparison | None = None
 
 
-def collect(spec: TableSpec, preset: Preset, store: ResultStore) -> Outcome:
+def collect(table: Table, store: ResultStore) -> Outcome:
     """Return the stored results, complete or not; a cell whose tuning is not done has none.
 
     Raises:
         ConfigError, DataError: as `read_result`.
     """
-    found: dict[Cell, dict[int, Result]] = {(row, str(x)): {} for row, x in cells(spec, preset)}
-    tuned = chosen(spec, preset, store)
-    untuned = {cell for cell in found if preset.tune and cell not in tuned}
-    for run in final_runs(spec, preset, {cell: tuned.get(cell) for cell in found}):
+    found: dict[Cell, dict[int, Result]] = {(row, str(x)): {} for row, x in table.cells}
+    tuned = chosen(table, store)
+    untuned = {cell for cell in found if table.preset.tune and cell not in tuned}
+    for run in final_runs(table, {cell: tuned.get(cell) for cell in found}):
         cell = (run.row, str(run.x))
         result = None if cell in untuned else read_result(store, run)
         if result is not None:
             found[cell][run.seed] = result
-    return Outcome(found, tuned, compared_classes(spec, preset, store))
+    return Outcome(table, found, tuned, compared_classes(table, store))
 
 
-def chosen(spec: TableSpec, preset: Preset, store: ResultStore) -> dict[Cell, Value]:
+def chosen(table: Table, store: ResultStore) -> dict[Cell, Value]:
     """Return the value of the tuned setting with the highest validation figure.
 
     A cell is left out until all values have been tried.
     """
+    if (tune := table.preset.tune) is None:
+        return {}
     done: dict[Cell, list[tuple[float, Value]]] = {}
-    for run in tuning_runs(spec, preset):
+    for run in tuning_runs(table):
         result = read_result(store, run)
-        if result is not None and result.validation is not None and preset.tune:
-            value = run.settings[preset.tune.key]
-            done.setdefault((run.row, str(run.x)), []).append((result.validation, value))
-    wanted = len(preset.tune.values) if preset.tune else 0
-    return {
-        cell: max(tried, key=lambda pair: pair[0])[1] for cell, tried in done.items() if len(tried) == wanted
-    }
+        if result is not None and result.validation is not None:
+            done.setdefault((run.row, str(run.x)), []).append((result.validation, run.settings[tune.key]))
+    tried_all = {cell: tried for cell, tried in done.items() if len(tried) == len(tune.values)}
+    return {cell: max(tried, key=lambda pair: pair[0])[1] for cell, tried in tried_all.items()}
 
 
-def compared_classes(spec: TableSpec, preset: Preset, store: ResultStore) -> ClassComparison | None:
+def compared_classes(table: Table, store: ResultStore) -> ClassComparison | None:
     """Return the stored comparison of single classes; None where it has not been done."""
-    runs = compared_runs(spec, preset, store)
+    runs = compared_runs(table, store)
     record = None if runs is None else store.find(comparison_name(runs))
-    if record is None:
-        return None
-    rows: ClassComparison = record["rows"]
-    return rows
+    return None if record is None else record["rows"]
 
 
-def compared_runs(spec: TableSpec, preset: Preset, store: ResultStore) -> dict[str, Run] | None:
+def compared_runs(table: Table, store: ResultStore) -> dict[str, Run] | None:
     """Return the first seed's run of each row of the comparison of single classes.
 
     Returns:
         None where the preset has no such comparison, or a learning rate is not tuned yet.
     """
-    if spec.by_class is None or set(spec.by_class.rows) & set(preset.skip):
+    by_class, tuned = table.spec.by_class, chosen(table, store)
+    if by_class is None or set(by_class.rows) - set(table.rows):
         return None
-    tuned = chosen(spec, preset, store)
-    if preset.tune and any((row, "None") not in tuned for row in spec.by_class.rows):
+    if table.preset.tune and any((row, "None") not in tuned for row in by_class.rows):
         return None
-    values = dict.fromkeys(((row, "None") for row in spec.rows), None) | tuned
-    runs = {run.row: run for run in final_runs(spec, preset, values) if run.seed == preset.seeds[0]}
-    return {row: runs[row] for row in spec.by_class.rows}
+    values = dict.fromkeys(((row, "None") for row in table.rows), None) | tuned
+    runs = {run.row: run for run in final_runs(table, values) if run.seed == table.preset.seeds[0]}
+    return {row: runs[row] for row in by_class.rows}
 
 
 def comparison_name(runs: Mapping[str, Run]) -> str:

@@ -8,8 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jinja2 import Template
-
 from suture.core import targets
 from suture.core.files import atomic_write, make_folder, writing
 from suture.core.plain import read_regular
@@ -18,8 +16,8 @@ from suture.reports.formatting import count
 from suture.reports.report import templates
 from suture_papers.tables.cells import (
     DASH,
+    Grid,
     Notes,
-    Table,
     class_means,
     lines,
     over_series,
@@ -29,11 +27,11 @@ from suture_papers.tables.cells import (
 from suture_papers.tables.figures import draw, existing_plots, plot_curves
 from suture_papers.tables.outcome import ClassComparison, Outcome
 from suture_papers.tables.results import Result
-from suture_papers.tables.spec import OWN_COLUMNS, Column, Preset, TableSpec, Value
+from suture_papers.tables.spec import OWN_COLUMNS, Column, Table, TableSpec, Value
 from suture_papers.tables.tuned_columns import shown, task_cells
 from suture_papers.tables.verdict import verdict
 
-MARKS = "ns p ≥ .05, * p < .05, ** p < .01, *** p < .001; † differences that are not normal (Shapiro-Wilk)"
+_MARKS = "ns p ≥ .05, * p < .05, ** p < .01, *** p < .001; † differences that are not normal (Shapiro-Wilk)"
 
 _PAIRS = {
     "runs": ("seeds", "runs of the same seed"),
@@ -43,7 +41,7 @@ _PAIRS = {
 """What means are over, and what is paired, for captions."""
 
 
-def write_tables(spec: TableSpec, preset: Preset, outcome: Outcome, folder: Path, name: str) -> list[Path]:
+def write_tables(outcome: Outcome, folder: Path, name: str) -> list[Path]:
     """Write NAME.md with the tables, NAME.html with tables and figures, and NAME.svg.
 
     For fine-tuned models NAME-curves.svg is written, too. The files of another preset than the first are
@@ -55,24 +53,24 @@ def write_tables(spec: TableSpec, preset: Preset, outcome: Outcome, folder: Path
     Raises:
         OSError: the folder cannot be written.
     """
+    table = outcome.table
     make_folder(folder)
-    facts = preamble(spec, preset, outcome, name)
-    name = stem_of(spec, preset, name)
-    made = {f"{name}.svg": draw(spec, preset, outcome)}
-    captions = {f"{name}.svg": _of_figure(spec, preset)}
-    if spec.pairs == "tuned":
-        made[f"{name}-curves.svg"] = plot_curves(spec, preset, outcome)
-        captions[f"{name}-curves.svg"] = (
-            "AUROC after each epoch: mean over fine-tuning runs, in a band of their SD."
-        )
-    tables = [main_table(spec, preset, outcome), *_closer(spec, preset, outcome)]
-    figures = [(captions[file], svg.decode(), "") for file, svg in made.items()]
-    for file, caption in existing_plots(spec, folder, name).items():
+    facts = preamble(outcome, name)
+    name = stem_of(table, name)
+    made = {f"{name}.svg": draw(outcome)}
+    figures = [(_of_figure(table), made[f"{name}.svg"].decode(), "")]
+    if table.pairs == "tuned":
+        made[f"{name}-curves.svg"] = curves = plot_curves(outcome)
+        caption = "AUROC after each epoch: mean over fine-tuning runs, in a band of their SD."
+        figures.append((caption, curves.decode(), ""))
+    for file, caption in existing_plots(table.spec, folder, name).items():
         figures.append((caption, "", _image(folder / file)))
-    said = verdict(spec, preset, outcome)
-    page = _template().render(title=spec.title, verdict=said, facts=facts, tables=tables, figures=figures)
+    tables = [main_table(outcome), *_closer(outcome)]
+    said = verdict(outcome)
+    template = templates(Path(__file__).parent).get_template("table.html")
+    page = template.render(title=table.spec.title, verdict=said, facts=facts, tables=tables, figures=figures)
     written = {
-        folder / f"{name}.md": markdown(spec.title, said, facts, tables).encode(),
+        folder / f"{name}.md": markdown(table.spec.title, said, facts, tables).encode(),
         folder / f"{name}.html": page.encode(),
         **{folder / file: svg for file, svg in made.items()},
     }
@@ -87,98 +85,101 @@ def _image(path: Path) -> str:
         return f"data:image/svg+xml;base64,{base64.b64encode(read_regular(path)).decode()}"
 
 
-def _of_figure(spec: TableSpec, preset: Preset) -> str:
+def _of_figure(table: Table) -> str:
     """Return the caption of the figure of the main table."""
-    marks = f"marks as in the table, against {spec.rows[spec.reference].name}"
-    over, _ = _PAIRS[spec.pairs_in(preset)]
-    if spec.series:
-        return f"Means over {over} by {spec.series.label}, a line for each method; {marks}."
-    dots = "" if spec.pairs_in(preset) == "classes" else f"A dot is one of the {over}. "
+    marks = f"marks as in the table, against {table.spec.rows[table.spec.reference].name}"
+    over, _ = _PAIRS[table.pairs]
+    if table.spec.series:
+        return f"Means over {over} by {table.spec.series.label}, a line for each method; {marks}."
+    dots = "" if table.pairs == "classes" else f"A dot is one of the {over}. "
     return f"{dots}A bar is the mean over {over}; {marks}."
 
 
-def _closer(spec: TableSpec, preset: Preset, outcome: Outcome) -> list[Table]:
+def _closer(outcome: Outcome) -> list[Grid]:
     """Return the tables of what the main table's means are over: tasks, values of the series, or classes."""
-    if spec.pairs == "tuned":
-        return [task_table(spec, preset, outcome)]
-    if spec.series:
-        return [series_table(spec, preset, outcome)]
-    own = spec.columns_in(preset)
-    columns = [own[0] if spec.tests_in(preset) else OWN_COLUMNS[0]]
+    table = outcome.table
+    if table.pairs == "tuned":
+        return [_task_table(outcome)]
+    if table.spec.series:
+        return [series_table(outcome)]
+    own = table.columns
+    columns = [own[0] if table.tests else OWN_COLUMNS[0]]
     if any(c.metric in ("recall", "balanced_accuracy") for c in own):
         columns.append(Column("recall", metric="recall"))
-    tables = [class_table(spec, preset, outcome, column) for column in columns]
-    return [*tables, comparison_table(spec, outcome.by_class)] if outcome.by_class else tables
+    tables = [class_table(outcome, column) for column in columns]
+    return [*tables, comparison_table(table.spec, outcome.by_class)] if outcome.by_class else tables
 
 
-def stem_of(spec: TableSpec, preset: Preset, name: str) -> str:
+def stem_of(table: Table, name: str) -> str:
     """Return the stem of a preset's files: NAME for the first preset, else NAME-PRESET."""
-    return name if preset is spec.preset(None) else f"{name}-{spec.name_of(preset)}"
+    return name if table == table.spec.preset(None) else f"{name}-{table.size}"
 
 
-def main_table(spec: TableSpec, preset: Preset, outcome: Outcome) -> Table:
+def main_table(outcome: Outcome) -> Grid:
     """Return the table with a line for each row and value of the series."""
-    notes, columns, drawn_up = Notes(), spec.columns_in(preset), lines(spec, preset, outcome)
-    published = not spec.series and any(line.published for line in drawn_up)
+    table = outcome.table
+    notes, columns, drawn_up = Notes(), table.columns, lines(outcome)
+    published = not table.spec.series and any(line.published for line in drawn_up)
     heads = [
-        *([spec.series.label] if spec.series else []),
+        *([table.spec.series.label] if table.spec.series else []),
         "method",
         *(head for column in columns for head in (column.name, "p")),
-        *([preset.tune.key.rsplit(".", 1)[-1]] if preset.tune else []),
+        *([table.preset.tune.key.rsplit(".", 1)[-1]] if table.preset.tune else []),
         "runs",
         *(["published"] if published else []),
     ]
     rows = [
         [
-            *([str(line.x)] if spec.series else []),
+            *([str(line.x)] if table.spec.series else []),
             line.name,
             *(text for c in columns for text in notes.cells(line.estimates[c.name])),
-            *([_value(line.tuned)] if preset.tune else []),
+            *([_value(line.tuned)] if table.preset.tune else []),
             str(line.runs),
             *([_published(line.published, columns)] if published else []),
         ]
         for line in drawn_up
     ]
-    over, pairs = _PAIRS[spec.pairs_in(preset)]
-    reference = spec.rows[spec.reference].name
-    intervals = _intervals(preset, columns)
+    over, pairs = _PAIRS[table.pairs]
+    reference = table.spec.rows[table.spec.reference].name
+    intervals = _intervals(table)
     tests = f"p of paired two-tailed t-tests of {reference} over {pairs}"
-    caption = f"Mean ± SD over {over}{intervals}; {tests}. {MARKS}."
-    return Table(caption, heads, rows, notes.lines())
+    caption = f"Mean ± SD over {over}{intervals}; {tests}. {_MARKS}."
+    return Grid(caption, heads, rows, notes.lines())
 
 
-def _intervals(preset: Preset, columns: Sequence[Column]) -> str:
+def _intervals(table: Table) -> str:
     """Return which columns show an interval in place of the SD, for a caption."""
-    names = [column.name for column in columns if shows_interval(preset, column)]
+    names = [column.name for column in table.columns if shows_interval(table, column)]
     if not names:
         return ""
     what = "of the mean from a bootstrap over the patients of the test set, where one is stored"
     return f" (in {', '.join(names)}: 95 % interval {what})"
 
 
-def series_table(spec: TableSpec, preset: Preset, outcome: Outcome) -> Table:
+def series_table(outcome: Outcome) -> Grid:
     """Return the table of each row over the whole series."""
-    rows = {row: [spec.rows[row].name] for row in spec.rows if row not in preset.skip}
-    notes = Notes()
-    columns = spec.columns_in(preset)
+    table = outcome.table
+    rows = {key: [row.name] for key, row in table.rows.items()}
+    notes, columns = Notes(), table.columns
     for column in columns:
-        for row, estimate in over_series(spec, preset, outcome, column).items():
+        for row, estimate in over_series(outcome, column).items():
             rows[row] += notes.cells(estimate)
     heads = ["method", *(head for column in columns for head in (column.name, "p"))]
-    published = {row: _published(spec.rows[row].published, columns) for row in rows}
+    published = {key: _published(row.published, columns) for key, row in table.rows.items()}
     if set(published.values()) != {DASH}:
         heads.append("published")
         rows = {row: [*cells, published[row]] for row, cells in rows.items()}
-    steady = [row.name for row in spec.rows.values() if row.steady]
+    steady = [row.name for row in table.spec.rows.values() if row.steady]
     caption = (
         "Over all values of the series, compared run by run; the figure has these marks beside its lines."
         + (f" {', '.join(steady)}: the run at the first value stands at all of them." if steady else "")
     )
-    return Table(caption, heads, list(rows.values()), notes.lines())
+    return Grid(caption, heads, list(rows.values()), notes.lines())
 
 
-def task_table(spec: TableSpec, preset: Preset, outcome: Outcome) -> Table:
+def _task_table(outcome: Outcome) -> Grid:
     """Return the table of every figure of each task that models were fine-tuned on."""
+    spec = outcome.table.spec
     heads = ["task", "method", *shown(spec).values(), "trained on / tested on"]
     caption = (
         "Mean ± SD over fine-tuning runs, after the last epoch. Precision, recall and F1 at the threshold of "
@@ -189,24 +190,24 @@ def task_table(spec: TableSpec, preset: Preset, outcome: Outcome) -> Table:
             f" Epochs are those until the AUROC reaches the mean of {spec.rows[spec.goal].name} "
             "after its last epoch, over the runs that reach it; in brackets how many do, where not all."
         )
-    return Table(caption, heads, task_cells(spec, preset, outcome))
+    return Grid(caption, heads, task_cells(outcome))
 
 
-def class_table(spec: TableSpec, preset: Preset, outcome: Outcome, column: Column) -> Table:
+def class_table(outcome: Outcome, column: Column) -> Grid:
     """Return the table of the AUROC (or recall) of each class, mean over the runs."""
-    rows = [row for row in spec.rows if row not in preset.skip]
+    spec, rows = outcome.table.spec, outcome.table.rows
     areas = [class_means(spec, row, outcome.results[row, "None"], column) for row in rows]
     names = sorted({name for found in areas for name in found})
     cells = [[name, *(f"{a[name]:.3f}" if name in a else DASH for a in areas)] for name in names]
-    heads = ["class", *(spec.rows[row].name for row in rows)]
+    heads = ["class", *(row.name for row in rows.values())]
     where = f" ({column.name})" if column.test else ""
     what = "Recall" if column.metric == "recall" else "AUROC"
     lacking = any(DASH in row for row in cells)
     notes = [f"{DASH} not run, not trained, or without positive or negative test images"] if lacking else []
-    return Table(f"{what} of each class{where}, mean over the runs.", heads, cells, notes)
+    return Grid(f"{what} of each class{where}, mean over the runs.", heads, cells, notes)
 
 
-def comparison_table(spec: TableSpec, compared: ClassComparison) -> Table:
+def comparison_table(spec: TableSpec, compared: ClassComparison) -> Grid:
     """Return the table of models of single runs, each compared with the first on the same images."""
     assert spec.by_class is not None
     first, *others = compared
@@ -227,7 +228,7 @@ def comparison_table(spec: TableSpec, compared: ClassComparison) -> Table:
         "AUROC (95 % interval) of each class, one model a row (the first seed), and p of a paired bootstrap "
         f"over the patients of the test set against {spec.rows[first].name}"
     )
-    return Table(f"{caption} ({by_class.source})." if by_class.source else f"{caption}.", heads, rows)
+    return Grid(f"{caption} ({by_class.source})." if by_class.source else f"{caption}.", heads, rows)
 
 
 def _area(found: Mapping[str, float | None]) -> str:
@@ -236,30 +237,29 @@ def _area(found: Mapping[str, float | None]) -> str:
     return DASH if area is None else f"{area:.3f}{bounds}"
 
 
-def preamble(spec: TableSpec, preset: Preset, outcome: Outcome, name: str) -> list[tuple[str, str]]:
+def preamble(outcome: Outcome, name: str) -> list[tuple[str, str]]:
     """Return what the tables show, how their runs were made and what they cost, as pairs of key and text."""
+    table = outcome.table
     found = (result for cell in outcome.results.values() for result in cell.values())
     results = list({json.dumps(result.run["settings"], sort_keys=True): result for result in found}.values())
-    size = spec.name_of(preset)
-    settings = {**spec.set, **preset.set}
+    settings = {**table.spec.set, **table.preset.set}
     hours = sum(result.seconds for result in results) / 3600
     facts = [
-        ("published in", spec.source),
-        ("preset", f"{size}: {preset.note}"),
-        ("command", f"suture table {name} --preset {size} --data-root DIR"),
+        ("published in", table.spec.source),
+        ("preset", f"{table.size}: {table.preset.note}"),
+        ("command", f"suture table {name} --preset {table.size} --data-root DIR"),
         ("settings", ", ".join(f"{key}={_value(value)}" for key, value in settings.items())),
-        ("seeds", ", ".join(map(str, preset.seeds))),
+        ("seeds", ", ".join(map(str, table.preset.seeds))),
         ("cost", f"{len(results)} runs in the table, {hours:.1f} hours of one thread"),
     ]
-    if images := _tested_on(spec.columns_in(preset), results):
+    if images := _tested_on(table.columns, results):
         facts.append(("tested on", images))
-    if preset.tune:
-        tried = ", ".join(map(_value, preset.tune.values))
+    if tune := table.preset.tune:
+        tried = ", ".join(map(_value, tune.values))
         by_classes = any(result.validation_balanced_accuracy is not None for result in results)
         judge = "validation balanced accuracy" if by_classes else "mean validation AUROC"
-        how = f"{preset.tune.key} of {tried}, by {judge} of seed {preset.tune.seed}"
-        facts.append(("tuned", how))
-    return [*facts, ("note", spec.note)] if spec.note else facts
+        facts.append(("tuned", f"{tune.key} of {tried}, by {judge} of seed {tune.seed}"))
+    return [*facts, ("note", table.spec.note)] if table.spec.note else facts
 
 
 def _tested_on(columns: Sequence[Column], results: Sequence[Result]) -> str:
@@ -278,7 +278,7 @@ def _tested_on(columns: Sequence[Column], results: Sequence[Result]) -> str:
     )
 
 
-def markdown(title: str, said: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table]) -> str:
+def markdown(title: str, said: str, facts: Sequence[tuple[str, str]], tables: Sequence[Grid]) -> str:
     """Return a table as Markdown; its figures are on the HTML page alone."""
     parts = [f"# {title}", said, "\n".join(f"- {key}: {value}" for key, value in facts)]
     for table in tables:
@@ -300,7 +300,3 @@ def _value(value: Value) -> str:
     if value is None:
         return DASH
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _template() -> Template:
-    return templates(Path(__file__).parent).get_template("table.html")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from suture_papers.tables.spec import DATA, ExternalTest, Preset, Settings, TableSpec, Value
+from suture_papers.tables.spec import DATA, ExternalTest, Settings, Table, Value
 
 
 @dataclass(frozen=True)
@@ -70,43 +70,31 @@ def _texts(value: Value) -> Iterator[str]:
             yield from _texts(part)
 
 
-def final_runs(spec: TableSpec, preset: Preset, tuned: Mapping[tuple[str, str], Value]) -> Iterator[Run]:
+def final_runs(table: Table, tuned: Mapping[tuple[str, str], Value]) -> Iterator[Run]:
     """Yield the runs that the table shows.
 
     Args:
         tuned: the chosen value of the tuned setting, by row and value of the series as text.
     """
+    tune = table.preset.tune
     # Seed by seed, so that a table that is cut off still compares its rows.
-    for seed in preset.seeds:
-        for row, x in cells(spec, preset):
-            extra = {preset.tune.key: tuned[row, str(x)]} if preset.tune else {}
-            yield _run(spec, preset, row, x, seed, extra)
+    for seed in table.preset.seeds:
+        for row, x in table.cells:
+            extra = {tune.key: tuned[row, str(x)]} if tune else {}
+            yield _run(table, row, x, seed, extra)
 
 
-def tuning_runs(spec: TableSpec, preset: Preset) -> Iterator[Run]:
+def tuning_runs(table: Table) -> Iterator[Run]:
     """Yield the runs that choose the tuned setting; the best of each row is also in the table."""
-    if preset.tune is None:
-        return
-    for row, x in cells(spec, preset):
-        for value in preset.tune.values:
-            yield _run(spec, preset, row, x, preset.tune.seed, {preset.tune.key: value})
+    if tune := table.preset.tune:
+        for row, x in table.cells:
+            for value in tune.values:
+                yield _run(table, row, x, tune.seed, {tune.key: value})
 
 
-def cells(spec: TableSpec, preset: Preset) -> Iterator[tuple[str, Value]]:
-    """Yield each row with each value of the series: all rows of the first value, then of the second."""
-    for x in values_of(spec, preset):
-        for row in spec.rows:
-            if row not in preset.skip:
-                yield row, x
-
-
-def values_of(spec: TableSpec, preset: Preset) -> tuple[Value, ...]:
-    """Return the values of the series, or a single None without a series."""
-    return (preset.series or spec.series.values) if spec.series else (None,)
-
-
-def _run(spec: TableSpec, preset: Preset, row: str, x: Value, seed: int, extra: Settings) -> Run:
-    at = values_of(spec, preset)[0] if spec.rows[row].steady else x
+def _run(table: Table, row: str, x: Value, seed: int, extra: Settings) -> Run:
+    spec, preset = table.spec, table.preset
+    at = table.values[0] if spec.rows[row].steady else x
     series: Settings = {spec.series.key: at} if spec.series else {}
     # The method first: another one forgets hyperparameters that it does not have.
     settings = {
@@ -118,4 +106,4 @@ def _run(spec: TableSpec, preset: Preset, row: str, x: Value, seed: int, extra: 
         **extra,
         "seed": seed,
     }
-    return Run(row, x, spec.job, settings, spec.tests_in(preset))
+    return Run(row, x, spec.job, settings, table.tests)

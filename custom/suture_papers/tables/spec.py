@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass as plain
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
@@ -278,30 +279,63 @@ class TableSpec:
     set: Settings = field(default_factory=dict)
     note: str = ""
 
-    def preset(self, name: str | None) -> Preset:
-        """Return the preset of that name, or the first.
+    def preset(self, name: str | None) -> Table:
+        """Return the table at the size of the preset of that name, or of the first.
 
         Raises:
             ConfigError: unknown; names the nearest.
         """
-        chosen = name or next(iter(self.presets))
-        if chosen not in self.presets:
-            raise unknown("preset", chosen, self.presets)
-        return self.presets[chosen]
+        size = name or next(iter(self.presets))
+        if size not in self.presets:
+            raise unknown("preset", size, self.presets)
+        return Table(self, size)
 
-    def name_of(self, preset: Preset) -> str:
-        """Return the name of one of its presets."""
-        return next(name for name, value in self.presets.items() if value is preset)
 
-    def pairs_in(self, preset: Preset) -> Pairs:
-        """Return what the paired t-test pairs in one of its presets."""
-        return preset.pairs or self.pairs
+@plain(frozen=True)
+class Table:
+    """A table at the size of one of its presets.
 
-    def columns_in(self, preset: Preset) -> tuple[Column, ...]:
-        """Return the columns of one of its presets."""
-        return tuple(c for c in self.columns if preset.columns is None or c.name in preset.columns)
+    Attributes:
+        spec: the file's content.
+        size: the name of the preset.
+    """
 
-    def tests_in(self, preset: Preset) -> dict[str, ExternalTest]:
-        """Return the tests of one of its presets: all, or those of the columns that it names."""
-        used = {column.test for column in self.columns_in(preset)}
-        return {k: test for k, test in self.tests.items() if preset.columns is None or k in used}
+    spec: TableSpec
+    size: str
+
+    @property
+    def preset(self) -> Preset:
+        """The preset."""
+        return self.spec.presets[self.size]
+
+    @property
+    def rows(self) -> dict[str, Row]:
+        """The rows that the preset does not skip."""
+        return {key: row for key, row in self.spec.rows.items() if key not in self.preset.skip}
+
+    @property
+    def values(self) -> tuple[Value, ...]:
+        """The values of the series, or a single None without a series."""
+        return (self.preset.series or self.spec.series.values) if self.spec.series else (None,)
+
+    @property
+    def cells(self) -> list[tuple[str, Value]]:
+        """Each row with each value of the series: all rows of the first value, then of the second."""
+        return [(row, x) for x in self.values for row in self.rows]
+
+    @property
+    def pairs(self) -> Pairs:
+        """What the paired t-test pairs."""
+        return self.preset.pairs or self.spec.pairs
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns that the preset shows."""
+        shown = self.preset.columns
+        return tuple(c for c in self.spec.columns if shown is None or c.name in shown)
+
+    @property
+    def tests(self) -> dict[str, ExternalTest]:
+        """All tests, or those of the columns that the preset names."""
+        used = {column.test for column in self.columns}
+        return {k: test for k, test in self.spec.tests.items() if self.preset.columns is None or k in used}

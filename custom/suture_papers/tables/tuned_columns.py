@@ -10,13 +10,13 @@ from suture.protocol.records import parse
 from suture.reports.finetuning_results import TITLES, TunedTask, spread
 from suture_papers.tables.outcome import Outcome
 from suture_papers.tables.results import Result
-from suture_papers.tables.spec import Column, Preset, TableSpec
+from suture_papers.tables.spec import Column, TableSpec
 
-RandomSplit = tuple[int, int]
+_RandomSplit = tuple[int, int]
 """A seed and the number of a fine-tuning run: where both are equal, rows have the same random split."""
 
 
-def runs_of(results: Mapping[int, Result], task: str) -> dict[RandomSplit, TunedTask]:
+def _runs_of(results: Mapping[int, Result], task: str) -> dict[_RandomSplit, TunedTask]:
     """Return every fine-tuning run on a task, each as a `TunedTask` of that one run.
 
     Args:
@@ -26,7 +26,7 @@ def runs_of(results: Mapping[int, Result], task: str) -> dict[RandomSplit, Tuned
         ConfigError: a run was not fine-tuned on the task; names the nearest.
         DataError: a result is damaged.
     """
-    found: dict[RandomSplit, TunedTask] = {}
+    found: dict[_RandomSplit, TunedTask] = {}
     for seed, result in results.items():
         if task not in result.tuned:
             raise unknown("task of a column", task, result.tuned)
@@ -35,24 +35,24 @@ def runs_of(results: Mapping[int, Result], task: str) -> dict[RandomSplit, Tuned
     return found
 
 
-def goal_of(spec: TableSpec, outcome: Outcome, task: str) -> float | None:
+def goal_of(outcome: Outcome, task: str) -> float | None:
     """Return the AUROC of a task that epochs are counted to: the mean of the goal row after its last epoch.
 
     All rows have the same goal: a run that is never good would soon reach its own best AUROC.
     """
-    if spec.goal is None:
+    if (row := outcome.table.spec.goal) is None:
         return None
-    runs = runs_of(outcome.results[spec.goal, "None"], task)
+    runs = _runs_of(outcome.results[row, "None"], task)
     ends = [end for one in runs.values() for end in one.figures("auroc")]
     return fmean(ends) if ends else None
 
 
 def values_of_task(
     results: Mapping[int, Result], column: Column, goal: float | None
-) -> dict[RandomSplit, float | None]:
+) -> dict[_RandomSplit, float | None]:
     """Return a column's figure of every fine-tuning run; None for epochs where the run misses the goal."""
     assert column.task is not None
-    runs = runs_of(results, column.task)
+    runs = _runs_of(results, column.task)
     if column.metric != "epochs":
         return {at: one.figures(column.metric)[0] for at, one in runs.items()}
     return {at: one.runs[0].reaches(goal) for at, one in runs.items()} if goal is not None else {}
@@ -69,7 +69,7 @@ def epochs_text(epochs: Sequence[float | None]) -> str:
 
 def curves(results: Mapping[int, Result], task: str) -> list[tuple[float, ...]]:
     """Return the AUROC after each epoch, of every fine-tuning run."""
-    return [run.auroc for one in runs_of(results, task).values() for run in one.runs]
+    return [run.auroc for one in _runs_of(results, task).values() for run in one.runs]
 
 
 def tasks_of(columns: Sequence[Column]) -> tuple[str, ...]:
@@ -82,21 +82,20 @@ def shown(spec: TableSpec) -> dict[str, str]:
     return {key: head for key, head in TITLES.items() if key != "epochs" or spec.goal is not None}
 
 
-def task_cells(spec: TableSpec, preset: Preset, outcome: Outcome) -> list[list[str]]:
+def task_cells(outcome: Outcome) -> list[list[str]]:
     """Return a line for each task and row: mean ± SD of every figure, and the numbers of examples."""
+    table, heads = outcome.table, shown(outcome.table.spec)
     cells = []
-    for task in tasks_of(spec.columns_in(preset)):
-        goal = goal_of(spec, outcome, task)
-        for row in spec.rows:
-            if row in preset.skip:
-                continue
-            runs = [run for one in runs_of(outcome.results[row, "None"], task).values() for run in one.runs]
-            texts = ["–"] * (len(shown(spec)) + 1)
+    for task in tasks_of(table.columns):
+        goal = goal_of(outcome, task)
+        for key, row in table.rows.items():
+            runs = [run for one in _runs_of(outcome.results[key, "None"], task).values() for run in one.runs]
+            texts = ["–"] * (len(heads) + 1)
             if runs:
                 whole = TunedTask(tuple(runs))
-                texts = [spread(whole.figures(m), digits=3) for m in shown(spec) if m != "epochs"]
-                if spec.goal is not None:
+                texts = [spread(whole.figures(m), digits=3) for m in heads if m != "epochs"]
+                if "epochs" in heads:
                     texts.append(epochs_text([run.reaches(goal) for run in runs] if goal is not None else []))
                 texts.append(f"{runs[0].train} / {runs[0].test}")
-            cells.append([task, spec.rows[row].name, *texts])
+            cells.append([task, row.name, *texts])
     return cells

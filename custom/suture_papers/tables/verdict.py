@@ -8,30 +8,30 @@ from collections.abc import Sequence
 from suture.learning.comparison import Comparison
 from suture_papers.tables.cells import Estimate, lines, over_series, p_value
 from suture_papers.tables.outcome import Outcome
-from suture_papers.tables.spec import Preset, TableSpec
 
 _OVER = {"runs": ("seed", "seeds"), "classes": ("class", "classes"), "tuned": ("split", "splits")}
 _LOWER_IS_BETTER = ("loss", "epochs")
 
 
-def verdict(spec: TableSpec, preset: Preset, outcome: Outcome) -> str:
+def verdict(outcome: Outcome) -> str:
     """Return one sentence on the first column: wins, ties and losses with the 95 % interval and p of each.
 
     A difference counts as one only where the paired t-test is significant and its differences may be normal
     (`Comparison.significant`). Over a series, the pairs are those of all its values.
     """
-    column = spec.columns_in(preset)[0]
+    table, spec = outcome.table, outcome.table.spec
+    column = table.columns[0]
     if spec.series:
-        found = over_series(spec, preset, outcome, column)
+        found = over_series(outcome, column)
     else:
-        found = {line.row: line.estimates[column.name] for line in lines(spec, preset, outcome)}
+        found = {line.row: line.estimates[column.name] for line in lines(outcome)}
     name = spec.rows[spec.reference].name
     own = found.pop(spec.reference)
     if math.isnan(own.mean):
         return f"No result yet: {name} has no {column.name} ({own.why or 'undefined'})."
     if not found:
         return f"{name} has {column.name} {_number(own.mean)}; there is no comparison."
-    one, many = ("run", "runs") if spec.series else _OVER[spec.pairs_in(preset)]
+    one, many = ("run", "runs") if spec.series else _OVER[table.pairs]
     numbers = {estimate.against.n for estimate in found.values() if estimate.against and estimate.against.n}
     over = f", over {min(numbers)} {one if numbers == {1} else many}" if len(numbers) == 1 else ""
     said: dict[str, list[str]] = {}

@@ -15,9 +15,10 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet, LabelType
 from suture.learning.training import SiteContext
 from suture.methods.fedavg import FedAvg
+from suture.methods.roles import CrossEntropy
 from suture.simulation.method_checks import SMALL
 from suture.simulation.trial import Trial
-from suture_papers.missing_labels.fedrs import FedRS, Restricted
+from suture_papers.missing_labels.fedrs import FedRS, Restricted, Restricting
 
 THREE = ("A", "B", "C")
 
@@ -34,7 +35,7 @@ def site_of(label_type: LabelType, counts: tuple[int, ...], identified: tuple[bo
 
 def loss_of(restricted: Restricted, site: SiteContext, logits: Tensor, y: list[float]) -> Tensor:
     _, received = at_site(FedAvg(local=LOCAL))
-    loss = restricted.of(site, received, ROUND)
+    loss = Restricting(restricted, CrossEntropy()).of(site, received, ROUND)
     return loss(logits, torch.tensor([y], dtype=torch.float64), torch.ones(1, len(y), dtype=torch.bool))
 
 

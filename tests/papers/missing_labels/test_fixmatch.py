@@ -303,7 +303,7 @@ def test_a_model_of_text_is_refused() -> None:
     ):
         FixMatch().adapted(ModelSpec("lstm"))
     FixMatch().adapted(SMALL)
-    assert FixMatch.limits.images_only
+    assert FixMatch.about.images_only
 
 
 @pytest.mark.parametrize("other", [{"unknown": "negative"}, {"label_view": "own"}])

@@ -58,11 +58,10 @@ def test_a_mean_is_defined_where_every_class_was_learned(
 ) -> None:
     spec = load_spec(name)
     skip = tuple(row for row in spec.rows if row not in rows)
-    preset = Preset("small", (1,), SMALL, skip=skip)
-    spec = replace(spec, presets={"small": preset})
+    spec = replace(spec, presets={"small": Preset("small", (1,), SMALL, skip=skip)})
     store = ResultStore(tmp_path / "results", "test")
-    outcome = conduct(spec, preset, Session(store, tmp_path / "work", data, lambda _: None), 2)
-    found = {line.row: line for line in lines(spec, preset, outcome)}
+    outcome = conduct(spec.preset(None), Session(store, tmp_path / "work", data, lambda _: None), 2)
+    found = {line.row: line for line in lines(outcome)}
     empty = {
         (row, column)
         for row, line in found.items()
@@ -77,16 +76,14 @@ def test_a_mean_is_defined_where_every_class_was_learned(
     assert against.n > 5  # over the classes that the test set defines
     assert reference.estimates["NIH"].against is None
     if name == "midl_all":
-        _show_intervals(spec, preset, tmp_path / "results")
-        shared = replace(load_spec("midl_shared"), presets={"small": preset})
-        _show_intervals(shared, preset, tmp_path / "results")  # the same runs
+        _show_intervals(spec, tmp_path / "results")
+        shared = replace(load_spec("midl_shared"), presets=spec.presets)
+        _show_intervals(shared, tmp_path / "results")  # the same runs
 
 
-def _show_intervals(spec: TableSpec, preset: Preset, results: Path) -> None:
+def _show_intervals(spec: TableSpec, results: Path) -> None:
     """Each AUROC of the reference row has one, and each loss is defined."""
-    found = {
-        line.row: line for line in lines(spec, preset, collect(spec, preset, ResultStore(results, "test")))
-    }
+    found = {line.row: line for line in lines(collect(spec.preset(None), ResultStore(results, "test")))}
     figures = found[spec.reference].estimates
     assert all(one.mean == one.mean for one in figures.values())
     with_interval = {column for column, figure in figures.items() if figure.bounds is not None}

@@ -49,15 +49,12 @@ def test_a_column_of_a_figure_that_is_not_class_by_class(column: dict[str, Any],
 def test_such_a_column_fills_its_cells(tmp_path: Path) -> None:
     """A run from before there was such a figure has none of it."""
     spec = table_spec(columns=[{"name": "tail", "metric": "accuracy", "frequency": "tail"}])
-    preset = spec.preset("tiny")
-    for run in final_runs(spec, preset, {}):
+    table = spec.preset("tiny")
+    for run in final_runs(table, {}):
         result(run, tmp_path, {"A": 0.5, "B": 0.5})
         if run.row == "ours":
             change(tmp_path, run, metrics={"long_tail": {"accuracy": {"tail": run.seed / 10}}})
-    found = {
-        line.row: line.estimates["tail"]
-        for line in lines(spec, preset, collect(spec, preset, store(tmp_path)))
-    }
+    found = {line.row: line.estimates["tail"] for line in lines(collect(table, store(tmp_path)))}
     assert found["ours"].text == "0.200 ± 0.100"
     assert found["theirs"].values == (None, None, None)
 
@@ -70,17 +67,17 @@ def test_a_column_of_recall_is_over_the_classes_it_names(tmp_path: Path) -> None
             {"name": "all", "metric": "recall"},
         ]
     )
-    preset = spec.preset("tiny")
-    for run in final_runs(spec, preset, {}):
+    table = spec.preset("tiny")
+    for run in final_runs(table, {}):
         result(run, tmp_path, {"A": 0.5, "B": 0.5})
         if run.row == "ours":
             change(tmp_path, run, metrics={"recall": {"A": 0.25, "B": None, "C": 0.5, "D": 0.75}})
-    outcome = collect(spec, preset, store(tmp_path))
-    found = {line.row: line.estimates for line in lines(spec, preset, outcome)}
+    outcome = collect(table, store(tmp_path))
+    found = {line.row: line.estimates for line in lines(outcome)}
     assert found["ours"]["rare"].mean == pytest.approx(0.375)
     assert found["ours"]["all"].mean == pytest.approx(0.5)
     assert found["theirs"]["rare"].values == (None, None, None)
-    write_tables(spec, preset, outcome, tmp_path, "x")
+    write_tables(outcome, tmp_path, "x")
     text = (tmp_path / "x.md").read_text()
     assert "Recall of each class" in text
     assert "| C | – | 0.500 |" in text
@@ -111,16 +108,13 @@ def test_a_loss_on_a_test_set_is_that_of_the_models_which_know_its_classes(tmp_p
         columns=[{"name": "loss", "test": "nih", "metric": "loss"}],
         tests={"nih": {"data": {"dataset": "nih"}}},
     )
-    preset = spec.preset("tiny")
+    table = spec.preset("tiny")
     narrow = {"auroc": {}, "unlearned": ["A"], "loss": 0.9}
     whole = {"auroc": {"A": 0.5}, "unlearned": []}
     models = {"ours": {"x": narrow, "y": {**whole, "loss": 0.25}}, "theirs": {"global": whole}}
-    for run in final_runs(spec, preset, {}):
+    for run in final_runs(table, {}):
         result(run, tmp_path, {"A": 0.5, "B": 0.5})
         change(tmp_path, run, tests={"nih": models[run.row]})
-    found = {
-        line.row: line.estimates["loss"]
-        for line in lines(spec, preset, collect(spec, preset, store(tmp_path)))
-    }
+    found = {line.row: line.estimates["loss"] for line in lines(collect(table, store(tmp_path)))}
     assert found["ours"].values == (0.25, 0.25, 0.25)
     assert found["theirs"].text == "–"

@@ -20,7 +20,7 @@ from suture_papers.tables.loading import load_spec
 from suture_papers.tables.outcome import collect, compared_classes
 from suture_papers.tables.render import comparison_table, write_tables
 from suture_papers.tables.runs import final_runs
-from suture_papers.tables.spec import Preset, TableSpec
+from suture_papers.tables.spec import Preset, Table
 
 SMALL = {
     "simulation.root": "{data}/nih",
@@ -31,27 +31,27 @@ SMALL = {
 }
 
 
-def small(name: str) -> tuple[TableSpec, Preset]:
+def small(name: str) -> Table:
     """The three rows that Tables 3 and 4 are of, with a network that trains in a second."""
     spec = load_spec(name)
     assert spec.by_class is not None
     skip = tuple(row for row in spec.rows if row not in spec.by_class.rows)
     preset = Preset("small", (1,), SMALL, skip=skip, columns=("AUROC, all classes",))
-    return replace(spec, presets={"small": preset}), preset
+    return replace(spec, presets={"small": preset}).preset(None)
 
 
 def test_models_are_compared_once_on_the_images_that_were_held_out(tmp_path: Path) -> None:
     write_nih(tmp_path / "data" / "nih")
-    spec, preset = small("nih_overlap")
+    table = small("nih_overlap")
     kept, work, reported = tmp_path / "runs", tmp_path / "work", list[str]()
-    conduct(spec, preset, Session(store(kept), work, tmp_path / "data", reported.append), 2)
-    assert compared_classes(spec, preset, store(kept)) is None
+    conduct(table, Session(store(kept), work, tmp_path / "data", reported.append), 2)
+    assert compared_classes(table, store(kept)) is None
     session = Session(store(kept), work, tmp_path / "data", reported.append)
-    compare_classes(spec, preset, session)
-    rows = compared_classes(spec, preset, store(kept))
+    compare_classes(table, session)
+    rows = compared_classes(table, store(kept))
     assert rows is not None
     assert list(rows) == ["central_full", "central", "surgical"]
-    runs = {run.row: work / run.name for run in final_runs(spec, preset, {})}
+    runs = {run.row: work / run.name for run in final_runs(table, {})}
     config = load_site_config(runs["central_full"] / SERVER / "suture.toml")
     expected = compare(runs["central_full"] / "model", runs["surgical"] / "model", config, "test")
     for name, one in expected.items():
@@ -63,24 +63,24 @@ def test_models_are_compared_once_on_the_images_that_were_held_out(tmp_path: Pat
     for name, area in metrics["auroc"].items():
         assert rows["surgical"][name]["auroc"] == pytest.approx(area, abs=1e-5)
 
-    page = write_tables(spec, preset, collect(spec, preset, store(kept)), tmp_path, "x")[0].read_text()
+    page = write_tables(collect(table, store(kept)), tmp_path, "x")[0].read_text()
     assert "| Pleural Thickening |" in page.split("paired bootstrap")[0].rsplit("| class |", 1)[1]
     assert "0.76 (0.74, 0.78), p .08 |" in page
 
     before = len(reported)
-    compare_classes(spec, preset, session)
+    compare_classes(table, session)
     assert len(reported) == before
     compared = [json.loads(line)["name"] for line in (kept / "test.jsonl").read_text().splitlines()]
     delete(kept, *(name for name in compared if name.startswith("by-class-")))
     gone = runs["surgical"] / "model" / "model.json"
     gone.unlink()
-    compare_classes(spec, preset, session)
+    compare_classes(table, session)
     assert f"single classes are not compared: there is no {gone}" in reported[-1]
-    assert compared_classes(spec, preset, store(kept)) is None
+    assert compared_classes(table, store(kept)) is None
 
 
 def test_the_table_by_hand() -> None:
-    spec, _ = small("nih_disjoint")
+    spec = small("nih_disjoint").spec
     none = {"auroc": None}
     theirs = {"Edema": {"auroc": 0.9, "low": 0.85, "high": 0.95}, "Hernia": none}
     better = {"Edema": {"auroc": 0.8, "low": 0.7, "high": 0.9, "p": 0.0004}, "Hernia": none}

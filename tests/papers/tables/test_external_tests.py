@@ -111,7 +111,7 @@ def test_models_are_found_and_tested_after_their_run(tmp_path: Path) -> None:
             "pfl": {"name": "PFL", "set": {"method": "pfl"}},
         },
     )
-    runs = list(final_runs(spec, spec.preset(None), {}))
+    runs = list(final_runs(spec.preset(None), {}))
     reported: list[str] = []
     session = Session(store(tmp_path / "results"), tmp_path / "work", data, reported.append)
     table = data / "server" / "labels.csv"
@@ -200,7 +200,7 @@ def test_a_test_that_cannot_be_read_is_told_before_anything_is_run(
 
 def test_a_test_set_is_part_of_a_runs_name() -> None:
     with_tests, without = table_spec(), table_spec(tests={}, columns=[{"name": "all"}])
-    names = [{run.name for run in final_runs(e, e.preset(None), {})} for e in (with_tests, without)]
+    names = [{run.name for run in final_runs(e.preset(None), {})} for e in (with_tests, without)]
     assert not names[0] & names[1]
     config = site_config("home", parse(ExternalTest, TESTS["home"], "t"), Path("/work"), Path("/mnt"))
     assert config.data.root == Path("/mnt/a")

@@ -44,16 +44,16 @@ def rendered(folder: Path, seeds: list[int], ours: Any, theirs: Any) -> tuple[di
         },
         presets={"p": {"note": "", "seeds": seeds, "pairs": "classes"}},
     )
-    preset = spec.preset(None)
-    for run in final_runs(spec, preset, {}):
+    table = spec.preset(None)
+    for run in final_runs(table, {}):
         result(run, folder, {"A": 0.7, "B": 0.5})
         record = store(folder).find(run.name)
         assert record is not None
         metrics = {**record["metrics"], "mean_interval": [0.55, 0.66] if run.row == "ours" else None}
         change(folder, run, tests={"nih": {"ours": ours, "theirs": theirs}[run.row]}, metrics=metrics)
-    outcome = collect(spec, preset, store(folder))
-    page = write_tables(spec, preset, outcome, folder, "x")[0].read_text()
-    return {line.row: line for line in lines(spec, preset, outcome)}, page
+    outcome = collect(table, store(folder))
+    page = write_tables(outcome, folder, "x")[0].read_text()
+    return {line.row: line for line in lines(outcome)}, page
 
 
 def test_one_run_shows_the_interval_of_its_mean(tmp_path: Path) -> None:

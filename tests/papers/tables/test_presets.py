@@ -31,13 +31,13 @@ def test_a_preset_of_few_columns_has_the_runs_of_a_table_without_the_others() ->
     )
     plain = table_spec()
     few, whole, none = (
-        {run.name for run in final_runs(e, e.preset(name), {})}
+        {run.name for run in final_runs(e.preset(name), {})}
         for e, name in ((spec, "few"), (spec, "all"), (plain, "tiny"))
     )
     assert few == none
     assert not few & whole
-    assert not spec.tests_in(spec.preset("few"))
-    assert set(spec.tests_in(spec.preset("all"))) == {"away"}
+    assert not spec.preset("few").tests
+    assert set(spec.preset("all").tests) == {"away"}
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,10 @@ def test_what_a_preset_leaves_out_is_not_rendered(series: dict[str, object] | No
     spec = table_spec(
         columns=COLUMNS, tests=AWAY, rows=rows, series=series, presets={"few": {**TINY, "columns": ["here"]}}
     )
-    preset = spec.preset("few")
-    for run in final_runs(spec, preset, {}):
+    table = spec.preset("few")
+    for run in final_runs(table, {}):
         result(run, tmp_path / "runs", {"A": 0.5, "B": 0.5})
-    pages = write_tables(spec, preset, collect(spec, preset, store(tmp_path / "runs")), tmp_path, "x")
+    pages = write_tables(collect(table, store(tmp_path / "runs")), tmp_path, "x")
     for page in pages:
         assert "away" not in page.read_text()
         assert "0.79" not in page.read_text()
@@ -72,9 +72,9 @@ def test_an_unknown_column_of_a_preset_is_refused(tmp_path: Path) -> None:
 def test_the_simulations_of_2024_also_test_on_mimic_lt_and_freeze_batch_norm_of_fl_alone(name: str) -> None:
     spec = load_spec(name)
     cpu, paper = spec.preset("cpu"), spec.preset("paper")
-    assert not any(run.tests for run in final_runs(spec, cpu, {}))
+    assert not any(run.tests for run in final_runs(cpu, {}))
     policy = {}
-    for run in final_runs(spec, paper, {}):
+    for run in final_runs(paper, {}):
         assert set(run.tests["mimic"].data["labels"]) == set(NIH)
         policy[run.row] = run.settings.get("method.batch_norm")
     frozen = dict.fromkeys(("vanilla", "partial", "surgical"), "frozen")
@@ -84,7 +84,7 @@ def test_the_simulations_of_2024_also_test_on_mimic_lt_and_freeze_batch_norm_of_
 @pytest.mark.parametrize("name", ["midl_all", "midl_shared"])
 def test_the_sites_of_midl_have_rates_of_their_own_in_a_federation_alone(name: str) -> None:
     spec = load_spec(name)
-    runs = {run.row: run.settings for run in final_runs(spec, spec.preset("paper"), {})}
+    runs = {run.row: run.settings for run in final_runs(spec.preset("paper"), {})}
     key = "simulation.learning_rates"
     own = {row: settings[key] for row, settings in runs.items() if key in settings}
     rates = {"nih": 1e-5, "chexpert": 5e-5}
@@ -104,10 +104,7 @@ def test_data_that_are_not_there_are_named_with_their_rows_before_the_first_run(
 
     def begin(root: Path | None) -> None:
         conduct(
-            spec,
-            spec.preset(None),
-            Session(store(tmp_path / "kept"), tmp_path / "work", root, reported.append),
-            1,
+            spec.preset(None), Session(store(tmp_path / "kept"), tmp_path / "work", root, reported.append), 1
         )
 
     with pytest.raises(ConfigError) as none:
@@ -128,19 +125,15 @@ def test_data_that_are_not_there_are_named_with_their_rows_before_the_first_run(
 def test_stored_results_need_no_data(tmp_path: Path) -> None:
     preset = {"note": "", "seeds": [1], "set": {"simulation.nih": "{data}/nih"}}
     spec = table_spec(job="surgical_chest", presets={"tiny": preset})
-    for run in final_runs(spec, spec.preset(None), {}):
+    for run in final_runs(spec.preset(None), {}):
         result(run, tmp_path / "kept", {"A": 0.5, "B": 0.5})
     conduct(
-        spec,
-        spec.preset(None),
-        Session(store(tmp_path / "kept"), tmp_path / "work", tmp_path, lambda _: None),
-        1,
+        spec.preset(None), Session(store(tmp_path / "kept"), tmp_path / "work", tmp_path, lambda _: None), 1
     )
-    gone = next(final_runs(spec, spec.preset(None), {}))
+    gone = next(final_runs(spec.preset(None), {}))
     delete(tmp_path / "kept", gone.name)
     with pytest.raises(ConfigError, match=f"/nih: {gone.row}$"):
         conduct(
-            spec,
             spec.preset(None),
             Session(store(tmp_path / "kept"), tmp_path / "work", tmp_path, lambda _: None),
             1,
@@ -158,7 +151,7 @@ def test_the_presets_of_surgical_aggregation_are_the_papers_settings(name: str) 
     Adam, the range of the augmentations and the hidden block are the program's.
     """
     spec = load_spec(name)
-    for run in final_runs(spec, spec.preset("paper"), {}):
+    for run in final_runs(spec.preset("paper"), {}):
         job = with_settings(load_job(run.job), run.arguments(Path("/data"))[1::2])
         model = job.model
         assert (model.name, model.size, model.weights) == ("densenet121", 224, "download")

@@ -22,7 +22,7 @@ def published() -> list[tuple[str, str]]:
     found = []
     for name, preset in PRESETS:
         spec = load_spec(name)
-        if (RESULTS / f"{stem_of(spec, spec.preset(preset), name)}.md").exists():
+        if (RESULTS / f"{stem_of(spec.preset(preset), name)}.md").exists():
             found.append((name, preset))
     return found
 
@@ -31,7 +31,7 @@ def test_every_complete_table_is_published_and_no_other() -> None:
     complete = []
     for name, preset in PRESETS:
         spec = load_spec(name)
-        outcome = collect(spec, spec.preset(preset), ResultStore(RUNS, name))
+        outcome = collect(spec.preset(preset), ResultStore(RUNS, name))
         if all(outcome.results.values()):
             complete.append((name, preset))
     assert complete == published()
@@ -42,8 +42,8 @@ def test_every_complete_table_is_published_and_no_other() -> None:
 def test_a_table_is_rendered_from_its_runs(name: str, preset: str, tmp_path: Path) -> None:
     spec = load_spec(name)
     size = spec.preset(preset)
-    outcome = collect(spec, size, ResultStore(RUNS, name))
-    page = write_tables(spec, size, outcome, tmp_path, name)[0]
+    outcome = collect(size, ResultStore(RUNS, name))
+    page = write_tables(outcome, tmp_path, name)[0]
     assert page.read_text() == (RESULTS / page.name).read_text()
 
 

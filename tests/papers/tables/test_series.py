@@ -28,23 +28,23 @@ ONE = {"tiny": {"note": "", "seeds": [1]}}
 
 def test_a_steady_row_has_one_run_that_stands_at_every_value(tmp_path: Path) -> None:
     spec = table_spec(series=SERIES, columns=ALL, rows=ROWS, presets=ONE)
-    preset = spec.preset(None)
-    runs = list(final_runs(spec, preset, {}))
+    sized = spec.preset(None)
+    runs = list(final_runs(sized, {}))
     assert [(run.row, run.x) for run in runs] == [(row, x) for x in (20, 40) for row in ("theirs", "ours")]
     theirs = {run.name for run in runs if run.row == "theirs"}
     assert len(theirs) == 1
     assert len({run.name for run in runs}) == 3
     for run, b in zip((runs[0], runs[1], runs[3]), (0.9, 0.7, 0.5), strict=True):
         result(run, tmp_path, {"A": 0.5, "B": b})
-    outcome = collect(spec, preset, store(tmp_path))
-    found = over_series(spec, preset, outcome, spec.columns[0])
+    outcome = collect(sized, store(tmp_path))
+    found = over_series(outcome, spec.columns[0])
     assert found["theirs"].values == pytest.approx((0.7, 0.7))
     assert found["ours"].values == pytest.approx((0.6, 0.5))
-    assert dict(preamble(spec, preset, outcome, "x"))["cost"].startswith("3 runs")
-    table = series_table(spec, preset, outcome)
+    assert dict(preamble(outcome, "x"))["cost"].startswith("3 runs")
+    table = series_table(outcome)
     assert (table.heads[-1], table.rows[0][-1], table.rows[1][-1]) == ("published", "0.82", "–")
     assert table.caption.endswith("Central: the run at the first value stands at all of them.")
-    assert "published" not in main_table(spec, preset, outcome).heads
+    assert "published" not in main_table(outcome).heads
 
 
 @pytest.mark.parametrize(
@@ -75,11 +75,11 @@ def measured(n: int, seed: int, **tests: int) -> Result:
 
 def test_a_page_says_what_it_is_tested_on_and_where_runs_differ_in_it() -> None:
     spec = table_spec(columns=ALL)
-    preset = spec.preset(None)
+    table = spec.preset(None)
 
     def reported(*results: Result) -> str:
         cells = {("ours", "None"): dict(enumerate(results)), ("theirs", "None"): {}}
-        return dict(preamble(spec, preset, Outcome(cells, {}), "x")).get("tested on", "")
+        return dict(preamble(Outcome(table, cells, {}), "x")).get("tested on", "")
 
     same = reported(measured(2496, 1), measured(2496, 2))
     assert same.replace("\N{NARROW NO-BREAK SPACE}", " ") == "2 496 images"

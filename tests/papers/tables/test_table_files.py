@@ -21,7 +21,7 @@ from suture_papers.tables.outcome import chosen, collect
 from suture_papers.tables.render import write_tables
 from suture_papers.tables.results import read_result, result_of
 from suture_papers.tables.runs import Run, final_runs, tuning_runs
-from suture_papers.tables.spec import OWN_COLUMNS, TableSpec
+from suture_papers.tables.spec import OWN_COLUMNS
 
 
 def test_every_table_of_the_repository_can_be_run() -> None:
@@ -29,9 +29,10 @@ def test_every_table_of_the_repository_can_be_run() -> None:
     assert known_tables()
     for name in known_tables():
         spec = load_spec(name)
-        for preset in spec.presets.values():
-            found = dict.fromkeys(_cells(spec, preset), preset.tune.values[0]) if preset.tune else {}
-            runs = [*final_runs(spec, preset, found), *tuning_runs(spec, preset)]
+        for table in map(spec.preset, spec.presets):
+            tune, cells = table.preset.tune, [(row, str(x)) for row, x in table.cells]
+            found = dict.fromkeys(cells, tune.values[0]) if tune else {}
+            runs = [*final_runs(table, found), *tuning_runs(table)]
             for run in runs:
                 options = run.arguments(Path("/data"))
                 job = with_settings(load_job(run.job), options[1::2])
@@ -42,23 +43,17 @@ def test_every_table_of_the_repository_can_be_run() -> None:
                 words.plan("x")
 
 
-def _cells(spec: TableSpec, preset: Any) -> list[tuple[str, str]]:
-    from suture_papers.tables.runs import cells
-
-    return [(row, str(x)) for row, x in cells(spec, preset)]
-
-
 def test_a_run_is_named_by_its_settings_alone() -> None:
     spec = table_spec()
-    runs = list(final_runs(spec, spec.preset(None), {}))
+    runs = list(final_runs(spec.preset(None), {}))
     assert [(run.row, run.settings["seed"]) for run in runs] == [
         (row, seed) for seed in (1, 2, 3) for row in ("theirs", "ours")
     ]
     assert len({run.name for run in runs}) == 6
     again = table_spec(title="another title", source="elsewhere")
-    assert [run.name for run in final_runs(again, again.preset(None), {})] == [run.name for run in runs]
+    assert [run.name for run in final_runs(again.preset(None), {})] == [run.name for run in runs]
     longer = table_spec(set={"augmentation.flip": 0.5})
-    assert not {run.name for run in final_runs(longer, longer.preset(None), {})} & {r.name for r in runs}
+    assert not {run.name for run in final_runs(longer.preset(None), {})} & {r.name for r in runs}
 
 
 def test_the_data_root_is_no_part_of_a_runs_name() -> None:
@@ -106,30 +101,30 @@ def test_a_name_is_text_and_no_formula(series: bool, tmp_path: Path) -> None:
     rows = {key: {**row, "name": name} for key, row in SPEC["rows"].items()}
     more = {"series": {"key": "rounds", "values": [1, 2], "label": name}} if series else {}
     spec = table_spec(rows=rows, columns=[{"name": name}], title=name, **more)
-    preset = spec.preset(None)
-    for run in final_runs(spec, preset, {}):
+    table = spec.preset(None)
+    for run in final_runs(table, {}):
         result(run, tmp_path / "runs", {"A": 0.8, "B": 0.5})
-    paths = write_tables(spec, preset, collect(spec, preset, store(tmp_path / "runs")), tmp_path, "two")
+    paths = write_tables(collect(table, store(tmp_path / "runs")), tmp_path, "two")
     assert all(path.is_file() for path in paths)
 
 
 def test_tuning_chooses_by_validation_and_reuses_its_runs(tmp_path: Path) -> None:
     tune = {"key": "method.local.lr", "values": [1e-3, 1e-2], "seed": 1}
     spec = table_spec(presets={"tiny": {"note": "", "seeds": [1, 2], "tune": tune}})
-    preset = spec.preset("tiny")
-    tried = list(tuning_runs(spec, preset))
+    table = spec.preset("tiny")
+    tried = list(tuning_runs(table))
     assert len(tried) == 4
     for run in tried:
         high = (run.settings["method.local.lr"] == 1e-2) == (run.row == "ours")
         result(run, tmp_path, {"A": 0.1, "B": 0.1}, auroc=0.7 if high else 0.6)
-    best = chosen(spec, preset, store(tmp_path))
+    best = chosen(table, store(tmp_path))
     assert best == {("theirs", "None"): 1e-3, ("ours", "None"): 1e-2}
-    names = {run.name for run in final_runs(spec, preset, best)}
+    names = {run.name for run in final_runs(table, best)}
     assert len(names) == 4
     assert len(names & {run.name for run in tried}) == 2
     delete(tmp_path, tried[0].name)
-    assert ("theirs", "None") not in chosen(spec, preset, store(tmp_path))
-    assert not collect(spec, preset, store(tmp_path)).results["theirs", "None"]
+    assert ("theirs", "None") not in chosen(table, store(tmp_path))
+    assert not collect(table, store(tmp_path)).results["theirs", "None"]
 
 
 RUN = Run("ours", None, "demo", {"seed": 1})
@@ -184,23 +179,23 @@ def test_models_of_the_sites_own_are_tuned_by_the_rounds_that_they_are_of(done: 
 def test_a_row_that_cannot_be_tuned_is_named_with_its_run(tmp_path: Path) -> None:
     tune = {"key": "method.local.lr", "values": [1e-3, 1e-2], "seed": 1}
     spec = table_spec(presets={"tiny": {"note": "", "seeds": [1], "tune": tune}})
-    runs = list(tuning_runs(spec, spec.preset(None)))
+    runs = list(tuning_runs(spec.preset(None)))
     for run in runs:
         result(run, tmp_path, {"A": 0.5, "B": 0.5}, auroc=None if run is runs[1] else 0.6)
     with pytest.raises(ConfigError, match=f"row 'theirs': its run {runs[1].name} has no validation figure"):
-        conduct(spec, spec.preset(None), Session(store(tmp_path), tmp_path / "work", None, lambda _: None), 1)
+        conduct(spec.preset(None), Session(store(tmp_path), tmp_path / "work", None, lambda _: None), 1)
 
 
 def test_the_table_by_hand(tmp_path: Path) -> None:
     """Ours - theirs on the classes of one site: .1, .2, .3: t = 2 sqrt(3), p = .0742."""
     spec = table_spec()
-    preset = spec.preset(None)
-    for run in final_runs(spec, preset, {}):
+    sized = spec.preset(None)
+    for run in final_runs(sized, {}):
         seed = int(str(run.settings["seed"]))
         b = 0.5 + (0.1 * seed if run.row == "ours" else 0.0)
         result(run, tmp_path / "runs", {"A": 0.8, "B": b})
-    outcome = collect(spec, preset, store(tmp_path / "runs"))
-    theirs, ours = lines(spec, preset, outcome)
+    outcome = collect(sized, store(tmp_path / "runs"))
+    theirs, ours = lines(outcome)
     against = theirs.estimates["AUROC, classes of one site"].against
     assert against is not None
     assert against.p == pytest.approx(0.0742, abs=1e-4)
@@ -216,22 +211,22 @@ def test_the_table_by_hand(tmp_path: Path) -> None:
     assert class_means(spec, "ours", outcome.results["ours", "None"], OWN_COLUMNS[1]) == pytest.approx(
         {"A": 0.8}
     )
-    paths = write_tables(spec, preset, outcome, tmp_path, "two")
+    paths = write_tables(outcome, tmp_path, "two")
     page = paths[0].read_text()
     assert "| Vanilla FL | 0.650 ± 0.000 ns | .074 |" in page
     assert "0.79 |" in page
     assert "6 runs in the table, 0.1 hours" in page
     ElementTree.fromstring(paths[2].read_text())
     before = [path.read_bytes() for path in paths]
-    assert [path.read_bytes() for path in write_tables(spec, preset, outcome, tmp_path, "two")] == before
+    assert [path.read_bytes() for path in write_tables(outcome, tmp_path, "two")] == before
 
 
 def test_over_classes_a_class_that_one_of_them_does_not_know_is_no_pair(tmp_path: Path) -> None:
     spec = table_spec(pairs="classes")
-    preset = spec.preset(None)
-    for run in final_runs(spec, preset, {}):
+    table = spec.preset(None)
+    for run in final_runs(table, {}):
         result(run, tmp_path, {"A": 0.8, "B": None if run.row == "theirs" else 0.6})
-    theirs, ours = lines(spec, preset, collect(spec, preset, store(tmp_path)))
+    theirs, ours = lines(collect(table, store(tmp_path)))
     assert theirs.estimates["AUROC, all classes"].against is not None
     assert theirs.estimates["AUROC, all classes"].against.n == 1
     assert ours.estimates["AUROC, all classes"].text == "0.700 ± 0.100"  # population SD over classes
@@ -242,7 +237,7 @@ def test_runs_are_done_once_and_failures_are_told(tmp_path: Path) -> None:
     spec = table_spec(presets={"tiny": {"note": "", "seeds": [1], "set": small}})
     reported: list[str] = []
     kept, work = tmp_path / "runs", tmp_path / "work"
-    outcome = conduct(spec, spec.preset(None), Session(store(kept), work, None, reported.append), 2)
+    outcome = conduct(spec.preset(None), Session(store(kept), work, None, reported.append), 2)
     assert {len(cell) for cell in outcome.results.values()} == {1}
     path = kept / "test.jsonl"
     before = path.stat()
@@ -250,10 +245,10 @@ def test_runs_are_done_once_and_failures_are_told(tmp_path: Path) -> None:
     assert before.st_size < 16_000
     left = {path.name for path in work.glob("*/sites/**/*")}
     assert left == {"server", "labels.csv", "suture.toml", "phantom.json"}  # no images, no states
-    conduct(spec, spec.preset(None), Session(store(kept), work, None, reported.append), 2)
+    conduct(spec.preset(None), Session(store(kept), work, None, reported.append), 2)
     assert path.stat() == before
     assert reported[-1].startswith("2 runs, 2 of them ")
-    run = next(iter(final_runs(spec, spec.preset(None), {})))
+    run = next(iter(final_runs(spec.preset(None), {})))
     record = store(kept).find(run.name)
     assert record is not None
     assert record["made_with"]["method.local.lr"] == load_job("demo").method.local.lr
@@ -262,7 +257,7 @@ def test_runs_are_done_once_and_failures_are_told(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=rf"{run.name} was run with method\.local\.lr=0\.123, and .*line in {path}"
     ):
-        conduct(spec, spec.preset(None), Session(store(kept), work, None, reported.append), 2)
+        conduct(spec.preset(None), Session(store(kept), work, None, reported.append), 2)
     path.unlink()
     wrong = Run("ours", None, "demo", {"method": "surgical", "rounds": 0, "seed": 1})
     with pytest.raises(FederationError, match=r"1 of 1 runs failed(.|\n)*rounds"):
@@ -312,7 +307,6 @@ def test_what_two_runs_failed_of_before_they_trained_ends_the_others(tmp_path: P
     reported: list[str] = []
     with pytest.raises(FederationError) as raised:
         conduct(
-            spec,
             spec.preset(None),
             Session(store(tmp_path), tmp_path / "work", tmp_path / "data", reported.append),
             1,
@@ -335,7 +329,7 @@ def test_a_data_root_is_asked_for_before_anything_is_run(tmp_path: Path) -> None
     spec = table_spec(job="surgical_nih", presets=reads)
     for root, says in ((None, r"reads \{data\}/nih; give --data-root"), (tmp_path / "x", "is not a folder")):
         with pytest.raises(ConfigError, match=says):
-            conduct(spec, spec.preset(None), Session(store(tmp_path), tmp_path, root, lambda _: None), 1)
+            conduct(spec.preset(None), Session(store(tmp_path), tmp_path, root, lambda _: None), 1)
 
 
 def test_a_broken_result_says_what_to_do(tmp_path: Path) -> None:
@@ -406,7 +400,7 @@ def test_without_a_name_every_complete_table_is_rendered(
         (tmp_path / f"{name}.toml").write_text(tomli_w.dumps(content))
     monkeypatch.setattr(loading, "known_tables", lambda: {p.stem: p for p in tmp_path.glob("*.toml")})
     spec = load_spec("first")
-    for run in final_runs(spec, spec.preset("two"), {}):
+    for run in final_runs(spec.preset("two"), {}):
         result(run, tmp_path / "results" / "runs", {"A": 0.5, "B": 0.6})
     words = ["table", "--results", str(tmp_path / "results")]
     assert CliRunner().invoke(app, [*words, "--render"], catch_exceptions=False).exit_code == 0

@@ -81,10 +81,10 @@ class House:
         write_nih(folder / "data" / "nih")
         write_chexpert(folder / "data" / "chexpert")
         self.spec = load_spec(str(self.path))
-        self.preset = self.spec.preset(None)
+        self.table = self.spec.preset(None)
         self.reported: list[str] = []
         self.root, self.work = folder / "data", folder / "work"
-        self.run = next(final_runs(self.spec, self.preset, {}))
+        self.run = next(final_runs(self.table, {}))
         spec = ModelSpec("cnn", size=16)
         labels = LabelSet((*NIH.names, *(name for name in CHEXPERT.names if name not in NIH)))
         self.model = self.work / self.run.name / "model"
@@ -95,7 +95,7 @@ class House:
 
     def draw(self) -> dict[str, bytes]:
         self.reported.clear()
-        write_plots(self.spec, self.preset, self.session(), self.results, "two")
+        write_plots(self.table, self.session(), self.results, "two")
         return {path.name: path.read_bytes() for path in self.results.glob("*.svg")}
 
 
@@ -182,7 +182,7 @@ def test_a_row_that_the_preset_skips_is_not_existing_plots(house: House, tmp_pat
     text = TEXT.replace("[tests.nih.data]", more).replace('row = "ours"', 'row = "other"')
     (tmp_path / "skips.toml").write_text(text + 'skip = ["other"]\n')
     spec: Any = load_spec(str(tmp_path / "skips.toml"))
-    write_plots(spec, spec.preset(None), house.session(), house.results, "skips")
+    write_plots(spec.preset(None), house.session(), house.results, "skips")
     assert any("skips its row 'other'" in line for line in house.reported)
     assert not (house.results / "skips-features.svg").exists()
 

@@ -65,7 +65,7 @@ def result(run: Run, folder: Path, tuned: dict[str, Any]) -> None:
 
 def results(spec: TableSpec, folder: Path) -> None:
     """Ours is better by .1, .2 and .3 on task A, and by 0 on B."""
-    for run in final_runs(spec, spec.preset(None), {}):
+    for run in final_runs(spec.preset(None), {}):
         more = 1 if run.row == "ours" else 0
         a = task(0.6 + 0.1 * more, 0.6 + 0.2 * more, 0.6 + 0.3 * more)
         result(run, folder, {"A": a, "B": task(0.8, 0.9, 1.0)})
@@ -74,10 +74,10 @@ def results(spec: TableSpec, folder: Path) -> None:
 def test_the_table_by_hand(tmp_path: Path) -> None:
     """Differences .1, .2, .3: t = 2 sqrt(3), p = .0742."""
     spec = table_spec()
-    preset = spec.preset(None)
+    table = spec.preset(None)
     results(spec, tmp_path / "runs")
-    outcome = collect(spec, preset, store(tmp_path / "runs"))
-    theirs, ours = lines(spec, preset, outcome)
+    outcome = collect(table, store(tmp_path / "runs"))
+    theirs, ours = lines(outcome)
     against = theirs.estimates["A"].against
     assert against is not None
     assert (against.n, against.p) == (3, pytest.approx(0.0742, abs=1e-4))
@@ -87,7 +87,7 @@ def test_the_table_by_hand(tmp_path: Path) -> None:
     assert theirs.estimates["A, epochs"].against is not None
     assert ours.estimates["B, F1"].text == "0.450 ± 0.050"
     assert (theirs.runs, ours.runs) == (3, 3)
-    paths = write_tables(spec, preset, outcome, tmp_path, "two")
+    paths = write_tables(outcome, tmp_path, "two")
     assert [path.name for path in paths] == ["two.md", "two.html", "two.svg", "two-curves.svg"]
     text = paths[0].read_text()
     assert "| FL | 0.600 ± 0.000 ns | .074 | 2.0 ± 0.0 ns | 1.000 [1] |" in text
@@ -112,7 +112,7 @@ def test_the_table_by_hand(tmp_path: Path) -> None:
         ElementTree.fromstring(path.read_text())
     assert paths[1].read_text().count("<svg") == 2
     before = [path.read_bytes() for path in paths]
-    assert [path.read_bytes() for path in write_tables(spec, preset, outcome, tmp_path, "two")] == before
+    assert [path.read_bytes() for path in write_tables(outcome, tmp_path, "two")] == before
 
 
 def test_epochs_count_to_one_goal_for_all(tmp_path: Path) -> None:
@@ -120,9 +120,9 @@ def test_epochs_count_to_one_goal_for_all(tmp_path: Path) -> None:
     spec = table_spec(columns=[{"name": "epochs", "task": "A", "metric": "epochs"}])
     rest = {"precision": 0.5, "recall": 0.5, "f1": 0.5, "train": 90, "test": 10}
     curves = {"theirs": [[0.5, 0.7, 0.8], [0.5, 0.8, 0.9]], "ours": [[0.84, 0.7, 0.6], [0.6, 0.5, 0.4]]}
-    for run in final_runs(spec, spec.preset(None), {}):
+    for run in final_runs(spec.preset(None), {}):
         result(run, tmp_path, {"A": {"runs": [{"auroc": curve, **rest} for curve in curves[run.row]]}})
-    theirs, ours = lines(spec, spec.preset(None), collect(spec, spec.preset(None), store(tmp_path)))
+    theirs, ours = lines(collect(spec.preset(None), store(tmp_path)))
     # The goal is .85, the mean of .8 and .9.
     assert theirs.estimates["epochs"].text == "3.0 (1 of 2)"
     assert ours.estimates["epochs"].text == "not reached"
@@ -135,27 +135,25 @@ def test_epochs_count_to_one_goal_for_all(tmp_path: Path) -> None:
 def test_runs_of_other_seeds_are_further_pairs(tmp_path: Path) -> None:
     spec = table_spec(presets={"tiny": {"note": "", "seeds": [1, 2]}})
     results(spec, tmp_path)
-    outcome = collect(spec, spec.preset(None), store(tmp_path))
-    against = lines(spec, spec.preset(None), outcome)[0].estimates["A"].against
+    outcome = collect(spec.preset(None), store(tmp_path))
+    against = lines(outcome)[0].estimates["A"].against
     assert against is not None
     assert against.n == 6
 
 
 def test_nothing_done_yet_is_an_empty_table(tmp_path: Path) -> None:
     spec = table_spec()
-    paths = write_tables(
-        spec, spec.preset(None), collect(spec, spec.preset(None), store(tmp_path)), tmp_path, "e"
-    )
+    paths = write_tables(collect(spec.preset(None), store(tmp_path)), tmp_path, "e")
     assert "| PMFL | – [1] | – |" in paths[0].read_text()
     ElementTree.fromstring(paths[3].read_text())
 
 
 def test_a_task_that_was_not_fine_tuned_is_named(tmp_path: Path) -> None:
     spec = table_spec(columns=[{"name": "x", "task": "Bb"}])
-    for run in final_runs(spec, spec.preset(None), {}):
+    for run in final_runs(spec.preset(None), {}):
         result(run, tmp_path, {"B": task(0.5)})
     with pytest.raises(ConfigError, match=r"unknown task of a column 'Bb'; .*B"):
-        lines(spec, spec.preset(None), collect(spec, spec.preset(None), store(tmp_path)))
+        lines(collect(spec.preset(None), store(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -215,8 +213,8 @@ def test_figures_of_fine_tuned_models_are_stored_to_six_digits(tmp_path: Path) -
 @pytest.mark.parametrize("name", [name for name in known_tables() if name.startswith("pmfl_")])
 def test_columns_are_about_the_targets_of_their_runs(name: str) -> None:
     spec = load_spec(name)
-    for preset in spec.presets.values():
-        for run in final_runs(spec, preset, {}):
+    for preset in spec.presets:
+        for run in final_runs(spec.preset(preset), {}):
             job = with_settings(load_job(run.job), run.arguments(Path("/data"))[1::2])
             assert isinstance(job.simulation, SingleTargetSites)
             assert job.finetuning is not None

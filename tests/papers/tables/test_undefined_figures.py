@@ -18,37 +18,38 @@ from suture_papers.tables.runs import final_runs
 def test_a_series_is_drawn_over_its_values(tmp_path: Path) -> None:
     series = {"key": "simulation.images", "values": [20, 40], "label": "images"}
     spec = table_spec(series=series, columns=[{"name": "all"}])
-    preset = spec.preset(None)
-    runs = list(final_runs(spec, preset, {}))
+    table = spec.preset(None)
+    runs = list(final_runs(table, {}))
     assert [run.x for run in runs] == [20, 20, 40, 40] * 3
     for run in runs:
         more = 0.02 * int(str(run.settings["seed"])) if run.row == "ours" else 0.0
         result(run, tmp_path / "runs", {"A": 0.6 + more, "B": 0.6 + more})
-    outcome = collect(spec, preset, store(tmp_path / "runs"))
-    found = over_series(spec, preset, outcome, spec.columns[0])
+    outcome = collect(table, store(tmp_path / "runs"))
+    found = over_series(outcome, spec.columns[0])
     assert found["theirs"].against is not None
     assert found["theirs"].against.n == 6
-    page = write_tables(spec, preset, outcome, tmp_path, "s")[0].read_text()
+    page = write_tables(outcome, tmp_path, "s")[0].read_text()
     assert page.count("| 20 |") == 2
     assert "Over all values of the series" in page
-    found = lines(spec, preset, outcome)
-    marks = [over_series(spec, preset, outcome, column) for column in spec.columns]
-    axis = _series(spec, found, marks).axes[0]
-    assert [text.get_text() for text in axis.texts] == [marks[0]["theirs"].against.mark] == ["**"]  # type: ignore[union-attr]
+    found = lines(outcome)
+    marks = [over_series(outcome, column) for column in spec.columns]
+    (panel,) = _series(spec, found, marks)
+    drawn = [text.text for text in panel.texts if text.tone is not None]
+    assert drawn == [marks[0]["theirs"].against.mark] == ["**"]  # type: ignore[union-attr]
 
 
 def test_an_undefined_comparison_has_its_reason_below_the_table(tmp_path: Path) -> None:
     """One seed: no pairs of runs; over classes, the differences are .1 and .2: t = 3, p = .205."""
     one = {"note": "", "seeds": [1]}
     spec = table_spec(presets={"one": one, "by-class": {**one, "pairs": "classes"}})
-    for run in final_runs(spec, spec.preset(None), {}):
+    for run in final_runs(spec.preset(None), {}):
         more = 1 if run.row == "ours" else 0
         result(run, tmp_path / "runs", {"A": 0.5 + 0.1 * more, "B": 0.5 + 0.2 * more})
     pages = {}
     for name in spec.presets:
-        preset = spec.preset(name)
-        outcome = collect(spec, preset, store(tmp_path / "runs"))
-        paths = write_tables(spec, preset, outcome, tmp_path, "e")
+        table = spec.preset(name)
+        outcome = collect(table, store(tmp_path / "runs"))
+        paths = write_tables(outcome, tmp_path, "e")
         pages[paths[0].name] = paths[0].read_text()
         assert ("[1] " in paths[1].read_text()) == ("[1] " in pages[paths[0].name])
     assert list(pages) == ["e.md", "e-by-class.md"]
@@ -61,8 +62,8 @@ def test_an_undefined_comparison_has_its_reason_below_the_table(tmp_path: Path) 
 
 def test_nothing_done_yet_is_an_empty_table(tmp_path: Path) -> None:
     spec = table_spec()
-    outcome = collect(spec, spec.preset(None), store(tmp_path))
-    page = write_tables(spec, spec.preset(None), outcome, tmp_path, "empty")[0].read_text()
+    outcome = collect(spec.preset(None), store(tmp_path))
+    page = write_tables(outcome, tmp_path, "empty")[0].read_text()
     assert "| Surgical Aggregation | – [1] | – |" in page
     assert "\n[1] not run yet\n" in page
 

@@ -16,15 +16,15 @@ def said(tmp_path, ours: list[float], theirs: list[float]) -> str:  # type: igno
     """The sentence of seeds 1, 2, ... with these AUROCs of class A; B is always .5."""
     seeds = list(range(1, 6))
     spec = table_spec(presets={"tiny": {"note": "", "seeds": seeds, "set": {"rounds": 1}}})
-    preset = spec.preset(None)
+    table = spec.preset(None)
     values = {"ours": dict(zip(seeds, ours, strict=False)), "theirs": dict(zip(seeds, theirs, strict=False))}
-    for run in final_runs(spec, preset, {}):
+    for run in final_runs(table, {}):
         area = values[run.row].get(run.settings["seed"])
         if area is not None:
             result(run, tmp_path, {"A": area, "B": area})
-    outcome = collect(spec, preset, store(tmp_path))
-    write_tables(spec, preset, outcome, tmp_path / "out", "x")
-    sentence = verdict(spec, preset, outcome)
+    outcome = collect(table, store(tmp_path))
+    write_tables(outcome, tmp_path / "out", "x")
+    sentence = verdict(outcome)
     assert (tmp_path / "out" / "x.md").read_text().split("\n\n")[1] == sentence
     assert sentence in (tmp_path / "out" / "x.html").read_text()
     return sentence
@@ -66,11 +66,11 @@ def test_too_few_seeds_prove_nothing(tmp_path) -> None:  # type: ignore[no-untyp
 def test_of_several_rows_of_one_run_the_caution_is_said_once(tmp_path) -> None:  # type: ignore[no-untyped-def]
     rows = {**SPEC["rows"], "others": {"name": "FedAvg", "set": {"method": "fedavg"}}}
     spec = table_spec(rows=rows, presets={"tiny": {"note": "", "seeds": [1], "set": {"rounds": 1}}})
-    preset = spec.preset(None)
-    for run in final_runs(spec, preset, {}):
+    table = spec.preset(None)
+    for run in final_runs(table, {}):
         area = {"ours": 0.9, "theirs": 0.5, "others": 0.6}[run.row]
         result(run, tmp_path, {"A": area, "B": area})
-    assert verdict(spec, preset, collect(spec, preset, store(tmp_path))) == (
+    assert verdict(collect(table, store(tmp_path))) == (
         "AUROC, all classes, over 1 seed: Surgical Aggregation has .900; Vanilla FL .500; FedAvg .600: "
         "too few runs to test a difference."
     )

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP")
 DICOM = (".dcm", ".dicom")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", *DICOM)
-UNREADABLE = (".npy", ".nii", ".nii.gz")
+_UNREADABLE = (".npy", ".nii", ".nii.gz")
 MOST_PIXELS = 40_000_000
-FORMULA = re.compile("(^|[;\t\r\n][ \"]*)('*[=+\\-@\uff1d\uff0b\uff0d\uff20])")
+_FORMULA = re.compile("(^|[;\t\r\n][ \"]*)('*[=+\\-@\uff1d\uff0b\uff0d\uff20])")
 JOINERS = "\u200c\u200d"
 _BITS_PER_SAMPLE = 258  # tag of TIFF 6.0, section 8
 
@@ -120,7 +120,7 @@ def find_images(folder: str) -> list[str]:
     """Return the paths of the images in a folder and those below it, sorted."""
     paths = sorted(str(path) for path in Path(folder).rglob("*") if path.is_file())
     for path in paths:
-        if path.lower().endswith(UNREADABLE):
+        if path.lower().endswith(_UNREADABLE):
             raise ValueError(
                 f"{path}: this bundle does not read arrays; save it as PNG or DICOM, or remove it"
             )
@@ -154,7 +154,7 @@ def cell(text: str) -> str:
     shown = "".join(
         c if c.isprintable() or c in JOINERS else c.encode("unicode_escape").decode() for c in text
     )
-    return FORMULA.sub(r"\1'\2", shown)
+    return _FORMULA.sub(r"\1'\2", shown)
 
 
 def _decided(label: str, p: np.float32, point: dict[str, Any]) -> dict[str, str]:

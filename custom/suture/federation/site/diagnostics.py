@@ -45,7 +45,7 @@ class Diagnostics:
             row = {name: i for i, name in enumerate(table.images)}
             self._truth = table.labels, torch.from_numpy(table.y)[[row[name] for name in train.names]]
 
-    def watching(self, labels: LabelSet) -> Watch:
+    def watching(self, labels: LabelSet) -> _Watch:
         """Return what observes one round.
 
         Args:
@@ -55,7 +55,7 @@ class Diagnostics:
         if self._truth is not None:
             own, y = self._truth
             truth = y[:, own.align(labels)] == 1
-        return Watch(labels, truth, self._append)
+        return _Watch(labels, truth, self._append)
 
     def _append(self, round_: int, facts: Mapping[str, Any]) -> None:
         """Append a round; a repeated one replaces its line and all later ones."""
@@ -65,7 +65,7 @@ class Diagnostics:
         atomic_write(self._path, "".join(f"{json.dumps(one)}\n" for one in [*earlier, line]).encode())
 
 
-class Watch:
+class _Watch:
     """Observes one round of a site: receives figures and pseudo-labels from the method, returns nothing.
 
     Args:

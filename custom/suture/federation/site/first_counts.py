@@ -24,7 +24,7 @@ FIRST_COUNTS = "counts.json"
 _FORMER_COUNTS = "said.json"
 """Its name in earlier versions: what a site has sent stays sent when its software changes."""
 
-SentCounts = dict[Label, Counts | None]
+_SentCounts = dict[Label, Counts | None]
 
 
 @dataclass(frozen=True, config=OPEN)
@@ -32,23 +32,14 @@ class _Sent:
     """The content of `FIRST_COUNTS`.
 
     Attributes:
+        counts: of the training images.
         groups: of the test images with each value of the site's attribute, by class.
     """
 
-    counts: SentCounts
-    validation: SentCounts = field(default_factory=dict)
-    test: SentCounts = field(default_factory=dict)
-    groups: dict[Label, SentCounts] = field(default_factory=dict)
-
-    def of(self, split: Split) -> SentCounts:
-        """Return the counts of a split."""
-        found: SentCounts = getattr(self, "counts" if split == "train" else split)
-        return found
-
-    def with_split(self, split: Split, counts: SentCounts) -> _Sent:
-        """Return the content with other counts of a split."""
-        changed: dict[str, Any] = {"counts" if split == "train" else split: counts}
-        return replace(self, **changed)
+    counts: _SentCounts
+    validation: _SentCounts = field(default_factory=dict)
+    test: _SentCounts = field(default_factory=dict)
+    groups: dict[Label, _SentCounts] = field(default_factory=dict)
 
 
 class FirstCounts:
@@ -62,7 +53,7 @@ class FirstCounts:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._read: tuple[tuple[Path, int, int] | None, _Sent] = None, _Sent({})
+        self._known: tuple[tuple[Path, int, int] | None, _Sent] = None, _Sent({})
 
     def of(
         self,
@@ -79,10 +70,12 @@ class FirstCounts:
             DataError: the file of the counts that were sent cannot be read.
             ConfigError: it holds something else.
         """
-        before = self._sent.of(split)
+        sent, field_ = self._read(), "counts" if split == "train" else split
+        before: _SentCounts = getattr(sent, field_)
         answer = {name: before.get(name, counts[name]) for name in labels}
-        if before.keys() < {*before, *answer}:
-            self._write(self._sent.with_split(split, before | answer))
+        if answer.keys() - before.keys():
+            changed: dict[str, Any] = {field_: before | answer}
+            self._write(replace(sent, **changed))
         return answer
 
     def within(self, metrics: Metrics) -> Metrics:
@@ -102,38 +95,35 @@ class FirstCounts:
 
     def _within_groups(self, decided: Mapping[str, DecidedClass]) -> dict[str, DecidedClass]:
         """Return figures with the counts of each group as first sent; one withheld then stays so."""
-        first: dict[str, SentCounts] = {
+        sent = self._read()
+        first: dict[str, _SentCounts] = {
             name: {value: (group.positives, group.negatives) for value, group in one.groups.items()}
             for name, one in decided.items()
-            if name not in self._sent.groups
+            if name not in sent.groups
         }
+        known = sent.groups | first
         if first:
-            self._write(replace(self._sent, groups=self._sent.groups | first))
-        known = self._sent.groups
+            self._write(replace(sent, groups=known))
         return {
             name: replace(one, groups=_as_first(one.groups, known[name])) for name, one in decided.items()
         }
 
-    @property
-    def _sent(self) -> _Sent:
-        now = self._state()
-        if now != self._read[0]:
-            self._read = now, parse(_Sent, read_json(now[0]), str(now[0])) if now else _Sent({})
-        return self._read[1]
-
-    def _state(self) -> tuple[Path, int, int] | None:
-        """Return the file, and what tells it from the one before; each is written anew and renamed."""
+    def _read(self) -> _Sent:
+        """Return what was sent, read again where the file is another one: each is a new one, renamed."""
         for path in (self._folder / FIRST_COUNTS, self._folder / _FORMER_COUNTS):
             with suppress(FileNotFoundError):
                 found = path.stat()
-                return path, found.st_ino, found.st_mtime_ns
-        return None
+                now = path, found.st_ino, found.st_mtime_ns
+                if now != self._known[0]:
+                    self._known = now, parse(_Sent, read_json(path), str(path))
+                return self._known[1]
+        return _Sent({})
 
     def _write(self, sent: _Sent) -> None:
         make_folder(self._folder)
         write_json(self._folder / FIRST_COUNTS, asdict(sent))
 
 
-def _as_first(groups: Mapping[str, DecidedGroup], first: SentCounts) -> dict[str, DecidedGroup]:
+def _as_first(groups: Mapping[str, DecidedGroup], first: _SentCounts) -> dict[str, DecidedGroup]:
     pairs = {value: pair for value in groups if (pair := first.get(value))}
     return {value: replace(groups[value], positives=p, negatives=n) for value, (p, n) in pairs.items()}

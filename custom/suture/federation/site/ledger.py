@@ -57,7 +57,7 @@ FILE = "ledger.jsonl"
 _ONCE = ("train", "calibrate", "evaluate")
 """Tasks that a site answers once, but for those that come again."""
 
-Key = tuple[str, str, int, str]
+_Key = tuple[str, str, int, str]
 
 _WAIT = 60.0
 """Seconds to wait for another job of the site that writes into the ledger."""
@@ -92,7 +92,7 @@ class Release:
     answer: str = ""
 
     @property
-    def key(self) -> Key:
+    def key(self) -> _Key:
         """What a site answers once: experiment, task, round and split; it counts its scores once in all."""
         return self.experiment, self.task, self.round if self.task != "calibrate" else 0, self.split
 
@@ -197,7 +197,7 @@ class Ledger:
 
     def __init__(self, path: Path, limits: PrivacyConfig, own: Path | None = None) -> None:
         self._path, self._limits, self._own = path, limits, own
-        self._chain, self._releases, self._tally = Chain(path, _RELEASE), list[Release](), Tally()
+        self._chain, self._releases, self._tally = Chain(path, _RELEASE), list[Release](), _Tally()
         self._compared = False  # with the anchors of all experiments, since the file is the one that it is
 
     def begin(self) -> None:
@@ -240,7 +240,7 @@ class Ledger:
     def releases(self) -> Sequence[Release]:
         """Return all releases so far; an incomplete last line, of a process that was killed, is none."""
         if self._chain.replaced():
-            self._chain, self._releases, self._tally = Chain(self._path, _RELEASE), [], Tally()
+            self._chain, self._releases, self._tally = Chain(self._path, _RELEASE), [], _Tally()
             self._compared = False
         for release in self._chain.read():
             self._releases.append(release)
@@ -411,7 +411,7 @@ def _has_answered(folder: Path) -> bool:
 
 
 @dataclass
-class Tally:
+class _Tally:
     """What a ledger counts of its releases; one more takes the same time however many there are.
 
     Attributes:
@@ -428,8 +428,8 @@ class Tally:
     anew: Counter[str] = field(default_factory=Counter)
     figures: Counter[str] = field(default_factory=Counter)
     noises: list[float] = field(default_factory=list)
-    keys: set[Key] = field(default_factory=set)
-    seen: set[tuple[Key, str]] = field(default_factory=set)
+    keys: set[_Key] = field(default_factory=set)
+    seen: set[tuple[_Key, str]] = field(default_factory=set)
 
     def add(self, release: Release) -> None:
         """Count one more."""
@@ -442,9 +442,9 @@ class Tally:
         self.seen.add((key, release.answer))
 
 
-def tally_of(releases: Iterable[Release]) -> Tally:
+def tally_of(releases: Iterable[Release]) -> _Tally:
     """Count some releases."""
-    tally = Tally()
+    tally = _Tally()
     for release in releases:
         tally.add(release)
     return tally

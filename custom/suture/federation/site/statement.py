@@ -18,7 +18,7 @@ from suture.protocol.messages import Spent
 
 
 @dataclass(frozen=True)
-class BudgetLine:
+class _BudgetLine:
     """What an experiment has released under one setting of clip and noise.
 
     Attributes:
@@ -56,7 +56,7 @@ class Statement:
         accepted: those that the administrator has accepted: the figures of `spent` are lower bounds.
     """
 
-    lines: Sequence[BudgetLine]
+    lines: Sequence[_BudgetLine]
     spent: Spent
     delta: float
     figures: Mapping[str, int]
@@ -132,14 +132,14 @@ def _by_experiment(releases: Iterable[Release]) -> dict[str, list[Release]]:
     return found
 
 
-def budget_lines(releases: Iterable[Release]) -> list[BudgetLine]:
+def budget_lines(releases: Iterable[Release]) -> list[_BudgetLine]:
     """Return the lines of one experiment: a changed clip or noise ends a line and begins another."""
     return [_line(list(group)) for _, group in groupby(releases, lambda release: release.settings)]
 
 
-def _line(group: Sequence[Release]) -> BudgetLine:
+def _line(group: Sequence[Release]) -> _BudgetLine:
     last, updates = group[-1], [r for r in group if r.update]
-    return BudgetLine(
+    return _BudgetLine(
         last.experiment,
         last.clip,
         last.noise,

@@ -49,7 +49,7 @@ def examine(folder: Path) -> list[Finding]:
     Args:
         folder: the party's FLARE workspace, which is its startup kit.
     """
-    findings = list(independent(check_versions, check_clock))
+    findings = list(independent(_check_versions, check_clock))
     try:
         kit = read_kit(folder)
     except ConfigError as problem:
@@ -58,15 +58,15 @@ def examine(folder: Path) -> list[Finding]:
     findings += independent(partial(check_certificates, kit), partial(check_connection, kit))
     if kit.role == "admin":
         return findings
-    config, found = find_config(kit)
+    config, found = _find_config(kit)
     findings += [*check_policy(kit), *found]
     own = [partial(check_data, config), partial(check_device, config)] if config else []
     if config and kit.role != "server":
-        own.append(partial(check_ledger, config))
-    return [*findings, *independent(*own, partial(check_disk, kit, config))]
+        own.append(partial(_check_ledger, config))
+    return [*findings, *independent(*own, partial(_check_disk, kit, config))]
 
 
-def check_versions() -> Iterator[Finding]:
+def _check_versions() -> Iterator[Finding]:
     """Check Python, torch, FLARE and this package; all parties need the same code of this package."""
     python = platform.python_version()
     if sys.version_info[:2] < _PYTHON:
@@ -103,7 +103,7 @@ def check_clock() -> Iterator[Finding]:
         yield ok("clock", f"{now}" + (", synchronised" if synchronised == "yes" else ""))
 
 
-def find_config(kit: Kit) -> tuple[SiteConfig | None, list[Finding]]:
+def _find_config(kit: Kit) -> tuple[SiteConfig | None, list[Finding]]:
     """Return the party's configuration, if any, and the findings; a site needs one, a server does not."""
     try:
         path = find_site_config(kit.name, kit.folder)
@@ -183,7 +183,7 @@ def check_device(config: SiteConfig) -> Iterator[Finding]:
         yield ok("device", f"{wanted}, {config.training.threads} threads{unused}")
 
 
-def check_ledger(config: SiteConfig) -> Iterator[Finding]:
+def _check_ledger(config: SiteConfig) -> Iterator[Finding]:
     """Check that the ledger of the site's releases is whole: otherwise it releases nothing."""
     state = config.storage.state
     ledger = Ledger(state / LEDGER, config.privacy)
@@ -198,7 +198,7 @@ def check_ledger(config: SiteConfig) -> Iterator[Finding]:
         yield warning("budget", text, "set max_epsilon under [privacy] in suture.toml")
 
 
-def check_disk(kit: Kit, config: SiteConfig | None) -> Iterator[Finding]:
+def _check_disk(kit: Kit, config: SiteConfig | None) -> Iterator[Finding]:
     """Check the free disk space for the workspace, the state of the rounds and the decoded images."""
     folders = {"disk of the workspace": kit.folder}
     if config:

@@ -154,18 +154,22 @@ def check_valid_now(kit: Kit) -> None:
     Raises:
         ConfigError: one of them has expired or is not valid yet; names it and the remedy.
     """
-    now = datetime.now(UTC)
     for name in (CERTIFICATES[kit.role], "rootCA.pem"):
         path = kit.folder / "startup" / name
-        begins, ends = certificate(path).not_valid_before_utc, certificate(path).not_valid_after_utc
-        if now > ends:
-            raise ConfigError(
-                f"{path} expired on {ends:%Y-%m-%d}; ask the project's administrator for a new startup kit"
-            )
-        if now < begins:
-            raise ConfigError(
-                f"{path} is valid from {begins:%Y-%m-%d %H:%M} UTC only; set the clock of this machine right"
-            )
+        if wrong := out_of_date(certificate(path), "ask the project's administrator for a new startup kit"):
+            raise ConfigError(f"{path} {'; '.join(wrong)}")
+
+
+def out_of_date(cert: x509.Certificate, renew: str) -> tuple[str, str] | None:
+    """Return when a certificate expired, or from when it is valid, and the remedy; None if it is valid now.
+
+    Args:
+        renew: the remedy where it has expired.
+    """
+    now, begins, ends = datetime.now(UTC), cert.not_valid_before_utc, cert.not_valid_after_utc
+    if now < begins:
+        return f"is valid from {begins:%Y-%m-%d %H:%M} UTC only", "set the clock of this machine right"
+    return (f"expired on {ends:%Y-%m-%d}", renew) if now > ends else None
 
 
 def common_name(cert: x509.Certificate) -> str:

@@ -22,7 +22,15 @@ from cryptography.hazmat.primitives.serialization import (
 
 from suture.core.errors import ConfigError, SutureError
 from suture.core.plain import read_regular
-from suture.flare.admin.kit import CERTIFICATES, Kit, certificate, common_name, policy_file, read_json
+from suture.flare.admin.kit import (
+    CERTIFICATES,
+    Kit,
+    certificate,
+    common_name,
+    out_of_date,
+    policy_file,
+    read_json,
+)
 from suture.flare.admin.policy import (
     bypasses,
     code_rights,
@@ -127,15 +135,11 @@ def check_certificates(kit: Kit) -> Iterator[Finding]:
 
 
 def _dates(name: str, cert: x509.Certificate) -> Finding:
-    now, begins, ends = datetime.now(UTC), cert.not_valid_before_utc, cert.not_valid_after_utc
-    if now < begins:
-        return error(
-            "certificate", f"{name} is valid from {begins:%Y-%m-%d %H:%M} UTC only", "set the clock right"
-        )
-    if now > ends:
-        return error("certificate", f"{name} expired on {ends:%Y-%m-%d}", _ANEW)
-    text = f"{name} is valid until {ends:%Y-%m-%d}, {(ends - now).days} more days"
-    return warning("certificate", text, _ANEW) if ends - now < _SOON else ok("certificate", text)
+    if wrong := out_of_date(cert, _ANEW):
+        return error("certificate", f"{name} {wrong[0]}", wrong[1])
+    ends, left = cert.not_valid_after_utc, cert.not_valid_after_utc - datetime.now(UTC)
+    text = f"{name} is valid until {ends:%Y-%m-%d}, {left.days} more days"
+    return warning("certificate", text, _ANEW) if left < _SOON else ok("certificate", text)
 
 
 def _key(kit: Kit, cert: x509.Certificate) -> Iterator[Finding]:

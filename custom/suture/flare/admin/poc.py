@@ -27,10 +27,8 @@ from suture.flare.admin.policy import (
 )
 from suture.flare.admin.processes import STARTED
 from suture.flare.compat.provisioning import provision
-from suture.learning.finetuning import TARGETS, tune_targets
 from suture.methods import entry_of
 from suture.methods.source import list_entry
-from suture.reports.report import write_report
 from suture.simulation.job import Job
 from suture.simulation.job_files import jobs_folder
 from suture.simulation.partition import SERVER
@@ -200,23 +198,6 @@ def simulate(job: Job, folder: Path) -> tuple[list[str], Path]:
 def data_of(job: Job, folder: Path) -> Path:
     """Return the folder of the data of a job's simulated sites in a POC."""
     return folder.resolve() / _DATA / job.name
-
-
-def finetune(job: Job, folder: Path, run: Path) -> bool:
-    """Fine-tune the model of a run on the tasks of the job's simulation, and write the run's report again.
-
-    Args:
-        folder: of the POC.
-
-    Returns:
-        False where the POC has no such tasks.
-    """
-    tasks = data_of(job, folder) / TARGETS
-    if not job.finetuning or not tasks.is_dir():
-        return False
-    tune_targets(run, job.finetuning, job.seed, tasks)
-    write_report(run)
-    return True
 
 
 def place_configs(job: Job, names: Sequence[str], data: Path, kits: dict[str, Kit]) -> None:

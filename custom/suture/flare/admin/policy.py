@@ -29,7 +29,7 @@ COMPONENTS: dict[Role, dict[str, Any]] = {
 }
 """The component that lets a party survive the death of its processes; a site's replaces FLARE's launcher."""
 
-MOVED = {"suture.flare.abandoned.AbandonedJobs": "suture.flare.stale_jobs.StaleJobs"}
+_MOVED = {"suture.flare.abandoned.AbandonedJobs": "suture.flare.stale_jobs.StaleJobs"}
 """The present path of each component that earlier versions installed under another path."""
 
 FILTER = "suture.flare.filters.EgressFilter"
@@ -186,7 +186,7 @@ def survive(kit: Kit) -> Path:
     path = policy_file(kit, "resources")
     if (component := COMPONENTS.get(kit.role)) is None:
         return path
-    replaced = {component["path"], *MOVED}
+    replaced = {component["path"], *_MOVED}
     others = [
         c for c in components_of(path) if c.get("id") != component["id"] and c.get("path") not in replaced
     ]
@@ -213,7 +213,7 @@ def moved_components(kit: Kit) -> dict[str, str]:
         ConfigError: the party's resources.json is absent or broken.
     """
     paths = {c.get("path") for c in components_of(policy_file(kit, "resources"))}
-    return {old: new for old, new in MOVED.items() if old in paths}
+    return {old: new for old, new in _MOVED.items() if old in paths}
 
 
 # Configurations of jobs
@@ -261,7 +261,7 @@ def readable_by_others(folder: Path) -> bool:
     return all(path.stat().st_mode & stat.S_IXOTH for path in (there, *there.parents))
 
 
-def private_storage(kit: Kit) -> Path:
+def _private_storage(kit: Kit) -> Path:
     """Move a server's storage out of folders that other users can read, to storage/ of its kit.
 
     FLARE's provisioning puts it below /tmp. What lies there already stays there.
@@ -322,7 +322,7 @@ def make_strict(kit: Kit) -> list[Path]:
         own |= {right: "o:site" for right in _SITE_ONLY if own.get(right) == "any"}
     rights = change_policy(kit, "authorization", permissions=permissions)
     if kit.role == "server":
-        private_storage(kit)
+        _private_storage(kit)
         return [resources, rights]
     write_json(privacy, PRIVACY)
     return [resources, rights, privacy]

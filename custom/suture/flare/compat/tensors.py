@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 INLINE = 2 * 2**20
 """Bytes of tensors that travel within a message: on a slow line, too, they pass within a request's time."""
 
-INLINE_HERE = 32 * 2**20
+_INLINE_HERE = 32 * 2**20
 """The same within one machine, in the simulator."""
 
 _INLINE = "suture.inline"
@@ -59,7 +59,7 @@ class Tensors(TensorDecomposer):
             if place := _in_file(target, manager):
                 return {EncKey.TYPE: EncType.NATIVE, EncKey.DATA: place}
             size = manager.fobs_ctx.get(_INLINE, 0) + target.numel() * target.element_size()
-            if size <= (INLINE_HERE if simulated() else INLINE):
+            if size <= (_INLINE_HERE if simulated() else INLINE):
                 manager.fobs_ctx[_INLINE] = size
                 return {EncKey.TYPE: EncType.NATIVE, EncKey.DATA: self.native_decompose(target, manager)}
         return super().decompose(target, manager)
