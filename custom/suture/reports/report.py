@@ -6,7 +6,7 @@ import logging
 import math
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -49,12 +49,14 @@ class Live:
         now: what the run does.
         lines: what happened last.
         at: time of the last event; None before the first.
+        sites: what each one does in this round, or how its answer was taken.
     """
 
     version: str
     now: str
     lines: Sequence[str] = ()
     at: datetime | None = None
+    sites: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
