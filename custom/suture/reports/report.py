@@ -61,21 +61,26 @@ class Live:
 
 @dataclass(frozen=True)
 class Example:
-    """An image of a class.
+    """An image and what the model says of a class.
 
     Attributes:
         site: that has the image.
-        source: the image as the model sees it, as a URI that holds a PNG.
-        probability: that the model gives the class.
+        source, map: the image as the model sees it, and with what speaks for the class over it, as URIs that
+            hold a PNG.
+        probability, threshold: that the model gives the class, and from which on the image is positive.
+        present: whether the image is labelled with the class.
     """
 
     site: str
     source: str
+    map: str
     probability: float
+    threshold: float
+    present: bool
 
 
-Examples = Mapping[str, Sequence[Example]]
-"""Images of each class, by its name."""
+Examples = Mapping[str, Mapping[str, Sequence[Example]]]
+"""Images of each class, by its name and by how the model decides them."""
 
 
 def write_report(run_dir: Path, prevalence: Mapping[str, float] | None = None) -> Path:
