@@ -13,6 +13,7 @@ from example_run import (
     metrics_record,
     run_record,
     with_pseudo_labels,
+    write_decided_run,
     write_run,
 )
 from suture.reports.report import write_report
@@ -63,7 +64,7 @@ def page(folder: Path) -> Page:
 
 def test_the_page_needs_nothing_else(run_folder: Path) -> None:
     html = write_report(run_folder).read_text(encoding="utf-8")
-    assert not re.search(r"""(src|href)=|url\(|@import|<script|<link""", html)
+    assert not re.search(r"""src=|href=(?!"#)|url\(|@import|<script|<link""", html)
 
 
 def test_the_head_names_the_run_and_its_result(run_folder: Path) -> None:
@@ -285,3 +286,11 @@ def test_a_query_loss_is_drawn_where_a_site_tells_it(tmp_path: Path) -> None:
             site["scalars"] = {"query_loss": 0.5}
     text = page(write_run(tmp_path, run_record(), history, metrics_record())).text
     assert "Query loss, per site harbour hillside st-anne" in text
+
+
+def test_the_contents_lead_to_every_section(tmp_path: Path) -> None:
+    page = write_report(write_decided_run(tmp_path)).read_text()
+    ids = re.findall(r'<h2 id="([^"]+)">', page)
+    assert ids == re.findall(r'<a href="#([^"]+)">', page)
+    assert len(ids) == len(set(ids)) == page.count("<h2")
+    assert {"results-by-class", "decisions"} <= set(ids)

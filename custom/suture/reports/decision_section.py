@@ -99,6 +99,7 @@ class Section:
         charts: the curves of each class over all sites; none of a run of an earlier version.
         sites: those at each site, the same.
         stated: prevalences that a reader has stated, by class.
+        aim: the rate that the rule aims at, and its value; None where it aims at no rate.
     """
 
     target: str
@@ -109,6 +110,12 @@ class Section:
     charts: dict[str, list[Chart]]
     sites: dict[str, ClassCurves]
     stated: Mapping[str, float]
+    aim: tuple[str, float] | None
+
+    def missed(self, point: Point) -> bool:
+        """Whether the test images miss what the rule aims at, in whole per cent."""
+        rate: Estimate | None = getattr(point.at, self.aim[0]) if self.aim else None
+        return bool(self.aim and rate and round(100 * rate.value) < round(100 * self.aim[1]))
 
     @property
     def without_curves(self) -> list[str]:
@@ -139,10 +146,10 @@ def decision_section(
     found = metrics.decisions if metrics else None
     if found is None or found.settings is None:
         return None
-    labels = run.labels
+    labels, rule = run.labels, found.settings.rule
     lines = {
         name: [
-            _line(found, found.settings.rule, site, name, stated.get(name))
+            _line(found, rule, site, name, stated.get(name))
             for site, classes in found.measured.items()
             if name in classes
         ]
@@ -157,6 +164,7 @@ def decision_section(
         {name: class_charts(found.diagrams[name]) for name in labels if name in found.diagrams},
         _at_sites(found, run),
         stated,
+        (rule, getattr(found.settings, rule)) if rule in ("sensitivity", "specificity") else None,
     )
 
 

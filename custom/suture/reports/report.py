@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -167,9 +168,22 @@ def templates(*folders: Path) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {function.__name__: function for function in formats.FORMATS}
+    environment.filters |= {function.__name__: function for function in (*formats.FORMATS, contents)}
     environment.globals["colours"] = COLOURS
     return environment
+
+
+def contents(main: str) -> Markup:
+    """Return the sections of a page, each with an anchor, below a list of links to them."""
+    links: list[str] = []
+
+    def anchored(heading: re.Match[str]) -> str:
+        name = re.sub(r"\W+", "-", heading[1].lower())
+        links.append(f'<a href="#{name}">{heading[1]}</a>')
+        return f'<h2 id="{name}">{heading[1]}</h2>'
+
+    sections = re.sub("<h2>(.+?)</h2>", anchored, main)
+    return Markup(f'<nav class="contents" aria-label="Contents">{" ".join(links)}</nav>\n{sections}')
 
 
 def _visible(value: Any) -> Any:
