@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from hospitals import german, image, listed, plain, table
 from suture.cli.app import app
-from suture.core.errors import ConfigError, DataError, SutureError
+from suture.core.errors import ConfigError, SutureError
 from suture.data.config import load_site_config
 from suture.data.quality import check
 
