@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from hospitals import german, image, listed, plain, table
 from suture.cli.app import app
-from suture.core.errors import ConfigError, DataError, SutureError
+from suture.core.errors import ConfigError, SutureError
 from suture.data.config import load_site_config
 from suture.data.quality import check
 
@@ -141,7 +141,7 @@ def test_colour_that_is_read_as_gray_and_a_missing_depth_are_told(tmp_path: Path
 def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="write name=PATH"):
         suture("init", str(tmp_path / "s"), "--site", "alpha", "--yes")
-    with pytest.raises(DataError, match=r"alpha: .* does not exist"):
+    with pytest.raises(ConfigError, match=r"alpha: .* does not exist"):
         suture("init", str(tmp_path / "s"), f"--site=alpha={tmp_path / 'no'}", "--yes")
     with pytest.raises(ConfigError, match="contains no site"):
         suture("check", str(tmp_path))

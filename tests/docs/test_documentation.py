@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -41,6 +42,19 @@ def test_the_site_builds_and_loads_nothing_from_other_hosts(tmp_path: Path) -> N
         loaded += re.findall(r'<link[^>]*href="([^"]*)"[^>]*rel="(?:stylesheet|icon|preconnect)"', text)
         assert not [url for url in loaded if "//" in url], page
         assert 'class="mermaid"' not in text, f"{page}: another host's script would draw it"
+    assert (tmp_path / "search" / "search_index.js").is_file(), "the search needs a server"
+    assert '<script src="iframe-worker.js">' in (tmp_path / "index.html").read_text()
+    entries = json.loads((tmp_path / "search" / "search_index.json").read_text())["docs"]
+    ranks = {entry["location"].split("#")[0]: entry.get("boost", 1) for entry in entries}
+    assert ranks["results/nih_shared.html"] < ranks["reference/commands.html"] < ranks["data.html"]
+
+
+def test_pictures_of_the_product_are_there_and_small() -> None:
+    assert "](docs/report.png)" in (ROOT / "README.md").read_text()
+    home = (ROOT / "docs" / "index.md").read_text()
+    for name in ("report.png", "federation.svg"):
+        assert f"]({name})" in home
+        assert 1000 < (ROOT / "docs" / name).stat().st_size < 200_000
 
 
 @pytest.mark.parametrize("link", ["missing.md", "index.md#missing", "/index.md"])

@@ -25,7 +25,7 @@ def parsed(line: str) -> Job:
     "settings",
     [
         [],
-        ["rounds=3", "seed=-7"],
+        ["rounds=3", "seed=7"],
         ["method=fedavg", "method.local.lr=0.00123", "patience=2"],
         ["method=vanilla", 'accept_labels=["it\'s", "a \\"b\\" $HOME"]'],
         ["label_map.Fluid=Effusion", "label_map.a b=true blue", "grace=0.5"],

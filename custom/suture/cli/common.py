@@ -15,6 +15,7 @@ from rich.markup import escape
 
 from suture.core.entry_points import load
 from suture.core.errors import FULL, LOCKED, MISPLACED, ConfigError, DiskError, SutureError
+from suture.core.files import model_folder, run_folder
 from suture.core.printable import printable_lines
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ StartupKit = Annotated[
 Detach = Annotated[
     bool, typer.Option("--detach", help="Return at once; `suture results` fetches the results later.")
 ]
-Model = Annotated[Path, typer.Argument(help="The model/ folder of a run.")]
+Model = Annotated[Path, typer.Argument(help="A run, or its model/ folder.", callback=model_folder)]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", callback=run_folder)]
 MaxFailed = Annotated[
     int, typer.Option(min=0, help="Number of unusable inputs that is tolerated; above it the exit code is 1.")
 ]
@@ -109,13 +111,16 @@ def device_of(option: str | None) -> str:
 def load_sources(paths: Iterable[Path]) -> dict[str, SiteConfig]:
     """Return the configuration of each data set by name: that of the file, or of a suture.toml's folder.
 
+    A folder stands for the suture.toml in it, or for those of its sites.
+
     Raises:
         ConfigError: two data sets have the same name, or a configuration cannot be read.
     """
-    from suture.data.config import load_site_config
+    from suture.data.config import load_site_config, site_files
 
     found: dict[str, Path] = {}
-    for path in paths:
+    files = [file for path in paths for file in site_files(path) or [path]]
+    for path in files:
         name = path.stem if path.stem != "suture" else path.resolve().parent.name
         if name in found:
             raise ConfigError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from suture.cli.common import Detach, StartupKit, console, print_line, stated
+from suture.cli.common import Detach, RunFolder, StartupKit, console, print_line, stated
 
 if TYPE_CHECKING:
     from suture.flare.admin.kit import Kit
@@ -201,7 +201,7 @@ def show_run(folder: Path) -> None:
 
 
 def report(
-    directory: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    directory: RunFolder,
     examples: Annotated[
         bool,
         typer.Option(

@@ -10,9 +10,7 @@ from typing import Annotated
 
 import typer
 
-from suture.cli.common import print_line
-
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
+from suture.cli.common import RunFolder, print_line
 
 
 class Tracker(StrEnum):
@@ -23,7 +21,7 @@ class Tracker(StrEnum):
 
 
 def watch(
-    run: Run,
+    run: RunFolder,
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port; by default 6016, or a free one.")
     ] = None,
@@ -40,7 +38,9 @@ def watch(
         print_line("the page is no longer served; the run continues")
 
 
-def track(run: Run, tracker: Annotated[Tracker, typer.Argument(help="Where to write the history.")]) -> None:
+def track(
+    run: RunFolder, tracker: Annotated[Tracker, typer.Argument(help="Where to write the history.")]
+) -> None:
     """Write the history of a run to TensorBoard or MLflow; replaces what was written of it before."""
     from suture.reports.tracking import Tracking
 

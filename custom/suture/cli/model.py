@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from suture.cli.common import Model, print_line
+from suture.cli.common import Model, RunFolder, print_line
 
 model_app = typer.Typer(name="model", help="Export, describe, sign and verify a model.", no_args_is_help=True)
 
@@ -30,7 +30,10 @@ def export(
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write into.")],
     licence: Annotated[
-        str, typer.Option("--license", help="Text of the LICENSE of a MONAI bundle; by default not stated.")
+        str,
+        typer.Option(
+            "--license", "--licence", help="Text of the LICENSE of a MONAI bundle; by default not stated."
+        ),
     ] = "",
     opset: Annotated[int | None, typer.Option(help="Version of the ONNX operators.")] = None,
 ) -> None:
@@ -42,9 +45,10 @@ def export(
 
 @model_app.command()
 def card(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run: RunFolder,
     licence: Annotated[
-        str | None, typer.Option("--license", help="Licence of the model, as Hugging Face names it.")
+        str | None,
+        typer.Option("--license", "--licence", help="Licence of the model, as Hugging Face names it."),
     ] = None,
 ) -> None:
     """Write the model card, model/README.md of a run: sites, figures, thresholds, limits, hashes.

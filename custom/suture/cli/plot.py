@@ -66,7 +66,7 @@ def predictions(
     """Plot how the predictions of a model for related classes occur together."""
     from suture.core.errors import ConfigError
     from suture.core.files import atomic_write
-    from suture.data.config import load_site_config
+    from suture.data.config import load_site_config, site_files
     from suture.reports.cooccurrence import RELATED, predicted_together
     from suture.reports.plots import plot_contingencies
 
@@ -74,7 +74,7 @@ def predictions(
         if text.count(":") != 1:
             raise ConfigError(f"--pair {text!r} must name two classes: 'First Class:Second Class'")
     pairs = [(a.strip(), b.strip()) for a, b in (text.split(":") for text in pair or ())] or RELATED
-    configs = [load_site_config(path) for path in data]
+    configs = [load_site_config(file) for path in data for file in site_files(path) or [path]]
     found = predicted_together(model, configs, split.value, pairs, device_of(device))
     for one in found:
         print_line(f"P({one.second} | {one.first}) = {one.second_given_first:.2f}")

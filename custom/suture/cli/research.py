@@ -79,7 +79,7 @@ def evaluate(
 
 def compare(
     first: Model,
-    second: Annotated[Path, typer.Argument(help="The model/ folder of another run.")],
+    second: Model,
     data: Labelled,
     split: Chosen = None,
     per_patient: Patients = None,

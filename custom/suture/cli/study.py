@@ -31,6 +31,7 @@ def init(
     ] = False,
 ) -> None:
     """Look at the data of your hospitals, and write a suture.toml for each and a job."""
+    from suture.data.config import CONFIG
     from suture.simulation.new_study import (
         as_toml,
         look,
@@ -39,7 +40,6 @@ def init(
         summary,
         write_study,
     )
-    from suture.simulation.study import CONFIG
 
     sites = _sites(site)
     if not dry_run:
@@ -132,7 +132,11 @@ def _sites(given: list[str]) -> dict[str, Path]:
             raise ConfigError(f"--site {text!r} has no path; write name=PATH")
         if name in found:
             raise ConfigError(f"--site {name} is given twice; name the sites differently")
-        found[name] = Path(path)
+        found[name] = Path(path).expanduser()
+    if missing := [f"{name}: {path} does not exist" for name, path in found.items() if not path.exists()]:
+        raise ConfigError(
+            "\n".join([*missing, "give each site's folder with a table and images, or its table"])
+        )
     return found
 
 

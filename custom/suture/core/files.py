@@ -30,6 +30,19 @@ from suture.core.plain import open_regular, parse_json, read_bounded, read_lines
 log = logging.getLogger(__name__)
 
 
+def model_folder(path: str | Path) -> Path:
+    """Return the folder of a saved model: the one that is given, or model/ of a run."""
+    folder = Path(path).expanduser()
+    inside = folder / "model"
+    return inside if not (folder / "model.json").exists() and inside.is_dir() else folder
+
+
+def run_folder(path: str | Path) -> Path:
+    """Return the folder of a run: the one that is given, or that of its model/."""
+    folder = Path(path).expanduser()
+    return folder.absolute().parent if (folder / "model.json").exists() else folder
+
+
 _LEFT = re.compile(r"\..+\.(\d+)\.[0-9a-f]{8}\.tmp")
 """What `temporary_beside` names, with the process that did."""
 

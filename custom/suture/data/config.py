@@ -121,13 +121,31 @@ _RENAMED = {"data": {"task": "label_type"}, "training": {"learning_rate": "lr"}}
 """Keys of each section that had another name in earlier versions."""
 
 
+CONFIG = "suture.toml"
+
+
+def site_files(folder: Path) -> list[Path]:
+    """Return the suture.toml of a site's folder, or those of the sites of a study's folder; else none."""
+    own = folder / CONFIG
+    sites = (path for path in sorted(folder.glob(f"*/{CONFIG}")) if path.parent.name != "server")
+    return [own] if own.is_file() else list(sites)
+
+
 def load_site_config(path: Path) -> SiteConfig:
     """Reads a site's configuration; relative paths in it become absolute.
+
+    Args:
+        path: of the file, or of its folder; that of a study does where it has one site.
 
     Raises:
         ConfigError: the file is missing or not TOML (with its line), or a key is unknown (with the nearest
             valid word), missing or out of range.
     """
+    if path.is_dir():
+        path, *others = site_files(path) or [path / CONFIG]
+        if others:
+            several = ", ".join(map(str, (path, *others)))
+            raise ConfigError(f"{path.parent.parent} is a study with several sites; give one of {several}")
     return _validated(SiteConfig, _read(path), path)
 
 

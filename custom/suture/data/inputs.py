@@ -18,7 +18,7 @@ from typing import Literal
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import contained
 from suture.core.plain import open_regular
-from suture.data.config import load_site_config
+from suture.data.config import load_site_config, site_files
 from suture.data.decoding import SUFFIXES
 from suture.data.discovery import find_image_column
 from suture.data.images import ARCHIVES, ImageSource
@@ -140,6 +140,12 @@ class _Search:
         before = len(self.inputs.found)
         if source.suffix == ".toml":
             self._site(source)
+        elif sites := site_files(source):  # which say where the images are; the folder may hold a cache
+            self.inputs.notes.append(
+                f"{source}: the {_NAMES[self.kind]}s that {', '.join(map(str, sites))} describes"
+            )
+            for site in sites:
+                self._site(site)
         elif _is_table(source):
             self._table(source)
         elif source.is_dir():

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from suture.core.errors import ConfigError, DataError
-from suture.core.files import read_json, write_json
+from suture.core.files import model_folder, read_json, write_json
 from suture.core.validation import parse
 from suture.data.config import load_site_config
 from suture.data.discovery import Answers
@@ -40,13 +40,6 @@ from suture.simulation.study_page import job_of, write_page
 AnyPath = str | Path
 Which = Split | Literal["all"]
 Format = Literal["onnx", "torch", "monai"]
-
-
-def model_folder(path: AnyPath) -> Path:
-    """Return the folder of a saved model; that of a run has it in model/."""
-    folder = Path(path).expanduser()
-    inside = folder / "model"
-    return inside if not (folder / "model.json").exists() and inside.is_dir() else folder
 
 
 def init(

@@ -66,7 +66,7 @@ class Job(Schedule):
 
     method: Method
     model: ModelSpec
-    seed: Annotated[int, Field(ge=-LARGEST_SEED, le=LARGEST_SEED)] = 1
+    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1
     augmentation: Augmentation = dataclasses.field(default_factory=Augmentation)
     transport: Transport = "float32"
     shared_with: tuple[str, ...] = ()

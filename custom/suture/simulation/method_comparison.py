@@ -20,7 +20,7 @@ from suture.core.errors import ConfigError, DataError
 from suture.core.files import atomic_write, make_folder, read_json, write_json
 from suture.core.seeds import seed_for
 from suture.core.spreadsheets import no_formula
-from suture.data.config import SiteConfig, write_site_config
+from suture.data.config import CONFIG, SiteConfig, write_site_config
 from suture.data.quality import Findings
 from suture.data.readers import read_table
 from suture.data.readers.image_list import ImageListConfig
@@ -30,7 +30,7 @@ from suture.reports.report import templates
 from suture.simulation.job import Job, settings_of, with_settings
 from suture.simulation.run import run_job
 from suture.simulation.sites import this_machine
-from suture.simulation.study import CONFIG, StudySites
+from suture.simulation.study import StudySites
 from suture.simulation.study_check import refusals
 
 ALONE = "individual"

@@ -18,12 +18,12 @@ from suture.core.files import atomic_write
 from suture.core.names import as_job
 from suture.core.printable import escaped, number_of, printable
 from suture.core.spreadsheets import no_formula
-from suture.data.config import SiteConfig, StorageConfig, load_site_config, parse_data
+from suture.data.config import CONFIG, SiteConfig, StorageConfig, load_site_config, parse_data, site_files
 from suture.data.discovery import Answers, Discovery, discover
 from suture.data.label_discovery import CONSTANT
 from suture.data.readers import read_table
 from suture.data.readers.hospital_labels import inline
-from suture.simulation.study import CONFIG, check_names
+from suture.simulation.study import check_names
 
 SPLITS = "splits.csv"
 """Name of the file of a site's splits, where its table has none."""
@@ -93,15 +93,14 @@ def labelled_data(path: Path) -> Iterator[tuple[SiteConfig, bool]]:
     """Give the configuration of labelled data, and whether it says which images are for test.
 
     Args:
-        path: a suture.toml, a folder with one, or a table or folder as `suture init` reads it, whose decoded
-            images are deleted at the end.
+        path: a suture.toml, the folder of a site or of a study with one site, or a table or folder as
+            `suture init` reads it, whose decoded images are deleted at the end.
 
     Raises:
         ConfigError, DataError: it cannot be read.
     """
-    described = path / CONFIG if path.is_dir() else path
-    if path.suffix == ".toml" or (path.is_dir() and described.is_file()):
-        yield load_site_config(described), True
+    if path.suffix == ".toml" or site_files(path):
+        yield load_site_config(path), True
         return
     guess = discover(path)
     data = parse_data(guess.data if guess.has_splits else guess.data | {"split": "patients"}, str(path))

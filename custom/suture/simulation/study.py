@@ -13,6 +13,7 @@ from suture.core.errors import ConfigError, unknown
 from suture.core.names import check_sites
 from suture.core.validation import JOB_PATH, STRICT
 from suture.data.config import (
+    CONFIG,
     ServerConfig,
     SiteConfig,
     StorageConfig,
@@ -24,8 +25,6 @@ from suture.simulation.partition import SERVER
 
 if TYPE_CHECKING:  # a study is written and checked without torch
     from suture.methods.base import Method
-
-CONFIG = "suture.toml"
 
 
 @dataclass(frozen=True, config=STRICT)

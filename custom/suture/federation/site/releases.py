@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
 from suture.core.errors import SutureError
+from suture.core.validation import in_words
 from suture.data.config import SiteConfig
 from suture.federation.differential_privacy import protected
 from suture.federation.expectation import expected_answer
@@ -168,6 +169,7 @@ def _read(path: Path, request: str) -> tuple[Packed, Release] | None:
             raise SutureError(f"{path} is damaged: it differs from the answer that was released")
         unpack(packed)  # one of a former version may have fields that no server takes any more
     except (SutureError, KeyError, ValidationError) as error:
-        log.warning("a stored answer cannot be sent again: %s", error)
+        why = in_words(error.errors()[0]) if isinstance(error, ValidationError) else error
+        log.warning("a stored answer cannot be sent again: %s", why)
         return None
     return packed, release

@@ -15,7 +15,7 @@ import yaml
 from suture.core.errors import ConfigError, unknown
 from suture.core.files import atomic_write, make_folder, replacing
 from suture.core.plain import read_regular
-from suture.data.config import SiteConfig, load_server_config
+from suture.data.config import CONFIG, SiteConfig, load_server_config
 from suture.flare.admin.kit import Kit, kits_in, poc_folder
 from suture.flare.admin.policy import (
     allow_classes,
@@ -32,7 +32,7 @@ from suture.methods.source import list_entry
 from suture.simulation.job import Job
 from suture.simulation.job_files import jobs_folder
 from suture.simulation.partition import SERVER
-from suture.simulation.study import CONFIG, StudySites
+from suture.simulation.study import StudySites
 
 log = logging.getLogger(__name__)
 
