@@ -42,6 +42,20 @@ def images(folder: Path) -> Path:
     return folder
 
 
+def test_the_sheet_of_one_class_has_several_images_in_a_row(model: Path, tmp_path: Path) -> None:
+    explain_files(model, [few(tmp_path / "in", 9)], tmp_path / "out", ("Mass",))
+    with Image.open(tmp_path / "out" / "contact sheet.png") as sheet:
+        assert sheet.width > sheet.height
+
+
+def test_titles_stay_within_their_pictures() -> None:
+    name = "001 1.2.840.113619.2.55.3.604688119.971.1448012345"
+    lines = pictures._wrapped(name, 18).split("\n")
+    assert max(map(len, lines)) <= 18
+    assert (lines[0][:3], lines[-1][-8:]) == ("001", name[-8:])
+    assert pictures._wrapped("Mass, 0.50", 18) == "Mass, 0.50"
+
+
 def test_the_command_draws_and_says_what_it_left_out(model: Path, tmp_path: Path) -> None:
     folder = images(tmp_path / "in")
     (folder / "broken.png").write_bytes(b"no image")

@@ -116,9 +116,9 @@ def waits_a_step(method: Method, label_type: LabelType) -> dict[str, float]:
 
 def _lasting(method: Method, length: str, n: int) -> Any:
     kind: Any = method
-    retrain = method.retrain and replace(method.retrain, epochs=n)
+    retrain = getattr(method, "retrain", None)
     longer = replace(kind, local=replace(method.local, **{length: n}))
-    return replace(longer, retrain=retrain) if retrain else longer
+    return replace(longer, retrain=replace(retrain, epochs=n)) if retrain else longer
 
 
 def label_types(method: Method) -> tuple[LabelType, ...]:

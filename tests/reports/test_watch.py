@@ -59,10 +59,58 @@ def test_a_run_that_works_has_a_page(page: LivePage) -> None:
     assert status == 200
     assert "This run is still running." in text
     assert "2 of 8 rounds" in text
-    assert "Round 3 of 8: training; harbour accepted." in text
+    assert "Round 3 of 8: training." in text
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert(1)" in text
     assert "0.893" not in text  # the test figures are of an earlier end of this run
+
+
+def test_each_site_has_its_state_and_the_run_its_time_left(page: LivePage) -> None:
+    times = ("10:00:00", "10:00:00", "10:00:05", "10:02:00", "10:02:00", "10:02:01")
+    events = (
+        {"event": "begin", "round": 0, "rounds": 3, "sites": ["a", "b"], "labels": ["x"], "refused": {}},
+        {"event": "round", "round": 1, "phase": "train"},
+        {"event": "answer", "site": "a", "status": "rejected", "reason": "no"},
+        {"event": "committed", "round": 1, "seconds": 120.0},
+        {"event": "round", "round": 2, "phase": "train"},
+        {"event": "gone", "site": "b"},
+    )
+    lines = [{"time": f"2026-10-09T{at}+00:00"} | one for at, one in zip(times, events, strict=True)]
+    (page.folder / "events.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    found = watch.live(page.folder, "")
+    assert found.sites == {"a": "training", "b": "not responding"}
+    assert "4:00 left" in found.now  # two rounds of two minutes
+    text = ask(page)[1]
+    assert '<span class="chip bad"><b>b</b> not responding</span>' in text
+    assert 'class="alarm"' not in text  # a run that works is no alarm
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_an_open_page_still_gets_the_finished_report(
+    opened: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_LINGER", 1.0)
+    texts = []
+    with served(begin(tmp_path / "run"), 0) as page:
+        if opened:
+            ask(page)
+            monkeypatch.setattr(watch.time, "sleep", lambda _: texts.append(ask(page)[1]))
+        (page.folder / "run.json").write_text(json.dumps(run_record()))
+    assert ["0.893" in text for text in texts] == [True] * opened
+    with pytest.raises(ConnectionRefusedError):
+        ask(page)
+
+
+def test_an_interrupted_command_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch.time, "sleep", lambda _: pytest.fail("waited"))
+
+    def interrupted() -> None:
+        with served(begin(tmp_path / "run"), 0) as page:
+            ask(page)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
 
 
 def test_the_page_of_a_remote_run_says_what_it_cannot_know(page: LivePage) -> None:
@@ -71,7 +119,7 @@ def test_the_page_of_a_remote_run_says_what_it_cannot_know(page: LivePage) -> No
     (page.folder / "run.json").write_text(json.dumps(run))
     text = ask(page)[1]
     assert "sites, classes and rounds are at the server" in text
-    assert "Round 3 of 8: training; harbour accepted." in text
+    assert "Round 3 of 8: training." in text
 
 
 def test_the_page_follows_the_files_and_head_tells_without_rendering(page: LivePage) -> None:

@@ -21,8 +21,8 @@ from suture.core.files import write_json
 from suture.data.config import load_server_config
 from suture.data.readers import load_table
 from suture.learning.prediction import Model, open_model
-from suture.reports.report import Example, render_report
-from suture.simulation.example_images import PER_CLASS, SIDE, example_images, png_uri
+from suture.reports.report import Example, Examples, render_report
+from suture.simulation.example_images import SHOWN, SIDE, example_images, png_uri
 from suture.simulation.run import run_job
 
 
@@ -37,6 +37,37 @@ def run(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "run"))
 
 
+def every(found: Examples) -> list[Example]:
+    return [image for outcomes in found.values() for images in outcomes.values() for image in images]
+
+
+def test_outcomes_are_of_the_labels_and_the_threshold(run: Path) -> None:
+    found = example_images(run)
+    for outcomes in found.values():
+        for outcome, images in outcomes.items():
+            for image in images:
+                positive = image.probability >= image.threshold
+                if outcome != "Borderline":
+                    wanted = {(True, True): "Found", (True, False): "Missed", (False, True): "False alarms"}
+                    assert wanted[image.present, positive] == outcome
+                assert image.map != image.source or outcome == "Missed"
+    assert {"Missed", "Borderline"} <= {outcome for outcomes in found.values() for outcome in outcomes}
+
+
+@pytest.fixture
+def all_positive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fitted threshold of 0."""
+    monkeypatch.setattr("suture.simulation.example_images.decisions_of", lambda _: object())
+    monkeypatch.setattr("suture.simulation.example_images.threshold_of", lambda *_: ("all sites", 0.0))
+
+
+@pytest.mark.usefixtures("all_positive")
+def test_a_fitted_threshold_decides(run: Path) -> None:
+    for outcomes in example_images(run).values():
+        assert outcomes.keys() <= {"Found", "False alarms", "Borderline"}
+        assert all(image.threshold == 0 for images in outcomes.values() for image in images)
+
+
 def test_each_class_has_a_few_held_out_images_with_the_models_probability(run: Path) -> None:
     found = example_images(run)
     assert tuple(found) == open_model(run / "model").labels
@@ -44,10 +75,12 @@ def test_each_class_has_a_few_held_out_images_with_the_models_probability(run: P
     assert config is not None
     table = load_table(config.data)
     tested = np.array(table.split) == "test"
-    for label, images in found.items():
+    for label, outcomes in found.items():
         present = int((table.y[tested, table.labels.index(label)] == 1).sum())
-        assert len(images) == min(PER_CLASS, present)
-    for image in (image for images in found.values() for image in images):
+        decided = [*outcomes.get("Found", ()), *outcomes.get("Missed", ())]
+        assert min(SHOWN, present) <= len(decided) <= present
+        assert all(len(images) <= SHOWN for images in outcomes.values())
+    for image in every(found):
         assert image.site == "server"
         assert 0 <= image.probability <= 1
         with Image.open(io.BytesIO(base64.b64decode(image.source.partition(",")[2]))) as shown:
@@ -56,9 +89,9 @@ def test_each_class_has_a_few_held_out_images_with_the_models_probability(run: P
 
 
 def test_probabilities_are_those_of_predict(run: Path, tmp_path: Path) -> None:
-    label, images = max(example_images(run).items(), key=lambda found: len(found[1]))
+    label, outcomes = next(iter(example_images(run).items()))
     model = open_model(run / "model")
-    for image in images:
+    for image in every({label: outcomes}):
         path = tmp_path / "shown.png"
         path.write_bytes(base64.b64decode(image.source.partition(",")[2]))
         assert model.predict(path)[label].item() == pytest.approx(image.probability, abs=1e-5)
@@ -72,7 +105,7 @@ def test_the_shareable_report_stays_without_images(run: Path) -> None:
     assert "images of patients" not in (run / "report.html").read_text()
     page = (run / "report_with_examples.html").read_text()
     assert "This page contains images of patients" in page
-    assert page.count("<img ") == sum(map(len, example_images(run).values()))
+    assert page.count("<img ") == 2 * len(every(example_images(run)))  # each with its map
 
 
 def test_a_plain_report_writes_no_examples(run: Path) -> None:
@@ -80,13 +113,14 @@ def test_a_plain_report_writes_no_examples(run: Path) -> None:
     assert not (run / "report_with_examples.html").exists()
 
 
+@pytest.mark.usefixtures("all_positive")
 def test_without_held_out_data_the_sites_take_turns(run: Path) -> None:
     for name in ("a", "b"):
         shutil.copytree(run / "sites" / "server", run / "sites" / name)
     for path in (run / "sites").iterdir():
         if path.name not in ("a", "b"):
             shutil.rmtree(path)
-    sites = [image.site for image in max(example_images(run).values(), key=len)]
+    sites = [image.site for image in next(iter(example_images(run).values()))["Found"]]
     assert sites == ["a", "b", "a", "b"][: len(sites)]
     assert len(sites) > 1
 
@@ -135,7 +169,8 @@ def test_moved_data_are_named(run: Path) -> None:
 
 
 def test_names_are_escaped(run_folder: Path) -> None:
-    page = render_report(run_folder, examples={"Hernia": [Example('"><script>x', "data:,", 0.83)]})
+    example = Example('"><script>x', "data:,", "data:,", 0.83, 0.5, present=True)
+    page = render_report(run_folder, examples={"Hernia": {"Found": [example]}})
     assert "<script>x" not in page
     assert "Hernia at &#34;&gt;&lt;script&gt;x, probability 0.83" in page
 

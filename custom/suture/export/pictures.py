@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import math
 import os
 import re
 import shutil
+import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,9 @@ from suture.learning.prediction import Model, open_model
 SHEET = 20
 """Images of a contact sheet; more have several sheets."""
 
+_COLUMNS_OF_SHEET = 8
+"""Images and maps in a row of a sheet, where those of several images fit."""
+
 TABLE = "pictures.csv"
 _LIST = ".pictures.json"
 """The files that the last call has written in a folder, with their digests."""
@@ -37,7 +42,7 @@ _PICTURE = re.compile(r"(\d{3,} .*|contact sheet( \d+)?)\.png", re.DOTALL)
 
 
 def write_explained(rows: Mapping[str, Explained], path: Path, inches: float = 2.6) -> None:
-    """Write images as one PNG, each in a row beside its maps.
+    """Write images as one PNG, each beside its maps: one in a row, or of few maps several.
 
     Args:
         rows: by the title of the image.
@@ -51,10 +56,14 @@ def write_explained(rows: Mapping[str, Explained], path: Path, inches: float = 2
     from matplotlib.figure import Figure
 
     columns = 1 + max(len(found.maps) for found in rows.values())
-    figure = Figure(figsize=(inches * columns, (inches + 0.2) * len(rows) + 0.6), layout="constrained")
-    axes = figure.subplots(len(rows), columns, squeeze=False)
-    for row, (title, found) in zip(axes, rows.items(), strict=True):
-        _draw(row, title, found, 9 if inches > 2 else 6)
+    beside = min(len(rows), max(1, _COLUMNS_OF_SHEET // columns))
+    lines = math.ceil(len(rows) / beside)
+    figure = Figure(figsize=(inches * columns * beside, (inches + 0.2) * lines + 0.6), layout="constrained")
+    axes = figure.subplots(lines, columns * beside, squeeze=False)
+    for at in axes.flat:
+        at.set_axis_off()
+    for row, (title, found) in zip(axes.reshape(-1, columns), rows.items(), strict=False):
+        _draw(row, title, found, 9 if inches > 2 else 6, round(14 * inches))
     if columns > 1:
         scale = ScalarMappable(Normalize(0, 1), "magma")
         bar = figure.colorbar(scale, ax=axes[0], shrink=0.5, aspect=40, location="top", ticks=[0, 1])
@@ -66,16 +75,22 @@ def write_explained(rows: Mapping[str, Explained], path: Path, inches: float = 2
         figure.savefig(temporary, dpi=120, format="png")
 
 
-def _draw(row: Any, title: str, found: Explained, size: int) -> None:
+def _draw(row: Any, title: str, found: Explained, size: int, letters: int) -> None:
     gray = {"cmap": "gray", "vmin": 0, "vmax": 255}
     row[0].imshow(found.pixels, **gray)
-    row[0].set_title(title, fontsize=size, parse_math=False)
+    row[0].set_title(_wrapped(title, letters), fontsize=size, parse_math=False)
     for at, (name, map_) in zip(row[1:], found.maps.items(), strict=False):
         at.imshow(found.pixels, **gray)
         at.imshow(map_, cmap="magma", vmin=0, vmax=1, alpha=0.7 * map_)
-        at.set_title(f"{name}, {found.probabilities[name]:.2f}", fontsize=size, parse_math=False)
-    for at in row:
-        at.set_axis_off()
+        title = _wrapped(f"{name}, {found.probabilities[name]:.2f}", letters)
+        at.set_title(title, fontsize=size, parse_math=False)
+
+
+def _wrapped(title: str, letters: int) -> str:
+    """Break a title into lines that are no wider than its picture; of a long one only both ends stay."""
+    if len(title) > 2 * letters:
+        title = f"{title[: letters - 1]}… {title[-letters:]}"
+    return "\n".join(textwrap.wrap(title, letters))
 
 
 def _read(one: Input, model: Model) -> Pixels:

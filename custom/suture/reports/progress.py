@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,9 @@ class Progress:
         self.sites: dict[str, str] = {}
         self.figures = ""
         self.doing = "preparing the sites"
+        self.left = ""
         self._done_rounds = 0
-        self._since = time.monotonic()
+        self._since = self._now = time.monotonic()
 
     def take(self, event: dict[str, Any]) -> str | None:
         """Update the state by an event; return the line that describes the event, or None.
@@ -62,6 +64,7 @@ class Progress:
         own, event = event.get("text"), printable_values(event)  # which may quote what a site has sent
         kind = event["event"]
         line: str | None = None
+        self._now = _seconds(event)
         if kind == "begin":
             line = self._begin(event)
         elif kind == "round":
@@ -74,14 +77,17 @@ class Progress:
                 line = f"{event['site']}: {event['status']}, {event['reason']}"
         elif kind == "gone":
             line = f"{event['site']} does not fetch its task"
+            self.sites |= {event["site"]: "not responding"} if event["site"] in self.sites else {}
         elif kind == "back":
+            self.sites |= {event["site"]: ""} if event["site"] in self.sites else {}
             line = f"{event['site']} is back"
         elif kind == "validated":
             line = self._validated(event)
         elif kind == "committed":
             self._done_rounds += 1
             self.doing = "evaluating" if self.round == self.rounds else "training"
-            line = f"round {self.round}/{self.rounds}  {event['seconds']:.1f} s{self._left()}"
+            self.left = self._left()
+            line = f"round {self.round}/{self.rounds}  {event['seconds']:.1f} s{self.left}"
         elif kind in ("unchanged", "rolled_back"):
             line = event["why"]
         elif kind == "note":
@@ -93,7 +99,7 @@ class Progress:
     def _begin(self, event: dict[str, Any]) -> str:
         self.rounds, self.round = int(event["rounds"]), int(event["round"])
         self.sites = dict.fromkeys(map(str, event["sites"]), "")
-        self._since, self._done_rounds = time.monotonic(), 0
+        self._since, self._done_rounds, self.left = self._now, 0, ""
         counts = {"site": len(self.sites), "label": len(event["labels"]), "round": self.rounds}
         line = ", ".join(number_of(n, what) for what, n in counts.items())
         if self.round:
@@ -118,7 +124,7 @@ class Progress:
     def _left(self) -> str:
         if not self._done_rounds or self.round >= self.rounds:
             return ""
-        each = (time.monotonic() - self._since) / self._done_rounds
+        each = (self._now - self._since) / self._done_rounds
         seconds = int(each * (self.rounds - self.round))
         return f"  {seconds // 60}:{seconds % 60:02d} left"
 
@@ -127,7 +133,7 @@ class Progress:
         grid.add_row(
             Text.from_markup(f"round [b]{self.round}[/]/{self.rounds or '?'}"),
             ProgressBar(total=max(self.rounds, 1), completed=self._done_rounds, width=30),
-            Text(f"{self.doing}{self._left()}"),
+            Text(f"{self.doing}{self.left}"),
         )
         marks = "   ".join(
             f"{_MARKS.get(status, '[dim]…[/]')} {rich(printable(site, 80))}"
@@ -135,6 +141,14 @@ class Progress:
         )
         figures = [Text(self.figures)] if self.figures else []
         return Group(Text(self.title, style="bold"), grid, *figures, Text.from_markup(marks, emoji=False))
+
+
+def _seconds(event: dict[str, Any]) -> float:
+    """Return when an event was, also where it is read later; now, if it does not say."""
+    try:
+        return datetime.fromisoformat(str(event.get("time"))).timestamp()
+    except ValueError:
+        return time.monotonic()
 
 
 def _steps(step: float | None) -> str:

@@ -6,7 +6,7 @@ import logging
 import math
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -49,31 +49,38 @@ class Live:
         now: what the run does.
         lines: what happened last.
         at: time of the last event; None before the first.
+        sites: what each one does in this round, or how its answer was taken.
     """
 
     version: str
     now: str
     lines: Sequence[str] = ()
     at: datetime | None = None
+    sites: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Example:
-    """An image of a class.
+    """An image and what the model says of a class.
 
     Attributes:
         site: that has the image.
-        source: the image as the model sees it, as a URI that holds a PNG.
-        probability: that the model gives the class.
+        source, map: the image as the model sees it, and with what speaks for the class over it, as URIs that
+            hold a PNG.
+        probability, threshold: that the model gives the class, and from which on the image is positive.
+        present: whether the image is labelled with the class.
     """
 
     site: str
     source: str
+    map: str
     probability: float
+    threshold: float
+    present: bool
 
 
-Examples = Mapping[str, Sequence[Example]]
-"""Images of each class, by its name."""
+Examples = Mapping[str, Mapping[str, Sequence[Example]]]
+"""Images of each class, by its name and by how the model decides them."""
 
 
 def write_report(run_dir: Path, prevalence: Mapping[str, float] | None = None) -> Path:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import re
+import math
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -33,8 +34,8 @@ _FILES = ("run.json", "history.jsonl", "events.jsonl", "metrics.json", "tuned.js
 _LAST = 12
 """Lines of the newest events on the page."""
 
-_LEFT = re.compile(r"  \d+:\d\d left$")
-"""The time left, which only who has followed the run from its begin can know."""
+_LINGER = 3.0
+"""Seconds: an open page asks every two for a change, and then loads the finished report."""
 
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; "
@@ -66,6 +67,7 @@ class LivePage(ThreadingTCPServer):
         self.hosts = {f"{name}:{self.port}" for name in (HOST, "localhost")}
         self._lock = threading.Lock()
         self._rendered: tuple[str, bytes] = ("", b"")
+        self.asked = -math.inf
 
     @property
     def url(self) -> str:
@@ -119,6 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._head(self.server.version())
 
     def _allowed(self) -> bool:
+        self.server.asked = time.monotonic()
         if not set(self.headers.get_all("Host", [""])) <= self.server.hosts:
             self.send_error(HTTPStatus.MISDIRECTED_REQUEST)
         elif self.path != "/":
@@ -147,6 +150,8 @@ class _Handler(BaseHTTPRequestHandler):
 def served(folder: Path, port: int | None = None) -> Iterator[LivePage]:
     """Serve the page of a run, in a thread of this process, while the block runs.
 
+    If a browser shows it when the block ends, it is served for `_LINGER` more, with the finished report.
+
     Args:
         port: by default `PORT`, or a free one where that is in use.
 
@@ -162,6 +167,9 @@ def served(folder: Path, port: int | None = None) -> Iterator[LivePage]:
         try:
             yield page
         finally:
+            interrupted = isinstance(sys.exception(), KeyboardInterrupt)
+            if not interrupted and time.monotonic() < page.asked + _LINGER:
+                time.sleep(_LINGER)
             page.shutdown()
             thread.join()
 
@@ -209,9 +217,10 @@ def live(folder: Path, version: str) -> Live:
     for text in whole_lines(folder / "events.jsonl"):
         with suppress(ValueError, RecursionError):
             event = json.loads(text)
-            lines += [_LEFT.sub("", line)] if (line := progress.take(event)) else []
+            lines += [line] if (line := progress.take(event)) else []
             at = _time(event)
-    return Live(version, _now(progress), lines[-_LAST:], at)
+    sites = {printable(site, 80): how or progress.doing for site, how in progress.sites.items()}
+    return Live(version, _now(progress), lines[-_LAST:], at, sites)
 
 
 def _time(event: object) -> datetime | None:
@@ -224,6 +233,5 @@ def _now(progress: Progress) -> str:
     """Say in a sentence what a run does."""
     if not progress.rounds:
         return "The sites have not started."
-    answered = ", ".join(f"{printable(site, 80)} {how}" for site, how in progress.sites.items() if how)
-    line = f"Round {progress.round} of {progress.rounds}: {progress.doing}"
-    return f"{line}; {answered}." if answered else f"{line}."
+    left = f", about {progress.left.strip()}" if progress.left else ""
+    return f"Round {progress.round} of {progress.rounds}: {progress.doing}{left}."

@@ -1,4 +1,4 @@
-"""Images of each class of a run whose data lie on this machine, for a report that the user asks for."""
+"""Images that a run's model decides rightly, wrongly or barely, for a report that the user asks for."""
 
 from __future__ import annotations
 
@@ -19,20 +19,29 @@ from suture.data.decoding import Pixels, decode_image, resize_pad
 from suture.data.images import ImageSource
 from suture.data.readers import load_table
 from suture.data.table import Table
+from suture.export.explanation import Map, explain
+from suture.learning.decided_predictions import decisions_of, threshold_of
 from suture.learning.prediction import Model, open_model
+from suture.protocol.decisions import Decisions
 from suture.protocol.records import Run, read_run
-from suture.reports.report import Example
+from suture.reports.report import Example, Examples
 from suture.simulation.partition import SERVER
 
-PER_CLASS = 4
-"""Images that are shown of a class."""
+SHOWN = 3
+"""Images that are shown of a class and an outcome."""
+
+_LOOKED = 40
+"""Images with a class, and as many without it, among which those that are shown are looked for."""
 
 SIDE = 128
 """The longest side of a shown image, in pixels."""
 
 
-def example_images(folder: Path) -> dict[str, list[Example]]:
-    """Draw a few test images of each class of a run's model, with the probability that it gives them.
+def example_images(folder: Path) -> Examples:
+    """Draw test images of each class: found, missed, false alarms and borderline.
+
+    An image is positive at or above the threshold of its site, or that of all sites; without thresholds, 0.5.
+    Borderline images are those closest to it.
 
     They are of the server's held-out set, or where there is none of the sites' test splits, all sites in
     turn. The run's seed draws them, so that the same run shows the same images. An image that cannot be read
@@ -50,6 +59,7 @@ def example_images(folder: Path) -> dict[str, list[Example]]:
     model = open_model(folder / "model")
     if model.reads_text:
         raise ConfigError(f"{folder}: --examples shows images, but the model reads text; leave it out")
+    decisions = decisions_of(folder / "model")
     tables = {site: _tested(config) for site, config in configs.items()}
     with ExitStack() as stack:
         sources = {
@@ -57,12 +67,62 @@ def example_images(folder: Path) -> dict[str, list[Example]]:
             for site, table in tables.items()
         }
         return {
-            label: [
-                _example(model, label, site, pixels)
-                for site, pixels in islice(_readable(tables, sources, label, run.seed, model), PER_CLASS)
-            ]
+            label: _outcomes(
+                [
+                    _Seen(model, label, site, pixels, bool(present), _threshold(decisions, label, site))
+                    for present in (1, 0)
+                    for site, pixels in islice(
+                        _readable(tables, sources, label, present, run.seed, model), _LOOKED
+                    )
+                ]
+            )
             for label in model.labels
         }
+
+
+class _Seen:
+    """An image and the probability that a model gives it of a class."""
+
+    def __init__(
+        self, model: Model, label: str, site: str, pixels: Pixels, present: bool, threshold: float
+    ) -> None:
+        image = torch.from_numpy(pixels.copy())
+        image = image.permute(2, 0, 1) if model.prepare.color else image[None]
+        self.model, self.label, self.site, self.pixels = model, label, site, pixels
+        self.present, self.threshold = present, threshold
+        self.probability = float(model(image[None])[0, model.labels.index(label)])
+        self.positive = self.probability >= threshold
+
+    def example(self) -> Example:
+        """Return it with the map of what speaks for the class."""
+        map_ = explain(self.model, self.pixels, (self.label,)).maps[self.label]
+        images = png_uri(self.pixels, SIDE), png_uri(_overlaid(self.pixels, map_), SIDE)
+        return Example(self.site, *images, self.probability, self.threshold, self.present)
+
+
+def _outcomes(seen: list[_Seen]) -> dict[str, list[Example]]:
+    found = {
+        "Found": [one for one in seen if one.present and one.positive],
+        "Missed": [one for one in seen if one.present and not one.positive],
+        "False alarms": [one for one in seen if not one.present and one.positive],
+        "Borderline": sorted(seen, key=lambda one: abs(one.probability - one.threshold)),
+    }
+    return {outcome: [one.example() for one in of[:SHOWN]] for outcome, of in found.items() if of}
+
+
+def _threshold(decisions: Decisions | None, label: str, site: str) -> float:
+    found = threshold_of(label, decisions, site)[1] if decisions else None
+    return 0.5 if found is None else found
+
+
+def _overlaid(pixels: Pixels, map_: Map) -> Pixels:
+    """Lay a map over an image: the more speaks for the class, the less of the image is seen."""
+    from matplotlib import colormaps
+
+    weight = 0.7 * map_[..., None]
+    gray = pixels if pixels.ndim == 3 else pixels[..., None]
+    mixed: Pixels = (gray * (1 - weight) + 255 * colormaps["magma"](map_)[..., :3] * weight).astype(np.uint8)
+    return mixed
 
 
 def _configs(folder: Path, run: Run) -> dict[str, SiteConfig]:
@@ -86,10 +146,15 @@ def _tested(config: SiteConfig) -> Table:
 
 
 def _readable(
-    tables: dict[str, Table], sources: dict[str, ImageSource], label: str, seed: int, model: Model
+    tables: dict[str, Table],
+    sources: dict[str, ImageSource],
+    label: str,
+    present: int,
+    seed: int,
+    model: Model,
 ) -> Iterator[tuple[str, Pixels]]:
     """Yield the site and the pixels of the drawn images, as `Model.predict` reads them."""
-    for site, row in _drawn(tables, label, seed):
+    for site, row in _drawn(tables, label, present, seed):
         name = tables[site].images[row]
         try:
             pixels = decode_image(sources[site].raw(name), name, model.prepare.color, tables[site].bits)
@@ -98,23 +163,16 @@ def _readable(
         yield site, resize_pad(pixels, model.prepare.size)
 
 
-def _drawn(tables: dict[str, Table], label: str, seed: int) -> Iterator[tuple[str, int]]:
-    """Yield the site and the row of each image of a class in a random order, all sites in turn."""
+def _drawn(tables: dict[str, Table], label: str, present: int, seed: int) -> Iterator[tuple[str, int]]:
+    """Yield the site and the row of each image with or without a class, at random, all sites in turn."""
     generator = np.random.default_rng(seed)
     rows = {
-        site: generator.permutation(np.flatnonzero(table.y[:, table.labels.index(label)] == 1)).tolist()
+        site: generator.permutation(np.flatnonzero(table.y[:, table.labels.index(label)] == present)).tolist()
         for site, table in tables.items()
         if label in table.labels.names
     }
     for turn in zip_longest(*rows.values()):
         yield from ((site, row) for site, row in zip(rows, turn, strict=True) if row is not None)
-
-
-def _example(model: Model, label: str, site: str, pixels: Pixels) -> Example:
-    image = torch.from_numpy(pixels.copy())
-    image = image.permute(2, 0, 1) if model.prepare.color else image[None]
-    probability = float(model(image[None])[0, model.labels.index(label)])
-    return Example(site, png_uri(pixels, SIDE), probability)
 
 
 def png_uri(pixels: Pixels, most: int | None = None) -> str:
