@@ -1,0 +1,142 @@
+"""Records a newcomer's first study in docs/tutorial.md: commands, and what they print.
+
+    python benchmarks/first_ten_minutes.py           # write the recording into the page
+    python benchmarks/first_ten_minutes.py DIR       # only make the three hospitals in a folder, to try it
+
+The images are drawn; the tables are as hospitals have them: one of German Windows, one with paths of another
+machine and a list of findings, one of Excel with a title. Processors round differently in training: figures
+are given to one digit (`~0.8`), times are left out, and `[...]` stands for lines like those of another site.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "tutorial.md"
+START, END = "<!-- recorded by benchmarks/first_ten_minutes.py -->\n", "<!-- end of the recording -->\n"
+COMMANDS = (
+    "suture init study --yes --site harbor=hospitals/harbor --site lakeside=hospitals/lakeside "
+    "--site northfield=hospitals/northfield",
+    "suture check study",
+    "suture run study --env local --rounds 10 --out runs/first",
+    "suture evaluate runs/first study/harbor",
+    "suture predict runs/first hospitals/lakeside/images -o predictions.csv",
+)
+LEFT_OUT = (
+    r"─+ lakeside ─.*?(?=─+ all sites)",
+    r" +Images of each site .*?(?=warning in a federation, harbor)",
+    r"warning in a federation, harbor would send of test.*?(?=page: )",
+    r"round 2/.*(?=round 10: )",
+    r"(?<=with --limits\), ).*?(?=report: )",
+)
+"""Parts of the output that the page does not show."""
+
+
+def suture(command: str, cwd: Path) -> str:
+    """What a command prints.
+
+    Raises:
+        RuntimeError: it fails; with its output.
+    """
+    words = [sys.executable, "-m", "suture", *shlex.split(command)[1:]]
+    env = os.environ | {"COLUMNS": "84", "NO_COLOR": "1"}
+    done = subprocess.run(
+        words, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{command}: exit code {done.returncode}\n{done.stdout}")
+    return done.stdout
+
+
+def make_hospitals(folder: Path) -> None:
+    """Write the drawn hospitals of the demo, with tables that look like those of three real ones."""
+    from openpyxl import Workbook
+
+    with tempfile.TemporaryDirectory() as place:
+        suture("suture data simulate demo --out drawn --set images=300 --set held_out=30", Path(place))
+        drawn = Path(place) / "drawn"
+        tables = {
+            name: list(csv.DictReader((drawn / name / "labels.csv").open()))
+            for name in ("harbor", "lakeside", "northfield")
+        }
+        findings = {name: [*rows[0]][3:] for name, rows in tables.items()}
+        for name in tables:
+            images = "Bilder 1" if name == "harbor" else "images"
+            shutil.copytree(drawn / name / "images", folder / name / images)
+    own = findings["harbor"]
+    rows = [["Bild", "Patient-Nr", "Größe", *own]]
+    for row in tables["harbor"]:
+        rows.append([row["image"], row["patient"], "1,70", *("ja" if row[f] == "1" else "nein" for f in own)])
+    text = "".join(";".join(row) + "\r\n" for row in rows)
+    (folder / "harbor" / "Befunde.csv").write_bytes(text.encode("cp1252"))
+    own = findings["lakeside"]
+    with (folder / "lakeside" / "export.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["file", "MRN", "findings"])
+        for row in tables["lakeside"]:
+            found = "|".join(f for f in own if row[f] == "1") or "No Finding"
+            writer.writerow([f"D:\\PACS\\images\\{row['image']}", row["patient"], found])
+    book = Workbook()
+    sheet = book.active
+    own = findings["northfield"]
+    sheet.append(["Chest findings, reading room 2"])
+    sheet.append([])
+    sheet.append(["image", "patient_id", *own])
+    for row in tables["northfield"]:
+        sheet.append([row["image"], row["patient"], *("yes" if row[f] == "1" else "no" for f in own)])
+    book.save(folder / "northfield" / "list.xlsx")
+
+
+def rounded(text: str, place: Path) -> str:
+    """The output with figures that hold on other machines, without times and this machine's folders."""
+    text = text.replace(f"{place}/", "")
+    text = re.sub(r"(round \d+/\d+) .*", r"\1", text)
+    text = re.sub(r"\(([\d,]+)\s+cells\)", r"(\1 cells)", text)
+    for part in LEFT_OUT:
+        text = re.sub(part, "[...]\n", text, flags=re.DOTALL)
+    text = re.sub(r"\d\.\d{3,}–\d\.\d{3,}", _short, text)
+    text = re.sub(r"\d\.\d{3,}", _short, text)
+    text = re.sub(r"(loss|AUROC) +~", r"\1 ~", text)
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def _short(found: re.Match[str]) -> str:
+    ends = [f"{float(number):.1f}" for number in found[0].split("–")]
+    return ("–".join(ends) if ends[1:] else f"~{ends[0]}").rjust(len(found[0]))
+
+
+def record() -> str:
+    """The recording as Markdown."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder).resolve()
+        make_hospitals(place / "hospitals")
+        shown = [
+            "$ "
+            + command.replace(" --site", " \\\n    --site")
+            + "\n"
+            + rounded(suture(command, place), place)
+            for command in COMMANDS
+        ]
+    return "```console\n" + "\n\n".join(shown) + "\n```\n"
+
+
+def main() -> None:
+    """Write the recording into the page, or the hospitals into a folder."""
+    if sys.argv[1:]:
+        make_hospitals(Path(sys.argv[1]))
+        return
+    before, rest = PAGE.read_text().split(START)
+    PAGE.write_text(before + START + record() + END + rest.split(END)[1])
+
+
+if __name__ == "__main__":
+    main()
