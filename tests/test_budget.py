@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 BUDGET = {
-    "lines of code, engine": 29_700,
+    "lines of code, engine": 29_800,
     "lines of code, papers": 6_000,
     "settings": 372,
     "words of docs": 35_800,
