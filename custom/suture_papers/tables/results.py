@@ -292,7 +292,7 @@ def result_of(run: Run, done: Path, data_root: Path | None = None) -> Result:
         validation_balanced_accuracy=(
             measured.get(_BY_CLASSES) if facts.get("selection") == _BY_CLASSES else None
         ),
-        made_with=settings_done(done, data_root),
+        made_with=settings_done(done, settings_now(run.job, run.arguments(None)[1::2]), data_root),
     )
 
 
@@ -354,13 +354,23 @@ def _rounded(value: Any) -> Any:
 _SCHEDULE = ("rounds", "selection", "patience")
 """The part of the schedule that changes a model."""
 
+_PLACE = "simulation.folder"
+"""Where a study lies, which changes no figure."""
 
-def settings_done(done: Path, data_root: Path | None) -> dict[str, Any]:
-    """Return all settings of the run in the folder `done`, by dotted name; paths with ``{data}``."""
+
+def settings_done(done: Path, planned: Mapping[str, Any], data_root: Path | None) -> dict[str, Any]:
+    """Return all settings of the run in the folder `done`, by dotted name.
+
+    Args:
+        planned: by `settings_now`. Where it has ``{data}``, so has the result; other paths stay as they are,
+            also below that root.
+    """
     content = read_json(done / "job.json", "plan", "schedule")
-    if data_root is not None:
-        content = json.loads(json.dumps(content, ensure_ascii=False).replace(str(data_root), DATA))
-    return _settings(content["plan"], content["schedule"], content.get("simulation", {}))
+    settings = _settings(content["plan"], content["schedule"], content.get("simulation", {}))
+    for key in settings.keys() & planned.keys():
+        text = json.dumps(planned[key], ensure_ascii=False).replace(DATA, str(data_root))
+        settings[key] = planned[key] if json.loads(text) == settings[key] else settings[key]
+    return settings
 
 
 def settings_now(name: str, options: list[str]) -> dict[str, Any]:
@@ -383,7 +393,7 @@ def settings_now(name: str, options: list[str]) -> dict[str, Any]:
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """Return the first setting that differs, None without one; new and removed ones do not count."""
-    before = lasting(before)
+    before = {key: value for key, value in lasting(before).items() if key != _PLACE}
     return next((key for key in sorted(before) if key not in now or now[key] != before[key]), None)
 
 
@@ -397,5 +407,6 @@ def _settings(
         **flat("method", plan["hyperparameters"]),
         **flat("model", {k: v for k, v in plan["model"].items() if k != "vocabulary"}),
         **flat("augmentation", plan["augmentation"]),
-        **(flat("simulation", simulation) if simulation else {}),  # a folder of an older version has none
+        # A folder of an older version has no simulation.
+        **{k: v for k, v in flat("simulation", simulation).items() if simulation and k != _PLACE},
     }
