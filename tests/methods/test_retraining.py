@@ -267,8 +267,9 @@ class AtServer:
 @pytest.mark.parametrize(("method", "expected"), [(CRT, 4), (FedAvg(local=LOCAL), 1)])
 def test_so_it_is_where_the_server_measures(method: Method, expected: int) -> None:
     with Trial(method, SMALL, "multiclass", rounds=3) as trial:
-        trial.server.schedule = replace(trial.server.schedule, selection="server_metric")
-        trial.server.aggregator = replace(trial.server.aggregator, held_out=AtServer())  # type: ignore[arg-type]
+        server, data = trial.server, AtServer()
+        server.schedule = replace(server.schedule, selection="server_metric")
+        server.aggregator = replace(server.aggregator, schedule=server.schedule, held_out=data)  # type: ignore[arg-type]
         list(step_by_step(trial))
         assert trial.server.selected_round == expected
 
