@@ -37,7 +37,7 @@ from suture.data.patient_columns import names_patients, patient_columns
 from suture.data.readers import DATASETS, DataSet, read_table
 from suture.data.readers.image_list import SPLIT_WORDS
 from suture.data.reading import Sheet, rows_text
-from suture.data.table_form import TABLES, Form, is_hidden, tables
+from suture.data.table_form import JSON, TABLES, Form, is_hidden, tables
 
 _SPLIT = re.compile(r"^(split|set|subset|partition|fold)$", re.IGNORECASE)
 _INDEX = re.compile(r"^(unnamed.*|index|row|#)$", re.IGNORECASE)
@@ -202,10 +202,11 @@ def _published(levels: _Levels, folder: Path, images: _Images) -> Discovery | No
     for form, (word, reader) in product(
         (f for i in range(len(levels)) for f in levels.forms(i)), readers.items()
     ):
-        for layout in reader.layouts if not form.made else ():
+        path = form.sheet.path
+        # What was put together is not the file that a reader gets; a list in JSON is.
+        for layout in reader.layouts if not form.made or path.name.lower().endswith(JSON) else ():
             if not layout.recognises(form.sheet, images.paths):
                 continue
-            path = form.sheet.path
             for root in dict.fromkeys((images.root, images.above, folder)):
                 data = {"dataset": word, "root": str(root), "table": str(path), **layout.keys(path.parent)}
                 try:
