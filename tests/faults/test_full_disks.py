@@ -154,7 +154,7 @@ def test_a_full_disk_at_any_step_is_one_line_that_names_the_path(
     command: Callable[[Path], None], number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)  # for speed: no power fails here
-    monkeypatch.setattr(running, "_loop", lambda *_: None)
+    monkeypatch.setattr(running, "_rounds", lambda *_: None)
     monkeypatch.setattr(running, "_finish", lambda *_: None)
     folder = tmp_path / "disk"
     folder.mkdir()

@@ -38,7 +38,7 @@ def prepared_only(monkeypatch: pytest.MonkeyPatch) -> None:
         return ["alpha", "beta"]
 
     monkeypatch.setattr(PhantomSites, "prepare", prepare)
-    monkeypatch.setattr(running, "_loop", lambda *_: None)
+    monkeypatch.setattr(running, "_rounds", lambda *_: None)
     monkeypatch.setattr(running, "_finish", lambda *_: None)
     monkeypatch.setattr(os, "fsync", lambda _: None)  # for speed: no power fails here
 
