@@ -80,6 +80,7 @@ OWN = {
     "simulation/partition.py": "a file of this package",
     "simulation/catalogue.py": "files of this package",
     "data/embedding.py": "a file of this package",
+    "reports/plots.py": "a file of this package",
     "tables/render.py": "figures that this process has drawn",
     "export/bundle.py": "files of this package",
     "export/bundle_files/inference.py": "travels alone, and looks at regular files of its folder",

@@ -26,6 +26,7 @@ from suture.flare.recipe import export_job
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Abstain, SiteInfo, TaskData
+from suture.protocol.packing import unpack
 from suture.simulation.job import load_job, with_settings
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
@@ -101,8 +102,8 @@ def test_no_name_of_an_experiment_takes_the_place_of_a_file(
     before = {path.name for path in party.iterdir()}
     for experiment in (name, "next"):
         plan = as_text({**federation.plan.to_dict(), "experiment": experiment})
-        answer = SiteExecutor(plan, 2)._answer(TaskData("handshake"), context("alpha", MINE))[0]
-        assert isinstance(answer, SiteInfo)
+        answer = SiteExecutor(plan, 2)._answer(TaskData("handshake"), context("alpha", MINE))
+        assert isinstance(unpack(answer.packed), SiteInfo)
         controller = FederationController(plan, as_text(federation.schedule.to_dict()))
         controller._open(context("server", MINE))
         controller._lock.close()  # type: ignore[union-attr]
@@ -121,7 +122,7 @@ def test_experiments_of_a_former_version_are_moved_once_and_go_on(
 
     def ask(submitter: tuple[str, str]) -> object:
         executor = SiteExecutor(as_text(federation.plan.to_dict()), 2)
-        return executor._answer(TaskData("handshake"), context("alpha", submitter))[0]
+        return unpack(executor._answer(TaskData("handshake"), context("alpha", submitter)).packed)
 
     assert isinstance(ask(MINE), SiteInfo)
     new, former = party / "suture" / EXPERIMENTS / name, party / "suture" / name
@@ -145,7 +146,8 @@ def test_a_site_abstains_from_the_job_of_another(context: Any, tiny: Any, tmp_pa
 
     def ask(submitter: tuple[str, str]) -> object:
         fl_ctx = context("alpha", submitter)
-        return SiteExecutor(as_text(federation.plan.to_dict()), 2)._answer(TaskData("handshake"), fl_ctx)[0]
+        executor = SiteExecutor(as_text(federation.plan.to_dict()), 2)
+        return unpack(executor._answer(TaskData("handshake"), fl_ctx).packed)
 
     assert isinstance(ask(MINE), SiteInfo)
     state = tmp_path / "party" / "local" / "state" / EXPERIMENTS / federation.plan.experiment

@@ -233,7 +233,9 @@ def test_figures_of_a_class_are_rounded_to_what_one_patient_moves() -> None:
     assert exact.auroc == rounded(exact.auroc) != round(exact.auroc or 0, 2)
     # One of 27 moves a mean over them by 1/26 = 0.038.
     coarse = of_counts(44, 27, PrivacyConfig(round_counts=10))
-    assert coarse == ClassScore(0.5, *(on_grid(v, 1 / 26) for v in (exact.low, exact.high)), 40, 30)
+    assert coarse == ClassScore(
+        0.5, *(on_grid(v, 1 / 26) for v in (exact.low, exact.high)), 40, 30, step=0.05
+    )
     assert coarse.low == rounded(round((exact.low or 0) / 0.05) * 0.05)
 
 

@@ -99,7 +99,11 @@ def test_scores_of_hostile_patients_hold_no_formula(tmp_path: Path) -> None:
     done = Evaluated(("=Edema",), ("=Edema",), y, y, ("=1+1", "P\x1b7"), {}, (), figures)
     write_scores(done, tmp_path / "scores.csv")
     lines = (tmp_path / "scores.csv").read_text().splitlines()
-    assert lines == ["patient,'=Edema label,'=Edema", "'=1+1,0,0.000000", r"P\x1b7,0,0.000000"]
+    assert lines == [
+        "image,patient,'=Edema label,'=Edema",
+        lines[1].partition(",")[0] + ",'=1+1,0,0.000000",
+        lines[2].partition(",")[0] + r",P\x1b7,0,0.000000",
+    ]
     write_scores(replace(done, patients=("P-17", "18")), tmp_path / "scores.csv")
     assert list(pd.read_csv(tmp_path / "scores.csv")["patient"]) == ["P-17", "18"]
 
@@ -126,6 +130,7 @@ def test_a_table_of_predictions_is_that_of_the_data_sets_own_batches(model: Path
     predict_to_csv(model, tmp_path / "suture.toml", tmp_path / "out.csv", batch=2)
     read = pd.read_csv(tmp_path / "out.csv", index_col="image").drop(columns=DIGEST)
     assert [Path(path).name for path in read.index] == list(samples.names) == list(reversed(forms))
+    assert list(read.pop("patient")) == [f"P{i}" for i in range(len(forms))]
     loaded = open_model(model)
     np.testing.assert_allclose(read.to_numpy(), loaded(samples.inputs["image"]).numpy(), atol=1e-6)
     np.testing.assert_allclose(loaded.predict(tmp_path / "in").sort_index(ascending=False), read, atol=1e-6)

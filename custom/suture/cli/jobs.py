@@ -25,7 +25,6 @@ def status(
     """Show the jobs and sites of a running federation, or the progress of one job."""
     from suture.core.names import shown_name
     from suture.flare.admin.kit import admin_kit
-    from suture.flare.admin.remote import why_ended
     from suture.flare.admin.session import connected
 
     kit = admin_kit(startup_kit)
@@ -40,7 +39,11 @@ def status(
         ended = str(meta.get("status"))
         recent = federation.recent(job_id) if ended == "RUNNING" else {}
         failed = ended.startswith("FINISHED") and not ended.endswith("COMPLETED")
-        why = why_ended(federation, job_id) if failed else ""
+        why = ""
+        if failed:
+            from suture.flare.admin.remote import why_ended  # imports torch
+
+            why = why_ended(federation, job_id)
     _show(meta, recent, why)
 
 

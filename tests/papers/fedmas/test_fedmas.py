@@ -115,7 +115,7 @@ def bench_of(tiny: Any, method: FedMAS = METHOD) -> tuple[SiteContext, TaskData]
     model = initial(site.plan, EVERY)
     task = TaskData("train", 1, 0, labels=EVERY, shared=dict(model.shared), head=dict(model.head))
     prepare = Preprocessing(16, False, 1, (0.5,), (0.25,))
-    site.__dict__["_prior"] = freeze("mean", Mean(), 5, prepare, "means")
+    site.trainer.__dict__["prior"] = freeze("mean", Mean(), 5, prepare, "means")
     return context_of(site, task), task
 
 

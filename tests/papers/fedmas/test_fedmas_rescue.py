@@ -136,7 +136,7 @@ def test_one_that_is_forged_is_refused_by_its_name(tiny: Any) -> None:
     federate(server, Between(federation.sites(), forge))
     line = history(server)[0]["sites"]["beta"]
     assert line["status"] == "rejected"
-    assert line["reason"].startswith("weight (the rescue factor) is 0.0, outside [1e-12, ")
+    assert line["reason"].startswith("weight is 0.0, outside [1e-12, ")
 
 
 def test_merged_by_numbers_of_images_no_factor_is_needed(tiny: Any, spoil: Spoil) -> None:
