@@ -99,7 +99,7 @@ def test_a_mistake_is_told_and_leaves_nothing_behind(model: Path, tmp_path: Path
     with pytest.raises(ConfigError, match=r"unknown target of data 'Edemma'; did you mean 'Edema'\?"):
         suture_finetune(model, data, out, "--target", "edemma")
     with pytest.raises(ConfigError, match=r"does not contain model\.json; name the model/ folder"):
-        suture_finetune(tmp_path, data, out, "--target", "Mass")
+        suture_finetune(tmp_path / "data", data, out, "--target", "Mass")
     assert not out.exists()
 
 

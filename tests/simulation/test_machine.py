@@ -69,7 +69,7 @@ def test_each_of_several_devices_is_tried_and_a_model_is_on_one() -> None:
     assert this_machine().device == "cpu"
 
 
-@pytest.mark.parametrize("command", ["run demo --env local --out {}", "experiment nih_overlap --work {}"])
+@pytest.mark.parametrize("command", ["run demo --env local --out {}", "table nih_overlap --work {}"])
 def test_an_unknown_device_is_refused_before_anything_is_written(command: str, tmp_path: Path) -> None:
     words = command.format(tmp_path / "out").split()
     with pytest.raises(ConfigError, match="device 'nonsense' cannot be used here"):
