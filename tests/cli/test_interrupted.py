@@ -121,7 +121,7 @@ def test_every_option_of_the_run_is_in_the_command(tmp_path: Path, monkeypatch: 
     done = CliRunner().invoke(app, ["run", "demo", *given, "--out", str(tmp_path / "r")])
     assert done.exit_code == 130
     assert done.output.splitlines()[-1] == (
-        "suture run demo --env local --set 'title=two words' --set seed=3 --set accept_labels=true "
+        "suture run demo --env sim --set 'title=two words' --set seed=3 --set accept_labels=true "
         f"--device cpu --site-threads 2 --workers 2 --amp --out {tmp_path / 'r'} --resume"
     )
 
