@@ -58,6 +58,6 @@ def test_a_site_writes_it_down_where_its_configuration_says_so(listening: bool, 
     federation.configs["alpha"] = config.model_copy(update={"storage": storage})
     site = federation.sites()["alpha"]
     context, task = bench_of(tiny)
-    site.__dict__["_prior"] = context.prior
+    site.trainer.__dict__["prior"] = context.prior
     site.answer(task)
     assert (site.folder / FILE).exists() is listening

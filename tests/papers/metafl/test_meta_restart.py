@@ -74,10 +74,10 @@ def test_a_server_and_sites_that_die_before_a_commit_end_with_the_same_bytes(
 ) -> None:
     commit = Server._commit
 
-    def die(self: Server, number: int) -> None:
+    def die(self: Server, number: int, *committed: Any) -> None:
         if number == 3:
             raise Died
-        commit(self, number)
+        commit(self, number, *committed)
 
     monkeypatch.setattr(Server, "_commit", die)
     with pytest.raises(Died):
