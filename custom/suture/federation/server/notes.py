@@ -238,7 +238,7 @@ def why_unmeasured(scores: Mapping[str, ClassScore]) -> str:
             cause = "no labelled case"
         causes.setdefault(cause, []).append(site)
     said = [f"{cause} at {_listed(sites)}" for cause, sites in causes.items()]
-    return "; ".join(said) or "not evaluated"
+    return "; ".join(said) or "no site that annotates it has validation images"
 
 
 _COARSE = 0.05
