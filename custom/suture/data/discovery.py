@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from suture.data.image_names import image_name, loosely, stem
 from suture.data.images import ARCHIVES, ImageSource
 from suture.data.inspection import true_depth
 from suture.data.label_discovery import discover_labels
-from suture.data.layouts import HOSPITAL
+from suture.data.layouts import HOSPITAL, Layout
 from suture.data.patient_columns import names_patients, patient_columns
 from suture.data.readers import DATASETS, DataSet, read_table
 from suture.data.readers.image_list import SPLIT_WORDS
@@ -199,38 +198,51 @@ def _published(levels: _Levels, folder: Path, images: _Images) -> Discovery | No
     for word in sorted(DATASETS.names() - {"hospital"}):
         with suppress(ConfigError):  # a package that cannot be imported; `suture list` names it
             readers[word] = DATASETS.find(word)
-    for form, (word, reader) in product(
-        (f for i in range(len(levels)) for f in levels.forms(i)), readers.items()
-    ):
-        path = form.sheet.path
+    roots = tuple(dict.fromkeys((images.root, images.above, folder)))
+    for form in (form for level in range(len(levels)) for form in levels.forms(level)):
         # What was put together is not the file that a reader gets; a list in JSON is.
-        for layout in reader.layouts if not form.made or path.name.lower().endswith(JSON) else ():
-            if not layout.recognises(form.sheet, images.paths):
-                continue
-            for root in dict.fromkeys((images.root, images.above, folder)):
-                data = {"dataset": word, "root": str(root), "table": str(path), **layout.keys(path.parent)}
-                try:
-                    reading = read_table(parse_data(data | {"partial": True}, str(path)))
-                except SutureError as error:
-                    refused = f"{path.name} looks like {layout.title}, but its reader refuses it: {error}"
-                else:
-                    lost = {"partial": True} if reading.absent else {}
-                    said = [*reading.faults[:3], *reading.notes]
-                    said += (
-                        [f"{reading.absent:,} rows of {path.name} without an image are left out"]
-                        if lost
-                        else []
-                    )
-                    return Discovery(
-                        data | lost,
-                        {"dataset": f"the table is that of {layout.title}", "root": "holds the images"},
-                        tuple(said),
-                        columns=tuple(filter(None, form.sheet.header)),
-                        rows=len(form.sheet.rows),
-                        title=layout.title,
-                    )
+        if form.made and not form.sheet.path.name.lower().endswith(JSON):
+            continue
+        for word, layout in ((word, one) for word, reader in readers.items() for one in reader.layouts):
+            if layout.recognises(form.sheet, images.paths):
+                found = _by_reader(word, layout, form.sheet, roots)
+                if isinstance(found, Discovery):
+                    return found
+                refused = (
+                    f"{form.sheet.path.name} looks like {layout.title}, but its reader refuses it: {found}"
+                )
     levels.faults += [refused] if refused else []
     return None
+
+
+def _by_reader(word: str, layout: Layout, sheet: Sheet, roots: Sequence[Path]) -> Discovery | SutureError:
+    """The [data] of a recognised table by the first root that its reader accepts, or its last refusal."""
+    refusal = SutureError("it has no folder of images")
+    for root in roots:
+        data: dict[str, Any] = {
+            "dataset": word,
+            "root": str(root),
+            "table": str(sheet.path),
+            **layout.keys(sheet.path.parent),
+        }
+        try:
+            reading = read_table(parse_data(data | {"partial": True}, str(sheet.path)))
+        except SutureError as error:
+            refusal = error
+            continue
+        said = [*reading.faults[:3], *reading.notes]
+        if reading.absent:
+            data["partial"] = True
+            said.append(f"{reading.absent:,} rows of {sheet.path.name} without an image are left out")
+        return Discovery(
+            data,
+            {"dataset": f"the table is that of {layout.title}", "root": "holds the images"},
+            tuple(said),
+            columns=tuple(filter(None, sheet.header)),
+            rows=len(sheet.rows),
+            title=layout.title,
+        )
+    return refusal
 
 
 @dataclass(frozen=True)
