@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from functools import partial
 
@@ -43,9 +45,22 @@ def test_what_looking_raises_is_raised_when_the_block_ends() -> None:
         assert seen.wait(timeout=10)
 
 
+HOLDS = "import os, sys; held = bytearray(os.urandom(1 << 20)) * {}; print(len(held), flush=True); input()"
+
+
+def _memory_of_one_that_holds(megabytes: int) -> float:
+    command = [sys.executable, "-I", "-S", "-c", HOLDS.format(megabytes)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert int(process.stdout.readline()) == megabytes << 20
+        found = tree_memory(process.pid)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        process.wait()
+    return found
+
+
 def test_the_memory_of_a_process_has_its_pages_and_none_of_one_that_has_ended() -> None:
-    before = tree_memory(os.getpid())
-    held = bytearray(os.urandom(1 << 20)) * 50
-    assert tree_memory(os.getpid()) - before > 40
-    assert len(held) == 50 << 20
+    more = _memory_of_one_that_holds(51) - _memory_of_one_that_holds(1)
+    assert 50 < more < 60  # 50 MiB are 52.4 MB
     assert tree_memory(2**22 + 1) == 0

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from suture.reports.charts import Scale, Series, bar_chart, line_chart, ticks
@@ -43,6 +43,10 @@ def test_nothing_to_draw_is_no_chart() -> None:
 
 
 @given(st.lists(st.floats(-1e6, 1e6) | st.none(), min_size=1, max_size=30))
+@example([5e-324])
+@example([-5e-324, 5e-324])
+@example([1e-308, 3e-308])
+@example([1.0, 1.0 + 2**-52])
 def test_every_mark_lies_within_the_frame(values: list[float | None]) -> None:
     rounds = list(range(1, len(values) + 1))
     chart = line_chart("any", rounds, [Series("a", values)], selected=1)

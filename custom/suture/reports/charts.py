@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -247,7 +248,8 @@ def ticks(low: float, high: float, most: int, whole: bool = False) -> list[Tick]
         most: number of steps between them.
         whole: whether all are integers.
     """
-    high = high if high > low else low + 1.0
+    # A span below the smallest normal number has no tenths that a step could be written in.
+    high = high if high - low >= most * sys.float_info.min else low + 1.0
     power = math.floor(math.log10((high - low) / most))
     for step in (m * 10.0**p for p in range(power, power + 3) for m in (1, 2, 2.5, 5)):
         first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
