@@ -51,7 +51,8 @@ HOLDS = "import os, sys; held = bytearray(os.urandom(1 << 20)) * {}; print(len(h
 def _memory_of_one_that_holds(megabytes: int) -> float:
     command = [sys.executable, "-I", "-S", "-c", HOLDS.format(megabytes)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         assert int(process.stdout.readline()) == megabytes << 20
         found = tree_memory(process.pid)
         process.stdin.write("\n")
