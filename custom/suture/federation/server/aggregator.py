@@ -54,7 +54,8 @@ class Aggregator:
 
     def context(self, number: int) -> RoundContext:
         """Return phase and seed of a round; of one that is beyond the last, those of the last."""
-        return round_context(self.plan, self.schedule.rounds, min(number, self.schedule.rounds))
+        plan, rounds = self.plan, self.schedule.rounds
+        return round_context(plan.method, plan.seed, rounds, min(number, rounds))
 
     def aggregate(self, model: GlobalModel, updates: Updates, ctx: RoundContext) -> GlobalModel:
         """Return the next model.
