@@ -2,9 +2,9 @@
 
 import nvflare.client as flare
 import torch
-from data import load
 from net import Net
 
+from data import load
 from suture.flare.client import receive, send
 
 flare.init()

@@ -1,9 +1,9 @@
-"""The network of the example: its last layer, `head`, has one row for each class."""
-
-from collections import OrderedDict
+"""The network of the example: its last layer has one row for each class."""
 
 import torch
 from torch import nn
+
+HEAD = "head"
 
 
 class Net(nn.Module):
@@ -11,10 +11,9 @@ class Net(nn.Module):
 
     def __init__(self, classes: int = 5) -> None:
         super().__init__()
-        self.backbone = nn.Sequential(OrderedDict(first=nn.Linear(8, 16), relu=nn.ReLU()))
+        self.backbone = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
         self.head = nn.Linear(16, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits."""
-        logits: torch.Tensor = self.head(self.backbone(x))
-        return logits
+        return self.head(self.backbone(x))
