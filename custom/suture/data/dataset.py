@@ -34,6 +34,12 @@ SitePath = Annotated[Path, AfterValidator(_resolve)]
 """A path of a suture.toml; a relative one starts at the folder of the file."""
 
 
+def _not_empty(labels: tuple[str, ...]) -> tuple[str, ...]:
+    if not labels:
+        raise ValueError("name the columns that are findings; comments in the file may ask which")
+    return labels
+
+
 class DatasetConfig(Section):
     """The keys of ``[data]`` that every data set has.
 
@@ -70,7 +76,7 @@ class DatasetConfig(Section):
     dataset: str
     root: SitePath
     table: SitePath
-    labels: Annotated[tuple[LabelName, ...], Field(min_length=1)] | None = None
+    labels: Annotated[tuple[LabelName, ...], AfterValidator(_not_empty)] | None = None
     synonyms: Annotated[dict[str, LabelName], Field(max_length=MOST_SYNONYMS), AfterValidator(Synonyms)] = (
         Field(default_factory=dict)
     )
