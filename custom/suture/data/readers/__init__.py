@@ -117,7 +117,7 @@ def read_table(config: DatasetConfig) -> Reading:
         raise DataError(
             f"{config.root} contains none of the {absent} images of {config.table}; correct [data] root"
         )
-    return replace(reading, table=table, absent=reading.absent + absent)
+    return replace(reading, table=table, absent=reading.absent + absent, numbers=())
 
 
 def load_table(config: DatasetConfig) -> Table:
