@@ -50,6 +50,20 @@ _SPLIT_FLAG = re.compile(
 """Columns of 1 and 0 that say which rows are of a split."""
 _INDEX = re.compile(r"^(unnamed.*|index|row|#)$", re.IGNORECASE)
 _CHOICE = re.compile(r"\(choice=(.+)\)$")
+_OTHER_TABLES = {
+    ".xls",
+    ".xlsb",
+    ".ods",
+    ".numbers",
+    ".sav",
+    ".dta",
+    ".feather",
+    ".mdb",
+    ".accdb",
+    ".sas7bdat",
+}
+_MANY_WORDS = 5
+"""Words of a cell, on average, from which on it is a document."""
 _RATER = re.compile(
     r"rad(iologist)?s?\b|rad_|rater|reader|annotator|observer|grader|expert|befunder|untersucher",
     re.IGNORECASE,
@@ -127,7 +141,12 @@ def discover(path: Path, answers: Answers = Answers()) -> Discovery:
     folder = path if path.is_dir() else path.parent
     levels = _Levels(tables(folder) if path.is_dir() else [[path]])
     elsewhere = _named_elsewhere(levels.forms(0))
-    images = _images(elsewhere or folder)
+    try:
+        images = _images(elsewhere or folder)
+    except DataError:
+        if (texts := _documents(levels, folder, answers)) is None:
+            raise
+        return texts
     found = _published(levels, folder, images) or _own(levels, folder, images, answers)
     found = _with_depth(found, images)
     return replace(found, warnings=(*found.warnings, *(f"skipped: {fault}" for fault in levels.faults)))
@@ -310,16 +329,51 @@ def _own(levels: _Levels, folder: Path, images: _Images, answers: Answers) -> Di
             )
         return _described(form, column, images, answers, others)
     forms = [form for level in range(len(levels)) for form in levels.forms(level)]
-    columns_of = [(form, i) for form in forms for i in range(len(form.sheet.header))]
-    _refuse_ambiguous(columns_of, images)
-    listed = any(cell.lower().endswith(SUFFIXES) for form, i in columns_of for cell in form.sheet.cells(i))
+    _refuse_ambiguous(forms, images)
+    listed = any(_names_files(cells) for form in forms for cells in form.sheet.columns().values())
     if not listed and (classes := of_class_folders(images.root, images.paths)) is not None:
         found = _described(classes, _expect_column(classes, images), images, answers, [])
         unread = [f"{form.name} names no image and is not read" for form in forms]
         return replace(found, warnings=(*found.warnings, *unread))
     if not levels.number:
-        raise DataError(f"{folder} contains no table ({', '.join(TABLES)}); give the table's path")
+        others = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in _OTHER_TABLES)
+        remedy = f"save {' and '.join(others)} as .xlsx or .csv" if others else "give the table's path"
+        raise DataError(f"{folder} contains no table ({', '.join(TABLES)}); {remedy}")
     raise _nothing_matches(levels, images)
+
+
+def _documents(levels: _Levels, folder: Path, answers: Answers) -> Discovery | None:
+    """The [data] of a table of documents; None where the first has none, or names images that are lacking."""
+    forms = [form for level in range(len(levels)) for form in levels.forms(level)]
+    cells = {name: column for form in forms[:1] for name, column in form.sheet.columns().items()}
+    words = {name: sum(len(cell.split()) for cell in column) / len(column) for name, column in cells.items()}
+    text = max(words, key=words.__getitem__, default="")
+    packed = any(path.name.endswith((".zip", *ARCHIVES)) for path in folder.iterdir())
+    if packed or words.get(text, 0) < _MANY_WORDS or any(map(_names_files, cells.values())):
+        return None
+    form, n = spread(without_unfilled(forms[0]), forms[0].legend), len(cells[text])
+    patients = {name for _, name in patient_columns(form.sheet, text)}
+    free = [name for name in cells if name not in {text, *patients}]
+    name = next((name for name in free if len({*cells[name]} - {""}) == n), "")
+    if not name:
+        name, numbers = "document", map(str, form.sheet.numbers)
+        rows = tuple((number, *row) for number, row in zip(numbers, form.sheet.rows, strict=True))
+        sheet = replace(form.sheet, header=(name, *form.sheet.header), rows=rows)
+        form = replace(form, sheet=sheet, made=(*form.made, "a document is named by the number of its row"))
+    path = form.sheet.path
+    column = _ImageColumn(name, "path", n, path, lambda cell: cell)
+    answers = replace(answers, no_labels=(*answers.no_labels, text))
+    found = _described(form, column, _Images(path, frozenset(), path), answers, forms)
+    del found.data["root"]
+    found.data["text_column"] = text
+    found.reasons["text_column"] = "the documents, by the number of their words"
+    found.reasons["image_column"] = "names the documents"
+    left_out = {name: why for name, why in found.left_out.items() if name != text}
+    return replace(found, left_out=left_out)
+
+
+def _names_files(cells: Sequence[str]) -> bool:
+    return any(cell.lower().endswith(SUFFIXES) for cell in cells)
 
 
 def _by_chance(form: Form, column: _ImageColumn, best: _ImageColumn) -> bool:
@@ -328,7 +382,7 @@ def _by_chance(form: Form, column: _ImageColumn, best: _ImageColumn) -> bool:
     return column.match == "loose" and numbers and (best.match != "loose" or 4 * column.found < best.found)
 
 
-def _refuse_ambiguous(columns: Sequence[tuple[Form, int]], images: _Images) -> None:
+def _refuse_ambiguous(forms: Sequence[Form], images: _Images) -> None:
     """Refuse a column of names that files of several folders have, such as an image and its mask.
 
     Raises:
@@ -338,13 +392,14 @@ def _refuse_ambiguous(columns: Sequence[tuple[Form, int]], images: _Images) -> N
     for path in sorted(images.paths):
         for name in {path.rpartition("/")[2], stem(path)}:
             named.setdefault(name, []).append(path)
-    for form, position in columns:
-        cells = sorted({*form.sheet.cells(position)} - {""})
+    columns = [(form, *column) for form in forms for column in form.sheet.columns().items()]
+    for form, name, column in columns:
+        cells = sorted({*column} - {""})
         several = [cell for cell in cells if len(named.get(cell, ())) > 1]
         if 2 * len(several) > len(cells):
             a, b, *_ = named[several[0]]
             raise DataError(
-                f"{form.name}, column {form.sheet.header[position]!r}: {several[0]!r} may be {a!r} or {b!r}; "
+                f"{form.name}, column {name!r}: {several[0]!r} may be {a!r} or {b!r}; "
                 "write the folder into the cells, or move the other files out of "
                 f"{images.root}"
             )
@@ -358,8 +413,7 @@ def _nothing_matches(levels: _Levels, images: _Images) -> DataError:
     seen = "".join(f"\n{fault}" for fault in levels.faults)
     some = ", ".join(map(ascii, sorted(images.paths)[:3]))
     for form in forms[:3]:
-        sheet = form.sheet
-        cells = {name: sheet.cells(sheet.header.index(name)) for name in filter(None, sheet.header)}
+        sheet, cells = form.sheet, form.sheet.columns()
         name = max(cells, key=lambda name: (_like_images(cells[name]), len({*cells[name]})), default="")
         if name:
             shown = ", ".join(map(ascii, sorted({*cells[name]} - {""})[:3]))

@@ -28,7 +28,7 @@ from suture.data.workbooks import is_workbook, workbook_sheets
 IMAGE, SPLIT, CLASS = "image", "split", "class"
 """Columns of a table that is put together."""
 
-_KEPT_APART = re.compile(r"hold.?out|extern|eval|unseen|hidden", re.IGNORECASE)
+_KEPT_APART = re.compile(r"hold.?out|extern|eval|unseen|hidden|submi|predict", re.IGNORECASE)
 """In the name of a table of which nothing says that it is for training too."""
 _COMPLETE = re.compile(r".*_complete|complete\?", re.IGNORECASE)
 _PATIENT = re.compile(r"(patient|pat|pid|subject|subj?|person|mrn|p)[ _-]?\d\w*", re.IGNORECASE)
@@ -294,9 +294,9 @@ def _side_by_side(main: Named, others: Sequence[Named]) -> Form | None:
                 ]
                 if clash:
                     raise DataError(
-                        f"{sheet.path} {rows_text(clash)}: column {name!r} of {main.form.name} differs from "
-                        f"that of {other.form.name}; {the_one_to_use([main.form, other.form])}, or remove "
-                        "one of the columns"
+                        f"{sheet.path.parent / main.form.name} {rows_text(clash)}: column {name!r} differs "
+                        f"from that of {other.form.name}; {the_one_to_use([main.form, other.form])}, or "
+                        "remove one of the columns"
                     )
                 continue
             header.append(name)
