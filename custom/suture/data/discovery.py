@@ -27,6 +27,7 @@ from suture.data.gathering import (
     spread,
     the_one_to_use,
     together,
+    with_column,
     with_patients,
     without_unfilled,
 )
@@ -43,9 +44,7 @@ from suture.data.table_form import JSON, TABLES, Form, is_hidden, tables
 
 _SPLIT = re.compile(r"^(split|set|subset|partition|fold)$", re.IGNORECASE)
 _SPLIT_FLAG = re.compile(
-    r"(is|in|for)[ _-]?(train|val|test|valid|validation|training|testing)([ _-]?(set|data|flag))?|train(ing)?"
-    r"|(train|val|test|valid|validation|training|testing)[ _-]?(set|data|flag|split)",
-    re.IGNORECASE,
+    r"(is|in)[ _-]?(train|val|test)\w*|train(ing)?|(train|val|test)\w*[ _-](set|flag|split)", re.IGNORECASE
 )
 """Columns of 1 and 0 that say which rows are of a split."""
 _INDEX = re.compile(r"^(unnamed.*|index|row|#)$", re.IGNORECASE)
@@ -189,6 +188,10 @@ class _Levels:
                     self.faults += [] if path.suffix == ".txt" else [str(error)]  # such as a README.txt
         return self._forms[level]
 
+    def every(self) -> list[Form]:
+        """The tables of all levels."""
+        return [form for level in range(len(self)) for form in self.forms(level)]
+
 
 @dataclass(frozen=True)
 class _Images:
@@ -227,7 +230,7 @@ def _published(levels: _Levels, folder: Path, images: _Images) -> Discovery | No
         with suppress(ConfigError):  # a package that cannot be imported; `suture list` names it
             readers[word] = DATASETS.find(word)
     roots = tuple(dict.fromkeys((images.root, images.above, folder)))
-    for form in (form for level in range(len(levels)) for form in levels.forms(level)):
+    for form in levels.every():
         # What was put together is not the file that a reader gets; a list in JSON is.
         if form.made and not form.sheet.path.name.lower().endswith(JSON):
             continue
@@ -275,13 +278,14 @@ def _by_reader(word: str, layout: Layout, sheet: Sheet, roots: Sequence[Path]) -
 
 @dataclass(frozen=True)
 class _ImageColumn:
-    """The column that names the images.
+    """The column that names the images, or the documents.
 
     Attributes:
         match: as [data] image_match.
         found: rows that name an image.
         root: where their paths start.
         find: returns the path of the image that a cell names; None where it names none.
+        text: the column of the documents.
     """
 
     name: str
@@ -289,6 +293,7 @@ class _ImageColumn:
     found: int
     root: Path
     find: Callable[[str], str | None]
+    text: str = ""
 
 
 def _own(levels: _Levels, folder: Path, images: _Images, answers: Answers) -> Discovery:
@@ -316,9 +321,9 @@ def _own(levels: _Levels, folder: Path, images: _Images, answers: Answers) -> Di
         if len(fitting) > 1:
             both = together([Named(form, column.name, column.find) for form, column in fitting])
             if both is None:
-                names = " and ".join(form.name for form, _ in fitting)
-                what = the_one_to_use([form for form, _ in fitting])
-                raise DataError(f"{names} of {folder} both name its images; {what}")
+                rivals = [form for form, _ in fitting]
+                names, remedy = " and ".join(form.name for form in rivals), the_one_to_use(rivals)
+                raise DataError(f"{names} of {folder} both name its images; {remedy}")
             form, column = both, _expect_column(both, images)
         others = [other for i, other in enumerate(forms) if i not in columns] + [form]
         form = spread(without_unfilled(form), form.legend)
@@ -328,52 +333,40 @@ def _own(levels: _Levels, folder: Path, images: _Images, answers: Answers) -> Di
                 "names of the columns above it"
             )
         return _described(form, column, images, answers, others)
-    forms = [form for level in range(len(levels)) for form in levels.forms(level)]
+    forms = levels.every()
     _refuse_ambiguous(forms, images)
-    listed = any(_names_files(cells) for form in forms for cells in form.sheet.columns().values())
+    listed = any(_like_images(cells) for form in forms for cells in form.sheet.columns().values())
     if not listed and (classes := of_class_folders(images.root, images.paths)) is not None:
         found = _described(classes, _expect_column(classes, images), images, answers, [])
         unread = [f"{form.name} names no image and is not read" for form in forms]
         return replace(found, warnings=(*found.warnings, *unread))
     if not levels.number:
-        others = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in _OTHER_TABLES)
-        remedy = f"save {' and '.join(others)} as .xlsx or .csv" if others else "give the table's path"
+        unread = [path.name for path in sorted(folder.iterdir()) if path.suffix.lower() in _OTHER_TABLES]
+        remedy = f"save {' and '.join(unread)} as .xlsx or .csv" if unread else "give the table's path"
         raise DataError(f"{folder} contains no table ({', '.join(TABLES)}); {remedy}")
     raise _nothing_matches(levels, images)
 
 
 def _documents(levels: _Levels, folder: Path, answers: Answers) -> Discovery | None:
     """The [data] of a table of documents; None where the first has none, or names images that are lacking."""
-    forms = [form for level in range(len(levels)) for form in levels.forms(level)]
-    cells = {name: column for form in forms[:1] for name, column in form.sheet.columns().items()}
+    forms = levels.every()
+    cells = forms[0].sheet.columns() if forms else {}
     words = {name: sum(len(cell.split()) for cell in column) / len(column) for name, column in cells.items()}
     text = max(words, key=words.__getitem__, default="")
     packed = any(path.name.endswith((".zip", *ARCHIVES)) for path in folder.iterdir())
-    if packed or words.get(text, 0) < _MANY_WORDS or any(map(_names_files, cells.values())):
+    if packed or words.get(text, 0) < _MANY_WORDS or any(map(_like_images, cells.values())):
         return None
     form, n = spread(without_unfilled(forms[0]), forms[0].legend), len(cells[text])
     patients = {name for _, name in patient_columns(form.sheet, text)}
     free = [name for name in cells if name not in {text, *patients}]
     name = next((name for name in free if len({*cells[name]} - {""}) == n), "")
     if not name:
-        name, numbers = "document", map(str, form.sheet.numbers)
-        rows = tuple((number, *row) for number, row in zip(numbers, form.sheet.rows, strict=True))
-        sheet = replace(form.sheet, header=(name, *form.sheet.header), rows=rows)
-        form = replace(form, sheet=sheet, made=(*form.made, "a document is named by the number of its row"))
+        made = "a document is named by the number of its row"
+        form = with_column(form, "document", [*map(str, form.sheet.numbers)], made)
+        name = form.sheet.header[0]
     path = form.sheet.path
-    column = _ImageColumn(name, "path", n, path, lambda cell: cell)
-    answers = replace(answers, no_labels=(*answers.no_labels, text))
-    found = _described(form, column, _Images(path, frozenset(), path), answers, forms)
-    del found.data["root"]
-    found.data["text_column"] = text
-    found.reasons["text_column"] = "the documents, by the number of their words"
-    found.reasons["image_column"] = "names the documents"
-    left_out = {name: why for name, why in found.left_out.items() if name != text}
-    return replace(found, left_out=left_out)
-
-
-def _names_files(cells: Sequence[str]) -> bool:
-    return any(cell.lower().endswith(SUFFIXES) for cell in cells)
+    column = _ImageColumn(name, "path", n, path, str, text)
+    return _described(form, column, _Images(path, frozenset(), path), answers, forms)
 
 
 def _by_chance(form: Form, column: _ImageColumn, best: _ImageColumn) -> bool:
@@ -407,7 +400,7 @@ def _refuse_ambiguous(forms: Sequence[Form], images: _Images) -> None:
 
 def _nothing_matches(levels: _Levels, images: _Images) -> DataError:
     """That no table names the images, with names of both, so that the eye sees the difference."""
-    forms = [form for level in range(len(levels)) for form in levels.forms(level)]
+    forms = levels.every()
     names = ", ".join(dict.fromkeys(form.sheet.path.name for form in forms))
     what = f"no column of {names} names" if names else "no table could be read that names"
     seen = "".join(f"\n{fault}" for fault in levels.faults)
@@ -422,8 +415,8 @@ def _nothing_matches(levels: _Levels, images: _Images) -> DataError:
 
 
 def _like_images(cells: Sequence[str]) -> int:
-    """How many cells look like the name of a file."""
-    return sum(stem(cell) != cell or "/" in cell for cell in cells)
+    """How many cells look like the name of an image."""
+    return sum(cell.lower().endswith(SUFFIXES) for cell in cells)
 
 
 def _described(
@@ -448,7 +441,11 @@ def _described(
     def note(key: str, value: Any, why: str) -> None:
         data[key], reasons[key] = value, why
 
-    note("image_column", images.name, f"{images.found:,} of {number_of(n, 'row')} name an existing image")
+    if images.text:
+        del data["root"]
+        note("text_column", images.text, "its cells are documents")
+    named = f"{images.found:,} of {number_of(n, 'row')} name an existing image"
+    note("image_column", images.name, "names the documents" if images.text else named)
     if images.match != "path":
         spelled = {
             "stem": "its cells have no suffix",
@@ -472,7 +469,7 @@ def _described(
     patient, why, remarks = _patient(sheet, images.name, told)
     note("patient_column", patient or images.name, f"that of {layout.title}" if layout and told else why)
     warnings += remarks
-    taken = {images.name, data["patient_column"]}
+    taken = {images.name, data["patient_column"], images.text}
     free = [c for c in sheet.header if c and c not in taken]
     for name, number in _other_images(sheet, free, images, {*paths}):
         warnings.append(
@@ -513,7 +510,7 @@ def _described(
         labels.doubtful,
         tuple(filter(None, sheet.header)),
         n,
-        sheet if form.made else None,
+        form.sheet if form.made else None,
         form.made,
         layout.title if layout else "",
         labels.is_draft,

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -324,24 +324,33 @@ def of_patients(form: Form, images: Collection[str]) -> Form | None:
 
     None where no column of patients or cases names folders of images.
     """
-    folders: dict[str, list[str]] = {}
-    for image in sorted(images):
-        for part in {*image.casefold().split("/")[:-1]}:
-            folders.setdefault(part, []).append(image)
-    sheet = form.sheet
-    for _, name in patient_columns(sheet, ""):
-        cells = [cell.casefold() for cell in sheet.column(name, "")]
-        if 2 * sum(cell in folders for cell in cells) <= len(cells) or len({*cells}) < len(cells):
-            continue
-        rows = [
-            (image, row, number)
-            for cell, row, number in zip(cells, sheet.rows, sheet.numbers, strict=True)
-            for image in folders.get(cell, [""])
-        ]
-        header = (IMAGE if IMAGE not in sheet.header else "image path", *sheet.header)
-        both = Sheet(sheet.path, header, tuple((i, *row) for i, row, _ in rows), tuple(n for *_, n in rows))
-        return replace(form, sheet=both, made=(*form.made, f"{name!r} is the folder of the images of a row"))
+    paths = sorted(images)
+    levels = [path.casefold().split("/")[:-1] for path in paths]
+    columns = [name for _, name in patient_columns(form.sheet, "")]
+    for at, name in product(range(min(map(len, levels))), columns):
+        folders: dict[str, list[str]] = {}
+        for path, level in zip(paths, levels, strict=True):
+            folders.setdefault(level[at], []).append(path)
+        cells = [cell.casefold() for cell in form.sheet.column(name, "")]
+        if 2 * len(folders.keys() & {*cells}) > len(cells):
+            rows = [(row, path) for row, cell in enumerate(cells) for path in folders.get(cell, [""])]
+            of = [row for row, _ in rows]
+            several = replace(
+                form.sheet,
+                rows=tuple(form.sheet.rows[row] for row in of),
+                numbers=tuple(form.sheet.numbers[row] for row in of),
+            )
+            made = f"{name!r} is the folder of the images of a row"
+            return with_column(replace(form, sheet=several), IMAGE, [path for _, path in rows], made)
     return None
+
+
+def with_column(form: Form, name: str, cells: Sequence[str], made: str) -> Form:
+    """A table with another first column, and how that was made; of a name that no other column has."""
+    sheet = form.sheet
+    header = (name if name not in sheet.header else f"{name} key", *sheet.header)
+    rows = tuple((cell, *row) for cell, row in zip(cells, sheet.rows, strict=True))
+    return replace(form, sheet=replace(sheet, header=header, rows=rows), made=(*form.made, made))
 
 
 def in_two_columns(form: Form, images: Collection[str], enough: int) -> Form | None:
@@ -362,12 +371,9 @@ def in_two_columns(form: Form, images: Collection[str], enough: int) -> Form | N
             continue
         found = [find(pair) if pair else None for pair in pairs]
         if len({*found} - {None}) > enough:
-            rows = tuple(
-                (image or pair, *row) for image, pair, row in zip(found, pairs, sheet.rows, strict=True)
-            )
-            name = IMAGE if IMAGE not in sheet.header else "image path"
-            made = (*form.made, f"{folder!r} is the folder and {file!r} the file of each image")
-            return replace(form, sheet=replace(sheet, header=(name, *sheet.header), rows=rows), made=made)
+            cells = [image or pair for image, pair in zip(found, pairs, strict=True)]
+            made = f"{folder!r} is the folder and {file!r} the file of each image"
+            return with_column(form, IMAGE, cells, made)
     return None
 
 
@@ -385,31 +391,21 @@ def with_patients(form: Form, image: str, split: Sequence[str]) -> tuple[Form, l
     for at in range(min(map(len, levels))):
         names = [level[at] for level in levels]
         if all(map(_PATIENT.fullmatch, names)) and len({*names}) > 1:
-            return _with_column(
-                form, names, f"the patient is the folder of {image!r}, such as {names[0]}"
-            ), []
+            made = f"the patient is the folder of {image!r}, such as {names[0]}"
+            return with_column(form, "patient", names, made), []
     begins = [match[1] if (match := _IN_FILE.fullmatch(stem(cell))) else "" for cell in cells]
     n, several = len({*begins}), len({*cells})
     if not (all(begins) and 1 < n < several <= _MOST_IMAGES * n):
         return form, []
     such = f"the names of several files begin with the same number, such as {begins[0]!r} of {cells[0]!r}"
     if split and len({*zip(begins, split, strict=True)}) > n:
-        torn = f"{such}; if these are patients, they lie in two splits: add a column of patients"
-        return form, [torn]
+        return form, [f"{such}; if these are patients, they lie in two splits: add a column of patients"]
+    keys, lines = "patient_column", f"patient_column = {json.dumps(image)}"
+    if not split:
+        keys, lines = f"{keys}, split and split_file", f'{lines}\nsplit = "patients"'
     made = f"the patient is how the name of the file begins, such as {begins[0]}"
-    keys, line = (
-        ("patient_column", "") if split else ("patient_column, split and split_file", '\nsplit = "patients"')
-    )
-    line = f"patient_column = {json.dumps(image)}{line}"
-    remark = f"{such}, which counts as the patient; if it is none, write in place of {keys}:\n{line}"
-    return _with_column(form, begins, made), [remark]
-
-
-def _with_column(form: Form, patients: Sequence[str], made: str) -> Form:
-    rows = tuple((*row, name) for row, name in zip(form.sheet.rows, patients, strict=True))
-    name = "patient" if "patient" not in form.sheet.header else "patient key"
-    sheet = replace(form.sheet, header=(*form.sheet.header, name), rows=rows)
-    return replace(form, sheet=sheet, made=(*form.made, made))
+    remark = f"{such}, which counts as the patient; if it is none, write in place of {keys}:\n{lines}"
+    return with_column(form, "patient", begins, made), [remark]
 
 
 def without_unfilled(form: Form) -> Form:
