@@ -425,13 +425,12 @@ def _described(
     n = len(form.sheet.rows)
     layout = next((one for one in HOSPITAL if one.recognises(form.sheet, files.paths)), None)
     known = layout.keys(form.sheet.path.parent) if layout else {}
-    split = next(
-        (c for c in filter(None, form.sheet.header) if c != images.name and _is_split(form.sheet, c)), None
-    )
+    columns = form.sheet.columns()
+    split = next((name for name in columns if name != images.name and _is_split(columns[name])), None)
     told = answers.patient if answers.patient is not None else known.get("patient_column")
     asked: list[str] = []
     if told is None and not patient_columns(form.sheet, images.name):
-        form, asked = with_patients(form, images.name, form.sheet.column(split, "") if split else ())
+        form, asked = with_patients(form, images.name, columns[split] if split else ())
     paths = [images.find(cell) if cell else None for cell in form.sheet.column(images.name, "")]
     sheet = form.sheet.only([path is not None for path in paths])  # rows without an image do not count
     data: dict[str, Any] = {"dataset": "hospital", "root": str(images.root), "table": str(sheet.path)}
@@ -447,11 +446,8 @@ def _described(
     named = f"{images.found:,} of {number_of(n, 'row')} name an existing image"
     note("image_column", images.name, "names the documents" if images.text else named)
     if images.match != "path":
-        spelled = {
-            "stem": "its cells have no suffix",
-            "loose": "its cells are spelled otherwise than the files",
-        }
-        note("image_match", images.match, spelled[images.match])
+        how = "have no suffix" if images.match == "stem" else "are spelled otherwise than the files"
+        note("image_match", images.match, f"its cells {how}")
     if images.found < n:
         note("partial", True, "rows without an image are left out and counted")
         cells = zip(form.sheet.column(images.name, ""), form.sheet.numbers, paths, strict=True)
@@ -591,9 +587,9 @@ def _images_below(folder: Path, unread: list[OSError]) -> set[str]:
 
 def _named_elsewhere(forms: Sequence[Form]) -> Path | None:
     """The folder of the images that a table names by absolute paths; None where it names none so."""
-    for sheet in (form.sheet for form in forms):
-        for position in range(len(sheet.header)):
-            cells = [cell for cell in sheet.cells(position) if cell]
+    for form in forms:
+        for column in form.sheet.columns().values():
+            cells = [*filter(None, column)]
             if cells and all(cell.startswith("/") for cell in cells) and any(map(os.path.isfile, cells)):
                 return Path(os.path.commonpath([os.path.dirname(cell) for cell in cells]))
     return None
@@ -628,28 +624,23 @@ def find_image_column(sheet: Sheet, root: Path, images: set[str]) -> str | None:
 
 def _best_column(form: Form, images: _Images) -> _ImageColumn | None:
     """The column with the most cells that name an image, in the strictest way; None where none names any."""
-    sheet = form.sheet
     here = _unique(images.paths, lambda path: path.rpartition("/")[2]) | {path: path for path in images.paths}
     stems = _unique(images.paths, stem)
-
-    def by_path(cell: str) -> str | None:
-        return here.get(image_name(cell, images.root, here))
 
     def from_above(cell: str) -> str | None:
         name = cell.removeprefix("./").removeprefix(f"{images.root.name}/")
         return name if name != cell and name in images.paths else None
 
-    def by_stem(cell: str) -> str | None:
-        return stems.get(stem(cell))
-
-    ways: list[tuple[str, Path, Callable[[str], str | None]]] = [("path", images.root, by_path)]
-    if images.above != images.root:
-        ways.append(("path", images.above, from_above))
-    ways += [("stem", images.root, by_stem), ("loose", images.root, loosely(images.paths))]
+    ways: list[tuple[str, Path, Callable[[str], str | None]]] = [
+        ("path", images.root, lambda cell: here.get(image_name(cell, images.root, here))),
+        *([("path", images.above, from_above)] if images.above != images.root else []),
+        ("stem", images.root, lambda cell: stems.get(stem(cell))),
+        ("loose", images.root, loosely(images.paths)),
+    ]
     best, most = None, (0, 0)
     for match, root, find in ways:
-        for name in filter(None, sheet.header):
-            cells = Counter(cell for cell in sheet.cells(sheet.header.index(name)) if cell)
+        for name, column in form.sheet.columns().items():
+            cells = Counter(filter(None, column))
             index = match == "loose" and (_INDEX.match(name) or names_patients(name))
             if index or (match != "path" and _is_label(cells)):
                 continue  # whose numbers may be those of images by chance
@@ -723,6 +714,6 @@ def _other_images(
             yield name, len(others)
 
 
-def _is_split(sheet: Sheet, name: str) -> bool:
-    words = {cell.casefold() for cell in sheet.cells(sheet.header.index(name))}
+def _is_split(cells: Sequence[str]) -> bool:
+    words = {cell.casefold() for cell in cells}
     return len(words - {""}) > 0 and words <= SPLIT_WORDS.keys()

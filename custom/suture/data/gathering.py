@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations, product
+from itertools import chain, permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,8 @@ _MOST_IMAGES = 20
 """Of a patient whom the names of files tell, on average."""
 _UNFILLED = {"0", "incomplete"}
 """How REDCap writes that a form is not complete; 1 is unverified, and 2 complete."""
-_FORM_STATES = _UNFILLED | {"1", "2", "unverified", "complete", ""}
+_NOT_COMPLETE = _UNFILLED | {"1", "unverified"}
+_FORM_STATES = _NOT_COMPLETE | {"2", "complete", ""}
 _LOOKED_AT = 50
 _MOST_NAMES = 200
 """Classes of a legend."""
@@ -145,21 +146,14 @@ def _of_json(path: Path) -> Form:
     """
     text = read_text(path)
     try:
-        loaded: Any = (
-            json.loads(text)
-            if path.suffix == ".json"
-            else [json.loads(line) for line in text.splitlines() if line]
-        )
+        lines = f"[{','.join(filter(None, text.splitlines()))}]"
+        loaded: Any = json.loads(text if path.suffix == ".json" else lines)
     except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}") from None
     parts = {"": loaded} if isinstance(loaded, list) else loaded if isinstance(loaded, dict) else {}
     parts = {key: part for key, part in parts.items() if isinstance(part, list) and part}
     rows = [(key, row) for key, part in parts.items() for row in part if isinstance(row, dict)]
-    strange = sorted(
-        key
-        for key in parts
-        if key and key.casefold() not in SPLIT_WORDS and {key for key, _ in rows} >= {key}
-    )
+    strange = sorted({key for key, _ in rows if key.casefold() not in SPLIT_WORDS})
     if not rows or strange:
         raise DataError(
             f"{path} is not a list of objects, one for each image, or such lists under training, validation "
@@ -205,13 +199,8 @@ def of_class_folders(root: Path, images: Collection[str]) -> Form | None:
             "one level after the classes (and one after train, validation and test), or write a table"
         )
     header = (IMAGE, CLASS, *([SPLIT] if splits else []))
-    cells = zip(
-        sorted(images),
-        columns[0],
-        *([[SPLIT_WORDS[c.casefold()] for c in splits]] if splits else []),
-        strict=True,
-    )
-    rows = tuple(cells)
+    parts = [[SPLIT_WORDS[c.casefold()] for c in splits]] if splits else []
+    rows = tuple(zip(sorted(images), columns[0], *parts, strict=True))
     made = (f"{root.name}: the folders are the classes{' and the splits' if splits else ''}",)
     return Form(Sheet(root, header, rows, tuple(range(1, len(rows) + 1))), {}, {}, made)
 
@@ -417,11 +406,7 @@ def without_unfilled(form: Form) -> Form:
     rows, first, blanked = [list(row) for row in sheet.rows], 0, 0
     for position, name in enumerate(sheet.header):
         states = [cell.casefold() for cell in sheet.cells(position)]
-        if (
-            not _COMPLETE.fullmatch(name)
-            or not {*states} <= _FORM_STATES
-            or {*states} <= {"", "2", "complete"}
-        ):
+        if not _COMPLETE.fullmatch(name) or not {*states} <= _FORM_STATES or not {*states} & _NOT_COMPLETE:
             continue
         boxes = [
             at
@@ -434,25 +419,19 @@ def without_unfilled(form: Form) -> Form:
                 if meaning.number(row[at].strip()) == 0:
                     row[at], blanked = "", blanked + 1
         first = position + 1
+    if not blanked:
+        return form
     made = f"{number_of(blanked, 'cell')} of forms that are not complete: unknown, and not absent"
-    return (
-        replace(form, sheet=replace(sheet, rows=tuple(map(tuple, rows))), made=(*form.made, made))
-        if blanked
-        else form
-    )
+    return replace(form, sheet=replace(sheet, rows=tuple(map(tuple, rows))), made=(*form.made, made))
 
 
 def spread(form: Form, legend: Mapping[str, str]) -> Form:
     """A table in which lists of 1 and 0, one for each class, have a column for each class."""
     sheet = form.sheet
-    for name in filter(None, sheet.header):
-        cells = [listed_names(cell, "\0") if cell else [] for cell in sheet.cells(sheet.header.index(name))]
+    for name, column in sheet.columns().items():
+        cells = [listed_names(cell, "\0") if cell else [] for cell in column]
         lengths = {len(cell) for cell in cells if cell}
-        if (
-            len(lengths) != 1
-            or min(lengths) < 2
-            or not {part for cell in cells for part in cell} <= {"0", "1"}
-        ):
+        if len(lengths) != 1 or min(lengths) < 2 or not {*chain(*cells)} <= {"0", "1"}:
             continue
         n, at = lengths.pop(), sheet.header.index(name)
         names = tuple(legend.get(str(i), f"{name} {i}") for i in range(n))

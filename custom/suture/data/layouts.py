@@ -45,30 +45,19 @@ class Layout:
         return dict(self.data) | {key: value for keys in more for key, value in keys.items()}
 
 
-def _open(*words: str) -> dict[str, str]:
-    return dict.fromkeys(words, "unknown")
-
-
 HOSPITAL = (
-    Layout("BRAX", ("DicomPath", "PngPath", "PatientID", "Cardiomegaly"), {"patient_column": "PatientID"}),
+    Layout("BRAX", ("DicomPath", "PngPath", "PatientID", "Cardiomegaly")),
     Layout(
         "PadChest",
         ("ImageID", "ImageDir", "PatientID", "Labels", "Localizations"),
         {
-            "patient_column": "PatientID",
             "finding_column": "Labels",
-            "values": _open("exclude", "unchanged", "suboptimal study"),
+            "values": dict.fromkeys(("exclude", "unchanged", "suboptimal study"), "unknown"),
         },
     ),
+    Layout("VinDr-CXR, labels by radiologist", ("image_id", "rad_id", "Aortic enlargement", "Cardiomegaly")),
     Layout(
-        "VinDr-CXR, image labels by radiologist",
-        ("image_id", "rad_id", "Aortic enlargement", "Cardiomegaly"),
-        {"repeated": "majority"},
-    ),
-    Layout(
-        "VinDr-CXR, boxes",
-        ("image_id", "class_name", "rad_id", "x_min"),
-        {"finding_column": "class_name"},
+        "VinDr-CXR, boxes", ("image_id", "class_name", "rad_id", "x_min"), {"finding_column": "class_name"}
     ),
     Layout(
         "RSNA Pneumonia Detection Challenge",
@@ -78,7 +67,7 @@ HOSPITAL = (
     Layout(
         "ISIC 2020",
         ("image_name", "patient_id", "diagnosis", "benign_malignant", "target"),
-        {"patient_column": "patient_id", "labels": ["target"], "synonyms": {"target": "Melanoma"}},
+        {"labels": ["target"], "synonyms": {"target": "Melanoma"}},
     ),
     Layout(
         "ISIC archive",
