@@ -1,4 +1,4 @@
-"""Forms of tables that hospitals and public archives have, each read with the values that it means, or refused.
+"""Forms of tables of hospitals and archives, each read with the values that it means, or refused.
 
 `benchmarks/hospital_tables.py` has the forms; `benchmarks/own_hospitals.py` counts them.
 """
