@@ -22,15 +22,7 @@ from suture.federation.server.record import what_leaves
 from suture.federation.server.server import Server
 from suture.learning.training import LocalRound, LocalTraining, SiteContext
 from suture.methods.averaging import LocalAveraging, WeightedMean
-from suture.methods.base import (
-    About,
-    GlobalModel,
-    LabelUse,
-    LabelView,
-    Method,
-    RoundContext,
-    hyperparameters,
-)
+from suture.methods.base import About, GlobalModel, LabelUse, LabelView, Method, RoundContext, hyperparameters
 from suture.methods.fedavg import FedAvg
 from suture.methods.source import code_hash
 from suture.models.classifier import Layout
@@ -397,8 +389,8 @@ class Negated(FedAvg):
     about = About("negated", "Negated", "none")
 
     def egress(self, layout: Layout) -> Egress:
-        minus = Channel("minus", "down", (CLASSES, layout.features + 1))
-        return replace(super().egress(layout), channels=(minus,))
+        egress, minus = super().egress(layout), Channel("minus", "down", (CLASSES, layout.features + 1))
+        return replace(egress, channels=(*egress.channels, minus))
 
     def predictor(
         self, tensors: Mapping[str, Tensor], channels: Mapping[str, Tensor]

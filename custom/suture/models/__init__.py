@@ -35,6 +35,7 @@ from suture.models.classifier import (
     Mean,
     Preprocessing,
     Std,
+    Trains,
     load_tensors,
     set_momentum,
 )
@@ -187,6 +188,9 @@ class ModelSpec:
         embedding_digest: SHA-256 of that folder, part of the job; every party compares it with its own
             folder.
         vector: width of those vectors.
+        train: the part that is trained: ``all``; or the ``head``, with hidden block, neck and projector. The
+            backbone is then a frozen encoder, batch norm included: sites receive it once, and a round carries
+            the rest alone.
         padding: pad every document to `longest`, and read the padding as words, as in the published program
             of PMFL.
         modalities: DICOM modalities (0008,0060) that the model is for, such as ``["CR", "DX"]``: images of
@@ -216,6 +220,7 @@ class ModelSpec:
     embedding: Annotated[str, NAMED_FILE] = TFIDF
     embedding_digest: str | None = None
     vector: Annotated[int, Field(ge=1, le=8192)] = 384
+    train: Trains = "all"
 
     def __post_init__(self) -> None:
         if self.name not in MODELS:
@@ -292,6 +297,7 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
             MODELS[spec.name].inputs,
             spec.neck,
             spec.head,
+            spec.train,
         )
     if spec.norm_momentum is not None:
         set_momentum(model, spec.norm_momentum)
@@ -325,6 +331,11 @@ def _check(spec: ModelSpec) -> None:
         raise ConfigError("model.dropout applies to the hidden block; set model.hidden, or remove it")
     if spec.second_head and not spec.projection:
         raise ConfigError("model.second_head belongs to the projection; set model.projection, or remove it")
+    if spec.norm_momentum is not None and spec.train == "head" and not spec.projection:
+        raise ConfigError(
+            "model.norm_momentum has no effect with model.train='head': the batch norm of a frozen encoder "
+            "does not adapt; remove it"
+        )
     if spec.name_vectors and spec.row_init != "named":
         raise ConfigError("model.name_vectors is for named rows; set model.row_init=named, or remove it")
     if spec.neck and spec.projection:

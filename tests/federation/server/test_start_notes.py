@@ -54,3 +54,12 @@ def test_only_frozen_norms_without_pretraining_are(
     notes = method_notes(first, plan, ClassFacts(notes=("Mass is rare.",)))
     assert len(notes) == count + 1
     assert notes[-1] == "Mass is rare."
+
+
+@pytest.mark.parametrize(("weights", "count"), [(None, 1), ("download", 0)])
+def test_a_frozen_encoder_without_pretraining_is_noted(weights: str | None, count: int, tiny: Any) -> None:
+    model = ModelSpec("resnet18", size=64, train="head")
+    plan = replace(tiny(FROZEN).plan, model=replace(model, weights=weights))
+    notes = method_notes(initial(replace(plan, model=model), ("Mass",)), plan, ClassFacts())
+    assert [note for note in notes if "its weights are random" in note] == notes
+    assert len(notes) == count

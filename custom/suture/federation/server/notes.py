@@ -37,11 +37,17 @@ def notes_at_start(
 
 
 def method_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]:
-    """Return the notes of a run at its start: on batch norm that stays untrained, and the method's own.
+    """Return the notes of a run at its start: on what stays untrained, and the method's own.
 
     FedBN+ freezes the values of pretraining; without pretraining, each batch norm stays at mean 0 and
     variance 1. MetaFL leaves a small network no other choice: hence a note, and no error.
     """
+    if plan.model.train == "head" and not plan.model.weights:
+        random = (
+            f"The encoder is frozen, and {plan.model.name} was not pretrained: its weights are random. Set "
+            "model.weights, or model.train=all."
+        )
+        return [random, *facts.notes]
     frozen = plan.method.exchange.batch_norm == "frozen"
     if not frozen or plan.model.weights or not classifier(model, plan).norm_names:
         return list(facts.notes)
