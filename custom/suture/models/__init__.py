@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
-from torch import nn
 
+from suture.core.entry_points import Registry
 from suture.core.errors import ConfigError, unknown
 from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for, seeded
@@ -21,7 +19,6 @@ from suture.data.text import Vocabulary, clinical_vocabulary, read_vocabulary
 from suture.models.backbones import (
     IMAGENET,
     LITE,
-    Normalisation,
     densenet121,
     efficientnet_lite0,
     resnet18,
@@ -38,6 +35,8 @@ from suture.models.classifier import (
     load_tensors,
     set_momentum,
 )
+from suture.models.encoders import family_encoder, family_of
+from suture.models.encoders.backbone import Backbone
 from suture.models.heads import HeadKind, RowInit, head_rows
 
 __all__ = [
@@ -49,88 +48,67 @@ __all__ = [
     "ModelSpec",
     "build",
     "check_portable",
+    "encoder_of",
     "vocabulary_of",
 ]
+
+WEIGHTS = ("download", "package")
+"""What `ModelSpec.weights` may be besides a path, each for some models."""
 
 CORPUS = "corpus"
 """As `ModelSpec.vocabulary`: the vocabulary of all documents of a simulation."""
 
-Reads = Literal["image", "text"]
+MODEL_GROUP = "suture.encoders"
+"""The entry points by which a package names its encoders."""
 
-_INPUTS: dict[Reads, tuple[str, ...]] = {"image": ("image",), "text": ("tokens", "length")}
-"""Names of the inputs of a backbone in a batch."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Backbone:
-    """An entry of the registry.
-
-    Attributes:
-        text: description for `suture list`.
-        build: maps the specification and the initial weights to the network and its number of features.
-        smallest: side of the smallest image that it takes, in pixels.
-        weights: the words that `ModelSpec.weights` may be besides a path; if empty, it takes no weights.
-        normalisation: mean and std of its pretraining; None for a network that is made for gray images.
-        reads: kind of its input.
-        vectors: whether it reads a document as one vector rather than as words; see `documents.py`.
-    """
-
-    text: str
-    build: Callable[[ModelSpec, str | None], tuple[nn.Module, int]]
-    smallest: int = 16
-    weights: tuple[str, ...] = ()
-    normalisation: Normalisation | None = None
-    reads: Reads = "image"
-    vectors: bool = False
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of its inputs in a batch."""
-        return ("vector",) if self.vectors else _INPUTS[self.reads]
-
-
-MODELS: dict[str, Backbone] = {
-    "cnn": Backbone(
-        "small CNN of four blocks, 98 thousand parameters, for the demo and tests",
-        lambda spec, _: small_cnn(spec.preprocessing.channels),
-    ),
-    "resnet_small": Backbone(
-        "small ResNet of four blocks, 0.3 million parameters, for 64 px images on a CPU",
-        lambda spec, _: small_resnet(spec.preprocessing.channels),
-    ),
-    "resnet18": Backbone(
-        "torchvision ResNet-18, ImageNet weights from a path or by download",
-        lambda _, weights: resnet18(weights),
-        smallest=33,
-        weights=("download",),
-        normalisation=IMAGENET,
-    ),
-    "densenet121": Backbone(
-        "MONAI DenseNet121, ImageNet weights from a path or by download",
-        lambda _, weights: densenet121(weights),
-        smallest=29,
-        weights=("download",),
-        normalisation=IMAGENET,
-    ),
-    "efficientnet_lite0": Backbone(
-        "EfficientNet-Lite0 with the ImageNet weights of its package (suture[lite])",
-        lambda spec, weights: efficientnet_lite0(spec.size, weights),
-        smallest=32,
-        weights=("package",),
-        normalisation=LITE,
-    ),
-    "lstm": Backbone(
-        "bidirectional LSTM over an embedding of words, for clinical text",
-        lambda spec, _: text_lstm(vocabulary_of(spec).size, width=spec.longest if spec.padding else None),
-        reads="text",
-    ),
-    "vectors": Backbone(
-        "two Dense blocks over a frozen vector of each document, TF-IDF or a local embedding model's",
-        lambda spec, _: vector_mlp(spec.vector),
-        reads="text",
-        vectors=True,
-    ),
-}
+MODELS: Registry[Backbone] = Registry(
+    MODEL_GROUP,
+    "model",
+    {
+        "cnn": Backbone(
+            "small CNN of four blocks, 98 thousand parameters, for the demo and tests",
+            lambda spec, _: small_cnn(spec.preprocessing.channels),
+        ),
+        "resnet_small": Backbone(
+            "small ResNet of four blocks, 0.3 million parameters, for 64 px images on a CPU",
+            lambda spec, _: small_resnet(spec.preprocessing.channels),
+        ),
+        "resnet18": Backbone(
+            "torchvision ResNet-18, ImageNet weights from a path or by download",
+            lambda _, weights: resnet18(weights),
+            smallest=33,
+            weights=("download",),
+            normalisation=IMAGENET,
+        ),
+        "densenet121": Backbone(
+            "MONAI DenseNet121, ImageNet weights from a path or by download",
+            lambda _, weights: densenet121(weights),
+            smallest=29,
+            weights=("download",),
+            normalisation=IMAGENET,
+        ),
+        "efficientnet_lite0": Backbone(
+            "EfficientNet-Lite0 with the ImageNet weights of its package (suture[lite])",
+            lambda spec, weights: efficientnet_lite0(spec.size, weights),
+            smallest=32,
+            weights=("package",),
+            normalisation=LITE,
+        ),
+        "lstm": Backbone(
+            "bidirectional LSTM over an embedding of words, for clinical text",
+            lambda spec, _: text_lstm(vocabulary_of(spec).size, width=spec.longest if spec.padding else None),
+            reads="text",
+        ),
+        "vectors": Backbone(
+            "two Dense blocks over a frozen vector of each document, TF-IDF or a local embedding model's",
+            lambda spec, _: vector_mlp(spec.vector),
+            reads="text",
+            vectors=True,
+        ),
+    },
+    "a suture.models.Backbone",
+    lambda entry: isinstance(entry, Backbone),
+)
 
 
 Width = Annotated[int, Field(ge=0, le=4096)]
@@ -218,16 +196,28 @@ class ModelSpec:
     vector: Annotated[int, Field(ge=1, le=8192)] = 384
 
     def __post_init__(self) -> None:
-        if self.name not in MODELS:
-            raise unknown("model", self.name, MODELS)
+        if not family_of(self.name) and self.name not in MODELS and self.name not in MODELS.names():
+            raise unknown("model", self.name, MODELS.names())
 
     @property
     def preprocessing(self) -> Preprocessing:
         """The preprocessing of this model's images."""
-        own = MODELS[self.name].normalisation
-        channels = 3 if self.color or own else 1
+        own = encoder_of(self).normalisation
+        channels = len(own[0]) if own else 3 if self.color else 1
         mean, std = own or ((0.5,) * channels, (0.25,) * channels)
         return Preprocessing(self.size, self.color, channels, self.mean or mean, self.std or std)
+
+
+def encoder_of(spec: ModelSpec) -> Backbone:
+    """Return the entry of a model: of the registry, or of the library that its name begins with.
+
+    Raises:
+        ConfigError: the library is not installed or has no such network, or another package's entry point
+            cannot be used.
+    """
+    if family_of(spec.name):
+        return family_encoder(spec.name)
+    return MODELS[spec.name] if spec.name in MODELS else MODELS.find(spec.name)
 
 
 def vocabulary_of(spec: ModelSpec) -> Vocabulary:
@@ -277,10 +267,11 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
     Raises:
         ConfigError: the weights cannot be read or do not fit, or settings contradict each other.
     """
-    _check(spec)
+    entry = encoder_of(spec)
+    _check(spec, entry)
     with seeded(seed_for(seed, "model")):
         weights = spec.weights if pretrained else None
-        backbone, features = MODELS[spec.name].build(spec, weights)
+        backbone, features = entry.build(spec, weights)
         model = Classifier(
             backbone,
             features,
@@ -289,7 +280,7 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
             spec.dropout,
             spec.projection,
             spec.second_head,
-            MODELS[spec.name].inputs,
+            entry.inputs,
             spec.neck,
             spec.head,
         )
@@ -304,22 +295,20 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
     return model
 
 
-def _check(spec: ModelSpec) -> None:
+def _check(spec: ModelSpec, entry: Backbone) -> None:
     """Refuse settings that contradict each other; not in `ModelSpec`, as `--set` changes them one at a time.
 
     Raises:
         ConfigError: naming the setting and the remedy.
     """
-    entry = MODELS[spec.name]
     if spec.size < entry.smallest:  # its last pooling would leave no pixel, or batch norm a single one
         raise ConfigError(f"model.size {spec.size} is too small for {spec.name}; {entry.smallest} or more")
-    if spec.weights and not entry.weights:
+    if spec.weights and entry.weights is None:
         raise ConfigError(f"model.weights: {spec.name} has none; remove it, or set model.name")
-    words = {word for other in MODELS.values() for word in other.weights}
-    if spec.weights in words - set(entry.weights):
+    if spec.weights in WEIGHTS and spec.weights not in (entry.weights or ()):
         raise ConfigError(
-            f"model.weights={spec.weights} is not for {spec.name}; name a file, or "
-            + " or ".join(entry.weights)
+            f"model.weights={spec.weights} is not for {spec.name}; "
+            + ", or ".join(["name a file", *(entry.weights or ())])
         )
     if spec.dropout and not spec.hidden:
         raise ConfigError("model.dropout applies to the hidden block; set model.hidden, or remove it")
@@ -340,6 +329,8 @@ def _check(spec: ModelSpec) -> None:
             "model.padding fills every document up to model.longest; set it, for example to the "
             "longest document of all sites (`suture data check` shows it for each site)"
         )
+    if spec.color and spec.preprocessing.channels == 1:
+        raise ConfigError(f"model.color: {spec.name} takes gray images of one channel; remove it")
     for name in ("mean", "std"):
         given, channels = getattr(spec.preprocessing, name), spec.preprocessing.channels
         if len(given) != channels:

@@ -75,6 +75,7 @@ def from_registries() -> dict[str, dict[str, Any]]:
     from suture.data.readers import DATASETS
     from suture.methods import METHODS
     from suture.models import MODELS
+    from suture.models.encoders import FAMILIES
     from suture.models.priors import PRIORS
     from suture.simulation.kinds import SIMULATIONS
 
@@ -83,7 +84,7 @@ def from_registries() -> dict[str, dict[str, Any]]:
 
     return {
         "method": {name: method_entry(name, kind) for name, kind in sorted(METHODS.items()) if ours(kind)},
-        "model": {name: entry.text for name, entry in MODELS.items() if ours(entry.build)},
+        "model": {name: entry.text for name, entry in MODELS.items() if ours(entry.build)} | FAMILIES,
         "prior": {name: _line(entry) for name, entry in PRIORS.items()},
         "data set": {name: _line(entry) for name, entry in DATASETS.items()},
         "simulation": {name: _line(kind) for name, kind in SIMULATIONS.items()},
@@ -159,17 +160,28 @@ def _outside_method(name: str) -> str:
     return printable(f"{about.title} ({about.paper})")
 
 
-_GROUPS = {"prior": "suture.priors", "data set": "suture.datasets", "simulation": "suture.simulations"}
+_GROUPS = {
+    "model": "suture.encoders",
+    "prior": "suture.priors",
+    "data set": "suture.datasets",
+    "simulation": "suture.simulations",
+}
 """The entry points of each kind that other packages register, beside methods."""
 
 
 def _outside(kind_and_name: tuple[str, str]) -> str:
     from suture.data.readers import DATASETS
+    from suture.models import MODELS
     from suture.models.priors import PRIORS
     from suture.simulation.kinds import SIMULATIONS
 
     kind, name = kind_and_name
-    registries: dict[str, Registry[Any]] = {"prior": PRIORS, "data set": DATASETS, "simulation": SIMULATIONS}
+    registries: dict[str, Registry[Any]] = {
+        "model": MODELS,
+        "prior": PRIORS,
+        "data set": DATASETS,
+        "simulation": SIMULATIONS,
+    }
     return printable(_line(registries[kind].find(name)))
 
 

@@ -40,7 +40,7 @@ from suture.learning.finetuning import FineTuning
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method
 from suture.methods.source import source_of
-from suture.models import CORPUS, MODELS, ModelSpec, vocabulary_of
+from suture.models import CORPUS, WEIGHTS, ModelSpec, encoder_of, vocabulary_of
 from suture.models.documents import with_digest
 from suture.protocol.half import Transport
 from suture.simulation.job_files import job_file
@@ -95,7 +95,7 @@ class Job(Schedule):
     def _model(self) -> ModelSpec:
         """Return the model with what the other parties do not have: its words, and its embedding's digest."""
         spec = with_digest(self.model)
-        if MODELS[spec.name].reads != "text" or spec.vocabulary == "clinical":
+        if encoder_of(spec).reads != "text" or spec.vocabulary == "clinical":
             return spec
         return dataclasses.replace(spec, vocabulary=vocabulary_of(spec).words)
 
@@ -159,7 +159,7 @@ def beside(job: Job, folder: Path) -> Job:
 
     A job without a simulation has the sites of its folder, if there are any.
     """
-    words = {"clinical", CORPUS, TFIDF, *(word for kind in MODELS.values() for word in kind.weights)}
+    words = {"clinical", CORPUS, TFIDF, *WEIGHTS}
 
     def placed(_key: str, value: str, mark: str) -> str:
         path = folder / Path(value).expanduser()
