@@ -44,12 +44,14 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def clean_machine(homes: Iterator[Path]) -> Iterator[None]:
     """A HOME of its own, one thread on the CPU, no simulation's sites, and no cache from elsewhere.
 
+    Nothing is synchronised to the disk: no test cuts the power, and some machines take 10 ms each time.
+
     What a test, or a command that it calls, sets in the environment is gone after it: `suture` sets
     PYTHONSAFEPATH, with which a later test's `python -c` would not find the modules of tests.
     """
     home = next(homes)
     home.mkdir()
-    with patch.dict(os.environ, {"HOME": str(home)}):
+    with patch.dict(os.environ, {"HOME": str(home)}), patch("os.fsync"):
         for name in ("SITES", "CACHE", "DEVICE", "THREADS", "AMP", "MESSAGES"):
             os.environ.pop(f"SUTURE_{name}", None)
         torch.set_num_threads(1)

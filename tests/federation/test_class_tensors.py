@@ -397,8 +397,8 @@ class Negated(FedAvg):
     about = About("negated", "Negated", "none")
 
     def egress(self, layout: Layout) -> Egress:
-        minus = Channel("minus", "down", (CLASSES, layout.features + 1))
-        return replace(super().egress(layout), channels=(minus,))
+        egress, minus = super().egress(layout), Channel("minus", "down", (CLASSES, layout.features + 1))
+        return replace(egress, channels=(*egress.channels, minus))
 
     def predictor(
         self, tensors: Mapping[str, Tensor], channels: Mapping[str, Tensor]

@@ -28,6 +28,8 @@ WRONG = {
     "type is 'float32'": (Channel("a", "up", (2,), "float32"),),
     "rows are no classes: remove rows": (Channel("a", "up", LAYOUT, rows="own"),),
     "let its shape begin with CLASSES": (Channel("a", "up", (2, CLASSES), rows="own"),),
+    "tells of each class: let its shape": (Channel("a", "facts", (2, CLASSES)),),
+    "so does another channel: give each a": (Channel("a", "facts", (CLASSES,)), Channel("a", "down")),
     "axis ANY and goes up": (Channel("a", "up", (CLASSES, ANY)),),
 }
 

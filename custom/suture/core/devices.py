@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from suture.core.abort import check_abort
 from suture.core.errors import ConfigError
 
 # Read once, when CUDA starts in a process, which everything here comes before; see `repeatable`.
@@ -98,7 +99,11 @@ def moved(tensor: Tensor, device: torch.device | str) -> Tensor:
     """Return a tensor on a device; the host does not wait until a GPU has it.
 
     It would wait for more than 64 KiB of memory that is not pinned.
+
+    Raises:
+        Aborted: the job was aborted. Every pass over data moves its batches here.
     """
+    check_abort()
     if tensor.device.type != "cpu" or torch.device(device).type in ("cpu", "meta"):
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

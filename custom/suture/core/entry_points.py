@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from importlib.metadata import EntryPoint, entry_points
+from functools import lru_cache
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -34,12 +37,31 @@ def registered(group: str = GROUP) -> dict[str, list[EntryPoint]]:
 
 def found(group: str, *, ours: bool | None = None) -> dict[str, list[EntryPoint]]:
     """The entry points by name: this distribution's, those of others, or all. Nothing is imported for it."""
-    points = [point for point in entry_points(group=group) if ours in (None, _ours(point))]
+    points = [point for point in _installed(group) if ours in (None, _ours(point))]
     by_name: dict[str, list[EntryPoint]] = {}
     for point in sorted(points, key=lambda point: (not _ours(point), point.name)):
         if point not in by_name.setdefault(point.name, []):  # a folder may be on the path twice
             by_name[point.name].append(point)
     return by_name
+
+
+def _installed(group: str) -> EntryPoints:
+    """The entry points of a group; they are read again where a folder of the path has changed."""
+    return _read(group, tuple(map(_state, sys.path)))
+
+
+@lru_cache(maxsize=32)  # a reading opens a file of every package, and a run asks dozens of times
+def _read(group: str, _: tuple[tuple[int, ...], ...]) -> EntryPoints:
+    return entry_points(group=group)
+
+
+def _state(folder: str) -> tuple[int, ...]:
+    """Another one for another folder, and after a package was installed in it or removed."""
+    try:
+        found = os.stat(folder or ".")
+    except OSError:
+        return ()
+    return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def _ours(point: EntryPoint) -> bool:

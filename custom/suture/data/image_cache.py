@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from suture.core.abort import check_abort
 from suture.core.errors import FULL, DataError
 from suture.core.files import only_maker, replacing, write_json
 from suture.core.plain import named_regular, open_regular, read_regular
@@ -180,6 +181,7 @@ def _write(file: BinaryIO, entry: _Entry, table: Table, source: ImageSource) -> 
         return resize_pad(decode_image(data, name, color, table.bits, table.modalities), entry.size)
 
     for row, image in read_all(source, table.images, fitted):
+        check_abort()
         if isinstance(image, DataError):
             LOG.info("unreadable: %s", image)
             faults[row] = image

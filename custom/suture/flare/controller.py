@@ -21,6 +21,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
+from suture.core.abort import abortable
 from suture.core.errors import Aborted, DiskError, RejectedUpdate, SutureError
 from suture.core.files import hold, make_folder, replacing, whole_lines
 from suture.core.printable import printable
@@ -103,7 +104,8 @@ class FederationController(Controller):
         guard: JobGuard | None = None
         try:
             guard = JobGuard(fl_ctx.get_engine(), transport.refuse)
-            federate(server, transport)
+            with abortable(transport.aborted):
+                federate(server, transport)
         except Exception as error:  # an end without a record would look like a run that goes on
             aborted = abort_signal.triggered or isinstance(error, Aborted)
             status = "interrupted" if aborted else "failed"
@@ -228,7 +230,7 @@ class FlareTransport:
         while answers.waiting() and self._controller.get_num_standing_tasks():
             if receive.enough(answers.waiting()):
                 break
-            if self._aborted():
+            if self.aborted():
                 raise Aborted("the job was aborted, or its server has died")
             answers.wait(_LOOK)
         why = "the task ended without an answer"
@@ -260,7 +262,8 @@ class FlareTransport:
             result_received_cb=answers.take,
         )
 
-    def _aborted(self) -> bool:
+    def aborted(self) -> bool:
+        """Whether the job was aborted, or its server has died."""
         return self._abort.triggered or asked_to_stop(self._fl_ctx.get_engine())
 
 

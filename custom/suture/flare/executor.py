@@ -9,7 +9,8 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from suture.core.errors import RejectedUpdate
+from suture.core.abort import abortable
+from suture.core.errors import Aborted, RejectedUpdate
 from suture.data.config import find_site_config, load_site_config
 from suture.federation.plan import Plan
 from suture.federation.site.abstention import abstention, record_error
@@ -67,7 +68,10 @@ class SiteExecutor(Executor):
         if not isinstance(task, TaskData) or task.task != task_name:
             raise RejectedUpdate(f"the task {task_name!r} carries something else")
         try:
-            answer = self._answer(task, fl_ctx)
+            with abortable(lambda: abort_signal.triggered):
+                answer = self._answer(task, fl_ctx)
+        except Aborted:
+            return make_reply(ReturnCode.TASK_ABORTED)
         except Exception:  # noqa: BLE001 - the site has recorded it; FLARE would write its text into a log
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         fl_ctx.set_prop(EXPECTATION, answer.allowed, private=True, sticky=False)
@@ -76,6 +80,8 @@ class SiteExecutor(Executor):
     def _answer(self, task: TaskData, fl_ctx: FLContext) -> Answer:
         try:
             self._site = self._site or self._open(fl_ctx)
+        except Aborted:
+            raise
         except Exception as error:
             record_error(workspace_root(fl_ctx) / "suture", fl_ctx.get_identity_name(), task, error)
             if abstained := abstention(error):

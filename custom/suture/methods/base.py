@@ -157,7 +157,8 @@ class ClassFacts:
     """What the server sends to all sites about each class.
 
     Attributes:
-        tensors, notes: by name, ``[len(labels)]`` each; and sentences for the report.
+        tensors: by name, ``[len(labels), ...]`` each, as the channels whose way is ``facts`` declare them.
+        notes: sentences for the report.
     """
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)

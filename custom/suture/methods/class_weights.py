@@ -18,6 +18,7 @@ from torch import Tensor
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.methods.base import ClassFacts, LabelStatistics
+from suture.protocol.egress import CLASSES, Channel
 from suture.protocol.messages import TaskData
 
 ClassWeights = Literal["known", "program", "none"]
@@ -33,6 +34,12 @@ def counted(rule: ClassWeights) -> tuple[LabelType, ...]:
 def why_counted(rule: ClassWeights) -> dict[str, str]:
     """What those counts are for, as `Egress.why` has it."""
     return {"counts": "images with and without each class, for the class weights"} if counted(rule) else {}
+
+
+def told_weights(rule: ClassWeights) -> tuple[Channel, ...]:
+    """The channel by which the sites learn the weights."""
+    why = "weight of a positive of the class, from the counts of the sites; with multilabel labels only"
+    return (Channel(NAME, "facts", (CLASSES,), why=why),) if counted(rule) else ()
 
 
 def class_weights(statistics: LabelStatistics, rule: ClassWeights) -> ClassFacts:

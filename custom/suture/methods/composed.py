@@ -39,7 +39,7 @@ from suture.methods.base import (
     Phase,
     hyperparameters,
 )
-from suture.methods.class_weights import ClassWeights, class_weights, counted, why_counted
+from suture.methods.class_weights import ClassWeights, class_weights, counted, told_weights, why_counted
 from suture.methods.retraining import RETRAINED_TYPES, RETRAINING, Retraining, then_retrained
 from suture.methods.roles import (
     BalancedSoftmax,
@@ -153,7 +153,10 @@ class Composed(LocalAveraging):
             head=layout.head,
             weight=IMAGES if self.weights == "images" else (1.0, 1.0),
             class_weight=OWNERS if self.rows == "owners" else WEIGHT,
-            channels=tuple(channel for term in self.terms for channel in term.channels(layout)),
+            channels=(
+                *(told_weights(self.class_weights) if counts else ()),
+                *(channel for term in self.terms for channel in term.channels(layout)),
+            ),
             counts=counts,
             why=_WHY
             | {"weight": _WHY_WEIGHT[self.weights]}

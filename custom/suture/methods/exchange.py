@@ -16,10 +16,10 @@ from suture.core.errors import ConfigError
 from suture.core.validation import STRICT
 from suture.models.classifier import HEADS, Classifier, Layout, NormPolicy, shared_names, split_state
 from suture.models.priors import PriorSpec
-from suture.protocol.egress import blank, misfit
+from suture.protocol.egress import blank, misfits
 
 if TYPE_CHECKING:
-    from suture.methods.base import GlobalModel, Method
+    from suture.methods.base import ClassFacts, GlobalModel, Method
 
 Personal = Literal["nothing", "head", "model"]
 
@@ -161,11 +161,23 @@ def check_channels(model: GlobalModel, method: Method) -> None:
         ConfigError: names the first one.
     """
     forms = method.egress(layout_of(model, method)).forms("down", "server")
-    found = dict.fromkeys(model.channels, "not declared")
-    wrong = found | {n: misfit(form, model.channels.get(n), len(model.labels)) for n, form in forms.items()}
-    if stray := {name: what for name, what in wrong.items() if what}:
-        name = min(stray)
+    for name, wrong in misfits(forms, model.channels, len(model.labels)).items():
         raise ConfigError(
-            f"{method.about.title} aggregates to a model whose channel {name!r} is {stray[name]}; return "
-            "every channel that its egress declares as down or server, and no other"
+            f"{method.about.title} aggregates to a model whose channel {name!r} is {wrong}; return every "
+            "channel that its egress declares as down or server, and no other"
+        )
+
+
+def check_facts(facts: ClassFacts, model: GlobalModel, method: Method) -> None:
+    """Refuse facts of classes that the method does not declare, or of another form.
+
+    Raises:
+        ConfigError: names the first one.
+    """
+    forms = method.egress(layout_of(model, method)).forms("facts")
+    told = {name: form for name, form in forms.items() if name in facts.tensors}
+    for name, wrong in misfits(told, facts.tensors, len(model.labels)).items():
+        raise ConfigError(
+            f"{method.about.title} has a fact of classes, {name!r}, that is {wrong}; add Channel({name!r}, "
+            "'facts', (CLASSES,)) with its shape to the channels of its egress"
         )

@@ -18,7 +18,7 @@ Form = tuple[tuple[int, ...], str]
 """Shape and type of a tensor."""
 
 Shapes = Mapping[str, Form]
-Way = Literal["up", "down", "site", "server"]
+Way = Literal["up", "down", "facts", "site", "server"]
 T = TypeVar("T")
 
 IMAGES: Literal["images"] = "images"
@@ -57,6 +57,13 @@ def misfit(form: Form, tensor: Tensor | None, classes: int) -> str:
         return ""
     needs = str(shape).replace(str(ANY), "any")
     return f"{'missing' if tensor is None else f'{own} {tensor.dtype}'} instead of {needs} {dtype}"
+
+
+def misfits(forms: Shapes, tensors: Mapping[str, Tensor], classes: int) -> dict[str, str]:
+    """What is wrong with tensors of so many classes, by name: not declared, missing, or of another form."""
+    found = dict.fromkeys(tensors.keys() - forms.keys(), "not declared")
+    found |= {name: misfit(form, tensors.get(name), classes) for name, form in forms.items()}
+    return {name: wrong for name, wrong in sorted(found.items()) if wrong}
 
 
 def blank(form: Form, classes: int) -> Tensor:
@@ -118,7 +125,9 @@ class Channel:
     Attributes:
         name: of the tensor; of several, each is called ``name/tensor``.
         way: ``up``, from each site with its update; ``down``, from the server, whose state has it, to each
-            site with every task; or kept in the state of each ``site``, or of the ``server``.
+            site with every task; ``facts``, likewise, but what the method's `class_facts` has counted at the
+            start, where the type of labels has it; or kept in the state of each ``site``, or of the
+            ``server``.
         shape: of the tensor, with `CLASSES` for the number of classes; of what a site keeps also `ANY`. Or a
             `Layout`, such as `Layout.trained`: a tensor for each of its own, of their shapes and types. What
             the server keeps begins as zeros, as does what a site keeps where the shape is known, and the row
@@ -128,7 +137,7 @@ class Channel:
             `LARGEST`.
         rows: of what goes up with a row for each class, the classes that it tells of: the site's ``own``, or
             all ``others``. The rest of its rows is zero; with None, every row may be sent.
-        why: what goes up is for, a sentence of the report.
+        why: what goes up, and the facts, are for: a sentence of the report.
     """
 
     name: str
@@ -217,7 +226,7 @@ def check_declared(egress: Egress, method: str) -> None:
     taken: set[tuple[str, str]] = set()
     for channel in egress.channels:
         # What comes up may be called as what goes down, such as a site's part of a mean and the mean.
-        place = "server" if channel.way == "down" else channel.way
+        place = "server" if channel.way in ("down", "facts") else channel.way
         names = {(place, name) for name in (channel.name, *channel.forms)}
         twice = "and so does another channel: give each a name of its own" if names & taken else ""
         if fault := twice or _fault(channel):
@@ -237,6 +246,8 @@ def _fault(channel: Channel) -> str:
             return f"which has an axis ANY and goes {channel.way}: only what stays at a site may have one"
     if channel.rows is not None and not channel.of_classes:
         return "whose rows are no classes: remove rows, or let its shape begin with CLASSES"
+    if channel.way == "facts" and not channel.of_classes:
+        return "which tells of each class: let its shape begin with CLASSES"
     return ""
 
 
@@ -269,7 +280,7 @@ def declared(egress: Egress, *, local: bool = False, half: bool = False) -> list
     )
     if egress.counts:
         shapes["counts"] += f", with {' or '.join(egress.counts)} labels"
-    whys = {**egress.why, **{channel.name: channel.why for channel in egress.going("up")}}
+    whys = {**egress.why, **{channel.name: channel.why for channel in egress.going("up", "facts")}}
     whys |= {"local_metrics": _LOCAL} if local else {}
     return [{"field": f, "shape": shapes.get(f, ""), "why": why} for f, why in whys.items()]
 
@@ -291,9 +302,13 @@ def _class_weights(egress: Egress) -> str:
 
 
 def channels(egress: Egress) -> Iterable[tuple[str, str]]:
-    """Yield the name and the shape of what goes up besides; its lengths only where the model is known."""
-    for channel in egress.going("up"):
-        yield channel.name, _shape(channel, bool(egress.shared)) + _range(channel)
+    """Yield the name and the shape of what goes up besides; its lengths only where the model is known.
+
+    The facts that the server makes of the sites' counts are among them: other sites receive them.
+    """
+    for channel in egress.going("up", "facts"):
+        to = "from the server to the sites: " if channel.way == "facts" else ""
+        yield channel.name, to + _shape(channel, bool(egress.shared)) + _range(channel)
 
 
 def _shape(channel: Channel, known: bool) -> str:

@@ -128,6 +128,11 @@ def unpack(packed: Packed) -> Message:
             its range, or there is more than any message holds.
     """
     check_size(packed)
+    return message_of(packed)
+
+
+def message_of(packed: Packed) -> Message:
+    """Convert what `check_size` has passed; see `unpack`."""
     fields = dict(packed.header)
     kind = _TYPES.get(str(fields.pop("type", None)))
     if kind is None:

@@ -297,7 +297,7 @@ def _sent(trial: Trial, phase: Phase, turned: bool) -> dict[str, Tensor]:
     if turned:
         _, once = split_state(payload.fixed)
         tensors = {"head": payload.head, "once": once, "channels": payload.channels}
-        new = _turned(egress.forms("down"), **tensors)
+        new = _turned(egress.forms("down", "facts"), **tensors)
         fixed = {**payload.fixed, **new.pop("once")}
         payload = replace(payload, labels=payload.labels[::-1], fixed=fixed, **new)
     site, ctx = trial.context("gamma", payload), RoundContext(1, phase, 1)

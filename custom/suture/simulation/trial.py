@@ -199,13 +199,12 @@ class _Watched(Loop):
         return super().exchange(task, payloads, receive)
 
     def _of_classes(self, channels: Mapping[str, Tensor]) -> list[Tensor]:
-        """Those with a row for each class: facts of classes, and what is declared so."""
+        """Those with a row for each class."""
         if not channels:  # before there is a model
             return []
         method = self._trial.plan.method
-        forms = method.egress(layout_of(self._trial.server.model, method)).forms("down")
-        whole = {name for name, (shape, _) in forms.items() if shape[:1] != (OF_CLASSES,)}
-        return [tensor for name, tensor in channels.items() if name not in whole]
+        forms = method.egress(layout_of(self._trial.server.model, method)).forms("down", "facts")
+        return [tensor for name, tensor in channels.items() if forms[name][0][:1] == (OF_CLASSES,)]
 
 
 def _payload(packed: Packed) -> TaskData:

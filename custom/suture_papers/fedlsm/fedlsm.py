@@ -33,7 +33,14 @@ from suture.core.labels import LabelType
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit
 from suture.methods.averaging import WHY, LocalAveraging, owned, trained
 from suture.methods.base import About, ClassFacts, LabelStatistics, LabelUse, hyperparameters
-from suture.methods.class_weights import ClassWeights, class_weights, counted, received_weights, why_counted
+from suture.methods.class_weights import (
+    ClassWeights,
+    class_weights,
+    counted,
+    received_weights,
+    told_weights,
+    why_counted,
+)
 from suture.models.classifier import Layout
 from suture.protocol.egress import IMAGES, OWNERS, Egress
 from suture.protocol.messages import TaskData, Update
@@ -82,6 +89,7 @@ class FedLSM(LocalAveraging):
             weight=IMAGES,
             class_weight=OWNERS if self.proxies == "owners" else (0.0, self._most),
             scalars={"pseudo_positive": _COUNTED, "pseudo_negative": _COUNTED},
+            channels=told_weights(self.class_weights),
             counts=counted(self.class_weights),
             why=_WHY | why_counted(self.class_weights),
         )

@@ -22,6 +22,7 @@ from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 from torch.func import functional_call
 
+from suture.core.abort import check_abort
 from suture.core.errors import ConfigError, DataError
 from suture.core.seeds import generator_for
 from suture.core.validation import LIMIT, STRICT
@@ -132,6 +133,7 @@ def adapt(
     """
     phi, losses = start, list[Tensor]()
     for _ in range(steps):
+        check_abort()
         loss = objective(phi, batch)
         losses.append(loss.detach())
         grads = torch.autograd.grad(loss, list(phi.values()), create_graph=second_order)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import suture.federation.server.collector as collecting
+import suture.protocol.packing as packing
 from suture.core.errors import FederationError
 from suture.federation.server.collector import UpdateCollector
 from suture.protocol.check import AllowedReply
@@ -201,3 +202,18 @@ def test_an_update_comes_back_as_it_was_received(
     assert pack(read).header == pack(sent).header
     assert pack(read).tensors.keys() == pack(sent).tensors.keys()
     assert all(torch.equal(tensor, pack(read).tensors[name]) for name, tensor in pack(sent).tensors.items())
+
+
+def test_the_size_of_an_answer_is_checked_once_and_before_it_is_converted(
+    collector: UpdateCollector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Packed] = []
+    for module in (packing, collecting):
+        monkeypatch.setattr(module, "check_size", seen.append)
+    open_round(collector)
+    take = collector.receiver(quorum=3, grace=None)
+    take("a", update())
+    take("b", Packed({}, {"type": "update"}))
+    assert len(seen) == 2
+    assert collector.accepted() == ["a"]
+    assert collector.lines["b"]["status"] == "rejected"

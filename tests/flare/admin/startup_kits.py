@@ -40,6 +40,8 @@ class Authority:
         """A certificate that is valid from and to so many days from now."""
         now = datetime.now(UTC)
         subject = [x509.NameAttribute(NameOID.COMMON_NAME, name)]
+        if name != self.name:
+            subject.append(x509.NameAttribute(NameOID.ORGANIZATION_NAME, "trial_org"))
         subject += [x509.NameAttribute(NameOID.UNSTRUCTURED_NAME, role)] if role else []
         builder = x509.CertificateBuilder(
             x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, self.name)]),

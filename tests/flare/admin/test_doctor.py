@@ -308,7 +308,7 @@ def test_one_broken_file_ends_no_other_check(broken: str, content: str, site: Ca
     (folder / "local" / broken).write_text(content)
     found = examine(folder)
     assert [f.about for f in found if f.status == "error" and f.about == broken]
-    read_it = {"resources.json": {"installed code", "killed processes", "logs", "filter"}}
+    read_it = {"resources.json": {"installed code", "launcher", "killed processes", "logs", "filter"}}
     read_it |= {"authorization.json": {"code of jobs", "filter"}, "privacy.json": {"filter"}}
     assert {f.about for f in found if f.status == "ok"} >= set(sound) - read_it[broken]
     assert CliRunner().invoke(app, ["doctor", str(folder)]).exit_code == 1

@@ -43,6 +43,7 @@ from nvflare.private.fed.client.client_status import ClientStatus
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed.server.job_runner import JobRunner
 from nvflare.private.fed.server.server_engine import ServerEngine
+from nvflare.tool.deploy import deploy_common
 from nvflare.tool.poc import poc_commands
 from test_plain_json import deploy, exported, strict, zipped
 from test_stale_jobs import Store
@@ -250,3 +251,16 @@ def test_flares_simulator_divides_its_commands_at_blanks(
 ) -> None:
     simulator(tmp_path / "a b").run_client_thread(1, None, threading.Lock(), False)
     assert str(tmp_path / "a") in started[0], "check_paths of suture.simulation.simulator may go"
+
+
+# deployed.py
+
+
+def test_flare_deploys_without_the_policy_in_resources_json(tmp_path: Path) -> None:
+    local = tmp_path / "local"
+    local.mkdir()
+    (local / "resources.json.default").write_text('{"components": []}')
+    (local / "resources.json").write_text('{"components": [], "class_allow_list": ["suture."]}')
+    deploy_common._patch_resources(tmp_path, "docker_launcher", deploy_common.DOCKER_CLIENT_LAUNCHER, {})
+    assert not (local / "resources.json").exists(), "change_policy need not write resources.json.default"
+    assert "class_allow_list" not in json.loads((local / "resources.json.default").read_text())

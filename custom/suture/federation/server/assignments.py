@@ -120,11 +120,12 @@ class Assigner:
 
     def _channels(self, rows: Labels) -> dict[str, Tensor]:
         """Return what goes down besides the model, of the classes that a site may see, and the facts."""
-        order, model = list(map(self.registry.labels.index, rows)), self.model
-        sent = {name: tensor[order] for name, tensor in self.facts.items()}
-        for name, form in self._egress.forms("down").items():
-            sent[name] = in_order(form, model.channels[name], model.labels, rows)
-        return sent
+        model, every, egress = self.model, self.registry.labels, self._egress
+        facts, kept = egress.forms("facts"), egress.forms("down")
+        return {
+            **{name: in_order(facts[name], tensor, every, rows) for name, tensor in self.facts.items()},
+            **{name: in_order(form, model.channels[name], model.labels, rows) for name, form in kept.items()},
+        }
 
     def _sent_once(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return what a site receives once and then keeps: its local parameters at the beginning.

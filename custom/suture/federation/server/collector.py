@@ -34,7 +34,16 @@ from suture.protocol.messages import (
     fields_with,
     rounded,
 )
-from suture.protocol.packing import Packed, check_size, load, pack, save, tensor_fields, tensors_of, unpack
+from suture.protocol.packing import (
+    Packed,
+    check_size,
+    load,
+    message_of,
+    pack,
+    save,
+    tensor_fields,
+    tensors_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -155,8 +164,8 @@ class UpdateCollector:
             self._notify("answer", site=site, status=line["status"], reason=line["reason"])
 
     def _checked(self, site: str, packed: Packed) -> Reply:
-        """Unpack an answer, the only time that the server does, and check it; restore half precision."""
-        reply = unpack(packed)
+        """Unpack an answer whose size was checked, and check it; restore half precision."""
+        reply = message_of(packed)
         if isinstance(reply, TaskData):
             raise RejectedUpdate("a task's payload is not an answer")
         expected = self._expected[site]

@@ -42,7 +42,7 @@ from suture.federation.server.selection import ModelSelection
 from suture.federation.server.state import Restored, RunState, pack_state, read_newest
 from suture.federation.store import Rounds
 from suture.methods.base import ClassFacts, GlobalModel
-from suture.methods.exchange import layout_of
+from suture.methods.exchange import check_facts, layout_of
 from suture.protocol.messages import Metrics, Scores, SiteInfo, Update
 from suture.protocol.packing import Packed
 from suture.protocol.records import read_history
@@ -139,6 +139,7 @@ class Server:
             self.held_out.take_names(self.registry)
             self.held_out.check_groups(self.registry.labels)
         self._facts = method.class_facts(self.registry.statistics(infos))
+        check_facts(self._facts, self.model, method)
         self.record.rewind(self.round)
         self._record_start(found, {s: str(x["reason"]) for s, x in lines.items() if s not in infos})
 

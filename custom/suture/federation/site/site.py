@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from suture.core.devices import check_device, device_name
-from suture.core.errors import ConfigError
+from suture.core.errors import Aborted, ConfigError
 from suture.core.files import FolderLock
 from suture.data.config import SiteConfig
 from suture.federation.plan import Plan, code_hash, round_context
@@ -80,6 +80,7 @@ class Site:
         GPU, may have given another one.
 
         Raises:
+            Aborted: the job was aborted; nothing of the task is kept.
             Exception: any unexpected failure, after it was recorded in the site's log.
         """
         torch.set_num_threads(self.config.training.threads)
@@ -98,6 +99,8 @@ class Site:
                 elif task.task == "train" and not self.states.files.is_whole(task.round):
                     self._train(task, allowed)
                 return self.releases.leave(*kept, allowed)
+        except Aborted:
+            raise  # no error of the site, and no answer: the task is performed again where the run goes on
         except Exception as error:
             record_error(self.folder, self.name, task, error)
             if abstained := abstention(error):

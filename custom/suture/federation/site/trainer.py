@@ -31,7 +31,7 @@ from suture.methods.base import RoundContext, local_round, loss_of
 from suture.models import build
 from suture.models.classifier import AMP_DTYPES, Classifier, load_tensors
 from suture.models.priors import Prior, load_prior
-from suture.protocol.egress import misfit
+from suture.protocol.egress import misfits
 from suture.protocol.messages import Labels, TaskData, Update
 from suture.protocol.packing import Packed
 
@@ -112,17 +112,19 @@ class Trainer:
         """Return the model with all received and own tensors, and the data with the columns of its classes.
 
         Raises:
-            ConfigError: the server did not send a channel that the method declares, or one of another form.
+            ConfigError: the server did not send a channel that the method declares, sent another, or one of
+                another form.
         """
         config, method = self._config, self._plan.method
         training, privacy = config.training, config.privacy
         model = self.model(task.labels).to(training.device)
-        for name, form in method.egress(method.exchange.layout(model)).forms("down").items():
-            if wrong := misfit(form, task.channels.get(name), len(task.labels)):
-                raise ConfigError(
-                    f"the server's {name} of round {task.round} is {wrong}; run the same version of suture "
-                    "on both sides"
-                )
+        egress = method.egress(method.exchange.layout(model))
+        told = {name: form for name, form in egress.forms("facts").items() if name in task.channels}
+        for name, wrong in misfits(egress.forms("down") | told, task.channels, len(task.labels)).items():
+            raise ConfigError(
+                f"the server's {name} of round {task.round} is {wrong}; run the same version of suture "
+                "on both sides"
+            )
         own_part = self._states.own_part(task, state, model)
         load_tensors(model, method.exchange.put(own_part, {**task.shared, **task.head}))
         (own, samples), wanted = self.data, model.labels

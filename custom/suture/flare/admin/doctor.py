@@ -19,14 +19,20 @@ import torch
 from suture.core import VERSION
 from suture.core.devices import unusable
 from suture.core.errors import ConfigError, SutureError
-from suture.data.config import SiteConfig, find_site_config, load_server_config, load_site_config
+from suture.data.config import (
+    SiteConfig,
+    find_server_config,
+    find_site_config,
+    load_server_config,
+    load_site_config,
+)
 from suture.data.images import ImageSource
 from suture.data.readers import load_table
 from suture.data.table import SPLITS, Table
 from suture.federation.plan import code_hash
 from suture.federation.site.ledger import FILE as LEDGER
 from suture.federation.site.ledger import Ledger
-from suture.flare.admin.kit import Kit, read_kit
+from suture.flare.admin.kit import Kit, components_of, policy_file, read_kit
 from suture.flare.admin.kit_checks import (
     Finding,
     check_certificates,
@@ -37,6 +43,7 @@ from suture.flare.admin.kit_checks import (
     ok,
     warning,
 )
+from suture.flare.compat.deployed import DATA_MOUNT_ROOT, mounted_at
 
 _FLARE = "2.9."
 _PYTHON = (3, 11)
@@ -61,6 +68,8 @@ def examine(folder: Path) -> list[Finding]:
     config, found = _find_config(kit)
     findings += [*check_policy(kit), *found]
     own = [partial(check_data, config), partial(check_device, config)] if config else []
+    if config or kit.role == "server":
+        own.append(partial(_check_containers, kit, config))
     if config and kit.role != "server":
         own.append(partial(_check_ledger, config))
     return [*findings, *independent(*own, partial(_check_disk, kit, config))]
@@ -181,6 +190,22 @@ def check_device(config: SiteConfig) -> Iterator[Finding]:
     else:
         unused = f'; {count} GPU unused: [training] device = "cuda"' if count else ""
         yield ok("device", f"{wanted}, {config.training.threads} threads{unused}")
+
+
+def _check_containers(kit: Kit, config: SiteConfig | None) -> Iterator[Finding]:
+    """Check that the state outlives a job that has a container of its own, whose workspace FLARE discards."""
+    if not mounted_at(components_of(policy_file(kit, "resources"))):
+        return
+    state = (config or find_server_config(kit.folder)).storage.state
+    if state.is_relative_to(DATA_MOUNT_ROOT):
+        yield ok("containers", f"{state} outlives the container of a job")
+    else:
+        text = f"{state} is lost with the container of each job: rounds, owners, and the ledger of releases"
+        remedy = (
+            "mount a data set with mode rw in local/study_runtime.yaml, and name a folder of it: "
+            f'[storage] state = "{DATA_MOUNT_ROOT}/STUDY/NAME" in local/suture.toml'
+        )
+        yield error("containers", text, remedy)
 
 
 def _check_ledger(config: SiteConfig) -> Iterator[Finding]:

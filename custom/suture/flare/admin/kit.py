@@ -114,11 +114,18 @@ def policy_file(kit: Kit, name: str) -> Path:
 def change_policy(kit: Kit, name: str, **changes: object) -> Path:
     """Set fields of ``resources`` or ``authorization``; return the file, which is ``local/NAME.json``.
 
+    The ``.default`` of ``resources`` gets the same content: ``nvflare deploy prepare`` reads it alone, and
+    deletes the other file.
+
     Raises:
         ConfigError: the party has no such file yet, or a broken one.
     """
     target = kit.folder / "local" / f"{name}.json"
-    write_json(target, {**read_json(policy_file(kit, name)), **changes})
+    content = {**read_json(policy_file(kit, name)), **changes}
+    write_json(target, content)
+    default = target.with_name(f"{name}.json.default")
+    if name == "resources" and default.exists():
+        write_json(default, content)
     return target
 
 

@@ -27,6 +27,7 @@ from suture.flare.admin.kit import (
     Kit,
     certificate,
     common_name,
+    components_of,
     out_of_date,
     policy_file,
     read_json,
@@ -34,6 +35,7 @@ from suture.flare.admin.kit import (
 from suture.flare.admin.policy import (
     bypasses,
     code_rights,
+    launcher_of,
     missing_classes,
     moved_components,
     permits,
@@ -41,6 +43,7 @@ from suture.flare.admin.policy import (
     storages,
     survives,
 )
+from suture.flare.compat.deployed import launchers
 from suture.methods import outside
 from suture.methods.source import class_path, list_entry
 
@@ -229,7 +232,7 @@ def _context(kit: Kit) -> ssl.SSLContext:
 
 def check_policy(kit: Kit) -> Iterator[Finding]:
     """Check resources.json, authorization.json and privacy.json of one party, and what FLARE stores."""
-    checks = (_classes, _code, _methods, _killed_processes, _logs, _ways_round, _storage)
+    checks = (_classes, _code, _methods, _launchers, _killed_processes, _logs, _ways_round, _storage)
     return independent(*(partial(check, kit) for check in checks))
 
 
@@ -287,6 +290,20 @@ def _methods(kit: Kit) -> Iterator[Finding]:
             )
 
 
+def _launchers(kit: Kit) -> Iterator[Finding]:
+    """Check that one component starts jobs: with two, or none, FLARE starts no job."""
+    path = policy_file(kit, "resources")
+    found = launchers(components_of(path))
+    if len(found) == 1:
+        yield ok("launcher", found[0])
+    elif found:
+        text = f"{path} has {len(found)} job launchers, and FLARE starts no job: {', '.join(found)}"
+        remedy = f"{_policy(kit)} removes Suture's; if others remain, delete all but one from components"
+        yield error("launcher", text, remedy)
+    else:
+        yield error("launcher", f"{path} has no job launcher: no job starts", _RESTORE)
+
+
 def _killed_processes(kit: Kit) -> Iterator[Finding]:
     """Check whether the death of a process ends more than it must, and whether its component still exists."""
     prepared, moved = survives(kit), moved_components(kit)
@@ -300,7 +317,9 @@ def _killed_processes(kit: Kit) -> Iterator[Finding]:
             f"{path} names {old}, which this version of suture does not have: it is now {new}",
             f"{remedy}: replaces it; then start {kit.name} again",
         )
-    if prepared:
+    if prepared and kit.role == "site" and (own := launcher_of(kit)):
+        yield ok("killed processes", f"end their job, which `suture resume` continues ({own} starts jobs)")
+    elif prepared:
         yield ok("killed processes", "are started again" if kit.role == "site" else "leave no job as RUNNING")
     elif not moved:
         yield warning("killed processes", what, f"{remedy}, where suture is installed")

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from suture.core.errors import ConfigError
 from suture.core.files import write_json
 from suture.flare.admin.kit import Kit, Role, change_policy, components_of, policy_file, read_json
+from suture.flare.compat.deployed import PROCESSES, launchers, mounted_at
 
 CLASSES: dict[Role, tuple[str, ...]] = {
     "server": ("suture.flare.controller.FederationController",),
@@ -27,7 +28,10 @@ COMPONENTS: dict[Role, dict[str, Any]] = {
     "site": {"id": "process_launcher", "path": "suture.flare.launcher.TolerantLauncher", "args": {}},
     "server": {"id": "stale_jobs", "path": "suture.flare.stale_jobs.StaleJobs", "args": {}},
 }
-"""The component that lets a party survive the death of its processes; a site's replaces FLARE's launcher."""
+"""The component that lets a party survive the death of its processes.
+
+A site's replaces FLARE's launcher of processes, and no other: that of `nvflare deploy prepare` stays.
+"""
 
 _MOVED = {"suture.flare.abandoned.AbandonedJobs": "suture.flare.stale_jobs.StaleJobs"}
 """The present path of each component that earlier versions installed under another path."""
@@ -174,7 +178,8 @@ def refuse_code(kit: Kit) -> Path:
 def survive(kit: Kit) -> Path:
     """Install the component that restarts a site's killed job process, or clears a server's stale jobs.
 
-    The components belong to this package, so it must be installed for the Python that runs the party.
+    The components belong to this package, so it must be installed for the Python that runs the party. A site
+    whose jobs another launcher starts keeps it: FLARE wants exactly one.
     A site also repeats a lost request after `OVERDUE` seconds, unless its file names another time.
 
     Returns:
@@ -186,11 +191,12 @@ def survive(kit: Kit) -> Path:
     path = policy_file(kit, "resources")
     if (component := COMPONENTS.get(kit.role)) is None:
         return path
-    replaced = {component["path"], *_MOVED}
+    replaced = {component["path"], *_MOVED, *([PROCESSES] if kit.role == "site" else [])}
     others = [
         c for c in components_of(path) if c.get("id") != component["id"] and c.get("path") not in replaced
     ]
-    changes: dict[str, Any] = {"components": [*others, component]}
+    added = [] if kit.role == "site" and launchers(others) else [component]
+    changes: dict[str, Any] = {"components": [*others, *added]}
     if kit.role == "site":
         changes["client"] = {"communication_timeout": OVERDUE, **read_json(path).get("client", {})}
     return change_policy(kit, "resources", **changes)
@@ -203,7 +209,21 @@ def survives(kit: Kit) -> bool:
         return True
     path = policy_file(kit, "resources")
     placed = any(c.get("path") == component["path"] for c in components_of(path))
-    return placed and (kit.role != "site" or "communication_timeout" in read_json(path).get("client", {}))
+    if kit.role == "site":
+        return (placed or bool(launcher_of(kit))) and "communication_timeout" in read_json(path).get(
+            "client", {}
+        )
+    return placed
+
+
+def launcher_of(kit: Kit) -> str:
+    """Return the class of the party's one launcher that starts jobs otherwise than as processes; "" for none.
+
+    Raises:
+        ConfigError: the party's resources.json is absent or broken, or lists no components.
+    """
+    found = launchers(components_of(policy_file(kit, "resources")))
+    return found[0] if len(found) == 1 and found[0] not in (PROCESSES, COMPONENTS["site"]["path"]) else ""
 
 
 def moved_components(kit: Kit) -> dict[str, str]:
@@ -237,12 +257,20 @@ def plain_json(kit: Kit) -> Path:
 
 
 def storages(kit: Kit) -> dict[str, Path]:
-    """Return the folders in which a server keeps jobs, with their results, and snapshots, by their names."""
+    """Return the folders in which a server keeps jobs, with their results, and snapshots, by their names.
+
+    What a server in a container names below the folder of its kit there is below its kit here.
+    """
     if kit.role != "server":
         return {}
     resources = read_json(policy_file(kit, "resources"))
     found = {name: settings.get(key) for name, (settings, key) in _storage_settings(resources).items()}
-    return {name: kit.folder / str(root) for name, root in found.items() if root}
+    inside = mounted_at(resources.get("components", []))
+    roots = {name: PurePosixPath(str(root)) for name, root in found.items() if root}
+    return {
+        name: kit.folder / (root.relative_to(inside) if inside and root.is_relative_to(inside) else root)
+        for name, root in roots.items()
+    }
 
 
 def _storage_settings(resources: dict[str, Any]) -> dict[str, tuple[dict[str, Any], str]]:
@@ -270,12 +298,12 @@ def _private_storage(kit: Kit) -> Path:
         the file.
     """
     resources = read_json(policy_file(kit, "resources"))
-    own = kit.folder / "storage"
+    there = mounted_at(resources.get("components", [])) or kit.folder
     for name, root in storages(kit).items():
         if readable_by_others(root):
-            own.mkdir(mode=0o700, exist_ok=True)
+            (kit.folder / "storage").mkdir(mode=0o700, exist_ok=True)
             settings, key = _storage_settings(resources)[name]
-            settings[key] = str(own / name)
+            settings[key] = str(there / "storage" / name)
     return change_policy(kit, "resources", **resources)
 
 
