@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from suture.core.entry_points import Registry
-from suture.core.errors import ConfigError, unknown
+from suture.core.entry_points import Registry, package_of, registered
+from suture.core.errors import ConfigError, as_word, unknown
 from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for, seeded
 from suture.core.validation import NAMED_FILE, STRICT
@@ -35,7 +36,7 @@ from suture.models.classifier import (
     load_tensors,
     set_momentum,
 )
-from suture.models.encoders import family_encoder, family_of
+from suture.models.encoders import STORED, family_encoder, family_of
 from suture.models.encoders.backbone import Backbone
 from suture.models.heads import HeadKind, RowInit, head_rows
 
@@ -49,6 +50,7 @@ __all__ = [
     "build",
     "check_portable",
     "encoder_of",
+    "self_contained",
     "vocabulary_of",
 ]
 
@@ -132,7 +134,8 @@ class ModelSpec:
     """Which model, and its input.
 
     Attributes:
-        name: name of a model; `suture list models` shows them.
+        name: name of a model; `suture list models` shows them, and `suture list models NAME` its input. A
+            file or folder, as in ``hf:FOLDER``, is located like `weights`.
         size: side of the images in pixels.
         color: read images in colour.
         hidden: width of a Dense block between backbone and head, 0 for none (256 in the program of
@@ -150,9 +153,9 @@ class ModelSpec:
             classes that join later.
         name_vectors: for named rows: a safetensors file with a vector for each class name, located like
             `weights`; None computes vectors from the letters of the name.
-        weights: file of pretrained weights; at a real server, which alone reads it, the bare name of a file
-            in ``[storage] files``. ``download`` fetches torchvision's, ``package`` uses those of the
-            backbone's package.
+        weights: file of pretrained weights, or a folder of timm, transformers or MONAI with one; at a real
+            server, which alone reads it, its bare name in ``[storage] files``. ``download`` fetches
+            torchvision's, ``package`` uses those of the backbone's package.
         mean, std: normalisation for each channel; None for that of the pretrained backbone, otherwise 0.5 and
             0.25.
         vocabulary: for models of text: ``clinical``, part of the package; the path of a vocabulary file; the
@@ -170,9 +173,12 @@ class ModelSpec:
         modalities: DICOM modalities (0008,0060) that the model is for, such as ``["CR", "DX"]``: images of
             another one count as unreadable at the sites, and get no probability from the trained model. Other
             formats do not state a modality and are read. By default any.
+        encoder_config: configuration of an encoder that comes from a file or folder, as JSON, so that sites
+            build it without the folder; or name and version of the package that an encoder comes from. The
+            job's own record, not to be set.
     """
 
-    name: str = "cnn"
+    name: Annotated[str, NAMED_FILE] = "cnn"
     size: Annotated[int, Field(ge=16, le=4096)] = 64
     color: bool = False
     hidden: Width = 0
@@ -194,6 +200,7 @@ class ModelSpec:
     embedding: Annotated[str, NAMED_FILE] = TFIDF
     embedding_digest: str | None = None
     vector: Annotated[int, Field(ge=1, le=8192)] = 384
+    encoder_config: Annotated[str, Field(max_length=65_536)] | None = None
 
     def __post_init__(self) -> None:
         if not family_of(self.name) and self.name not in MODELS and self.name not in MODELS.names():
@@ -212,12 +219,46 @@ def encoder_of(spec: ModelSpec) -> Backbone:
     """Return the entry of a model: of the registry, or of the library that its name begins with.
 
     Raises:
-        ConfigError: the library is not installed or has no such network, or another package's entry point
-            cannot be used.
+        ConfigError: the library is not installed or has no such network, its file or folder cannot be used,
+            or another package's entry point cannot.
     """
     if family_of(spec.name):
-        return family_encoder(spec.name)
-    return MODELS[spec.name] if spec.name in MODELS else MODELS.find(spec.name)
+        spec = self_contained(spec)
+        return family_encoder(spec.name, spec.encoder_config)
+    if spec.name in MODELS:
+        return MODELS[spec.name]
+    entry, own = MODELS.find(spec.name), _package(spec.name)
+    if spec.encoder_config not in (None, own):
+        raise ConfigError(
+            f"model.name={spec.name}: the model was made with {as_word(spec.encoder_config)}, and {own} is "
+            "installed; install the same version"
+        )
+    return entry
+
+
+def _package(name: str) -> str:
+    """Name and version of the package that registers an encoder of its own."""
+    return package_of(registered(MODEL_GROUP)[name][0])
+
+
+def self_contained(spec: ModelSpec) -> ModelSpec:
+    """Return the specification with all that other parties need to build its network.
+
+    An encoder of a file or folder is then known by the name of its network and its configuration; the file or
+    folder gives the weights, unless the specification names others.
+
+    Raises:
+        ConfigError: the file or folder cannot be used.
+    """
+    family, _, path = spec.name.partition(":")
+    if spec.encoder_config is None and not family_of(spec.name) and spec.name not in MODELS:
+        return replace(spec, encoder_config=_package(spec.name))
+    if family not in STORED or spec.encoder_config is not None:
+        return spec
+    network, described = STORED[family].read(Path(path).expanduser())
+    return replace(
+        spec, name=f"{family}:{network}", encoder_config=str(described), weights=spec.weights or path
+    )
 
 
 def vocabulary_of(spec: ModelSpec) -> Vocabulary:
@@ -240,7 +281,7 @@ def vocabulary_of(spec: ModelSpec) -> Vocabulary:
 
 
 def check_portable(spec: ModelSpec, holder: str) -> None:
-    """Refuse a specification from elsewhere that names a file to read the vocabulary from.
+    """Refuse a specification from elsewhere that names a file to read the vocabulary or the encoder from.
 
     The number of its lines would be that of the embedding's rows, so whoever chose the name would learn it.
 
@@ -250,6 +291,11 @@ def check_portable(spec: ModelSpec, holder: str) -> None:
     Raises:
         ConfigError: the vocabulary is a path; says what to write.
     """
+    if family_of(spec.name) in STORED and spec.encoder_config is None:
+        raise ConfigError(
+            f"model.name={spec.name[:80]!r}: {holder} needs the encoder's configuration, not the name of a "
+            "file or folder; export it again with `suture export`"
+        )
     if isinstance(spec.vocabulary, str) and spec.vocabulary != "clinical":
         raise ConfigError(
             f"model.vocabulary={spec.vocabulary[:80]!r}: {holder} needs the words themselves or "
@@ -267,6 +313,7 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
     Raises:
         ConfigError: the weights cannot be read or do not fit, or settings contradict each other.
     """
+    spec = self_contained(spec)
     entry = encoder_of(spec)
     _check(spec, entry)
     with seeded(seed_for(seed, "model")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from suture.core.errors import ConfigError, as_word
+from suture.core.plain import open_regular
 from suture.models.checkpoints import read_checkpoint
 
 _FILES = ("model.safetensors", "model.pt", "pytorch_model.bin", "model.pth")
@@ -59,6 +61,16 @@ def weights_file(weights: str) -> Path:
     if found := next((place for place in places if place.is_file()), None):
         return found
     raise ConfigError(f"{path} contains no file of weights ({', '.join(_FILES)}); name the file itself")
+
+
+def file_digest(weights: str) -> str:
+    """Return the SHA-256 of a file of weights, or of the one in a folder, in hexadecimal digits.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    with open_regular(weights_file(weights)) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def within(source: Mapping[str, Tensor], names: Collection[str], weights: str) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,6 +63,38 @@ def check_names(job: str, settings: Iterable[str], trust: bool = False) -> None:
         key, _, name = setting.partition("=")
         if key.strip() == "method" and name not in names and not may_register(path):
             raise unknown("method", name, names)
+
+
+def model_facts(name: str) -> Iterator[tuple[str, str]]:
+    """Yield what there is to know of a model before it is used: its input, its size, its weights.
+
+    Raises:
+        ConfigError: there is no such model, or its package, file or folder cannot be used.
+    """
+    from suture.core.seeds import seeded
+    from suture.models import ModelSpec, encoder_of, self_contained
+
+    spec = self_contained(ModelSpec(name))
+    entry = encoder_of(spec)
+    yield "model", str(entry)
+    if entry.reads == "image":
+        size = entry.size or max(spec.size, entry.smallest)
+        spec = replace(spec, size=size)
+        prepare = spec.preprocessing
+        channels = "3 channels (gray images are repeated)" if prepare.channels == 3 else "1 channel"
+        own = "as in its pretraining" if entry.size else f"for example; {entry.smallest} or more"
+        yield "images", f"{channels}; model.size={size}, {own}"
+        yield "normalisation", f"of values in [0, 1]: mean {list(prepare.mean)}, std {list(prepare.std)}"
+    with seeded(0):
+        network, width = entry.build(spec, None)
+    state = network.state_dict()
+    norms = sum(name.endswith("running_mean") for name in state)
+    yield "features", f"{width} for each {entry.reads}"
+    yield "parameters", f"{sum(p.numel() for p in network.parameters()):,}"
+    yield "batch norm", f"{norms} layers" if norms else "none: batch_norm changes nothing"
+    words = ", ".join(["a file or folder", *(entry.weights or ())])
+    none = "none: it is trained from the beginning"
+    yield "weights", none if entry.weights is None else f"model.weights: {words}"
 
 
 def stored() -> dict[str, dict[str, Any]]:

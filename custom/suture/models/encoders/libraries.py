@@ -173,28 +173,34 @@ def monai_encoder(name: str) -> Backbone:
 
 def _monai_network(name: str, spec: ModelSpec, weights: str | None) -> tuple[nn.Module, int]:
     channels = MONAI_CHANNELS[name.startswith("resnet")]
-    return monai_network(name, {channels: spec.preprocessing.channels}, spec, weights)
+    network = monai_network(name, {channels: spec.preprocessing.channels})
+    return filled_monai(network, name, spec, weights, None)
 
 
-def monai_network(
-    name: str, arguments: Mapping[str, Any], spec: ModelSpec, weights: str | None, size: int | None = None
-) -> tuple[nn.Module, int]:
-    """Build a network of MONAI without its classifier, and fill it with weights in MONAI's own names.
+def monai_network(name: str, arguments: Mapping[str, Any]) -> nn.Module:
+    """Build a network of MONAI.
 
     Args:
         arguments: plain values, in place of those of `MONAI_NETS`.
-        size: side of the images of its pretraining, in pixels.
-
-    Raises:
-        ConfigError: MONAI refuses the arguments, or the weights do not fit.
     """
     from monai.networks import nets  # costs seconds
 
-    try:
-        # Not pretrained by MONAI, which would download.
-        network = getattr(nets, name)(**{**MONAI_NETS[name], **arguments, "pretrained": False})
-    except (TypeError, ValueError, KeyError, RuntimeError) as error:
-        raise ConfigError(f"{spec.name} cannot be built: {as_word(error)}; correct its arguments") from error
+    # Not pretrained by MONAI, which would download.
+    network: nn.Module = getattr(nets, name)(**{**MONAI_NETS[name], **arguments, "pretrained": False})
+    return network
+
+
+def filled_monai(
+    network: nn.Module, name: str, spec: ModelSpec, weights: str | None, size: int | None
+) -> tuple[nn.Module, int]:
+    """Return a network of MONAI without its classifier, with weights in MONAI's own names; and its width.
+
+    Args:
+        size: side of the images of its pretraining, in pixels.
+
+    Raises:
+        ConfigError: the weights do not fit.
+    """
     head = without_classifier(network, spec.name)
     if weights:
         fill(network.state_dict(), read_weights(weights), weights, f"{name} of MONAI", (f"{head}.",))
