@@ -107,6 +107,24 @@ class Plan:
         check_declared(self.method.egress(Layout({}, {})), self.method.about.title)
         # Here, so that every party settles it alike, whoever made the plan.
         object.__setattr__(self, "model", self.method.adapted(self.model))
+        if self.model.train == "head":
+            self._check_frozen_encoder()
+
+    def _check_frozen_encoder(self) -> None:
+        """Refuse a method whose exchange is about the backbone, where that is a frozen encoder."""
+        exchange, model, title = self.method.exchange, self.model, self.method.about.title
+        if exchange.batch_norm == "local":
+            raise ConfigError(
+                "batch_norm='local' (FedBN) keeps each site's batch norm, but model.train='head' freezes it "
+                "at every site; set method.batch_norm='average', or model.train='all'"
+            )
+        head_stays = exchange.personal == "head" or (exchange.share and exchange.share.fraction < 1)
+        if head_stays and not (model.hidden or model.neck or model.projection):
+            raise ConfigError(
+                f"{title} keeps the head at each site and shares what is before it, which model.train='head' "
+                "freezes: sites would exchange nothing; set model.hidden, a block that they share, or "
+                "model.train='all'"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values for the configuration of a job."""

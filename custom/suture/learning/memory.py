@@ -59,7 +59,8 @@ def check_memory(
         return
     if free is None:
         free = torch.cuda.mem_get_info(site.device)[0] + torch.cuda.memory_reserved(site.device)
-    weights = _COPIES[optimiser] * sum(p.numel() * p.element_size() for p in site.model.parameters())
+    copies = ((_COPIES[optimiser] if p.requires_grad else 1, p) for p in site.model.parameters())
+    weights = sum(n * p.numel() * p.element_size() for n, p in copies)
     each = activations(site, objective)
     needed = weights + size * each
     if needed <= free:

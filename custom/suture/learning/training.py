@@ -42,6 +42,7 @@ from suture.models.classifier import (
     load_tensors,
     reinitialise_head,
     train_mode,
+    train_parameters,
 )
 from suture.models.priors.prior import Prior
 
@@ -267,7 +268,7 @@ def _prepared(
     if (local.epochs or local.iterations) and not len(site.samples["train"]):
         raise SutureError(f"{site.name} has no training images; give it a split with some")
     reinit_head(site, round_)
-    freeze_backbone(model, round_.head_only)
+    train_parameters(model, head_only=round_.head_only)
     set_training(model, round_.norm, round_.head_only)
     optimiser = optimiser_of(model, round_.local, round_.head_lr)
     load_optimiser_state(optimiser, model, round_.optimiser_state)
@@ -297,7 +298,9 @@ class BestEpoch:
         value = validation_loss(self._site, self._loss)
         if value is None or value < self._lowest:
             self._lowest = math.inf if value is None else value
-            self._tensors = {k: t.detach().clone() for k, t in self._site.model.state_dict().items()}
+            model = self._site.model
+            state = {k: t for k, t in model.state_dict().items() if k not in model.frozen_names}
+            self._tensors = {k: t.detach().clone() for k, t in state.items()}
 
     def restore(self) -> None:
         """Put the best model back."""
@@ -354,12 +357,6 @@ def step(
     value = objective(site.model, batch)
     scale.step(value, optimiser)
     return value.detach()
-
-
-def freeze_backbone(model: Classifier, head_only: bool) -> None:
-    """Freeze the backbone if the head alone is trained; train all parameters otherwise."""
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not (head_only and name.startswith("backbone.")))
 
 
 def set_training(model: Classifier, policy: NormPolicy, head_only: bool) -> None:

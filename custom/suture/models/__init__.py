@@ -33,6 +33,7 @@ from suture.models.classifier import (
     Mean,
     Preprocessing,
     Std,
+    Trains,
     load_tensors,
     set_momentum,
 )
@@ -168,6 +169,9 @@ class ModelSpec:
         embedding_digest: SHA-256 of that folder, part of the job; every party compares it with its own
             folder.
         vector: width of those vectors.
+        train: the part that is trained: ``all``; or the ``head``, with hidden block, neck and projector. The
+            backbone is then a frozen encoder, batch norm included: sites receive it once, and a round carries
+            the rest alone.
         padding: pad every document to `longest`, and read the padding as words, as in the published program
             of PMFL.
         modalities: DICOM modalities (0008,0060) that the model is for, such as ``["CR", "DX"]``: images of
@@ -201,6 +205,7 @@ class ModelSpec:
     embedding_digest: str | None = None
     vector: Annotated[int, Field(ge=1, le=8192)] = 384
     encoder_config: Annotated[str, Field(max_length=65_536)] | None = None
+    train: Trains = "all"
 
     def __post_init__(self) -> None:
         if not family_of(self.name) and self.name not in MODELS and self.name not in MODELS.names():
@@ -330,6 +335,7 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
             entry.inputs,
             spec.neck,
             spec.head,
+            spec.train,
         )
     if spec.norm_momentum is not None:
         set_momentum(model, spec.norm_momentum)
@@ -361,6 +367,11 @@ def _check(spec: ModelSpec, entry: Backbone) -> None:
         raise ConfigError("model.dropout applies to the hidden block; set model.hidden, or remove it")
     if spec.second_head and not spec.projection:
         raise ConfigError("model.second_head belongs to the projection; set model.projection, or remove it")
+    if spec.norm_momentum is not None and spec.train == "head" and not spec.projection:
+        raise ConfigError(
+            "model.norm_momentum has no effect with model.train='head': the batch norm of a frozen encoder "
+            "does not adapt; remove it"
+        )
     if spec.name_vectors and spec.row_init != "named":
         raise ConfigError("model.name_vectors is for named rows; set model.row_init=named, or remove it")
     if spec.neck and spec.projection:

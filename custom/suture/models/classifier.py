@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Mapping
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal, Self, cast
 
 import torch
 from pydantic import Field
@@ -25,6 +25,13 @@ AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 HEADS = ("head.", "second_head.")
 """Prefixes of the names of tensors whose rows belong to classes."""
+
+ENCODER = "backbone."
+"""Prefix of the names of the backbone's tensors."""
+
+Trains = Literal["all", "head"]
+"""The part of a model that is trained: all of it; or what comes after the backbone, which is then a frozen
+encoder, in eval mode with its statistics of batch norm."""
 
 
 Mean = Annotated[float, Field(ge=-1e3, le=1e3)]
@@ -87,6 +94,7 @@ class Classifier(nn.Module):
         neck: width of a neck before the head (Linear, ReLU, Linear; ``neck.*``), 0 for none. It is shared,
             too; features are its output.
         kind: of the head.
+        trains: the part that is trained; the rest is frozen for good, and no round sends it.
 
     Attributes:
         projected: width of the projector's output, or of the head's input where there is no projector.
@@ -107,10 +115,12 @@ class Classifier(nn.Module):
         reads: tuple[str, ...] = ("image",),
         neck: int = 0,
         kind: HeadKind = "linear",
+        trains: Trains = "all",
     ) -> None:
         super().__init__()
         self.labels = labels
         self.reads = reads
+        self.trains = trains
         self.backbone = backbone
         self.hidden: nn.Module = (
             nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Dropout(dropout))
@@ -133,6 +143,14 @@ class Classifier(nn.Module):
             if neck
             else nn.Identity()
         )
+        train_parameters(self)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set training mode, but for a frozen encoder."""
+        super().train(mode)
+        if self.trains == "head":
+            self.backbone.eval()
+        return self
 
     def features(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return the input of the head, ``[n, d]``."""
@@ -168,6 +186,11 @@ class Classifier(nn.Module):
         return tuple(self.state_dict())
 
     @functools.cached_property
+    def frozen_names(self) -> frozenset[str]:
+        """The names of the tensors that are never trained: those of a frozen encoder."""
+        return frozenset(n for n in self.names if self.trains == "head" and n.startswith(ENCODER))
+
+    @functools.cached_property
     def norm_names(self) -> frozenset[str]:
         """The names of gamma, beta, mean and variance of every batch norm."""
         found = {f"{name}.{tensor}" for name, norm in _norms(self).items() for tensor in norm.state_dict()}
@@ -184,9 +207,21 @@ class Classifier(nn.Module):
         return frozenset(f"{name}.num_batches_tracked" for name in _norms(self))
 
 
+def train_parameters(model: Classifier, *, head_only: bool = False) -> None:
+    """Give gradients to the parameters that are trained: but for a while, or for good, those of the backbone.
+
+    Args:
+        head_only: whether the backbone rests for a while.
+    """
+    for name, parameter in model.named_parameters():
+        rests = name in model.frozen_names or (head_only and name.startswith(ENCODER))
+        parameter.requires_grad_(not rests)
+
+
 def frozen_copy(model: Classifier) -> Classifier:
-    """A copy of the model as it is now, in eval mode and without gradients."""
-    return copy.deepcopy(model).eval().requires_grad_(False)
+    """A copy of the model as it is now, in eval mode and without gradients; a frozen encoder is shared."""
+    same = {id(model.backbone): model.backbone} if model.trains == "head" else {}
+    return copy.deepcopy(model, same).eval().requires_grad_(False)
 
 
 def reinitialise_head(model: Classifier, seed: int) -> None:
@@ -241,7 +276,7 @@ def split_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[st
 
 def shared_names(model: Classifier, policy: NormPolicy) -> tuple[str, ...]:
     """Return the sorted names of the tensors outside the heads that are shared in each round."""
-    local = model.counters if policy == "average" else model.counters | model.norm_names
+    local = model.counters | model.frozen_names | (model.norm_names if policy != "average" else frozenset())
     return tuple(sorted(n for n in model.names if not n.startswith(HEADS) and n not in local))
 
 

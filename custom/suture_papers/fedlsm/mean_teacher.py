@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ from suture.learning.losses import probabilities
 from suture.learning.training import LocalRound, SiteContext, predict, ready_inputs, view
 from suture.models.classifier import Classifier, frozen_copy
 from suture_papers.fedlsm.pseudo_labels import KINDS, Reading, Targets, Thresholds, mix
+
+T = TypeVar("T", bound=Tensor)
 
 
 def _share(value: object) -> object:
@@ -314,12 +316,19 @@ def follower(teacher: Classifier, student: Classifier, ema: float) -> Callable[[
     """
     # All parameters in one call, and found once: to find them takes longer than to average them.
     average = get_ema_multi_avg_fn(ema)  # type: ignore[no-untyped-call]
-    averaged = list(teacher.parameters()), list(student.parameters())
-    copied = list(teacher.buffers()), list(student.buffers())
+    averaged = _pairs(teacher.parameters(), student.parameters())
+    copied = _pairs(teacher.buffers(), student.buffers())
 
     @torch.no_grad()
     def follow() -> None:
         average(*averaged, None)
-        torch._foreach_copy_(*copied)
+        if copied[0]:
+            torch._foreach_copy_(*copied)
 
     return follow
+
+
+def _pairs(teacher: Iterable[T], student: Iterable[T]) -> tuple[list[T], list[T]]:
+    """The tensors of either that are not the same tensor, as those of a frozen encoder are."""
+    pairs = [(t, s) for t, s in zip(teacher, student, strict=True) if t is not s]
+    return [t for t, _ in pairs], [s for _, s in pairs]

@@ -30,18 +30,11 @@ from suture.data.batch import Batch
 from suture.learning.losses import LabelLoss
 from suture.learning.optimisers import SGD, Adam
 from suture.learning.step_losses import NonFiniteLoss
-from suture.learning.training import (
-    LocalRound,
-    LocalTraining,
-    SiteContext,
-    freeze_backbone,
-    ready_inputs,
-    set_training,
-)
+from suture.learning.training import LocalRound, LocalTraining, SiteContext, ready_inputs, set_training
 from suture.methods.averaging import WeightedMean
 from suture.methods.base import GlobalModel, LabelUse, Method, RoundContext, hyperparameters
 from suture.methods.exchange import Exchange
-from suture.models.classifier import Layout, NormPolicy, load_tensors, split_state
+from suture.models.classifier import Layout, NormPolicy, load_tensors, split_state, train_parameters
 from suture.protocol.egress import Channel, Egress
 from suture.protocol.messages import TaskData, Update, ones
 
@@ -169,7 +162,7 @@ def adapted(
     """
     model, local = site.model, round_.local
     support, query = batch_of(site, round_.round, batches, round_.seed)
-    freeze_backbone(model, head_only=False)
+    train_parameters(model)
     set_training(model, "frozen", head_only=False)
 
     def objective(parameters: Parameters, batch: Batch) -> Tensor:

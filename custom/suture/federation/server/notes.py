@@ -49,9 +49,14 @@ def method_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]
         notes.append(
             f"{spec.name} was pretrained on images of {entry.size} px, and model.size is {spec.size}."
         )
-    if policy == "average" or entry.reads != "image":
-        return [*notes, *facts.notes]
-    if not classifier(model, plan).norm_names:
+    if spec.train == "head" and not spec.weights:
+        notes.append(
+            f"The encoder is frozen, and {spec.name} was not pretrained: its weights are random. Set "
+            "model.weights, or model.train=all."
+        )
+    elif policy == "average" or entry.reads != "image":
+        pass
+    elif not classifier(model, plan).norm_names:
         notes.append(f"{spec.name} has no batch norm, so batch_norm={policy!r} changes nothing.")
     elif policy == "frozen" and not spec.weights:
         notes.append(
