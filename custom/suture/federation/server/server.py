@@ -43,6 +43,8 @@ from suture.federation.server.state import Restored, RunState, pack_state, read_
 from suture.federation.store import Rounds
 from suture.methods.base import ClassFacts, GlobalModel
 from suture.methods.exchange import check_facts, layout_of
+from suture.models import WEIGHTS
+from suture.models.weights import file_digest
 from suture.protocol.messages import Metrics, Scores, SiteInfo, Update
 from suture.protocol.packing import Packed
 
@@ -131,6 +133,9 @@ class Server:
             self._restore(found)
         else:
             model = initial(self.plan, self.registry.labels, self.registry.label_type)
+            weights = self.plan.model.weights
+            if weights and weights not in WEIGHTS:
+                self.record.update(pretrained={"file": Path(weights).name, "sha256": file_digest(weights)})
             bound = NormBound(initial=norm_of(*method.exchange.parts(model.shared, model.head)))
             self._commit(0, model, replace(self.state, bound=bound))
         if self.held_out:
