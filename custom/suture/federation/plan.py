@@ -20,7 +20,7 @@ from suture.data.embedding import TFIDF
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method, RoundContext
 from suture.methods.source import code_hash as code_hash
-from suture.models import MODELS, ModelSpec, check_portable
+from suture.models import WEIGHTS, ModelSpec, check_portable, encoder_of
 from suture.protocol.decisions import DecisionSettings
 from suture.protocol.egress import Layout, check_declared
 from suture.protocol.half import Transport
@@ -93,7 +93,7 @@ class Plan:
             raise ConfigError(
                 f"{self.method.about.title} does not train a second head; set model.second_head=false"
             )
-        if self.method.about.images_only and (reads := MODELS[self.model.name].reads) != "image":
+        if self.method.about.images_only and (reads := encoder_of(self.model).reads) != "image":
             others = ", ".join(name for name, kind in METHODS.items() if not kind.about.images_only)
             raise ConfigError(
                 f"{self.method.about.title} needs images, and the model {self.model.name!r} reads {reads}; "
@@ -179,7 +179,7 @@ class Plan:
         Raises:
             ConfigError: see `named_file`.
         """
-        words = {"model.weights": MODELS[self.model.name].weights, "model.embedding": (TFIDF,)}
+        words = {"model.weights": WEIGHTS, "model.embedding": (TFIDF,)}
 
         def own(key: str, name: str, _mark: str) -> str:
             stays = key not in keys or name in words.get(key, ())
