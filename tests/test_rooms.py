@@ -23,7 +23,10 @@ ROOMS = [
     "cli",
 ]
 
-FLARE = ("nvflare.apis", "nvflare.job_config", "nvflare.recipe", "nvflare.fuel.flare_api", "nvflare.widgets")
+FLARE = (
+    *("nvflare.apis", "nvflare.job_config", "nvflare.recipe", "nvflare.fuel.flare_api", "nvflare.widgets"),
+    *("nvflare.app_common.abstract", "nvflare.app_common.app_constant", "nvflare.app_common.app_event_type"),
+)
 """What FLARE offers to applications, by its documentation."""
 FLARE_BESIDES = {"nvflare", "nvflare.fuel.common.excepts"}
 """The package itself, with its simulator; and what `nvflare.fuel.flare_api` raises."""
