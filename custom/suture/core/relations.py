@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from suture.core.errors import LabelError
 
-_Settle = Literal["refuse", "child wins", "leave out"]
+Settle = Literal["refuse", "child wins", "leave out"]
 """What becomes of contradictory labels of an image: they are faults, the labels of children replace those of
 parents, or all labels of the image become unknown."""
 
@@ -118,7 +118,7 @@ def implied(
     names: Sequence[str],
     relations: Relations,
     own: Collection[str] | None = None,
-    settle: _Settle = "refuse",
+    settle: Settle = "refuse",
 ) -> Closed:
     """Return the labels of images with all that the rules of this module imply.
 
