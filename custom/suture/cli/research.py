@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.table import Table
 
-from suture.cli.common import (
-    MaxFailed,
-    Model,
-    ModelDevice,
-    console,
-    device_of,
-    print_line,
-    stated,
-)
+from suture.cli.common import MaxFailed, Model, ModelDevice, console, device_of, print_line, stated
 
 if TYPE_CHECKING:
     from pandas import DataFrame

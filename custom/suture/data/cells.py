@@ -13,11 +13,12 @@ Meaning = Literal[0, 1, "unknown"]
 DIGITS: dict[str, Meaning] = {"1": 1, "1.0": 1, "0": 0, "0.0": 0, "": "unknown"}
 """Cells that need no word about them. pandas writes 1.0 and 0.0 as soon as one cell of a column is blank."""
 
-_PRESENT = """yes y true pos positive present 1,0 checked ja j oui si sí sim tak ano da evet igen kyllä ναι да
-    hai はい 有 是 예 نعم positiv positivo positiva positif presente présent présente vorhanden"""
-_ABSENT = """no n false neg negative absent 0,0 unchecked nein nee nej nei non não nao nie ne hayır nem ei όχι
-    нет いいえ 無 无 否 아니오 لا negativ negativo negativa négatif negatif ausente assente absente
-    nicht_vorhanden"""
+_PRESENT = """yes y true pos positive present 1,0 checked ja j oui si sí sì sim tak ano áno da evet igen kyllä
+    taip ya có ναι да так есть hai はい あり 有 是 예 유 نعم بله כן positiv positivo positiva positif presente
+    présent présente vorhanden 陽性 阳性 양성"""
+_ABSENT = """no n false neg negative absent 0,0 unchecked nein nee nej nei non não nao nie ne nu hayır nem ei
+    tidak không όχι нет ні не いいえ なし 無 无 否 아니오 무 لا خیر לא negativ negativo negativa négatif
+    negatif ausente assente absente nicht_vorhanden 陰性 阴性 음성"""
 _OPEN = """-1 -1.0 -1,0 uncertain unknown nan na n/a ? todo tbd null #n/a unklar unbekannt incertain inconnu
     incierto desconocido incerto"""
 WORDS: dict[str, Meaning] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,14 +15,17 @@ from suture.core.errors import ConfigError, DataError, SutureError
 from suture.core.files import contained
 from suture.core.plain import open_regular
 from suture.core.printable import number_of
+from suture.data.cells import Cells
 from suture.data.config import parse_data
 from suture.data.decoding import SUFFIXES
 from suture.data.gathering import (
     Named,
     in_two_columns,
     of_class_folders,
+    of_patients,
     read_forms,
     spread,
+    the_one_to_use,
     together,
     with_patients,
     without_unfilled,
@@ -39,6 +42,12 @@ from suture.data.reading import Sheet, rows_text
 from suture.data.table_form import JSON, TABLES, Form, is_hidden, tables
 
 _SPLIT = re.compile(r"^(split|set|subset|partition|fold)$", re.IGNORECASE)
+_SPLIT_FLAG = re.compile(
+    r"(is|in|for)[ _-]?(train|val|test|valid|validation|training|testing)([ _-]?(set|data|flag))?|train(ing)?"
+    r"|(train|val|test|valid|validation|training|testing)[ _-]?(set|data|flag|split)",
+    re.IGNORECASE,
+)
+"""Columns of 1 and 0 that say which rows are of a split."""
 _INDEX = re.compile(r"^(unnamed.*|index|row|#)$", re.IGNORECASE)
 _CHOICE = re.compile(r"\(choice=(.+)\)$")
 _RATER = re.compile(
@@ -276,7 +285,8 @@ def _own(levels: _Levels, folder: Path, images: _Images, answers: Answers) -> Di
             n = len(form.sheet.rows)
             if columns[i].found < n if i in columns else True:
                 enough = columns[i].found if i in columns else 0
-                if made := in_two_columns(form, images.paths, enough):
+                made = in_two_columns(form, images.paths, enough)
+                if made := made or (None if enough else of_patients(form, images.paths)):
                     forms[i], columns[i] = made, _expect_column(made, images)
         if not columns:
             continue
@@ -287,17 +297,26 @@ def _own(levels: _Levels, folder: Path, images: _Images, answers: Answers) -> Di
         if len(fitting) > 1:
             both = together([Named(form, column.name, column.find) for form, column in fitting])
             if both is None:
-                names = " and ".join(form.sheet.path.name for form, _ in fitting)
-                raise DataError(
-                    f"{names} of {folder} both name its images; give the path of the table to use"
-                )
+                names = " and ".join(form.name for form, _ in fitting)
+                what = the_one_to_use([form for form, _ in fitting])
+                raise DataError(f"{names} of {folder} both name its images; {what}")
             form, column = both, _expect_column(both, images)
         others = [other for i, other in enumerate(forms) if i not in columns] + [form]
         form = spread(without_unfilled(form), form.legend)
-        form = with_patients(form, column.name) if not patient_columns(form.sheet, column.name) else form
+        if column.find(column.name) is not None:
+            raise DataError(
+                f"{form.sheet.path} has no header: its first row names the image {column.name!r}; write the "
+                "names of the columns above it"
+            )
         return _described(form, column, images, answers, others)
-    if (classes := of_class_folders(images.root, images.paths)) is not None:
-        return _described(classes, _expect_column(classes, images), images, answers, [])
+    forms = [form for level in range(len(levels)) for form in levels.forms(level)]
+    columns_of = [(form, i) for form in forms for i in range(len(form.sheet.header))]
+    _refuse_ambiguous(columns_of, images)
+    listed = any(cell.lower().endswith(SUFFIXES) for form, i in columns_of for cell in form.sheet.cells(i))
+    if not listed and (classes := of_class_folders(images.root, images.paths)) is not None:
+        found = _described(classes, _expect_column(classes, images), images, answers, [])
+        unread = [f"{form.name} names no image and is not read" for form in forms]
+        return replace(found, warnings=(*found.warnings, *unread))
     if not levels.number:
         raise DataError(f"{folder} contains no table ({', '.join(TABLES)}); give the table's path")
     raise _nothing_matches(levels, images)
@@ -307,6 +326,28 @@ def _by_chance(form: Form, column: _ImageColumn, best: _ImageColumn) -> bool:
     """Whether a table has numbers that are those of a few images, such as a legend of classes."""
     numbers = all(cell.isdigit() for cell in form.sheet.column(column.name, ""))
     return column.match == "loose" and numbers and (best.match != "loose" or 4 * column.found < best.found)
+
+
+def _refuse_ambiguous(columns: Sequence[tuple[Form, int]], images: _Images) -> None:
+    """Refuse a column of names that files of several folders have, such as an image and its mask.
+
+    Raises:
+        DataError: there is one.
+    """
+    named: dict[str, list[str]] = {}
+    for path in sorted(images.paths):
+        for name in {path.rpartition("/")[2], stem(path)}:
+            named.setdefault(name, []).append(path)
+    for form, position in columns:
+        cells = sorted({*form.sheet.cells(position)} - {""})
+        several = [cell for cell in cells if len(named.get(cell, ())) > 1]
+        if 2 * len(several) > len(cells):
+            a, b, *_ = named[several[0]]
+            raise DataError(
+                f"{form.name}, column {form.sheet.header[position]!r}: {several[0]!r} may be {a!r} or {b!r}; "
+                "write the folder into the cells, or move the other files out of "
+                f"{images.root}"
+            )
 
 
 def _nothing_matches(levels: _Levels, images: _Images) -> DataError:
@@ -334,12 +375,21 @@ def _like_images(cells: Sequence[str]) -> int:
 def _described(
     form: Form, images: _ImageColumn, files: _Images, answers: Answers, others: Sequence[Form]
 ) -> Discovery:
-    sheet, n = form.sheet, len(form.sheet.rows)
-    layout = next((one for one in HOSPITAL if one.recognises(sheet, files.paths)), None)
-    known = layout.keys(sheet.path.parent) if layout else {}
+    n = len(form.sheet.rows)
+    layout = next((one for one in HOSPITAL if one.recognises(form.sheet, files.paths)), None)
+    known = layout.keys(form.sheet.path.parent) if layout else {}
+    split = next(
+        (c for c in filter(None, form.sheet.header) if c != images.name and _is_split(form.sheet, c)), None
+    )
+    told = answers.patient if answers.patient is not None else known.get("patient_column")
+    asked: list[str] = []
+    if told is None and not patient_columns(form.sheet, images.name):
+        form, asked = with_patients(form, images.name, form.sheet.column(split, "") if split else ())
+    paths = [images.find(cell) if cell else None for cell in form.sheet.column(images.name, "")]
+    sheet = form.sheet.only([path is not None for path in paths])  # rows without an image do not count
     data: dict[str, Any] = {"dataset": "hospital", "root": str(images.root), "table": str(sheet.path)}
     data |= {} if form.made else form.data
-    reasons, warnings = {"root": "holds the images", **form.reasons}, []
+    reasons, warnings = {"root": "holds the images", **form.reasons}, asked
 
     def note(key: str, value: Any, why: str) -> None:
         data[key], reasons[key] = value, why
@@ -353,8 +403,8 @@ def _described(
         note("image_match", images.match, spelled[images.match])
     if images.found < n:
         note("partial", True, "rows without an image are left out and counted")
-        cells = zip(sheet.column(images.name, ""), sheet.numbers, strict=True)
-        lost = [(cell, number) for cell, number in cells if not cell or images.find(cell) is None]
+        cells = zip(form.sheet.column(images.name, ""), form.sheet.numbers, paths, strict=True)
+        lost = [(cell, number) for cell, number, path in cells if path is None]
         such = f", such as {lost[0][0]!a} in {rows_text([number for _, number in lost])}" if lost else ""
         warnings.append(
             f"{sheet.path.name}: {n - images.found:,} of {number_of(n, 'row')} without an image{such}"
@@ -363,17 +413,25 @@ def _described(
         note("follow_links", False, "true, if you trust the links")
         warnings.append(
             f"{files.linked:,} of {number_of(len(files.paths), 'image')} are links that lead out of "
-            f"{files.root}, which are not followed. If you trust them, write:\nfollow_links = true"
+            f"{files.root}; they are not followed unless you trust them and write:\nfollow_links = true"
         )
-    told = answers.patient if answers.patient is not None else known.get("patient_column")
     patient, why, remarks = _patient(sheet, images.name, told)
     note("patient_column", patient or images.name, f"that of {layout.title}" if layout and told else why)
     warnings += remarks
     taken = {images.name, data["patient_column"]}
     free = [c for c in sheet.header if c and c not in taken]
-    if split := next((c for c in free if _is_split(sheet.cells(sheet.header.index(c)))), None):
+    for name, number in _other_images(sheet, free, images, {*paths}):
+        warnings.append(
+            f"column {name!r} names {number_of(number, 'other image')}, not used; give each image its own row"
+        )
+    if split:
         note("split_column", split, "its cells are train, validation or test")
-        taken.add(split)
+        taken |= {split, *filter(_SPLIT_FLAG.fullmatch, free)}
+        if "test" not in {SPLIT_WORDS[cell.casefold()] for cell in sheet.column(split, "")}:
+            warnings.append(
+                "no row is for test, so there will be no test figures; to divide the patients anew, write "
+                'this line in place of split_column:\nsplit = "patients"'
+            )
     else:
         _refuse_strange_splits(sheet, free)
     synonyms = {**_choices(free), **known.get("synonyms", {}), **answers.names}
@@ -432,6 +490,11 @@ def _refuse_strange_splits(sheet: Sheet, columns: Sequence[str]) -> None:
         DataError: there is one.
     """
     for name in columns:
+        if _SPLIT_FLAG.fullmatch(name) and {*map(Cells({}).number, sheet.column(name, ""))} == {0.0, 1.0}:
+            raise DataError(
+                f"{sheet.path}, column {name!r} seems to say what is for training or test; write one column "
+                "with train, validation, test or blank (unused), or rename it"
+            )
         if _SPLIT.match(name.strip()):
             cells = sheet.column(name, "the splits")
             strange = sorted({cell for cell in cells if cell.casefold() not in SPLIT_WORDS})
@@ -532,16 +595,17 @@ def _best_column(form: Form, images: _Images) -> _ImageColumn | None:
     if images.above != images.root:
         ways.append(("path", images.above, from_above))
     ways += [("stem", images.root, by_stem), ("loose", images.root, loosely(images.paths))]
-    best: _ImageColumn | None = None
+    best, most = None, (0, 0)
     for match, root, find in ways:
         for name in filter(None, sheet.header):
-            if match == "loose" and (_INDEX.match(name) or names_patients(name)):
-                continue  # whose numbers may be those of images by chance
             cells = Counter(cell for cell in sheet.cells(sheet.header.index(name)) if cell)
-            found = sum(n for cell, n in cells.items() if find(cell) is not None)
-            enough = cells.total() / 2 if match == "loose" else 0
-            if found > max(best.found if best else 0, enough):
-                best = _ImageColumn(name, match, found, root, find)
+            index = match == "loose" and (_INDEX.match(name) or names_patients(name))
+            if index or (match != "path" and _is_label(cells)):
+                continue  # whose numbers may be those of images by chance
+            rows = Counter({cell: n for cell, n in cells.items() if find(cell) is not None})
+            found = len(set(map(find, rows))), rows.total()
+            if found > most and (match != "loose" or 2 * rows.total() > cells.total()):
+                best, most = _ImageColumn(name, match, rows.total(), root, find), found
     return best
 
 
@@ -592,6 +656,22 @@ def _whole(sheet: Sheet, name: str) -> str:
     return name
 
 
-def _is_split(cells: Sequence[str]) -> bool:
-    words = {cell.casefold() for cell in cells}
+def _is_label(cells: Counter[str]) -> bool:
+    """Whether cells are 1 and 0, in more rows than images have."""
+    return all(Cells({}).number(cell) is not None for cell in cells) and cells.total() > 2 * len(cells)
+
+
+def _other_images(
+    sheet: Sheet, columns: Sequence[str], images: _ImageColumn, used: Collection[str | None]
+) -> Iterator[tuple[str, int]]:
+    """The columns that name other images than the one of images, and how many."""
+    for name in columns:
+        cells = {*sheet.cells(sheet.header.index(name))} - {""}
+        others = {images.find(cell) for cell in cells} - {None, *used}
+        if 2 * len(others) > len(cells):
+            yield name, len(others)
+
+
+def _is_split(sheet: Sheet, name: str) -> bool:
+    words = {cell.casefold() for cell in sheet.cells(sheet.header.index(name))}
     return len(words - {""}) > 0 and words <= SPLIT_WORDS.keys()

@@ -17,7 +17,8 @@ from suture.core.errors import DataError
 from suture.core.printable import number_of
 from suture.core.spreadsheets import from_cell
 from suture.data.cells import Cells
-from suture.data.image_names import loosely
+from suture.data.image_names import loosely, stem
+from suture.data.patient_columns import patient_columns
 from suture.data.readers.hospital_labels import listed_names
 from suture.data.readers.image_list import SPLIT_WORDS
 from suture.data.reading import Sheet, read_text, rows_text
@@ -27,9 +28,14 @@ from suture.data.workbooks import is_workbook, workbook_sheets
 IMAGE, SPLIT, CLASS = "image", "split", "class"
 """Columns of a table that is put together."""
 
-_SPLITS = SPLIT_WORDS | {"training": "train", "testing": "test", "dev": "validation"}
+_KEPT_APART = re.compile(r"hold.?out|extern|eval|unseen|hidden", re.IGNORECASE)
+"""In the name of a table of which nothing says that it is for training too."""
 _COMPLETE = re.compile(r".*_complete|complete\?", re.IGNORECASE)
 _PATIENT = re.compile(r"(patient|pat|pid|subject|subj?|person|mrn|p)[ _-]?\d\w*", re.IGNORECASE)
+_IN_FILE = re.compile(r"(?!(?:19|20)\d\d[-_]?[01]\d)(\D*\d+)[-_].+")
+"""A name of a file that begins with what may be the patient, and not with a date."""
+_MOST_IMAGES = 20
+"""Of a patient whom the names of files tell, on average."""
 _UNFILLED = {"0", "incomplete"}
 """How REDCap writes that a form is not complete; 1 is unverified, and 2 complete."""
 _FORM_STATES = _UNFILLED | {"1", "2", "unverified", "complete", ""}
@@ -123,10 +129,12 @@ def _below_titles(path: Path, rows: list[tuple[str, ...]], title: str) -> Form |
     first = start + 1 + double
     used = [i for i in range(first, len(full)) if any(full[i])]
     sheet = Sheet(path, header, tuple(full[i] for i in used), tuple(i + 1 for i in used))
-    lines = f"row {start + 1}" + (f" and {start + 2}" if double else "")
+    if not used:
+        return None
+    form = Form(sheet, {}, {}, title=title)
+    lines = f"rows {start + 1} and {start + 2}" if double else f"row {start + 1}"
     plain = not title and not any(filled[:start]) and not double
-    made = () if plain else (f"{path.name}{f', sheet {title!r}' if title else ''}: the header is {lines}",)
-    return Form(sheet, {}, {}, made) if used else None
+    return form if plain else replace(form, made=(f"{form.name}: the header is {lines}",))
 
 
 def _of_json(path: Path) -> Form:
@@ -148,7 +156,9 @@ def _of_json(path: Path) -> Form:
     parts = {key: part for key, part in parts.items() if isinstance(part, list) and part}
     rows = [(key, row) for key, part in parts.items() for row in part if isinstance(row, dict)]
     strange = sorted(
-        key for key in parts if key and key.casefold() not in _SPLITS and {key for key, _ in rows} >= {key}
+        key
+        for key in parts
+        if key and key.casefold() not in SPLIT_WORDS and {key for key, _ in rows} >= {key}
     )
     if not rows or strange:
         raise DataError(
@@ -157,7 +167,7 @@ def _of_json(path: Path) -> Form:
         )
     names = list(dict.fromkeys(name for _, row in rows for name in row))
     cells = [
-        (*(_json_cell(row.get(name)) for name in names), *([_SPLITS[key.casefold()]] if key else []))
+        (*(_json_cell(row.get(name)) for name in names), *([SPLIT_WORDS[key.casefold()]] if key else []))
         for key, row in rows
     ]
     header = (*names, *([SPLIT] if rows[0][0] else []))
@@ -184,7 +194,7 @@ def of_class_folders(root: Path, images: Collection[str]) -> Form | None:
         return None
     columns = list(map(list, zip(*levels, strict=True)))
     at = next(
-        (i for i, column in enumerate(columns) if {c.casefold() for c in column} <= _SPLITS.keys()), None
+        (i for i, column in enumerate(columns) if {c.casefold() for c in column} <= SPLIT_WORDS.keys()), None
     )
     splits = columns.pop(at) if at is not None else None
     if not columns or len({*columns[0]}) < 2 or (len(columns) == 1 and 2 * len({*columns[0]}) > len(levels)):
@@ -198,7 +208,7 @@ def of_class_folders(root: Path, images: Collection[str]) -> Form | None:
     cells = zip(
         sorted(images),
         columns[0],
-        *([[_SPLITS[c.casefold()] for c in splits]] if splits else []),
+        *([[SPLIT_WORDS[c.casefold()] for c in splits]] if splits else []),
         strict=True,
     )
     rows = tuple(cells)
@@ -207,44 +217,53 @@ def of_class_folders(root: Path, images: Collection[str]) -> Form | None:
 
 
 def together(named: Sequence[Named]) -> Form | None:
-    """One table out of several that name images: one for each split, or tables about the same images.
+    """One table out of several that name images: one for each split, tables of the same columns about other
+    images, or tables about the same images.
 
-    None where they are neither.
+    None where they are none of these.
     """
-    parts = [_split_of(one.form.sheet.path) for one in named]
+    parts = [_split_of(one.form) for one in named]
     if all(parts) and len({*parts}) == len(parts):
-        return _one_below_another(named, [str(part) for part in parts])
+        return _one_below_another(named, parts)
+    images = [{*one.images} - {None} for one in named]
+    if sum(map(len, images)) == len(set().union(*images)):
+        alike = len({frozenset({*one.form.sheet.header} - {""}) for one in named}) == 1
+        kept = any(parts) or any(_KEPT_APART.search(one.form.name) for one in named)
+        return _one_below_another(named, []) if alike and not kept else None
     most = max(named, key=lambda one: len(one.form.sheet.rows))
     return _side_by_side(most, [one for one in named if one is not most])
 
 
-def _split_of(path: Path) -> str | None:
-    """The split that the name of a table, or of its folder, says."""
-    for name in (path.name.partition(".")[0], path.parent.name):
-        found = {_SPLITS[word] for word in re.split(r"[\W_\d]+", name.casefold()) if word and word in _SPLITS}
+def _split_of(form: Form) -> str | None:
+    """The split that the name of a sheet, a table or its folder says."""
+    path = form.sheet.path
+    for name in (form.title, path.name.partition(".")[0], path.parent.name):
+        words = re.split(r"[\W_\d]+", name.casefold())
+        found = {SPLIT_WORDS[word] for word in words if word and word in SPLIT_WORDS}
         if len(found) == 1:
             return found.pop()
     return None
 
 
-def _one_below_another(named: Sequence[Named], parts: Sequence[str]) -> Form | None:
+def _one_below_another(named: Sequence[Named], parts: Sequence[str | None]) -> Form | None:
+    """The rows of all tables, with the split of each where it is one; None where two splits have an image."""
     header = list(dict.fromkeys(c for one in named for c in one.form.sheet.header if c and c != one.column))
-    header = [name for name in header if name.casefold() != SPLIT]
+    header = [name for name in header if not parts or name.casefold() != SPLIT]
     rows: list[tuple[str, ...]] = []
-    for one, part in zip(named, parts, strict=True):
-        sheet = one.form.sheet
+    for one, part in zip(named, parts or [None] * len(named), strict=True):
+        sheet, of_table = one.form.sheet, [part] if part else []
         at = [sheet.header.index(name) if name in sheet.header else None for name in header]
         for image, cell, row in zip(one.images, sheet.column(one.column, ""), sheet.rows, strict=True):
-            rows.append((image or cell, part, *("" if i is None else row[i].strip() for i in at)))
-    images = [row[0] for row in rows]
+            rows.append((image or cell, *of_table, *("" if i is None else row[i].strip() for i in at)))
     splits: dict[str, str] = {}
-    if any(splits.setdefault(image, row[1]) != row[1] for image, row in zip(images, rows, strict=True)):
+    if parts and any(splits.setdefault(image, part) != part for image, part, *_ in rows):
         return None
-    made = [f"{one.form.sheet.path.name} is the split {part}" for one, part in zip(named, parts, strict=True)]
-    sheet = Sheet(
-        named[0].form.sheet.path, (IMAGE, SPLIT, *header), tuple(rows), tuple(range(2, len(rows) + 2))
-    )
-    return Form(sheet, {}, {}, tuple(made))
+    names = [one.form.name for one in named]
+    made = [f"{name} is the split {part}" for name, part in zip(names, parts, strict=False)]
+    header = [IMAGE, *([SPLIT] if parts else []), *header]
+    path = named[0].form.sheet.path
+    sheet = Sheet(path, tuple(header), tuple(rows), tuple(range(2, len(rows) + 2)))
+    return Form(sheet, {}, {}, tuple(made or [f"one table of {', '.join(names)}, which have other images"]))
 
 
 def _side_by_side(main: Named, others: Sequence[Named]) -> Form | None:
@@ -261,7 +280,6 @@ def _side_by_side(main: Named, others: Sequence[Named]) -> Form | None:
         for image, cells_of in zip(other.images, other.form.sheet.rows, strict=True):
             if image is not None and of.setdefault(image, cells_of) != cells_of:
                 return None
-        path = other.form.sheet.path
         before = len(header)
         for position, name in enumerate(other.form.sheet.header):
             if not name or name == other.column:
@@ -276,8 +294,9 @@ def _side_by_side(main: Named, others: Sequence[Named]) -> Form | None:
                 ]
                 if clash:
                     raise DataError(
-                        f"{sheet.path} {rows_text(clash)}: column {name!r} differs from that of {path.name}; "
-                        "give the path of the table to use, or remove one of the columns"
+                        f"{sheet.path} {rows_text(clash)}: column {name!r} of {main.form.name} differs from "
+                        f"that of {other.form.name}; {the_one_to_use([main.form, other.form])}, or remove "
+                        "one of the columns"
                     )
                 continue
             header.append(name)
@@ -287,10 +306,42 @@ def _side_by_side(main: Named, others: Sequence[Named]) -> Form | None:
             return None  # a second table of the same, of which one may be out of date
         lost = sum(image not in of for image in map(str, images))
         made.append(
-            f"{path.name} is joined by the image" + (f"; {number_of(lost, 'row')} without" if lost else "")
+            f"{other.form.name} is joined by the image"
+            + (f"; {number_of(lost, 'row')} without" if lost else "")
         )
     both = Sheet(sheet.path, tuple(header), tuple(map(tuple, rows)), sheet.numbers)
     return Form(both, {}, {}, (*main.form.made, *made), main.form.legend)
+
+
+def the_one_to_use(forms: Sequence[Form]) -> str:
+    """What to do about tables of which one may be out of date."""
+    one_file = len({form.sheet.path for form in forms}) == 1
+    return "hide the other sheets" if one_file else "give the path of the table to use"
+
+
+def of_patients(form: Form, images: Collection[str]) -> Form | None:
+    """A table with a row for each image, made of one for each patient or case that names their folder.
+
+    None where no column of patients or cases names folders of images.
+    """
+    folders: dict[str, list[str]] = {}
+    for image in sorted(images):
+        for part in {*image.casefold().split("/")[:-1]}:
+            folders.setdefault(part, []).append(image)
+    sheet = form.sheet
+    for _, name in patient_columns(sheet, ""):
+        cells = [cell.casefold() for cell in sheet.column(name, "")]
+        if 2 * sum(cell in folders for cell in cells) <= len(cells) or len({*cells}) < len(cells):
+            continue
+        rows = [
+            (image, row, number)
+            for cell, row, number in zip(cells, sheet.rows, sheet.numbers, strict=True)
+            for image in folders.get(cell, [""])
+        ]
+        header = (IMAGE if IMAGE not in sheet.header else "image path", *sheet.header)
+        both = Sheet(sheet.path, header, tuple((i, *row) for i, row, _ in rows), tuple(n for *_, n in rows))
+        return replace(form, sheet=both, made=(*form.made, f"{name!r} is the folder of the images of a row"))
+    return None
 
 
 def in_two_columns(form: Form, images: Collection[str], enough: int) -> Form | None:
@@ -320,18 +371,45 @@ def in_two_columns(form: Form, images: Collection[str], enough: int) -> Form | N
     return None
 
 
-def with_patients(form: Form, image: str) -> Form:
-    """A table with a column of patients, where a folder of each image is named after one."""
-    levels = [cell.replace("\\", "/").split("/")[:-1] for cell in form.sheet.column(image, "")]
+def with_patients(form: Form, image: str, split: Sequence[str]) -> tuple[Form, list[str]]:
+    """A table with a column of patients, where a folder or the file of each image is named after one.
+
+    Also returns what to ask about it: the names of files are but a guess.
+
+    Args:
+        image: the column of images.
+        split: of each row; empty where nothing says it.
+    """
+    cells = form.sheet.column(image, "")
+    levels = [cell.replace("\\", "/").split("/")[:-1] for cell in cells]
     for at in range(min(map(len, levels))):
         names = [level[at] for level in levels]
         if all(map(_PATIENT.fullmatch, names)) and len({*names}) > 1:
-            rows = tuple((*row, name) for row, name in zip(form.sheet.rows, names, strict=True))
-            made = (*form.made, f"the patient is the folder of {image!r}, such as {names[0]}")
-            return replace(
-                form, sheet=replace(form.sheet, header=(*form.sheet.header, "patient"), rows=rows), made=made
-            )
-    return form
+            return _with_column(
+                form, names, f"the patient is the folder of {image!r}, such as {names[0]}"
+            ), []
+    begins = [match[1] if (match := _IN_FILE.fullmatch(stem(cell))) else "" for cell in cells]
+    n, several = len({*begins}), len({*cells})
+    if not (all(begins) and 1 < n < several <= _MOST_IMAGES * n):
+        return form, []
+    such = f"the names of several files begin with the same number, such as {begins[0]!r} of {cells[0]!r}"
+    if split and len({*zip(begins, split, strict=True)}) > n:
+        torn = f"{such}; if these are patients, they lie in two splits: add a column of patients"
+        return form, [torn]
+    made = f"the patient is how the name of the file begins, such as {begins[0]}"
+    keys, line = (
+        ("patient_column", "") if split else ("patient_column, split and split_file", '\nsplit = "patients"')
+    )
+    line = f"patient_column = {json.dumps(image)}{line}"
+    remark = f"{such}, which counts as the patient; if it is none, write in place of {keys}:\n{line}"
+    return _with_column(form, begins, made), [remark]
+
+
+def _with_column(form: Form, patients: Sequence[str], made: str) -> Form:
+    rows = tuple((*row, name) for row, name in zip(form.sheet.rows, patients, strict=True))
+    name = "patient" if "patient" not in form.sheet.header else "patient key"
+    sheet = replace(form.sheet, header=(*form.sheet.header, name), rows=rows)
+    return replace(form, sheet=sheet, made=(*form.made, made))
 
 
 def without_unfilled(form: Form) -> Form:

@@ -133,7 +133,7 @@ def discover_labels(
         left_out |= dict.fromkeys(columns, f"{found.data['finding_column']!r} lists the findings")
         asked = {}  # `_listed` asks what a column says of the findings
     else:
-        found = _in_columns(columns, named, marks)
+        found = _in_columns(sheet, columns, named, marks)
     for column in map(found.data.get, ("finding_column", "value_column")):
         left_out.pop(str(column), None)
     warnings = (*asked.values(), *found.warnings)
@@ -157,7 +157,7 @@ def _worded(sheet: Sheet, name: str) -> bool:
     return len(words) > 1 and not all(map(_NUMBER.fullmatch, words))
 
 
-def _in_columns(columns: list[str], named: Mapping[str, str], marks: Collection[str]) -> Labels:
+def _in_columns(sheet: Sheet, columns: list[str], named: Mapping[str, str], marks: Collection[str]) -> Labels:
     """Labels with a column each; those that a person has named are beyond doubt."""
     doubtful = [column for column in columns if not _known(column) and column not in named]
     data: dict[str, Any] = {"labels": columns}
@@ -165,7 +165,14 @@ def _in_columns(columns: list[str], named: Mapping[str, str], marks: Collection[
     if marks:
         data["values"] = {**dict.fromkeys(sorted(marks), 1), "": 0}
         reasons = {"values": "every cell is marked or blank, so blank is absent", "labels": "marked or blank"}
-    return Labels(data, reasons, tuple(_doubt(doubtful)), doubtful=tuple(doubtful))
+    questions = _doubt(doubtful, named)
+    cells = {cell for name in columns for cell in sheet.cells(sheet.header.index(name))}
+    if columns and not marks and "" in cells and 0.0 not in map(Cells({}).number, cells):
+        questions.append(
+            "no label is 0, and blank is unknown; if a blank cell means absent, add this line:\n"
+            + inline("values", {"": 0})
+        )
+    return Labels(data, reasons, tuple(questions), doubtful=tuple(doubtful))
 
 
 def _listed(
@@ -191,18 +198,34 @@ def _listed(
     return Labels(columns[name] | valued.data, reasons, tuple(warnings), one_class=one_class)
 
 
-def _doubt(columns: list[str]) -> list[str]:
-    if not columns:
-        return []
+def _doubt(columns: list[str], named: Mapping[str, str]) -> list[str]:
+    """What to ask about columns of 1 and 0 whose names the vocabulary lacks.
+
+    Args:
+        named: findings that are named already, by column: a key may be in suture.toml once.
+    """
     unnamed = [column for column in columns if is_generic(column)]
-    questions = [
-        f"column {name!r} does not say which finding it is; add this line:\n"
-        + inline("synonyms", {name: "NAME OF THE FINDING"})
-        for name in unnamed
-    ]
-    if names := ", ".join(repr(column) for column in columns if column not in unnamed):
-        questions.append(f"is {names} a finding? If not, remove it from labels")
+    others = ", ".join(repr(column) for column in columns if column not in unnamed)
+    questions = []
+    if unnamed:
+        what = (
+            "does not say which finding it is" if len(unnamed) == 1 else "do not say which findings they are"
+        )
+        names = {**named, **dict.fromkeys(unnamed, "NAME OF THE FINDING")}
+        questions.append(
+            f"{_columns(unnamed)} {what}; {'write' if named else 'add'} this line:\n"
+            + inline("synonyms", names)
+        )
+    if others:
+        several = len(columns) - len(unnamed) > 1
+        is_, it = ("are", "them") if several else ("is", "it")
+        what = "findings" if several else "a finding"
+        questions.append(f"{is_} {others} {what}? If not, remove {it} from labels")
     return questions
+
+
+def _columns(names: Collection[str]) -> str:
+    return f"column{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
 
 
 def _no_labels(sheet: Sheet, warnings: Collection[str]) -> DataError:
@@ -226,6 +249,7 @@ def _label_columns(
     marked: dict[str, set[str]] = {}
     left_out: dict[str, str] = {}
     asked: dict[str, str] = {}
+    grades: dict[str, set[str]] = {}
     for name in names:
         cells = sheet.cells(sheet.header.index(name))
         numbers = Counter(meaning.number(cell) for cell in cells)
@@ -248,10 +272,7 @@ def _label_columns(
             )
         elif strange and _may_be_grades(strange, len(cells)) and not _NO_LABEL.match(name):
             left_out[name] = f"its values are {values}"
-            asked[name] = (
-                f"column {name!r} is left out: its values are {values}. If it is a finding, add it to "
-                f'labels, and this line with 1, 0 or "unknown" for each:\n{values_line(strange)}'
-            )
+            grades[name] = strange
         elif strange and all(map(_SHARE.fullmatch, strange)) and not _NO_LABEL.match(name):
             left_out[name] = f"its numbers lie between 0 and 1, such as {min(strange)}"
             asked[name] = (
@@ -272,6 +293,12 @@ def _label_columns(
                 labels.append(name)
             except LabelError as error:
                 left_out[name], asked[name] = "its name cannot be a class name", f"left out: {error}"
+    line = values_line(set().union(*grades.values()))  # a key may be in suture.toml once
+    for name in grades:
+        asked[name] = (
+            f"column {name!r} is left out: {left_out[name]}. If it is a finding, add it to "
+            f'labels, and this line with 1, 0 or "unknown" for each:\n{line}'
+        )
     if marked and any("" in sheet.cells(sheet.header.index(name)) for name in labels if name not in marked):
         for name in marked:  # blank is unknown in other columns
             labels.remove(name)

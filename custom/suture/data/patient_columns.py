@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Collection, Sequence
 
 from suture.data.cells import Cells
@@ -13,7 +14,7 @@ _PATIENTS = tuple(
     re.compile(words)
     for words in (
         r"patient|pat ?(id|nr|no)\b|subject|mrn|person|proband|participant|pid$|\bpiz\b|pacient|pazient"
-        r"|medical ?record",
+        r"|medical ?record|pacjent|пациент|пацієнт|ασθεν|potilas|beteg|\bhasta\b|患者|病人|환자",
         r"record ?id$|(case|study|exam|examination|visit|encounter|accession|hadm|(^|[^a-z])fall)"
         r" ?(instance)? ?(id|uid|nr|no|num|number|nummer|key)?$",
         r"lesion ?(id|uid|nr|no|num|number|nummer|key)?$",
@@ -100,7 +101,9 @@ def _words(name: str) -> str:
     >>> _words("PatientAccount_No"), _words("StudyUID")
     ('patient account no', 'study uid')
     """
-    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name)
+    plain = "".join(c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c))
+    plain = unicodedata.normalize("NFC", plain)  # without accents
+    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", plain)
     return " ".join(re.split(r"[\W_]+", apart)).strip().lower()
 
 

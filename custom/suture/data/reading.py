@@ -45,12 +45,14 @@ class Reading:
         absent: rows left out because their image is missing (only with `partial`), or because they have no
             text.
         notes: what was taken for granted, for a person to look at.
+        numbers: the number of each row of the table as a spreadsheet shows it, where the reader knows it.
     """
 
     table: Table
     faults: tuple[str, ...] = ()
     absent: int = 0
     notes: tuple[str, ...] = ()
+    numbers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

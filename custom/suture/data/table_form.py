@@ -33,6 +33,7 @@ class Form:
         reasons: why, by key.
         made: how it was put together; empty where it is the file as it is.
         legend: names of the numbers of its classes.
+        title: of the sheet, where the workbook has several.
     """
 
     sheet: Sheet
@@ -40,6 +41,12 @@ class Form:
     reasons: dict[str, str]
     made: tuple[str, ...] = ()
     legend: Mapping[str, str] = field(default_factory=dict)
+    title: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the file and of its sheet."""
+        return f"{self.sheet.path.name}{f', sheet {self.title!r}' if self.title else ''}"
 
 
 def is_hidden(name: str) -> bool:

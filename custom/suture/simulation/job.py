@@ -19,6 +19,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 from pydantic.dataclasses import dataclass
 
+from suture.core.atlas import study_atlas
 from suture.core.entry_points import moved
 from suture.core.errors import ConfigError, SutureError, shown, unknown
 from suture.core.names import as_job, check_job
@@ -129,8 +130,27 @@ def load_job(job: str | Path, *, trust: bool = False) -> Job:
         ConfigError: there is none, it is code that may not be run, or the file fails or defines no JOB.
     """
     path = job_file(job, trust=trust)
-    if path.suffix == ".toml":
-        return _read_toml(path)
+    return _with_decisions(_read_toml(path) if path.suffix == ".toml" else _run(path), path.parent)
+
+
+def _with_decisions(job: Job, study: Path) -> Job:
+    """Return the job with the decisions about names in the labels.toml beside it; the job's own go first."""
+    atlas = study_atlas(study)
+    if not atlas.decisions:
+        return job
+    same = {name: atlas.name(name) for name, _ in atlas.decided("same")}
+    accepted: bool | tuple[str, ...] = job.accept_labels
+    if accepted is not True:
+        accepted = (*(accepted or ()), *(name for name, _ in atlas.decided("different"))) or False
+    return dataclasses.replace(job, label_map=same | job.label_map, accept_labels=accepted)
+
+
+def _run(path: Path) -> Job:
+    """Return the job that a file of Python defines.
+
+    Raises:
+        ConfigError: the file fails, or defines no JOB.
+    """
     module = types.ModuleType(f"suture_job_{path.parent.name}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module

@@ -212,7 +212,7 @@ def summary(name: str, guess: Discovery, config: Path) -> list[str]:
     more = f" and {len(labels) - _MOST_LABELS} more" if len(labels) > _MOST_LABELS else ""
     lines.append(f"  labels: {', '.join(labels[:_MOST_LABELS]) or 'to be named'}{more}")
     said = [f"  {line}" for line in guess.made]
-    said += [f"  ? {warning.partition(chr(10))[0].removesuffix(':')}" for warning in guess.warnings]
+    said += [f"  ? {' '.join(warning.split(chr(10)))}" for warning in guess.warnings]
     room = _MOST_LINES - len(lines)
     rest = [f"  and {len(said) - room + 1} more remarks in {config}"] if len(said) > room else []
     return [*lines, *(said if not rest else said[: room - 1]), *rest]
@@ -225,7 +225,8 @@ def as_toml(guess: Discovery) -> str:
         data["split"], reasons["split"] = "patients", "70 % train, 10 % validation, 20 % test, by patient"
     elif not guess.has_splits:
         data |= {"split": "file", "split_file": SPLITS}
-        reasons["split"] = "the table has no splits; they were made once, by patient"
+        by = "patient" if guess.has_patients else "image"
+        reasons["split"] = f"the table has no splits; they were made once, by {by}"
     lines = ["# Written by `suture init` after a look at the data. Check each line.", ""]
     for warning in (*guess.made, *guess.warnings):
         lines += [f"# {escaped(line)}" for line in warning.split("\n")]

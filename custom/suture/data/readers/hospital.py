@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -27,6 +28,7 @@ from suture.core.labels import LabelSet, canonical_or_none
 from suture.core.names import check_value
 from suture.core.printable import number_of
 from suture.core.validation import MOST_ATTRIBUTES
+from suture.data.images import ImageSource
 from suture.data.patient_columns import torn_patients
 from suture.data.readers.hospital_labels import NO_FINDING, LabelConfig, find_labels, listed_names
 from suture.data.readers.image_list import ImageListConfig, find_split, within_root
@@ -85,8 +87,15 @@ def read_hospital(config: HospitalConfig) -> Reading:
     """
     sheet = _sheet(config)
     images: Sequence[str] = sheet.column(config.image_column, "[data] image_column")
+    absent = 0
     if config.text_column is None:
         images = within_root(images, config, config.image_match)
+        if config.partial:  # what is wrong in a row that is left out does not matter
+            with ImageSource(config.root, config.follow_links) as source:
+                there = [image in source for image in images]
+            if any(there):
+                absent = there.count(False)
+                sheet, images = sheet.only(there), list(compress(images, there))
     patients = sheet.column(config.patient_column, "[data] patient_column")
     found = find_labels(sheet, config, _other_columns(sheet, config))
     labels, y, faults = found.labels, found.y, list(found.faults)
@@ -108,7 +117,7 @@ def read_hospital(config: HospitalConfig) -> Reading:
         sheet, config.patient_column, config.image_column, table.split, _used_columns(sheet, config, labels)
     )
     faults, notes = faults + torn, notes + said
-    return Reading(table, tuple(faults), notes=notes)
+    return Reading(table, tuple(faults), absent, notes, sheet.numbers)
 
 
 def _sheet(config: HospitalConfig) -> Sheet:

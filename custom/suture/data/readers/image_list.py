@@ -16,11 +16,9 @@ from suture.data.reading import Sheet, fault, read_sheet
 from suture.data.split import by_patient
 
 SPLIT_WORDS = {
-    "train": "train",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "test": "test",
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing"), "test"),
     "": "",
 }
 
