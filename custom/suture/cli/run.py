@@ -350,11 +350,28 @@ def export(
     accept_labels: Accept = None,
     sites: Sites = None,
     bundle: Bundle = False,
+    simulator: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Also write data and policy of the simulated sites for FLARE's own simulator."
+        ),
+    ] = None,
     trust: Trust = False,
 ) -> None:
     """Write a job as a folder that FLARE's admin console accepts."""
-    chosen = job_with(job, _all_settings(rounds, seed, settings, accept_labels), trust)
-    _export(chosen, out, experiment, _names(sites), bundle)
+    chosen, names = job_with(job, _all_settings(rounds, seed, settings, accept_labels), trust), _names(sites)
+    if simulator:
+        from suture.flare.simulate import simulator_workspace
+
+        if names:
+            raise typer.BadParameter("--simulator runs the sites of the job; leave --sites out")
+        chosen, written = simulator_workspace(chosen, simulator)
+        names = tuple(written)
+    _export(chosen, out, experiment, names, bundle)
+    if simulator:
+        folder, workspace = ((path / chosen.name).resolve() for path in (out, simulator))
+        command = ["nvflare", "simulator", f"{folder}", "-w", f"{workspace}", "-t", f"{len(names)}"]
+        print_line(f"run it: {shlex.join(command)}")
 
 
 def _export(
@@ -374,7 +391,7 @@ def run_job_file(job: Job) -> None:
 
     @file_app.command(help=job.title)
     def main_(
-        env: Where = Env.sim,
+        env: Where = Env.local,
         rounds: Rounds = None,
         seed: Seed = None,
         out: Out = None,

@@ -32,14 +32,7 @@ def init(
 ) -> None:
     """Look at the data of your hospitals, and write a suture.toml for each and a job."""
     from suture.data.config import CONFIG
-    from suture.simulation.new_study import (
-        as_toml,
-        look,
-        placed,
-        refuse_existing,
-        summary,
-        write_study,
-    )
+    from suture.simulation.new_study import as_toml, look, placed, refuse_existing, summary, write_study
 
     sites = _sites(site)
     if not dry_run:

@@ -182,7 +182,8 @@ def find_site_config(site: str, workspace: Path | None) -> Path:
     """Find the `suture.toml` of a site.
 
     `$SUTURE_SITES/<site>/suture.toml` where that variable is set (a simulation: several sites on one
-    machine), else `local/suture.toml` or `suture.toml` in the site's FLARE workspace.
+    machine), else in the site's FLARE workspace `local/sites/<site>/suture.toml` (FLARE's simulator gives
+    all parties one `local`), `local/suture.toml` or `suture.toml`.
 
     Raises:
         ConfigError: none of these files exists; the message lists them.
@@ -191,7 +192,7 @@ def find_site_config(site: str, workspace: Path | None) -> Path:
     if sites:
         paths = [Path(sites) / site / "suture.toml"]
     else:
-        folders = [workspace / "local", workspace] if workspace else []
+        folders = [workspace / "local" / "sites" / site, workspace / "local", workspace] if workspace else []
         paths = [folder / "suture.toml" for folder in folders]
     for path in paths:
         if path.is_file():

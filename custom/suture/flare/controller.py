@@ -39,6 +39,7 @@ from suture.flare.compat.bell import ring
 from suture.flare.compat.job_guard import JobGuard, asked_to_stop
 from suture.flare.compat.tensor_files import written_once
 from suture.flare.compat.tensors import LARGE, register
+from suture.flare.events import RunEvents
 from suture.flare.workspace import (
     check_allowed,
     claim_experiment,
@@ -100,6 +101,7 @@ class FederationController(Controller):
             self.system_panic(str(error), fl_ctx)
             return
         self._feed = EventFeed(server.record.folder / "events.jsonl")
+        server.record.listen = RunEvents(self, fl_ctx, server.record.folder).take
         transport = FlareTransport(self, fl_ctx, abort_signal, server.schedule.round_timeout)
         guard: JobGuard | None = None
         try:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import time
+
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import ReturnCode
@@ -28,6 +31,9 @@ from suture.flare.workspace import (
 )
 from suture.protocol.messages import TaskData
 from suture.protocol.packing import pack, unpack
+
+log = logging.getLogger(f"custom.{__name__}")
+"""FLARE writes the INFO lines of loggers with this first name into log_fl.txt."""
 
 EXPECTATION = "suture.expectation"
 """Property of the FLARE context in which the executor leaves the expectation for the site's filter."""
@@ -67,9 +73,11 @@ class SiteExecutor(Executor):
         task = unpack(from_shareable_(shareable))
         if not isinstance(task, TaskData) or task.task != task_name:
             raise RejectedUpdate(f"the task {task_name!r} carries something else")
+        began = time.monotonic()
         try:
             with abortable(lambda: abort_signal.triggered):
                 answer = self._answer(task, fl_ctx)
+            log.info("%s of round %d: %.1f s", task.task, task.round, time.monotonic() - began)
         except Aborted:
             return make_reply(ReturnCode.TASK_ABORTED)
         except Exception:  # noqa: BLE001 - the site has recorded it; FLARE would write its text into a log

@@ -8,6 +8,7 @@ the number of the sites' processes. The sites find their configurations through 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -15,14 +16,20 @@ from pathlib import Path
 from nvflare import SimulatorRunner
 
 from suture.core.errors import ConfigError
-from suture.core.files import make_folder, read_json, write_json
+from suture.core.files import make_folder, read_json, write_json, writing
 from suture.core.names import check_job
+from suture.core.validation import with_paths
+from suture.data.config import load_server_config, write_site_config
 from suture.federation.plan import Plan, Schedule
 from suture.federation.server.record import Record
 from suture.flare.compat.allow_list import allowing
 from suture.flare.recipe import FederationRecipe
 from suture.methods import entry_of
+from suture.methods.base import Method
 from suture.methods.source import list_entry
+from suture.simulation.job import Job
+from suture.simulation.run import with_vocabulary
+from suture.simulation.simulator import check_paths
 
 
 def main(folder: Path, threads: int) -> None:
@@ -44,12 +51,7 @@ def main(folder: Path, threads: int) -> None:
     # A site that waits would keep the others from the thread that they share.
     recipe = FederationRecipe(job["name"], plan, schedule, sites, bell=threads >= len(sites))
     workspace = folder / "flare"
-    # The packages are installed here, so their classes are allowed, as at a site where they are installed.
-    point = entry_of(plan.method.about.name)
-    own = ["suture.flare.", *([list_entry(point)] if point else [])]
-    local = workspace / job["name"] / "local"
-    make_folder(local)
-    write_json(local / "resources.json.default", allowing(own))
+    _allow(workspace / job["name"] / "local", plan.method)
     with tempfile.TemporaryDirectory() as exported:
         recipe.export(exported)
         # Not `SimEnv`, which starts another process: the server, which is forked, has these imports at once.
@@ -63,6 +65,58 @@ def main(folder: Path, threads: int) -> None:
         ).run()
     if code:
         raise SystemExit(f"FLARE's simulator ended with return code {code}")
+
+
+def _allow(local: Path, method: Method) -> None:
+    """Allow the classes of a job in the simulator, since their packages are installed here."""
+    point = entry_of(method.about.name)
+    make_folder(local)
+    own = ["suture.flare.", *([list_entry(point)] if point else [])]
+    write_json(local / "resources.json.default", allowing(own))
+
+
+def simulator_workspace(job: Job, folder: Path) -> tuple[Job, list[str]]:
+    """Write what FLARE's own simulator needs for an exported job: policy, data, each party's suture.toml.
+
+    FLARE's workspace is FOLDER/JOB, for ``nvflare simulator -w`` as for ``SimEnv(workspace_root=FOLDER)``.
+    At each start FLARE deletes what is in it, the state of the run too, but for ``local``, of which each
+    party gets a copy. The data lie in FOLDER/sites.
+
+    Returns:
+        the job, with its vocabulary, and the names of the sites.
+
+    Raises:
+        ConfigError: the job simulates no sites, the folder is in use, or FLARE cannot work with its path.
+    """
+    folder = folder.expanduser().resolve()
+    check_paths(folder, "--simulator")
+    if job.simulation is None:
+        raise ConfigError(f"{job.name} does not simulate its sites; write them with `suture init`")
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty; name another folder for --simulator")
+    data, local, files = folder / "sites", folder / job.name / "local", folder / "files"
+    with writing(folder):
+        make_folder(files)
+        sites = job.simulation.prepare(data, folder, job.seed, job.method)
+        job = with_vocabulary(job, data)
+        with_paths(job.plan(job.name), lambda _key, path, _mark: _placed(path, files))
+        for path in sorted(data.glob("*/suture.toml")):
+            party = load_server_config(path)
+            kept = {"state": Path("state"), "files": files}
+            config = (party.held_out or party).model_copy(
+                update={"storage": party.storage.model_copy(update=kept)}
+            )
+            make_folder(local / "sites" / path.parent.name)
+            write_site_config(local / "sites" / path.parent.name / "suture.toml", config)
+        _allow(local, job.method)
+    return job, sites
+
+
+def _placed(path: str, files: Path) -> str:
+    """Copy a file that the job names to where each party looks for it; a word, such as `download`, stays."""
+    if Path(path).is_file():
+        shutil.copy2(path, files)
+    return path
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The history of a run in TensorBoard or MLflow: what the server's run folder holds, and nothing else.
 
-`Tracking` reads history.jsonl and metrics.json on the machine of `suture run`. FLARE's own tracking is not
-used: there, sites stream whatever their code logs, past the check of what may leave a site.
+`Tracking` reads history.jsonl and metrics.json on the machine of `suture run`. FLARE's tracking gets the same
+from the server alone (`suture.flare.events`): sites would stream past the check of what may leave them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from suture.core.files import read_json
 from suture.core.validation import flat
 from suture.protocol.records import Metrics, Round, SiteRound, read_history, read_metrics, read_run
 from suture.reports.follow import followed
-from suture.reports.trackers import Facts, Tracker, open_sink, part_of_name
+from suture.reports.trackers import Facts, Sink, Tracker, open_sink, part_of_name
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +36,9 @@ class Tracking:
         ConfigError: the tracker is not installed.
     """
 
-    def __init__(self, folder: Path, tracker: Tracker) -> None:
+    def __init__(self, folder: Path, tracker: Tracker | Sink) -> None:
         self.folder = folder.resolve()
-        self._sink = open_sink(tracker, self.folder)
+        self._sink = open_sink(tracker, self.folder) if isinstance(tracker, str) else tracker
         self._written: list[Round] | None = None
 
     def update(self) -> None:

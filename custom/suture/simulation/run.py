@@ -156,7 +156,7 @@ def _begin(job: Job, folder: Path, env: str) -> tuple[Job, list[str]]:
     simulation, again = job.simulation, command(job, env)
     assert simulation is not None
     sites = simulation.prepare(folder / "sites", folder.parent, job.seed, job.method)
-    job = _with_vocabulary(job, folder / "sites")
+    job = with_vocabulary(job, folder / "sites")
     plan, schedule = job.plan(folder.name), job.schedule()
     said = ""
     if isinstance(simulation, StudySites) and not simulation.limits:
@@ -235,7 +235,7 @@ def _recorded_end(folder: Path) -> Iterator[None]:
         raise
 
 
-def _with_vocabulary(job: Job, folder: Path) -> Job:
+def with_vocabulary(job: Job, folder: Path) -> Job:
     """Return the job with the words of all documents of its simulation, where its vocabulary is `CORPUS`."""
     if job.model.vocabulary != CORPUS:
         return job

@@ -52,13 +52,13 @@ _OWN = re.compile(r"suture\.core\.errors\.\w+: ")
 _KILLED = re.compile(r"return code (?:-9|137)\b")
 
 
-def check_paths(out: Path) -> None:
+def check_paths(out: Path, option: str = "--out") -> None:
     """Refuse paths that FLARE's simulator would tear apart: it divides its commands at blanks.
 
     Raises:
         ConfigError: the path of the run folder, of temporary files or of Python has one of these characters.
     """
-    places = {"--out": str(out.resolve()), "TMPDIR": tempfile.gettempdir(), "Python": sys.executable}
+    places = {option: str(out.resolve()), "TMPDIR": tempfile.gettempdir(), "Python": sys.executable}
     for what, path in places.items():
         if re.search(r"[\s'\"\\#]", path):
             raise ConfigError(

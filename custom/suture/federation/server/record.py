@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ class Record:
     Args:
         folder: of the run; `run.json` in it may already describe the job.
 
+    Attributes:
+        listen: is called with each event, after it was written; it must not raise.
+
     Raises:
         DataError: run.json is damaged.
         DiskError: the folder cannot be made.
@@ -37,6 +41,7 @@ class Record:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.listen: Callable[[Mapping[str, Any]], None] = lambda _event: None
         make_folder(folder)
         path = folder / "run.json"
         self.run: dict[str, Any] = read_json(path) if path.exists() else {}
@@ -51,10 +56,12 @@ class Record:
 
         Never raises: a round does not fail because of the display.
         """
+        event = {"time": now(), "event": kind, **facts}
         try:
-            append_line(self.folder / "events.jsonl", {"time": now(), "event": kind, **facts})
+            append_line(self.folder / "events.jsonl", event)
         except OSError as error:
             log.warning("%s: %s", self.folder, error)
+        self.listen(event)
 
     def history(self, line: dict[str, Any]) -> None:
         """Append a round to history.jsonl.

@@ -1,0 +1,134 @@
+"""FLARE's monitoring, metric files and tracking see a run: its rounds, and the figures of its folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from nvflare.apis.analytix import AnalyticsData
+from nvflare.apis.dxo import from_shareable
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_context import FLContext, FLContextManager
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
+from nvflare.app_common.widgets.metrics_artifact_writer import MetricsArtifactWriter
+from nvflare.app_common.widgets.streaming import AnalyticsReceiver
+from nvflare.fuel.utils.log_utils import LoggerNameFilter
+from nvflare.metrics.job_metrics_collector import JobMetricsCollector
+
+from rounds import conformant
+from suture.core.errors import FederationError
+from suture.federation.loop import Loop, federate
+from suture.federation.server.record import describe
+from suture.flare.events import RunEvents
+from suture.models import ModelSpec
+from suture.simulation.trial import Trial
+
+
+class Receiver(AnalyticsReceiver):
+    """Keeps what FLARE's tracking would write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, float, int]] = []
+
+    def initialize(self, fl_ctx: FLContext) -> None:
+        """Nothing to open."""
+
+    def save(self, fl_ctx: FLContext, shareable: Any, record_origin: str) -> None:
+        data = AnalyticsData.from_dxo(from_shareable(shareable))
+        assert data is not None
+        assert record_origin == "server"
+        self.found.append((data.tag, data.value, data.step))
+
+    def finalize(self, fl_ctx: FLContext) -> None:
+        """Nothing to close."""
+
+
+class Job:
+    """FLARE's engine of a server's job, with components that its events reach."""
+
+    def __init__(self, folder: Path, *components: FLComponent) -> None:
+        self.components, self.fired = components, list[tuple[str, int | None]]()
+        self.workspace = SimpleNamespace(
+            get_run_dir=lambda _: str(folder), get_result_root=lambda _: str(folder)
+        )
+        manager = FLContextManager(self, "server", "job-1")
+        self.new_context = manager.new_context
+
+    def get_workspace(self) -> Any:
+        return self.workspace
+
+    def fire_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        self.fired.append((event_type, fl_ctx.get_prop(AppConstants.CURRENT_ROUND)))
+        for component in self.components:
+            component.handle_event(event_type, fl_ctx)
+
+
+def run(trial: Trial, folder: Path, *components: FLComponent) -> Job:
+    job = Job(folder, *components)
+    describe(trial.server.record, trial.plan, trial.server.schedule)
+    with job.new_context() as fl_ctx:
+        job.fire_event(EventType.START_RUN, fl_ctx)
+        trial.server.record.listen = RunEvents(FLComponent(), fl_ctx, trial.server.record.folder).take
+        federate(trial.server, Loop(trial.sites))
+        job.fire_event(EventType.END_RUN, fl_ctx)
+    return job
+
+
+@pytest.fixture
+def trial() -> Any:
+    with Trial(conformant("surgical"), ModelSpec("cnn", size=16), "multilabel", rounds=2) as made:
+        yield made
+
+
+def test_flares_components_see_rounds_and_figures(
+    trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver, collector = Receiver(), JobMetricsCollector({})
+    metrics: list[str] = []
+    monkeypatch.setattr(collector, "publish_metrics", lambda _m, name, *_: metrics.append(name))
+    job = run(trial, tmp_path, receiver, collector, MetricsArtifactWriter())
+    pair = (AppEventType.ROUND_STARTED, AppEventType.ROUND_DONE)
+    rounds = [event for event in job.fired if event[0] in pair]
+    assert rounds == [(name, number) for number in (1, 2) for name in pair]
+    assert metrics.count("_round") == 2, "the collector's time of each round"
+    history = trial.history()
+    for line in history:
+        assert ("validation/loss", line["validation"]["loss"], line["round"]) in receiver.found
+        loss = line["sites"]["alpha"]["train_loss"]
+        assert ("sites/alpha/train_loss", loss, line["round"]) in receiver.found
+    assert len(history) == 2
+    assert len(set(receiver.found)) == len(receiver.found), "each figure once"
+    (path,) = tmp_path.rglob("round_metrics.jsonl")
+    written = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["round"] for line in written][:2] == [1, 2]
+    assert "validation/loss" in json.dumps(written[0])
+
+
+def test_a_component_that_fails_does_not_fail_the_round(
+    trial: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise FederationError("the monitor is gone")
+
+    monkeypatch.setattr(FLComponent, "fire_event", fail)
+    run(trial, tmp_path)
+    assert len(trial.history()) == 2
+    assert "the monitor is gone" in caplog.text
+
+
+def test_flare_writes_the_lines_of_a_run_into_log_fl(
+    trial: Trial, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    passes = LoggerNameFilter(["custom", "nvflare.app_common", "nvflare.app_opt"]).filter
+    with caplog.at_level(logging.INFO):
+        run(trial, tmp_path)
+    lines = [r.getMessage() for r in caplog.records if r.levelno == logging.INFO and passes(r)]
+    assert [line for line in lines if line.startswith("round 1/2")]
+    assert [line for line in lines if line.startswith("round 2/2")]
