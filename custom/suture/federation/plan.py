@@ -300,15 +300,15 @@ class Schedule:
         return parse(cls, values, "schedule")
 
 
-def round_context(plan: Plan, rounds: int, round_: int) -> RoundContext:
+def round_context(method: Method, seed: int, rounds: int, round_: int) -> RoundContext:
     """Return phase and seed of round `round_` (from 1) of `rounds`.
 
     Raises:
-        ConfigError: the plan has no such round.
+        ConfigError: there is no such round.
     """
     last = 0
-    for phase in plan.method.phases(rounds):
+    for phase in method.phases(rounds):
         if round_ <= last + phase.rounds:
-            return RoundContext(round_, phase, plan.seed, round_ - last)
+            return RoundContext(round_, phase, seed, round_ - last)
         last += phase.rounds
     raise ConfigError(f"round {round_} is beyond the {rounds} rounds of the plan")

@@ -146,6 +146,12 @@ def load_spec(folder: Path) -> ModelSpec:
 
 def _described(folder: Path) -> _Description:
     path = folder / "model.json"
+    if (folder / "run.json").is_file() and not path.is_file():
+        at_sites = sorted(folder.glob("sites/*/state/**/model/model.json"))
+        raise ConfigError(
+            f"the run {folder} has no model of all sites; "
+            + (f"name a site's, as {at_sites[0].parent}" if at_sites else "continue it with --resume")
+        )
     if not path.is_file():
         raise ConfigError(f"{folder} does not contain model.json; name the model/ folder of a finished run")
     try:

@@ -24,7 +24,7 @@ from suture.models.saved import load_spec, weights_digest
 from suture.protocol.decisions import Decisions
 from suture.protocol.records import Metrics, Run, read_history, read_metrics, read_run
 from suture.reports.decision_section import decision_section
-from suture.reports.formatting import DASH, area, interval, stepped
+from suture.reports.formatting import DASH, area, interval, selected_for, stepped
 from suture.reports.report import templates
 from suture.reports.tables import class_groups, shown
 
@@ -115,6 +115,7 @@ def _templates() -> Environment:
         "rounded": rounded,
         "area": area,
         "stepped": stepped,
+        "selected_for": selected_for,
         "interval": interval,
         "rate": rate,
     }
