@@ -137,6 +137,20 @@ FIRST: dict[str, tuple[str, ...]] = {
 """What a beginner sets, by the table that it stands in; all else is advanced."""
 
 
+_BY_TASK = (
+    ("read a hospital's table and images", "[data]", "data"),
+    ("use a GPU, more threads, mixed precision", "[training]", "training"),
+    ("limit what leaves a site", "[privacy]", "privacy"),
+    ("choose the network and the size of images", "model", "model-modelspec"),
+    ("augment training images", "augmentation", "augmentation-augmentation"),
+    ("decide by thresholds", "decision", "decision-decisionsettings"),
+    ("fine-tune on a new task", "finetuning", "finetuning-finetuning"),
+    ("simulate sites", "simulation", "simulation"),
+    ("set what one method has", "hyperparameters", "advanced-hyperparameters-of-the-methods"),
+)
+"""Tasks, with the name and the anchor of the part of the page that has their settings."""
+
+
 def _configuration_page() -> str:
     """Return every key of a suture.toml, and every setting of a job."""
     from suture.data.config import SiteConfig
@@ -152,7 +166,9 @@ def _configuration_page() -> str:
     parts = [
         HEAD,
         "# Configuration\n",
-        "Most users need the first two tables only. Further down, `of` names the kinds that have a key: "
+        "Beginners need the first two tables only. By task:\n",
+        *(f"- {task}: [{name}](#{anchor})" for task, name, anchor in _BY_TASK),
+        "\nFurther down, `of` names the kinds that have a key: "
         '"as `weights`" are those that have that one.\n',
         "## A site's suture.toml\n",
         "Relative paths start at the folder of the file. [The guide](../data.md) shows how to write one.\n",
