@@ -61,6 +61,14 @@ SPECS = {
     "gray for a network of three channels, neck": ModelSpec("resnet18", size=64, neck=16),
     "colour": ModelSpec("densenet121", size=64, color=True, mean=(0.1, 0.2, 0.3), std=(0.5, 0.4, 0.3)),
     "vectors": ModelSpec("vectors", vector=384),
+    "a transformer of timm": ModelSpec("timm:test_vit", size=64),
+    "a network of timm": ModelSpec("timm:test_resnet", size=64, color=True),
+    "a transformer of transformers": ModelSpec(
+        "hf:dinov2",
+        size=28,
+        encoder_config='{"arguments": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}, '
+        '"mean": [0.5, 0.5, 0.5], "std": [0.2, 0.2, 0.2]}',
+    ),
 }
 
 

@@ -48,9 +48,9 @@ def pages(commands: Mapping[str, Any]) -> dict[str, str]:
     from suture.simulation.egress_page import page as egress_page
 
     return {
-        "reference/methods.md": methods_page(),
-        "reference/configuration.md": configuration_page(),
-        "reference/commands.md": commands_page(commands),
+        "reference/methods.md": _methods_page(),
+        "reference/configuration.md": _configuration_page(),
+        "reference/commands.md": _commands_page(commands),
         "reference/egress.md": egress_page(),
     }
 
@@ -58,7 +58,7 @@ def pages(commands: Mapping[str, Any]) -> dict[str, str]:
 # Methods
 
 
-def methods_page() -> str:
+def _methods_page() -> str:
     """Return the table of the methods that come with the package."""
     used = _jobs_by_method()
     rows = [_method_row(name, kind, used.get(name, [])) for name, kind in _methods().items()]
@@ -151,7 +151,7 @@ _BY_TASK = (
 """Tasks, with the name and the anchor of the part of the page that has their settings."""
 
 
-def configuration_page() -> str:
+def _configuration_page() -> str:
     """Return every key of a suture.toml, and every setting of a job."""
     from suture.data.config import SiteConfig
     from suture.data.dataset import DatasetConfig
@@ -395,7 +395,7 @@ def _classes(annotation: Any) -> list[Any]:
 # Command line
 
 
-def commands_page(commands: Mapping[str, Any]) -> str:
+def _commands_page(commands: Mapping[str, Any]) -> str:
     """Return every command with its arguments and options."""
     intro = (
         "`suture COMMAND --help` shows the same text. Variables of the environment are named beside the "

@@ -72,7 +72,7 @@ def test_a_sound_encoder_passes_and_leaves_no_trace() -> None:
     ],
 )
 def test_a_fault_is_named(fault: str, said: str) -> None:
-    with pytest.raises((AssertionError, RuntimeError), match=said if fault != "double" else "") as caught:
+    with pytest.raises((AssertionError, RuntimeError), match=None if fault == "double" else said) as caught:
         check_encoder(entry(fault), 32)
     assert fault == "double" or isinstance(caught.value, AssertionError)
 

@@ -175,7 +175,7 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError, match=r"preprocessor_config\.json is missing"):
         built(f"hf:{folder}")
     folder_of(tmp_path / "encoder", made("vit"))
-    with pytest.raises(ConfigError, match=r"model\.size 36: hf:vit, .*patches of 8 px"):
+    with pytest.raises(ConfigError, match=r"model\.size 36: hf:vit, pretrained at 32 px, .*patches of 8 px"):
         built(f"hf:{folder}", 36)
     (folder / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"contains no file of weights"):

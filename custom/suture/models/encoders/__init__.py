@@ -7,7 +7,6 @@ tensors and a configuration of plain values, from which the library's own classe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,24 +30,18 @@ BY_NAME: dict[str, Callable[[str], Backbone]] = {
 """The families whose libraries know their networks by name."""
 
 
-@dataclass(frozen=True)
-class Stored:
-    """A family whose encoders come from a file or folder.
+Read = Callable[[Path], tuple[str, Description]]
+"""Returns the name of the network of a path, and its description."""
 
-    Attributes:
-        read: the name of the network of a path, and its description.
-        build: builds such a network for the images of a specification, and fills it with weights.
-    """
+Build = Callable[[str, Description, "ModelSpec", str | None], tuple[nn.Module, int]]
+"""Builds such a network for the images of a specification, and fills it with weights."""
 
-    read: Callable[[Path], tuple[str, Description]]
-    build: Callable[[str, Description, ModelSpec, str | None], tuple[nn.Module, int]]
-
-
-STORED = {
-    "hf": Stored(transformers_folder.read_folder, transformers_folder.build_network),
-    "xrv": Stored(xrv_file.read_file, xrv_file.build_network),
-    "bundle": Stored(monai_bundle.read_bundle, monai_bundle.build_network),
+STORED: dict[str, tuple[Read, Build]] = {
+    "hf": (transformers_folder.read_folder, transformers_folder.build_network),
+    "xrv": (xrv_file.read_file, xrv_file.build_network),
+    "bundle": (monai_bundle.read_bundle, monai_bundle.build_network),
 }
+"""The families whose encoders come from a file or folder."""
 
 FAMILIES = {
     "timm:NAME": "an image network of timm, such as timm:vit_small_patch14_dinov2 (suture[encoders])",
@@ -87,10 +80,11 @@ def family_encoder(name: str, config: str | None) -> Backbone:
     family, _, network = name.partition(":")
     if family in BY_NAME:
         return BY_NAME[family](network)
+    _, build = STORED[family]
     described = Description.read(config or "", f"model.encoder_config of {as_word(name)}")
     return Backbone(
         f"{network} of {family}",
-        partial(STORED[family].build, network, described),
+        partial(build, network, described),
         weights=(),
         normalisation=(described.mean, described.std),
         size=described.size,

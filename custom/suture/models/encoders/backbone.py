@@ -87,11 +87,31 @@ def without_classifier(network: nn.Module, name: str) -> str:
     return linear[-1]
 
 
+BUILD_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
+"""What libraries raise for arguments, or for images, that a network does not take."""
+
+
+def refused(spec: ModelSpec, size: int | None, error: Exception) -> ConfigError:
+    """The error for a network that does not take images of the job's size.
+
+    Args:
+        size: side of the images of its pretraining, in pixels.
+    """
+    trained = f", pretrained at {size} px," if size else ""
+    return ConfigError(
+        f"model.size {spec.size}: {spec.name}{trained} does not take images of that size "
+        f"({as_word(error)}); set another model.size"
+    )
+
+
 def checked(network: nn.Module, spec: ModelSpec, size: int | None) -> tuple[nn.Module, int]:
     """Return a network, and its number of features, after one image of the job has passed through it.
 
     Integer tensors that are not counters of batch norm, such as tables of positions, follow from the network
     and become constants of it: they are neither sent nor averaged.
+
+    Args:
+        size: side of the images of its pretraining, in pixels.
 
     Raises:
         ConfigError: it does not take images of that size, or does not return one vector for each.
@@ -100,25 +120,18 @@ def checked(network: nn.Module, spec: ModelSpec, size: int | None) -> tuple[nn.M
         for name, buffer in [*module.named_buffers(recurse=False)]:
             if not buffer.is_floating_point() and name != "num_batches_tracked":
                 module.register_buffer(name, buffer, persistent=False)
-    prepare = spec.preprocessing
-    trained = f", pretrained at {size} px," if size else ""
     first = next((module for module in network.modules() if isinstance(module, nn.Conv2d)), None)
-    if first and first.kernel_size == first.stride and prepare.size % first.stride[0]:
-        raise ConfigError(
-            f"model.size {prepare.size}: {spec.name}{trained} divides images into patches of "
-            f"{first.stride[0]} px; set model.size to a multiple of them"
-        )
-    image = torch.zeros(1, prepare.channels, prepare.size, prepare.size)
+    if first and first.kernel_size == first.stride and spec.size % first.stride[0]:
+        patches = ValueError(f"it is no multiple of its patches of {first.stride[0]} px")
+        raise refused(spec, size, patches)
+    image = torch.zeros(1, spec.preprocessing.channels, spec.size, spec.size)
     # In training mode, where batch norm refuses a single value, on copies of what it would change.
     changed = {name: buffer.clone() for name, buffer in network.named_buffers()}
     try:
         with torch.no_grad():
             out = torch.func.functional_call(network.train(), changed, (image,))
-    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
-        raise ConfigError(
-            f"model.size {prepare.size}: {spec.name}{trained} does not take images of that size "
-            f"({as_word(error)}); set another model.size"
-        ) from error
+    except BUILD_ERRORS as error:
+        raise refused(spec, size, error) from error
     if not isinstance(out, Tensor) or out.dim() != 2:
         got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ConfigError(f"{spec.name} gives {got} for an image instead of a vector; choose another model")

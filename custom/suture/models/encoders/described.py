@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +17,7 @@ from suture.core.errors import ConfigError, SutureError, as_word, shown
 from suture.core.plain import parse_json, read_bounded
 from suture.core.validation import STRICT, parse
 from suture.models.classifier import Mean, Std
+from suture.models.encoders.backbone import BUILD_ERRORS
 
 Number = Annotated[int, Field(ge=-(2**16), le=2**16)] | Annotated[float, Field(ge=-(2**16), le=2**16)]
 Text = Annotated[str, Field(max_length=64)]
@@ -99,7 +100,7 @@ def normalised(low: float, high: float, channels: int) -> tuple[tuple[float, ...
     return (-low / (high - low),) * channels, (1 / (high - low),) * channels
 
 
-def bounded(make: Callable[[], nn.Module], name: str, errors: Collection[type[Exception]]) -> nn.Module:
+def bounded(make: Callable[[], nn.Module], name: str) -> nn.Module:
     """Make a network of arguments that another party may have chosen, once its size is known.
 
     Raises:
@@ -108,8 +109,8 @@ def bounded(make: Callable[[], nn.Module], name: str, errors: Collection[type[Ex
     try:
         with torch.device("meta"):  # without memory
             number = sum(tensor.numel() for tensor in make().state_dict().values())
-        if number > _MOST_PARAMETERS:
-            raise ConfigError(f"{name} would have {number:,} parameters; at most {_MOST_PARAMETERS:,}")
-        return make()
-    except tuple(errors) as error:
+        if number <= _MOST_PARAMETERS:
+            return make()
+    except BUILD_ERRORS as error:
         raise ConfigError(f"{name} cannot be built: {as_word(error)}; correct its arguments") from error
+    raise ConfigError(f"{name} would have {number:,} parameters; at most {_MOST_PARAMETERS:,} can be built")

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
 from collections.abc import Mapping
 from functools import partial
+from math import isqrt
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from suture.core.errors import ConfigError, as_word, unknown
-from suture.models.encoders.backbone import Backbone, checked, needed, without_classifier
+from suture.models.encoders.backbone import (
+    BUILD_ERRORS,
+    Backbone,
+    checked,
+    needed,
+    refused,
+    without_classifier,
+)
 from suture.models.weights import fill, read_weights, within
 
 if TYPE_CHECKING:
     from suture.models import ModelSpec
-
-_POSITIONS = ("pos_embed", "pos_embedding", "relative_position", "rel_pos")
-"""Parts of the names of tensors whose shape follows from the size of the images."""
 
 
 def timm_encoder(name: str) -> Backbone:
@@ -55,34 +59,22 @@ def _timm_network(name: str, own: Any, spec: ModelSpec, weights: str | None) -> 
 
     # Only networks that must know the size have this argument.
     size: dict[str, Any] = {"img_size": spec.size} if own.fixed_input_size else {}
-    channels = spec.preprocessing.channels
+    channels, trained = spec.preprocessing.channels, own.input_size[1]
     try:
         network = timm.create_model(name, pretrained=False, num_classes=0, in_chans=channels, **size)
-    except (TypeError, ValueError, AssertionError) as error:
-        raise ConfigError(
-            f"model.size {spec.size}: timm:{name}, of {own.input_size[1]} px, cannot be built for that size "
-            f"({as_word(error)}); set model.size={own.input_size[1]}"
-        ) from error
+    except BUILD_ERRORS as error:
+        raise refused(spec, trained, error) from error
     if weights:
         head = (own.classifier,) if isinstance(own.classifier, str) else tuple(own.classifier or ())
-        found = within(read_weights(weights), network.state_dict(), weights)
-        # What timm itself does to a file: names of other programs, and positions of images of another size.
-        # It resamples patches, too, which would make one network of another.
+        tensors = network.state_dict()
+        found = within(read_weights(weights), tensors, weights)
+        # What timm does to a file: names of other programs, positions of images of another size. It resamples
+        # patches, too, which would make one network of another.
         if convert := getattr(sys.modules[type(network).__module__], "checkpoint_filter_fn", None):
-            _check_patches(found, network.state_dict(), weights, name)
-            found = convert(found, network)
-        fill(network.state_dict(), found, weights, f"{name} of timm", tuple(f"{part}." for part in head))
-    return checked(network, spec, own.input_size[1])
-
-
-def _check_patches(found: Mapping[str, Tensor], own: Mapping[str, Tensor], weights: str, name: str) -> None:
-    """Refuse a file whose tensors, but for positions, have other shapes than the network's."""
-    for key, tensor in own.items():
-        shape = list(found[key].shape) if key in found else list(tensor.shape)
-        if shape[2:] != list(tensor.shape)[2:] and not any(part in key for part in _POSITIONS):
-            raise ConfigError(
-                f"{weights} does not contain {name} of timm: {key} is {shape} instead of {list(tensor.shape)}"
-            )
+            patches = {key: found[key] for key in ("patch_embed.proj.weight",) if key in found}
+            found = {**convert(found, network), **patches}
+        fill(tensors, found, weights, f"{name} of timm", tuple(f"{part}." for part in head))
+    return checked(network, spec, trained)
 
 
 _OTHER_INPUT = ("googlenet", "inception_v3")
@@ -103,47 +95,33 @@ def torchvision_encoder(name: str) -> Backbone:
     own = models.get_model_weights(name).DEFAULT.transforms()
     return Backbone(
         f"{name} of torchvision, for {own.crop_size[0]} px",
-        partial(_torchvision_network, name),
+        partial(_torchvision_network, name, own.crop_size[0]),
         weights=(),
         normalisation=(tuple(own.mean), tuple(own.std)),
         size=own.crop_size[0],
     )
 
 
-def _torchvision_network(name: str, spec: ModelSpec, weights: str | None) -> tuple[nn.Module, int]:
+def _torchvision_network(
+    name: str, trained: int, spec: ModelSpec, weights: str | None
+) -> tuple[nn.Module, int]:
     """Build a network for images of the job's size, and resample its positions to them."""
     from torchvision import models
+    from torchvision.models.vision_transformer import interpolate_embeddings
 
-    entry = torchvision_encoder(name)
     size = {"image_size": spec.size} if name.startswith("vit_") else {}
     try:
         network = models.get_model(name, weights=None, **size)
-    except (TypeError, ValueError, AssertionError) as error:
-        raise ConfigError(
-            f"model.size {spec.size}: torchvision:{name}, of {entry.size} px, cannot be built for that size "
-            f"({as_word(error)}); set model.size={entry.size}"
-        ) from error
+    except BUILD_ERRORS as error:
+        raise refused(spec, trained, error) from error
     head = without_classifier(network, f"torchvision:{name}")
     if weights:
-        found: Mapping[str, Tensor] = within(read_weights(weights), network.state_dict(), weights)
-        if size and "encoder.pos_embedding" in found:
-            found = _resampled(found, spec.size, network.patch_size, weights)
+        found = within(read_weights(weights), network.state_dict(), weights)
+        table = found.get("encoder.pos_embedding")
+        if table is not None and table.dim() == 3 and isqrt(table.shape[1] - 1) ** 2 == table.shape[1] - 1:
+            found = interpolate_embeddings(spec.size, network.patch_size, found)
         fill(network.state_dict(), found, weights, f"{name} of torchvision", (f"{head}.",))
-    return checked(network, spec, entry.size)
-
-
-def _resampled(tensors: Mapping[str, Tensor], size: int, patch: int, weights: str) -> Mapping[str, Tensor]:
-    """Return the tensors of a vision transformer with the positions of images of another size."""
-    from torchvision.models.vision_transformer import interpolate_embeddings
-
-    try:
-        found: Mapping[str, Tensor] = interpolate_embeddings(size, patch, OrderedDict(tensors))
-    except (ValueError, RuntimeError) as error:
-        raise ConfigError(
-            f"{weights}: encoder.pos_embedding cannot be resampled to {size} px: {as_word(error)}; name "
-            "another file"
-        ) from error
-    return found
+    return checked(network, spec, trained)
 
 
 MONAI_NETS: dict[str, dict[str, Any]] = {

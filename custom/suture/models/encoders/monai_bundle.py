@@ -94,6 +94,5 @@ def build_network(
     Raises:
         ConfigError: the arguments do not go together, or the weights are another network's.
     """
-    errors = (TypeError, ValueError, KeyError, RuntimeError, AttributeError)
-    network = bounded(lambda: monai_network(kind, described.arguments), spec.name, errors)
+    network = bounded(lambda: monai_network(kind, described.arguments), spec.name)
     return filled_monai(network, kind, spec, weights, described.size)

@@ -6,8 +6,6 @@ what the folder holds besides configuration and tensors is never read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,54 +22,29 @@ if TYPE_CHECKING:
     from suture.models import ModelSpec
 
 
-@dataclass(frozen=True)
-class _Network:
-    """A network of transformers.
-
-    Attributes:
-        model: its class.
-        arguments: the names of its own settings in config.json; the others are of training or of heads.
-        extra: further arguments of the class.
-        positions: whether it has positions of a fixed image size.
-    """
-
-    model: str
-    arguments: tuple[str, ...]
-    extra: Mapping[str, Any] | None = None
-    positions: bool = False
-
-
-_VIT = (
-    *("hidden_size", "num_hidden_layers", "num_attention_heads", "hidden_act", "layer_norm_eps"),
-    *("hidden_dropout_prob", "attention_probs_dropout_prob", "patch_size", "num_channels", "qkv_bias"),
-)
-_DINO = (*_VIT, "mlp_ratio", "layerscale_value", "drop_path_rate", "use_swiglu_ffn")
-_CONVNEXT = (
-    *("num_channels", "patch_size", "num_stages", "hidden_sizes", "depths", "hidden_act", "layer_norm_eps"),
-    *("layer_scale_init_value", "drop_path_rate"),
-)
-_SWIN = (
-    *("patch_size", "num_channels", "embed_dim", "depths", "num_heads", "window_size", "mlp_ratio"),
-    *("qkv_bias", "hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate", "hidden_act"),
-    "layer_norm_eps",
-)
-_RESNET = (
-    *("num_channels", "embedding_size", "hidden_sizes", "depths", "layer_type", "hidden_act"),
-    *("downsample_in_first_stage", "downsample_in_bottleneck"),
-)
-
 _NETWORKS = {
-    "vit": _Network("ViTModel", (*_VIT, "intermediate_size"), {"add_pooling_layer": False}, True),
-    "dinov2": _Network("Dinov2Model", _DINO, None, True),
-    "dinov2_with_registers": _Network(
-        "Dinov2WithRegistersModel", (*_DINO, "num_register_tokens"), None, True
-    ),
-    "convnext": _Network("ConvNextModel", _CONVNEXT),
-    "convnextv2": _Network("ConvNextV2Model", _CONVNEXT),
-    "swin": _Network("SwinModel", _SWIN),
-    "resnet": _Network("ResNetModel", _RESNET),
+    "vit": "ViTModel",
+    "dinov2": "Dinov2Model",
+    "dinov2_with_registers": "Dinov2WithRegistersModel",
+    "convnext": "ConvNextModel",
+    "convnextv2": "ConvNextV2Model",
+    "swin": "SwinModel",
+    "resnet": "ResNetModel",
 }
-"""The networks, by their `model_type` in config.json."""
+"""The classes of the networks, by their `model_type` in config.json."""
+
+_ARGUMENTS = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act"),
+    *("layer_norm_eps", "patch_size", "num_channels", "qkv_bias", "mlp_ratio", "layerscale_value"),
+    *("use_swiglu_ffn", "num_register_tokens", "drop_path_rate", "hidden_dropout_prob", "num_stages"),
+    *("attention_probs_dropout_prob", "hidden_sizes", "depths", "layer_scale_init_value", "embed_dim"),
+    *("num_heads", "window_size", "embedding_size", "layer_type", "downsample_in_first_stage"),
+    "downsample_in_bottleneck",
+)
+"""Their own settings in config.json; the others are of training or of heads."""
+
+_POSITIONED = ("vit", "dinov2", "dinov2_with_registers")
+"""Those with positions of a fixed image size, which are called `_POSITIONS`."""
 
 _POSITIONS = "embeddings.position_embeddings"
 
@@ -98,7 +71,7 @@ def read_folder(folder: Path) -> tuple[str, Description]:
     kind = str(config.get("model_type"))
     if kind not in _NETWORKS:
         raise unknown(f"model_type in {folder}/config.json", kind, _NETWORKS)
-    arguments = {name: config[name] for name in _NETWORKS[kind].arguments if name in config}
+    arguments = {name: value for name, value in config.items() if name in _ARGUMENTS}
     channels = arguments.get("num_channels", 3)
     mean, std, size = _preprocessing(folder, channels)
     values = {"arguments": arguments, "mean": mean, "std": std, "size": config.get("image_size") or size}
@@ -133,15 +106,12 @@ def build_network(
         ConfigError: transformers is not installed, or the weights are another network's.
     """
     transformers = needed("transformers", f"hf:{kind}")
-    entry = _NETWORKS[kind]
-    made, own = getattr(transformers, entry.model), dict(described.arguments)
-    if entry.positions:
-        own["image_size"] = spec.size
-    extra = dict(entry.extra or {})
-    config = made.config_class(**own)
-    network = bounded(
-        lambda: made(config, **extra), f"hf:{kind}", (TypeError, ValueError, RuntimeError, KeyError)
-    )
+    made, arguments = getattr(transformers, _NETWORKS[kind]), dict(described.arguments)
+    if wrong := arguments.keys() - {*_ARGUMENTS}:
+        raise unknown(f"argument of hf:{kind}", min(wrong), _ARGUMENTS)
+    extra = {"add_pooling_layer": False} if kind == "vit" else {}
+    config = made.config_class(**arguments, **({"image_size": spec.size} if kind in _POSITIONED else {}))
+    network = bounded(lambda: made(config, **extra), f"hf:{kind}")
     if weights:
         network = _filled(made, config, extra, network, weights)
     return checked(_Pooled(network, token=kind == "vit"), spec, described.size)
