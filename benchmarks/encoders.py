@@ -2,8 +2,8 @@
 
 `surgical_nih` (set SUTURE_DATA) in the plain loop with one thread, for each encoder with all of the model and
 with the head alone, over seeds. The first run of a frozen encoder computes the features that the others read;
-SUTURE_CACHE says where they stay. AUROC is the mean over classes on the server's labelled test set; seconds of
-a round are the median of those after the first.
+SUTURE_CACHE says where they stay. AUROC is the mean over classes on the server's labelled test set; seconds
+of a round are the median of those after the first.
 """
 
 from __future__ import annotations
