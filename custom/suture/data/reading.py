@@ -96,6 +96,10 @@ class Sheet:
         """The cells of the column of that name; arguments and errors as in `position`."""
         return self.cells(self.position(name, key))
 
+    def columns(self) -> dict[str, list[str]]:
+        """The cells of each column that has a name; of two columns of one name, the first."""
+        return {name: self.cells(self.header.index(name)) for name in self.header if name}
+
     def only(self, keep: Sequence[bool]) -> Sheet:
         """The rows that a mask selects, under their own numbers."""
         return Sheet(

@@ -50,7 +50,7 @@ from suture.methods.roles import (
     Term,
     check_needs,
 )
-from suture.models import MODELS, ModelSpec
+from suture.models import ModelSpec, encoder_of
 from suture.models.classifier import Classifier, Layout, frozen_copy
 from suture.protocol.egress import IMAGES, OWNERS, WEIGHT, Egress
 from suture.protocol.messages import TaskData, Update, ones
@@ -136,12 +136,12 @@ class Composed(LocalAveraging):
     def adapted(self, spec: ModelSpec) -> ModelSpec:
         for part in self.parts:
             spec = part.adapted(spec)
-        if MODELS[spec.name].reads != "image":
+        if encoder_of(spec).reads != "image":
             for term in self.terms:
                 if term.second_view:
                     raise ConfigError(
                         f"{type(term).__name__} needs two views of an image, but the model "
-                        f"{spec.name!r} reads {MODELS[spec.name].reads}s; choose a model of images, or "
+                        f"{spec.name!r} reads {encoder_of(spec).reads}s; choose a model of images, or "
                         "leave it out"
                     )
         return spec

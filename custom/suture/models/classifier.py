@@ -36,7 +36,7 @@ encoder, in eval mode with its statistics of batch norm."""
 
 
 Mean = Annotated[float, Field(ge=-1e3, le=1e3)]
-Std = Annotated[float, Field(ge=1e-3, le=1e3)]
+Std = Annotated[float, Field(ge=1e-4, le=1e3)]
 """Normalisation of values in [0, 1]; a smaller standard deviation would leave single precision."""
 
 

@@ -41,8 +41,9 @@ from suture.learning.finetuning import FineTuning
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method
 from suture.methods.source import source_of
-from suture.models import CORPUS, MODELS, ModelSpec, vocabulary_of
+from suture.models import CORPUS, WEIGHTS, ModelSpec, encoder_of, self_contained, vocabulary_of
 from suture.models.documents import with_digest
+from suture.models.encoders import STORED
 from suture.protocol.half import Transport
 from suture.simulation.job_files import job_file
 from suture.simulation.kinds import SIMULATIONS, Simulation
@@ -94,9 +95,9 @@ class Job(Schedule):
         )
 
     def _model(self) -> ModelSpec:
-        """Return the model with what the other parties do not have: its words, and its embedding's digest."""
-        spec = with_digest(self.model)
-        if MODELS[spec.name].reads != "text" or spec.vocabulary == "clinical":
+        """Return the model with what other parties lack: words, configuration of the encoder, digest."""
+        spec = with_digest(self_contained(self.model))
+        if encoder_of(spec).reads != "text" or spec.vocabulary == "clinical":
             return spec
         return dataclasses.replace(spec, vocabulary=vocabulary_of(spec).words)
 
@@ -179,9 +180,14 @@ def beside(job: Job, folder: Path) -> Job:
 
     A job without a simulation has the sites of its folder, if there are any.
     """
-    words = {"clinical", CORPUS, TFIDF, *(word for kind in MODELS.values() for word in kind.weights)}
+    words = {"clinical", CORPUS, TFIDF, *WEIGHTS}
 
-    def placed(_key: str, value: str, mark: str) -> str:
+    def placed(key: str, value: str, mark: str) -> str:
+        family, colon, name = value.partition(":") if key == "model.name" else ("", "", value)
+        if colon and family in STORED:
+            return f"{family}:{placed('', name, mark)}"
+        if key == "model.name":
+            return value
         path = folder / Path(value).expanduser()
         elsewhere = mark == NAMED_FILE and (value in words or not ("/" in value or path.exists()))
         return value if elsewhere else str(path)
