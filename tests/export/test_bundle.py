@@ -34,7 +34,7 @@ from suture.models.saved import save_model
 from suture.protocol.decisions import Calibration, Decisions, DecisionSettings, Operating
 
 RUN = """
-import importlib.util, sys
+import importlib.util, sys, traceback
 try:
     import suture
 except ImportError:
@@ -47,8 +47,8 @@ run(config_file="configs/inference.json", dataset_dir=first, output_file=sys.arg
 for images in others:  # what each cannot read; in one process, since MONAI takes long to import
     try:
         run(config_file="configs/inference.json", dataset_dir=images, output_file=images + ".csv")
-    except Exception as error:
-        print(images, error, file=sys.stderr)
+    except Exception:
+        traceback.print_exc()
 assert not [name for name in sys.modules if name.startswith(("suture.", "suture_papers"))]
 """
 LABELS = ("Edema", "Mass", "Hernia")

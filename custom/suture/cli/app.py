@@ -31,7 +31,7 @@ from suture.cli.plot import plot_app
 from suture.cli.poc import poc_app
 from suture.cli.research import compare, decide, evaluate, predict
 from suture.cli.run import demo, export, run
-from suture.cli.study import check, init
+from suture.cli.study import check, init, labels
 from suture.core import VERSION
 from suture.core.allocator import keep_memory
 from suture.core.entry_points import found
@@ -192,7 +192,7 @@ def documented() -> dict[str, Any]:
 
 
 PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
-    "Start": (demo, init, check, list_),
+    "Start": (demo, init, check, labels, list_),
     "Run": (run, watch, report, track, export, status, results, resume),
     "Use a model": (predict, evaluate, compare, decide, explain, finetune, model_app),
     "Research": (plot_app, vocab, reference),

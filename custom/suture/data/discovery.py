@@ -709,7 +709,8 @@ def _other_images(
     """The columns that name other images than the one of images, and how many."""
     for name in columns:
         cells = {*sheet.cells(sheet.header.index(name))} - {""}
-        others = {images.find(cell) for cell in cells} - {None, *used}
+        words = [cell for cell in cells if not (images.text or cell.replace(".", "").isdigit())]
+        others = {*map(images.find, words)} - {None, *used}
         if 2 * len(others) > len(cells):
             yield name, len(others)
 

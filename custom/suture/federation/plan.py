@@ -113,6 +113,11 @@ class Plan:
     def _check_frozen_encoder(self) -> None:
         """Refuse a method whose exchange is about the backbone, where that is a frozen encoder."""
         exchange, model, title = self.method.exchange, self.model, self.method.about.title
+        if model.reads_features and self.method.about.pixels:
+            raise ConfigError(
+                f"{title} {self.method.about.pixels}, and with model.train='head' sites train on stored "
+                "features; set model.views=0, with which the encoder reads every image in each step"
+            )
         if exchange.batch_norm == "local":
             raise ConfigError(
                 "batch_norm='local' (FedBN) keeps each site's batch norm, but model.train='head' freezes it "

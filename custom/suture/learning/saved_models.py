@@ -163,7 +163,7 @@ def evaluate(
 
 def _as_predicted(config: SiteConfig, names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the paths of images as `Model.predict` names them; the names of documents are those of both."""
-    if not config.data.root.exists() or not names:
+    if config.data.holds_text or not config.data.root.exists() or not names:
         return names
     with ImageSource(config.data.root, config.data.follow_links) as source:
         return tuple(source.path(name) if source.missing(name) is None else name for name in names)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from suture.core.errors import ConfigError
-from suture.data.batch import Batch
+from suture.data.batch import Batch, viewed
 from suture.learning.training import (
     LocalRound,
     LocalTraining,
@@ -203,7 +203,7 @@ _WHY_WEIGHT = {
 }
 
 SECOND = "second view of the image"
-"""Name of the second views among a batch's inputs, ``[m, channels, h, w]``."""
+"""Name of the second views among a batch's inputs, ``[m, channels, h, w]`` or features ``[m, d]``."""
 
 SECOND_OF = "second views of images"
 """Name of the numbers of their images, ``[m]``."""
@@ -251,7 +251,7 @@ class _Training:
         rows = batch.inputs.get(SECOND_OF)
         if rows is None:
             return first
-        again = view(self._site, batch.inputs["image"][rows], noise, self._seeing.second_view)
+        again = view(self._site, batch, noise, self._seeing.second_view, rows)
         return replace(first, inputs={**first.inputs, SECOND: again})
 
     def objective(self, model: Classifier, batch: Batch) -> Tensor:
@@ -261,9 +261,9 @@ class _Training:
             features = model.features(batch.inputs)
             logits = model.head(features)
         else:  # both views in one pass: batch norm sees them together
-            both = torch.cat([batch.inputs["image"], batch.inputs[SECOND]])
-            n = len(batch)
-            features = model.features({"image": both})
+            name, n = viewed(batch.inputs), len(batch)
+            both = torch.cat([batch.inputs[name], batch.inputs[SECOND]])
+            features = model.features({name: both})
             logits, strong = model.head(features).split([n, len(rows)])
             features = features[:n]
         total = self._loss(logits, batch.y, batch.known)

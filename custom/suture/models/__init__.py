@@ -172,6 +172,9 @@ class ModelSpec:
         train: the part that is trained: ``all``; or the ``head``, with hidden block, neck and projector. The
             backbone is then a frozen encoder, batch norm included: sites receive it once, and a round carries
             the rest alone.
+        views: of a frozen encoder: each image is read once for all runs, and for each augmentation in this
+            number of random views, whose features a site keeps in its cache; 0 keeps none, and reads every
+            image in each step.
         padding: pad every document to `longest`, and read the padding as words, as in the published program
             of PMFL.
         modalities: DICOM modalities (0008,0060) that the model is for, such as ``["CR", "DX"]``: images of
@@ -206,10 +209,16 @@ class ModelSpec:
     vector: Annotated[int, Field(ge=1, le=8192)] = 384
     encoder_config: Annotated[str, Field(max_length=65_536)] | None = None
     train: Trains = "all"
+    views: Annotated[int, Field(ge=0, le=256)] = 4
 
     def __post_init__(self) -> None:
         if not family_of(self.name) and self.name not in MODELS and self.name not in MODELS.names():
             raise unknown("model", self.name, MODELS.names())
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether sites train on features that they have computed once."""
+        return self.train == "head" and self.views > 0
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -373,6 +382,8 @@ def _check(spec: ModelSpec, entry: Backbone) -> None:
             "model.norm_momentum has no effect with model.train='head': the batch norm of a frozen encoder "
             "does not adapt; remove it"
         )
+    if spec.views != ModelSpec.views and spec.train == "all":
+        raise ConfigError("model.views is for a frozen encoder; set model.train='head', or remove it")
     if spec.name_vectors and spec.row_init != "named":
         raise ConfigError("model.name_vectors is for named rows; set model.row_init=named, or remove it")
     if spec.neck and spec.projection:

@@ -110,10 +110,14 @@ def labelled_data(path: Path) -> Iterator[tuple[SiteConfig, bool]]:
         yield load_site_config(path), True
         return
     guess = discover(path)
-    data = parse_data(guess.data if guess.has_splits else guess.data | {"split": "patients"}, str(path))
-    with tempfile.TemporaryDirectory(prefix="suture-") as folder:
-        storage = StorageConfig(state=Path(folder), cache=Path(folder))
-        yield SiteConfig(data=data, storage=storage), guess.has_splits
+    values = guess.data if guess.has_splits else guess.data | {"split": "patients"}
+    with tempfile.TemporaryDirectory(prefix="suture-") as name:
+        folder = Path(name)
+        if guess.sheet is not None:
+            atomic_write(folder / TABLE, _as_csv(guess.sheet.header, guess.sheet.rows).encode())
+            values = values | {"table": str(folder / TABLE)}
+        storage = StorageConfig(state=folder, cache=folder)
+        yield SiteConfig(data=parse_data(values, str(path)), storage=storage), guess.has_splits
 
 
 def refuse_existing(study: Path, sites: Iterable[str]) -> None:

@@ -20,6 +20,7 @@ from suture.federation.server.classes import one_name, statements
 from suture.federation.server.global_model import classifier
 from suture.federation.server.registry import SiteRegistry
 from suture.learning.evaluation import by_attribute, class_scores, entropy, mean_interval, overall
+from suture.learning.features import FeatureStore
 from suture.learning.samples import load_samples
 from suture.learning.training import SiteContext, predict
 from suture.methods.base import GlobalModel
@@ -44,6 +45,8 @@ class HeldOut:
         self._plan = plan
         self._codes = config.data.stated_codes()
         self.labels, self._samples = load_samples(config, plan.model, "server")
+        self._cache = config.storage.cache
+        self._read = not plan.model.reads_features  # whether the samples are as the model reads them
         self.groups: dict[str, tuple[str, ...]] = {
             group: tuple(canonical(name, config.data.synonyms) for name in names)
             for group, names in config.data.groups.items()
@@ -131,8 +134,11 @@ class HeldOut:
         that the data have too.
         """
         labels = LabelSet(model.labels, model.label_type)
-        part = columns(self._samples[split], self.labels, labels)
         network = classifier(model, self._plan).to(self._device)
+        if not self._read:
+            store = FeatureStore(network, self._plan.model, self._samples, self._cache, "server")
+            self._samples, self._read = dict(store.samples), True
+        part = columns(self._samples[split], self.labels, labels)
         context = SiteContext(
             "server", network, {split: part}, self._plan.model.preprocessing, Augmentation(), self._device
         )

@@ -50,7 +50,7 @@ _VERDICT = 2.0
 _ANEW = "have this kit provisioned again (docs/deployment.md, Certificates)"
 _RESTORE = "restore it from the startup kit's archive"
 
-Status = Literal["ok", "warning", "error"]
+_Status = Literal["ok", "warning", "error"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Finding:
     """
 
     about: str
-    status: Status
+    status: _Status
     text: str
     remedy: str = ""
 
