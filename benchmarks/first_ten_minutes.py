@@ -36,7 +36,6 @@ LEFT_OUT = (
     r" +Images of each site .*?(?=warning in a federation, harbor)",
     r"warning in a federation, harbor would send of test.*?(?=page: )",
     r"round 2/.*(?=round 10: )",
-    r"(?<=with --limits\), ).*?(?=report: )",
 )
 """Parts of the output that the page does not show."""
 

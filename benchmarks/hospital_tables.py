@@ -12,7 +12,6 @@ import json
 import os
 import re
 import tarfile
-import unicodedata
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,6 +66,15 @@ class Refused:
 
 Case = Callable[[Path], Meant | Refused]
 
+CASES: dict[str, Case] = {}
+"""Each form of table by its name."""
+
+
+def case(write: Case) -> Case:
+    """Add a case under the name of its function."""
+    CASES[write.__name__.replace("_", " ")] = write
+    return write
+
 
 def misread(case: Case, folder: Path) -> str:
     """Write a case, read it as `suture init` would, and return how that differs from what is meant.
@@ -99,8 +107,10 @@ def _lacks(text: str, patterns: Sequence[str]) -> str:
 
 
 def _difference(table: Table, site: Path, meant: Meant) -> str:
-    with ImageSource(table.root, table.follow_links) as source:
-        images = [_path(source, site, image) for image in table.images]
+    images = list(table.images)
+    if table.texts is None:
+        with ImageSource(table.root, table.follow_links) as source:
+            images = [_path(source, site, image) for image in images]
     if sorted(images) != sorted(meant.images):
         return f"images {sorted({*images} ^ {*meant.images})[:4]} ({len(images)} for {len(meant.images)})"
     row = [images.index(image) for image in meant.images]
@@ -176,6 +186,7 @@ def pairs(pattern: str = "p{}") -> list[str]:
 # --- Public archives, by their own columns ---
 
 
+@case
 def brax(folder: Path) -> Meant:
     """BRAX 1.1.0 (PhysioNet): two columns of paths, 0, 1, -1 and blank, an age in words."""
     findings = ["No Finding", "Cardiomegaly", "Edema", "Pleural Effusion"]
@@ -192,6 +203,7 @@ def brax(folder: Path) -> Meant:
     return Meant(images, labels, pairs(), asks=("recognised as BRAX",))
 
 
+@case
 def chexpert(folder: Path) -> Meant:
     """CheXpert: train.csv and valid.csv, patients in the paths, which begin with the name of the archive."""
     findings = ["No Finding", "Cardiomegaly", "Edema"]
@@ -220,6 +232,7 @@ def chexpert(folder: Path) -> Meant:
     return Meant(images, labels, patients, split, ('no test.*\n?.*split = "patients"',))
 
 
+@case
 def padchest(folder: Path) -> Meant:
     """PadChest: lists of Python, images in numbered folders, words for images that were not judged."""
     lists = [
@@ -242,6 +255,7 @@ def padchest(folder: Path) -> Meant:
     return Meant([f"images/{name}" for name in images], labels, pairs(), asks=("recognised as PadChest",))
 
 
+@case
 def vindr(folder: Path) -> Meant:
     """VinDr-CXR: a row for each radiologist and image."""
     header = ["image_id", "rad_id", "Aortic enlargement", "Cardiomegaly", "No finding"]
@@ -257,6 +271,7 @@ def vindr(folder: Path) -> Meant:
     return Meant([f"train/{name}.png" for name in images], labels, asks=('repeated = "merge"',))
 
 
+@case
 def isic_archive(folder: Path) -> Meant:
     """The export of the ISIC archive: lesion before patient, diagnoses of three levels."""
     of = [
@@ -277,6 +292,7 @@ def isic_archive(folder: Path) -> Meant:
     return Meant(names("images/ISIC_{:07}.JPG"), labels, [f"IP_{i // 4}" for i in range(N)])
 
 
+@case
 def isic_2019(folder: Path) -> Meant:
     """ISIC 2019: the classes in one table, the lesions in another."""
     classes = ["MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC", "UNK"]
@@ -295,6 +311,7 @@ def isic_2019(folder: Path) -> Meant:
     return Meant(images, labels, [str(i // 3) for i in range(N)], asks=("recognised as ISIC 2019",))
 
 
+@case
 def lesions_before_patients(folder: Path) -> Meant:
     """`lesion_id` stands before `patient_id`, and nests in it."""
     header = ["isic_id", "lesion_id", "patient_id", "Melanoma"]
@@ -302,6 +319,7 @@ def lesions_before_patients(folder: Path) -> Meant:
     return Meant(in_img(), {"Melanoma": every(0, 1)}, [str(i // 4) for i in range(N)])
 
 
+@case
 def shenzhen(folder: Path) -> Meant:
     """Shenzhen: one column `label`, whose meaning only the names of the files tell."""
     images = [f"CXR_png/CHNCXR_{i:04}_{i % 2}.png" for i in range(N)]
@@ -310,6 +328,7 @@ def shenzhen(folder: Path) -> Meant:
     return Meant(images, {"Tuberculosis": every(0, 1)})
 
 
+@case
 def open_images(folder: Path) -> Meant:
     """Open Images: a row for each image and class, of which some are verified to be absent."""
     classes = ("Mass", "Edema")
@@ -327,6 +346,7 @@ def open_images(folder: Path) -> Meant:
     return Meant(names("images/{:016x}.jpg"), labels)
 
 
+@case
 def redcap_checkboxes(folder: Path) -> Meant:
     """REDCap, raw: boxes without names, and 0 also in forms that were never filled in."""
     pngs(folder / "files", names("{}_cxr.png"))
@@ -352,6 +372,7 @@ def redcap_checkboxes(folder: Path) -> Meant:
     return Meant(names("files/{}_cxr.png"), labels, pairs(), asks=(line,))
 
 
+@case
 def redcap_labels(folder: Path) -> Meant:
     """REDCap, with labels: the findings in the headers, Checked and Unchecked."""
     header = ["Record ID", "Image file", "Findings (choice=Effusion)", "Findings (choice=Mass)", "Complete?"]
@@ -363,6 +384,7 @@ def redcap_labels(folder: Path) -> Meant:
 # --- Names of images ---
 
 
+@case
 def other_case(folder: Path) -> Meant:
     """The table of a Windows machine says case00.png, the folder has Case00.PNG."""
     pngs(folder / "images", names("Case{:03}.PNG"))
@@ -371,6 +393,7 @@ def other_case(folder: Path) -> Meant:
     return Meant(names("images/Case{:03}.PNG"), {"Mass": every(0, 1)}, pairs())
 
 
+@case
 def lost_zeros(folder: Path) -> Meant:
     """A spreadsheet has made 17 and 1,017 of 00000017 and 00001017."""
     pngs(folder / "images", [f"{17 + 500 * i:08}.png" for i in range(N)])
@@ -379,6 +402,7 @@ def lost_zeros(folder: Path) -> Meant:
     return Meant([f"images/{17 + 500 * i:08}.png" for i in range(N)], {"Mass": every(0, 1)}, pairs())
 
 
+@case
 def uids(folder: Path) -> Meant:
     """UIDs without a suffix, whose last number is not a suffix either."""
     pngs(folder / "images", names("1.2.276.0.723.{}.15178.png"))
@@ -387,6 +411,7 @@ def uids(folder: Path) -> Meant:
     return Meant(names("images/1.2.276.0.723.{}.15178.png"), {"Mass": every(0, 1)}, pairs())
 
 
+@case
 def one_name_in_all_folders(folder: Path) -> Meant:
     """Each patient's folder has an AP.png; the table has the folder and the file in two columns."""
     pngs(folder / "images", names("P{:03}/AP.png"))
@@ -397,6 +422,7 @@ def one_name_in_all_folders(folder: Path) -> Meant:
     return Meant(names("images/P{:03}/AP.png"), {"Mass": every(0, 1)})
 
 
+@case
 def links(folder: Path) -> Meant:
     """Images that are links into another disk, as of DVC and git-annex."""
     pngs(folder.parent / "annex", names())
@@ -409,6 +435,7 @@ def links(folder: Path) -> Meant:
     )
 
 
+@case
 def masks_beside_images(folder: Path) -> Meant:
     """A folder of masks has the names of the images."""
     plain(folder, ["image", "Mass"], lambda i: [f"img/{i:02}.png", i % 2])
@@ -416,6 +443,7 @@ def masks_beside_images(folder: Path) -> Meant:
     return Meant(in_img(), {"Mass": every(0, 1)})
 
 
+@case
 def masks_of_the_same_names(folder: Path) -> Refused:
     """The same, and the table does not say the folder."""
     plain(folder, ["image", "Mass"], lambda i: [f"{i:02}.png", i % 2])
@@ -423,6 +451,7 @@ def masks_of_the_same_names(folder: Path) -> Refused:
     return Refused(("img/00.png", "masks/00.png"))
 
 
+@case
 def no_header(folder: Path) -> Refused:
     """The first row is an image."""
     pngs(folder / "img", names())
@@ -430,6 +459,7 @@ def no_header(folder: Path) -> Refused:
     return Refused(("labels.csv", "header", r"00\.png"))
 
 
+@case
 def two_views_in_a_row(folder: Path) -> Meant:
     """A row has a frontal and a lateral image."""
     pngs(folder / "img", [*names("{:02}f.png"), *names("{:02}l.png")])
@@ -439,6 +469,7 @@ def two_views_in_a_row(folder: Path) -> Meant:
     return Meant(names("img/{:02}f.png"), {"Mass": every(0, 1)}, asks=asks)
 
 
+@case
 def patients_in_file_names(folder: Path) -> Meant:
     """NIH's names: 00000017_003.png is the fourth image of patient 17. No column says so."""
     stems = [f"{17 + i // 3:08}_{i % 3:03}.png" for i in range(N)]
@@ -449,6 +480,7 @@ def patients_in_file_names(folder: Path) -> Meant:
     return Meant(images, {"Mass": every(0, 1)}, [name[7:15] for name in images], asks=asks)
 
 
+@case
 def views_in_file_names(folder: Path) -> Meant:
     """patient001_view2.png, beside a table whose only id-like column is a running number."""
     stems = [f"patient{i // 2:03}_view{i % 2}.png" for i in range(N)]
@@ -459,6 +491,25 @@ def views_in_file_names(folder: Path) -> Meant:
     return Meant([f"images/{name}" for name in stems], {"Mass": every(0, 1)}, pairs(), asks=("patient000",))
 
 
+@case
+def addresses(folder: Path) -> Meant:
+    """Addresses of a web server in place of paths."""
+    plain(folder, ["url", "Mass"], lambda i: [f"https://pacs.example/export/img/{i:02}.png", i % 2])
+    return Meant(in_img(), {"Mass": every(0, 1)})
+
+
+@case
+def folders_of_studies(folder: Path) -> Meant:
+    """A row for each study, whose folder has several images, and a patient with two studies."""
+    images = [f"1.2.840.{i // 2}/IM{i % 2}.png" for i in range(N)]
+    pngs(folder / "dicom", images)
+    rows = [[f"1.2.840.{i}", f"p{i // 2}", ("pos", "neg")[i % 2]] for i in range(N // 2)]
+    table(folder / "studies.csv", [["StudyInstanceUID", "PatientID", "Mass"], *rows])
+    patients = [str(i // 4) for i in range(N)]
+    return Meant([f"dicom/{name}" for name in images], {"Mass": every(1, 1, 0, 0)}, patients)
+
+
+@case
 def days_in_file_names(folder: Path) -> Meant:
     """2021-03-01_07.png: a day is no patient."""
     stems = [f"2021-0{1 + i // 8}-1{i // 2 % 4}_{i:02}.png" for i in range(N)]
@@ -469,6 +520,7 @@ def days_in_file_names(folder: Path) -> Meant:
     )
 
 
+@case
 def a_label_for_each_patient(folder: Path) -> Meant:
     """A row for each patient, whose images are in a folder of that name."""
     images = [f"P{i // 2:03}/{i}.png" for i in range(N)]
@@ -481,6 +533,7 @@ def a_label_for_each_patient(folder: Path) -> Meant:
 # --- Class folders and archives ---
 
 
+@case
 def class_folders(folder: Path) -> Meant:
     """Kaggle's chest X-rays: folders of splits and of classes, and no table."""
     images, split, sick = [], [], []
@@ -499,6 +552,7 @@ def class_folders(folder: Path) -> Meant:
     return Meant(images, {"Pneumonia": sick}, split=split)
 
 
+@case
 def a_zip_of_images(folder: Path) -> Refused:
     """The images are still packed."""
     plain(folder, ["image", "Mass"], lambda i: [f"{i:02}.png", i % 2])
@@ -509,6 +563,7 @@ def a_zip_of_images(folder: Path) -> Refused:
     return Refused((r"contains no image", r"unpack images\.zip"))
 
 
+@case
 def a_tar_of_images(folder: Path) -> Meant:
     """The images are in a tar, which is read as it is."""
     plain(folder, ["image", "Mass"], lambda i: [f"{i:02}.png", i % 2])
@@ -536,6 +591,7 @@ def workbook(path: Path, **sheets: Sequence[Cells]) -> None:
     book.save(path)
 
 
+@case
 def titles_above_two_headers(folder: Path) -> Meant:
     """A workbook of a ward: titles, merged groups of columns, a legend, names without their zeros."""
     pngs(folder / "bilder", names("{:06}.png"))
@@ -551,6 +607,7 @@ def titles_above_two_headers(folder: Path) -> Meant:
     return Meant(names("bilder/{:06}.png"), {"Mass": every(1, 0), "Edema": every(0, 1)}, pairs())
 
 
+@case
 def a_sheet_for_each_year(folder: Path) -> Meant:
     """Sheets of the same columns, with other images each."""
     pngs(folder / "img", names())
@@ -561,6 +618,7 @@ def a_sheet_for_each_year(folder: Path) -> Meant:
     return Meant(in_img(), {"Mass": every(1, 0)}, pairs())
 
 
+@case
 def a_hidden_sheet(folder: Path) -> Meant:
     """A hidden sheet has an older version of the table."""
     pngs(folder / "img", names())
@@ -572,6 +630,7 @@ def a_hidden_sheet(folder: Path) -> Meant:
     return Meant(in_img(), {"Mass": [0, *[1] * (N - 1)]}, pairs())
 
 
+@case
 def two_sheets_of_the_same_images(folder: Path) -> Refused:
     """Two sheets contradict each other, and nothing says which is right."""
     pngs(folder / "img", names())
@@ -584,6 +643,7 @@ def two_sheets_of_the_same_images(folder: Path) -> Refused:
 # --- Text files ---
 
 
+@case
 def decimal_commas(folder: Path) -> Meant:
     """A German export: byte order mark, semicolons, 1,0 and 0,0, a quoted report of two lines."""
     report = "Kein Erguss;\r\nHerz „normal“, sonst o. B."
@@ -593,6 +653,7 @@ def decimal_commas(folder: Path) -> Meant:
     return Meant(in_img(), {"Mass": every(1, 0, None)}, pairs())
 
 
+@case
 def upper_case_suffix(folder: Path) -> Meant:
     """LABELS.CSV and A.PNG, tabs, names of columns with blanks around them."""
     pngs(folder / "IMG", names("{:02}.PNG"))
@@ -601,6 +662,7 @@ def upper_case_suffix(folder: Path) -> Meant:
     return Meant(names("IMG/{:02}.PNG"), {"Mass": every(0, 1)}, pairs())
 
 
+@case
 def written_by_pandas(folder: Path) -> Meant:
     """`to_csv` of a frame with blanks: an index without a name, 1.0 and 0.0, patients such as 12.0."""
     header = ["", "filename", "subject", "Mass", "Edema"]
@@ -610,6 +672,7 @@ def written_by_pandas(folder: Path) -> Meant:
     return Meant(in_img(), {"Mass": every(0, 1), "Edema": every(1, None, 0)}, pairs())
 
 
+@case
 def repeated_rows(folder: Path) -> Meant:
     """Some rows are there twice."""
     row = lambda i: [f"{i:02}.png", f"p{i // 2}", i % 2]  # noqa: E731
@@ -619,6 +682,7 @@ def repeated_rows(folder: Path) -> Meant:
     return Meant(in_img(), {"Mass": every(0, 1)}, pairs())
 
 
+@case
 def sums_below(folder: Path) -> Meant:
     """The last row has the sums of the columns."""
     row = lambda i: [f"{i:02}.png", f"p{i // 2}", i % 2]  # noqa: E731
@@ -629,6 +693,7 @@ def sums_below(folder: Path) -> Meant:
     )
 
 
+@case
 def a_header_within(folder: Path) -> Meant:
     """Two tables were pasted below each other, each with its header."""
     header, row = ["image", "patient", "Mass"], lambda i: [f"{i:02}.png", f"p{i // 2}", i % 2]
@@ -637,6 +702,25 @@ def a_header_within(folder: Path) -> Meant:
     return Meant(in_img(), {"Mass": every(0, 1)}, pairs(), asks=("'image' in row 12",))
 
 
+@case
+def units_below_the_header(folder: Path) -> Meant:
+    """The second row has the units of the columns."""
+    header, units = ["image", "patient", "age", "Mass"], ["-", "id", "years", "0/1"]
+    row = lambda i: [f"{i:02}.png", f"p{i // 2}", 40 + i, i % 2]  # noqa: E731
+    plain(folder, header, row)
+    table(folder / "labels.csv", [header, units, *map(row, range(N))])
+    return Meant(in_img(), {"Mass": every(0, 1)}, pairs(), asks=("'-' in row 2",))
+
+
+@case
+def an_old_workbook(folder: Path) -> Refused:
+    """A table of a kind that is not read."""
+    pngs(folder / "img", names())
+    (folder / "Befunde.xls").write_bytes(b"\xd0\xcf\x11\xe0")
+    return Refused((r"Befunde\.xls", r"save Befunde\.xls as \.xlsx or \.csv"))
+
+
+@case
 def an_end_without_cells(folder: Path) -> Refused:
     """A line of text below the table."""
     plain(folder, ["image", "patient", "Mass"], lambda i: [f"{i:02}.png", f"p{i // 2}", i % 2])
@@ -679,9 +763,14 @@ LANGUAGES = {
 }
 
 
+for language, words in LANGUAGES.items():
+    CASES[f"in {language}"] = in_language(*words)
+
+
 # --- Cells ---
 
 
+@case
 def mixed_words(folder: Path) -> Meant:
     """POSITIVE, negative and N/A, in any case."""
     words = ("POSITIVE", "Negative", "N/A", "neg")
@@ -689,12 +778,14 @@ def mixed_words(folder: Path) -> Meant:
     return Meant(in_img(), {"Mass": every(1, 0, None, 0)}, pairs())
 
 
+@case
 def one_and_two(folder: Path) -> Refused:
     """SPSS and many forms write 1 for yes and 2 for no."""
     plain(folder, ["image", "patient", "Mass"], lambda i: [f"{i:02}.png", f"p{i // 2}", 1 + i % 2])
     return Refused((r"column 'Mass' is left out: its values are 1, 2", 'values = { "2" = "unknown" }'))
 
 
+@case
 def two_columns_of_words(folder: Path) -> Refused:
     """Words of two columns are asked about in one line, which can be pasted as it is."""
     rows = lambda i: [f"{i:02}.png", ("wohl", "kaum")[i % 2], ("klar", "nie gesehen")[i % 2]]  # noqa: E731
@@ -703,6 +794,7 @@ def two_columns_of_words(folder: Path) -> Refused:
     return Refused((f"values = {{ {words} = ",))
 
 
+@case
 def only_ones(folder: Path) -> Meant:
     """1 or blank: a blank cell may mean absent, which only a person knows."""
     plain(
@@ -714,6 +806,7 @@ def only_ones(folder: Path) -> Meant:
     return Meant(in_img(), labels, pairs(), asks=(r'values = \{ "" = 0 \}',))
 
 
+@case
 def codes_with_a_legend(folder: Path) -> Meant:
     """0, 1 and 2, whose names are in another table."""
     plain(folder, ["image", "patient", "label"], lambda i: [f"{i:02}.png", i // 2, i % 3])
@@ -721,12 +814,14 @@ def codes_with_a_legend(folder: Path) -> Meant:
     return Meant(in_img(), {"Polyps": every(0, 1, 0), "Ulcer": every(0, 0, 1)}, pairs())
 
 
+@case
 def codes_without_a_legend(folder: Path) -> Refused:
     """0, 1 and 2, and nothing says what they are."""
     plain(folder, ["image", "patient", "label"], lambda i: [f"{i:02}.png", i // 2, i % 3])
     return Refused(('finding_column = "label"', '"0" = "CLASS", "1" = "CLASS", "2" = "CLASS"'))
 
 
+@case
 def lists_of_findings(folder: Path) -> Meant:
     """Findings in one cell, with blanks around the separators and in any case."""
     cells = ("Mass ; edema", "EDEMA", "No finding", "mass")
@@ -734,6 +829,7 @@ def lists_of_findings(folder: Path) -> Meant:
     return Meant(in_img(), {"Mass": every(1, 0, 0, 1), "Edema": every(1, 1, 0, 0)}, pairs())
 
 
+@case
 def json_of_lists(folder: Path) -> Meant:
     """A list in JSON with a list of findings for each image."""
     pngs(folder / "img", names())
@@ -745,15 +841,49 @@ def json_of_lists(folder: Path) -> Meant:
     return Meant(in_img(), {"Mass": every(1, 0)}, pairs())
 
 
+@case
 def shares(folder: Path) -> Refused:
     """Numbers of a model or of readers, between 0 and 1."""
     plain(folder, ["image", "patient", "Mass"], lambda i: [f"{i:02}.png", f"p{i // 2}", f"0.{10 + i}"])
     return Refused(("'Mass' is left out: its numbers lie between 0 and 1", "threshold"))
 
 
+@case
+def reports(folder: Path) -> Meant:
+    """Documents in place of images: a text, a number for each, a patient."""
+    text = (
+        "Kein Erguss, Herz normal groß.\nKein Rundherd zu sehen.",
+        "Deutlicher Rundherd rechts, sonst unauffällig.",
+    )
+    rows = [[1000 + i, f"p{i // 2}", text[i % 2] + f" Bild {i}.", i % 2] for i in range(N)]
+    table(folder / "befunde.csv", [["Auftrag", "Patient", "Befundtext", "Mass"], *rows], ";", "cp1252")
+    return Meant(names("10{:02}"), {"Mass": every(0, 1)}, pairs(), asks=('text_column = "Befundtext"',))
+
+
+@case
+def reports_without_a_name(folder: Path) -> Meant:
+    """The same in a workbook, without a number; the labels are a list of findings."""
+    findings = ("Mass; Edema", "No Finding", "Edema")
+    text = "The heart is of normal size, and there is nothing else to be seen"
+    rows: list[Cells] = [[f"{text} in {i}", findings[i % 3], "F"] for i in range(N)]
+    workbook(folder / "reports.xlsx", reports=[["report", "diagnosis", "sex"], *rows])
+    asks = ("no column names the patients", "the number of its row")
+    return Meant([str(i + 2) for i in range(N)], {"Edema": every(1, 0, 1), "Mass": every(1, 0, 0)}, asks=asks)
+
+
+@case
+def reports_without_their_images(folder: Path) -> Refused:
+    """A table of images with a long comment, and the images are elsewhere: this is no study of texts."""
+    text = "The heart is of normal size, and there is nothing else to be seen"
+    rows = [[f"{i:02}.png", f"{text} in {i}", i % 2] for i in range(N)]
+    table(folder / "labels.csv", [["image", "report", "Mass"], *rows])
+    return Refused(("contains no image",))
+
+
 # --- Splits and several tables ---
 
 
+@case
 def split_words(folder: Path) -> Meant:
     """Training, Validation and Testing, of a column with another name."""
     words = ("Training", "Validation", "Testing")
@@ -764,6 +894,7 @@ def split_words(folder: Path) -> Meant:
     return Meant(in_img(), {"Mass": every(0, 1)}, split=parts)
 
 
+@case
 def split_flags(folder: Path) -> Refused:
     """is_test says 1 or 0: it is no finding, and its images must not be trained on."""
     plain(
@@ -774,6 +905,7 @@ def split_flags(folder: Path) -> Refused:
     return Refused(("'is_test'", "train, validation"))
 
 
+@case
 def split_dates(folder: Path) -> Refused:
     """A column `split` of days."""
     plain(
@@ -784,6 +916,7 @@ def split_dates(folder: Path) -> Refused:
     return Refused(("column 'split': '2024-01-01'.* is not a split",))
 
 
+@case
 def split_folds(folder: Path) -> Refused:
     """Numbers of folds."""
     plain(folder, ["image", "patient", "fold", "Mass"], lambda i: [f"{i:02}.png", f"p{i}", i % 5, i % 2])
@@ -799,6 +932,7 @@ def _parts(folder: Path, patient: Callable[[int], str], parts: Mapping[str, rang
     return [words.get(part, part) for i in range(N) for part, of in parts.items() if i in of]
 
 
+@case
 def a_table_for_each_split(folder: Path) -> Meant:
     """my_train.csv, dev.csv and test.csv."""
     split = _parts(
@@ -807,45 +941,49 @@ def a_table_for_each_split(folder: Path) -> Meant:
     return Meant(in_img(), {"Mass": every(0, 1)}, pairs(), split)
 
 
+@case
+def a_sheet_for_each_split(folder: Path) -> Meant:
+    """Sheets named after splits."""
+    pngs(folder / "img", names())
+    header, row = ["image", "patient", "Mass"], lambda i: [f"{i:02}.png", f"p{i // 2}", i % 2]
+    parts = {"Train": range(12), "Valid": range(12, 16), "Test": range(16, N)}
+    workbook(folder / "list.xlsx", **{part: [header, *map(row, of)] for part, of in parts.items()})
+    split = ["train"] * 12 + ["validation"] * 4 + ["test"] * 8
+    return Meant(in_img(), {"Mass": every(0, 1)}, pairs(), split)
+
+
+@case
+def a_table_kept_apart(folder: Path) -> Refused:
+    """holdout.csv has the columns of labels.csv, and nothing says that it is for training too."""
+    _parts(folder, lambda i: f"p{i // 2}", {"labels": range(16), "holdout": range(16, N)})
+    return Refused((r"holdout\.csv and labels\.csv", "give the path of the table"))
+
+
+@case
 def a_patient_in_train_and_test(folder: Path) -> Refused:
     """train.csv and test.csv have other images of the same patients."""
     _parts(folder, lambda i: f"p{i % 12}", {"train": range(16), "test": range(16, N)})
     return Refused(("8 patients in two splits",))
 
 
+@case
 def a_table_for_each_ward(folder: Path) -> Meant:
     """Two tables of the same columns, with other images each."""
     _parts(folder, lambda i: f"p{i // 2}", {"ward_a": range(12), "ward_b": range(12, N)})
     return Meant(in_img(), {"Mass": every(0, 1)}, pairs(), asks=("ward_a.csv", "ward_b.csv"))
 
 
+@case
 def two_versions(folder: Path) -> Refused:
     """Two tables of the same images and columns, of which one may be out of date."""
     _parts(folder, lambda i: f"p{i // 2}", {"labels": range(N), "labels (1)": range(N)})
     return Refused((r"labels \(1\)\.csv and labels\.csv", "give the path of the table"))
 
 
+@case
 def patients_in_another_table(folder: Path) -> Meant:
     """Labels in one table, patients in another, joined by the image."""
     plain(folder, ["image", "Mass"], lambda i: [f"{i:02}.png", i % 2])
     rows = [["subject_id", "file"], *([f"s{i // 3}", f"{i:02}"] for i in reversed(range(N)))]
     table(folder / "meta.tsv", rows, "\t", "utf-16")
     return Meant(in_img(), {"Mass": every(0, 1)}, [f"s{i // 3}" for i in range(N)])
-
-
-CASES: dict[str, Case] = {
-    case.__name__: case
-    for case in (
-        brax, chexpert, padchest, vindr, isic_archive, isic_2019, lesions_before_patients, shenzhen, open_images,
-        redcap_checkboxes, redcap_labels, other_case, lost_zeros, uids, one_name_in_all_folders, links,
-        masks_beside_images, masks_of_the_same_names, no_header, two_views_in_a_row, patients_in_file_names,
-        views_in_file_names, days_in_file_names, a_label_for_each_patient, class_folders, a_zip_of_images,
-        a_tar_of_images, titles_above_two_headers, a_sheet_for_each_year, a_hidden_sheet,
-        two_sheets_of_the_same_images, decimal_commas, upper_case_suffix, written_by_pandas, repeated_rows,
-        sums_below, a_header_within, an_end_without_cells, mixed_words, one_and_two, two_columns_of_words,
-        only_ones, codes_with_a_legend, codes_without_a_legend, lists_of_findings, json_of_lists, shares,
-        split_words, split_flags, split_dates, split_folds, a_table_for_each_split, a_patient_in_train_and_test,
-        a_table_for_each_ward, two_versions, patients_in_another_table,
-    )
-} | {f"in {name}": in_language(*words) for name, words in LANGUAGES.items()}  # fmt: skip
-"""Each form of table by its name."""

@@ -2,8 +2,8 @@
 
 Writes four hospitals as they come (`hostile_hospitals`), runs `suture init`, `check` and `run` in the loop
 and in FLARE's simulator without an edit, and compares model and figures of both byte by byte. Then plants
-each fault of `planted_faults` into a copy of a sound study and asks `suture check`. Ends with 1 where any of
-it fails.
+each fault of `planted_faults` into a copy of a sound study and asks `suture check`, and reads each form of
+table of `hospital_tables`. Ends with 1 where any of it fails; `--tables` does the last part alone.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from hospital_tables import CASES, misread
 from hostile_hospitals import write_hospitals
 from machine import machine
 from planted_faults import FAULTS, Fault, found, sound_study
@@ -91,18 +92,35 @@ def planted(folder: Path, faults: Sequence[Fault]) -> bool:
     return every
 
 
+def tables() -> bool:
+    """Read each form of table with `suture init`, and print those that are misread, and how many are not."""
+    print("\n| form of table | read as it is meant, or refused with the remedy |\n|---|---|")
+    right = 0
+    for name, case in CASES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            said = misread(case, Path(folder)).partition("\n")[0]
+        right += not said
+        print(f"| {name} | {said or 'yes'} |", flush=True)
+    print(f"\n{right} of {len(CASES)} forms of tables")
+    return right == len(CASES)
+
+
 def main() -> None:
     """Print Markdown tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=240, help="of each hospital")
+    parser.add_argument("--tables", action="store_true", help="only read the forms of tables")
     parser.add_argument("--keep", type=Path, help="a new folder for the hospitals and the runs")
     asked = parser.parse_args()
+    if asked.tables:
+        sys.exit(0 if tables() else "not as promised; see above")
     with tempfile.TemporaryDirectory() as temporary:
         folder = asked.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         ran = three_commands(folder, asked.images)
         named = planted(folder, FAULTS)
-    if not (ran and named):
+    read = tables()
+    if not (ran and named and read):
         sys.exit("not as promised; see above")
 
 

@@ -161,6 +161,8 @@ def rooms(engine: Path, graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
     """The rooms of the engine, each with those that it imports."""
     arrows: dict[str, set[str]] = {path.parent.name: set() for path in engine.glob("*/__init__.py")}
     for name, others in graph.items():
+        if name.split(".")[0] != ENGINE:
+            continue
         start, *ends = (f"{module}.".split(".")[1] for module in (name, *others))
         if start in arrows:
             arrows[start] |= {end for end in ends if end in arrows} - {start}
@@ -178,8 +180,8 @@ def measure(tree: Path) -> dict[str, object]:
         "engine": [name for name in known if name.split(".")[0] == ENGINE],
         "papers": [name for name in known if name.split(".")[0] == PAPERS],
     }
-    engine = tree / "custom" / ENGINE
-    arrows = rooms(engine, {name: graph[name] & {*houses["engine"]} for name in houses["engine"]})
+    engine, named = tree / "custom" / ENGINE, [words_of(one) for one in trees.values()]
+    arrows = rooms(engine, graph)
     return {
         "rooms": len(arrows),
         "root modules": sorted(p.stem for p in engine.glob("*.py") if not p.stem.startswith("__")),
@@ -196,7 +198,7 @@ def measure(tree: Path) -> dict[str, object]:
         **commands(tree),
         "words of docs": words_of_docs(tree),
         "modules that name a field of an answer": {
-            field: sum(field in words_of(one) for one in trees.values()) for field in ANSWERED
+            field: sum(field in words for words in named) for field in ANSWERED
         },
         "files that name a data set": min(files_of_data_sets(tree, trees, known).values()),
     }

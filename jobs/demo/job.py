@@ -2,7 +2,7 @@
 
 suture demo                        # or: suture run demo --env sim
 suture run demo --set method=vanilla
-python jobs/demo/job.py --env local --rounds 3
+python jobs/demo/job.py --rounds 3
 """
 
 from suture.cli import run_job_file

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from suture.cli.app import app
+from suture.cli.common import guarded, literal
 from suture.cli.run import export
 
 
-def suture(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def started(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
     command = [sys.executable, "-m", "suture", *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+
+
+def suture(*words: str) -> subprocess.CompletedProcess[str]:
+    """The command in this process, which need not import torch again."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with patch("sys.argv", ["suture", *words]), redirect_stdout(out), redirect_stderr(err):
+        try:
+            guarded(partial(literal(app), prog_name="suture"))
+        except SystemExit as end:
+            code = int(end.code or 0)
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
 SMALL = ["--env", "local", "--rounds", "1", "--set", "images=40", "--set", "held_out=60"]
@@ -24,7 +42,7 @@ SMALL = ["--env", "local", "--rounds", "1", "--set", "images=40", "--set", "held
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "r"
-    done = suture("run", "demo", *SMALL, "--out", str(out))
+    done = started("run", "demo", *SMALL, "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert "Cardiomegaly" in done.stdout
     assert str(out / "report.html") in done.stdout
@@ -63,12 +81,22 @@ def test_list_names_everything() -> None:
         (["latent", "m", "x.toml", "-o", "o.svg"], "suture plot features"),
     ],
 )
-def test_a_mistake_is_one_clear_line_and_a_code(words: list[str], says: str, tmp_path: Path) -> None:
-    done = suture(*words, cwd=tmp_path)
+def test_a_mistake_is_one_clear_line_and_a_code(
+    words: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = suture(*words)
     assert done.returncode != 0
     assert says in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.glob("runs/*"))
+
+
+def test_a_process_of_its_own_says_the_same_and_ends_with_the_code(tmp_path: Path) -> None:
+    done = started("report", "nowhere", cwd=tmp_path)
+    assert done.returncode == suture("report", str(tmp_path / "nowhere")).returncode != 0
+    assert "nowhere" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_second_run_report_and_predict(run: Path, tmp_path: Path) -> None:

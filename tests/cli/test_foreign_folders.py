@@ -168,18 +168,23 @@ def test_a_table_from_a_colleague_names_no_code(study: Path, mark: Path, tmp_pat
 SHADOWS = ("torch", "nvflare", "numpy", "monai", "multiprocessing", "typer", "suture_cwd")
 
 
-@pytest.mark.parametrize("command", [["-m", "suture"], ["{suture}"]])
+@pytest.mark.parametrize(
+    ("command", "envs"), [(["-m", "suture"], ("local", "sim")), (["{suture}"], ("local",))]
+)
 def test_modules_of_the_working_directory_are_not_imported(
-    command: list[str], study: Path, mark: Path, tmp_path: Path
+    command: list[str], envs: tuple[str, ...], study: Path, mark: Path, tmp_path: Path
 ) -> None:
-    """In a process of the command line, and in those that it starts: of the loop and of FLARE's simulator."""
+    """In a process of the command line, and in those that it starts: of the loop and of FLARE's simulator.
+
+    `-m` is the form in which Python looks in the working directory first.
+    """
     for name in SHADOWS:
         (study / f"{name}.py").write_text(f"open({str(mark)!r}, 'a').write({name!r})\nraise SystemExit(9)\n")
     words = [word.format(suture=Path(sys.executable).with_name("suture")) for word in command]
     keys = ("images=20", "held_out=30", "model.size=16", "rounds=1")
     small = [word for key in keys for word in ("--set", key)]
-    for env, more in (("local", ["--workers", "2"]), ("sim", [])):
-        out = tmp_path / env
+    for env in envs:
+        out, more = tmp_path / env, ["--workers", "2"] if env == "local" else []
         done = subprocess.run(
             [sys.executable, *words, "run", "demo", "--env", env, "--out", str(out), *small, *more],
             cwd=study,

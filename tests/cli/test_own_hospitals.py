@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from suture.cli.app import app
 from suture.cli.common import console
+from suture.simulation.actions import evaluate
 from suture.simulation.job import load_job, with_settings
 from suture.simulation.run import run_job
 
@@ -54,6 +55,9 @@ def test_hospitals_as_they_come_give_a_model(tmp_path: Path) -> None:
     assert metrics["auroc"].keys() == set(CLASSES)
     assert metrics["mean_auroc"] > 0.7
     assert (out / "report.html").is_file()
+    for site, figures in metrics["sites"].items():
+        own = evaluate(out, study / site / "suture.toml").classes
+        assert figures == pytest.approx({name: own[name].auroc for name in figures}, abs=1e-6)
 
 
 @pytest.mark.flare

@@ -45,6 +45,7 @@ def started(statement: str, *words: str, cwd: Path) -> tuple[str, set[str]]:
         (["run", "demo", "--set", "method=surgcal"], "'surgcal'; did you mean 'surgical'? code: 2", set()),
         (["status", "--startup-kit", "."], "code: 2", {"nvflare"}),
         (["init", "study", "--site", "alpha=alpha", "--dry-run"], 'dataset = "hospital"', {"PIL"}),
+        (["labels", "."], "contains no site", {"PIL"}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

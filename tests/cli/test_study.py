@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from hospital_tables import CASES
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -15,6 +16,8 @@ from suture.cli.app import app
 from suture.core.errors import ConfigError, SutureError
 from suture.data.config import load_site_config
 from suture.data.quality import check
+from suture.data.readers import read_table
+from suture.simulation.new_study import labelled_data
 
 RUNNER = CliRunner()
 
@@ -87,14 +90,14 @@ def test_an_image_in_two_splits_and_names_that_look_alike_are_found(tmp_path: Pa
     table(tmp_path / "a" / "t.csv", rows)
     for i in range(8):
         image(tmp_path / "b" / f"{i}.png", 50 + i)
-    rows[0][3] = "Pneumotorax"
+    rows[0][3] = "Pneumathorax"
     table(tmp_path / "b" / "t.csv", rows)
     suture("init", str(tmp_path / "s"), f"--site=a={tmp_path / 'a'}", f"--site=b={tmp_path / 'b'}", "--yes")
     result = RUNNER.invoke(app, ["check", str(tmp_path / "s")])
     said = " ".join(result.output.split())
     assert "such as '0.png' and '6.png'" in said
-    assert "'Pneumothorax' (a) and 'Pneumotorax' (b) are nearly the same" in said
-    assert 'accept_labels = ["Pneumotorax"]' in said
+    assert "'Pneumathorax' (b) and 'Pneumothorax' (a) are nearly the same" in said
+    assert 'accept_labels = ["Pneumothorax"]' in said
     assert isinstance(result.exception, SutureError)
 
 
@@ -253,3 +256,55 @@ def test_words_with_a_plain_meaning_are_notes_and_no_warnings(tmp_path: Path) ->
     found = check(load_site_config(tmp_path / "s" / "alpha" / "suture.toml"))
     assert any("'Yes' is read as present" in note for note in found.notes)
     assert not any("is read as" in warning for warning in found.warnings)
+
+
+def test_a_study_of_texts_is_written_run_and_measured_on_another_table(tmp_path: Path) -> None:
+    for name, case in (("a", CASES["reports"]), ("b", CASES["reports without a name"])):
+        (tmp_path / name).mkdir()
+        case(tmp_path / name)
+    sites = [f"--site={name}={tmp_path / name}" for name in "ab"]
+    said = suture("init", str(tmp_path / "s"), *sites, "--yes")
+    assert "documents: column 'Befundtext'" in said
+    assert "other image" not in said
+    suture("check", str(tmp_path / "s"))
+    suture("run", str(tmp_path / "s"), "--env", "local", "--rounds", "1", "--out", str(tmp_path / "run"))
+    for name in "ab":  # b is put together anew
+        assert "Mass" in suture("evaluate", str(tmp_path / "run"), str(tmp_path / name))
+
+
+def test_a_class_folder_is_measured_as_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    CASES["class folders"](tmp_path / "a")
+    with labelled_data(tmp_path / "a") as (config, has_splits):
+        table = read_table(config.data).table
+    assert has_splits
+    assert [*table.labels] == ["Pneumonia"]
+    assert len(table) == 24
+
+
+def test_a_site_without_test_images_is_told_how_to_divide_anew(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    CASES["chexpert"](tmp_path / "a")
+    suture("init", str(tmp_path / "s"), f"--site=a={tmp_path / 'a'}", "--yes")
+    said = " ".join(suture("check", str(tmp_path / "s")).split())
+    assert 'to the final figures; [data] split = "patients" divides its patients anew' in said
+    assert "no site has a positive test image" not in said
+
+
+def test_columns_without_a_finding_are_asked_for_it_and_not_called_alike(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    CASES["redcap checkboxes"](tmp_path / "a")
+    suture("init", str(tmp_path / "s"), f"--site=a={tmp_path / 'a'}", "--yes")
+    said = " ".join(RUNNER.invoke(app, ["check", str(tmp_path / "s")]).output.split())
+    assert "'Findings 1', 'Findings 2' (a) do not say which findings they are" in said
+    assert '"Findings 1" = "NAME OF THE FINDING", "Findings 2" = "NAME OF THE FINDING"' in said
+    assert "alike" not in said
+    config = tmp_path / "s" / "a" / "suture.toml"
+    [line] = [line for line in config.read_text().splitlines() if line.startswith("# synonyms")]
+    text = config.read_text().replace(line, "").replace("[data]", f"[data]\n{line.removeprefix('# ')}")
+    for name in ("Mass", "Edema"):
+        text = text.replace("NAME OF THE FINDING", name, 1)
+    config.write_text(text)
+    said = RUNNER.invoke(app, ["check", str(tmp_path / "s")]).output
+    assert "Findings" not in said
+    assert "Edema" in said

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from suture.core import vocabulary
 from suture.core.codes import GENERAL, SYSTEMS, Code, check_code, check_stated, codes_of, stated_codes
 from suture.core.errors import LabelError
 from suture.core.vocabulary import CANONICAL
@@ -45,8 +44,7 @@ def test_a_stated_code_replaces_the_built_in_one_of_its_system() -> None:
 
 
 def test_every_built_in_code_has_a_form_a_meaning_a_source_and_a_licence() -> None:
-    text = (resources.files("suture.core") / "codes.csv").read_text(encoding="utf-8")
-    rows = list(csv.DictReader(text.splitlines()))
+    rows = vocabulary.rows("codes")
     assert {row["class"] for row in rows} <= {*CANONICAL}
     assert {row["system"] for row in rows} <= {*SYSTEMS}
     assert all(value and value == value.strip() for row in rows for value in row.values())

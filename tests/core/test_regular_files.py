@@ -22,9 +22,9 @@ from suture.data.limits import file_bytes
 from suture.data.reading import read_lines, read_sheet, read_text, stream_columns
 from suture.data.table_form import read_form
 from suture.models import ModelSpec, build
-from suture.models.backbones import read_weights
 from suture.models.names import name_vectors
 from suture.models.saved import load_model, save_model
+from suture.models.weights import read_weights
 from suture.protocol import packing
 
 KINDS = ("pipe", "device", "link to a pipe")

@@ -103,7 +103,7 @@ def test_the_defaults_are_the_careful_ones(toml: Path) -> None:
         ),
         (
             MINIMAL.replace("hospital", "isic2018") + 'view = "all"\n',
-            ["unknown key [data] view of dataset 'isic2018'; known: bits, codes, color, dataset"],
+            ["unknown key [data] view of dataset 'isic2018'; known: atlas, bits, codes, color"],
         ),
         (
             MINIMAL.replace("hospital", "mimic") + 'view = "all"\n',

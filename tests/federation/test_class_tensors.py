@@ -22,15 +22,7 @@ from suture.federation.server.record import what_leaves
 from suture.federation.server.server import Server
 from suture.learning.training import LocalRound, LocalTraining, SiteContext
 from suture.methods.averaging import LocalAveraging, WeightedMean
-from suture.methods.base import (
-    About,
-    GlobalModel,
-    LabelUse,
-    LabelView,
-    Method,
-    RoundContext,
-    hyperparameters,
-)
+from suture.methods.base import About, GlobalModel, LabelUse, LabelView, Method, RoundContext, hyperparameters
 from suture.methods.fedavg import FedAvg
 from suture.methods.source import code_hash
 from suture.models.classifier import Layout

@@ -36,6 +36,8 @@ def first_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
             return found
 
         monkeypatch.setattr(ModelSelection, name, once)
+    restored = ModelSelection.restored
+    monkeypatch.setattr(ModelSelection, "restored", lambda *args, **_: restored(*args))
 
 
 def in_turn(tiny: Any, method: Any, steps: Sequence[Sequence[str]], **schedule: object) -> tuple[Server, Any]:
@@ -99,6 +101,32 @@ def test_sites_join_and_leave_in_any_order(order: tuple[str, ...], method: Any, 
 def load_spec_labels(server: Server) -> list[str]:
     facts = json.loads((server.record.folder / "model" / "model.json").read_text())
     return list(facts["labels"])
+
+
+@pytest.mark.parametrize(
+    ("method", "selection", "comparable"),
+    [
+        (SurgicalAggregation(local=LOCAL), "site_loss", True),
+        (FedAvg(local=LOCAL), "site_loss", False),  # its loss is over all classes, unknown ones as absent
+        (FedAvg(local=LOCAL), "last", True),
+    ],
+)
+def test_losses_over_other_classes_are_not_compared(
+    method: Any, selection: str, comparable: bool, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, found = ModelSelection.restored, []
+
+    def restored(self: ModelSelection, *args: Any, **how: Any) -> ModelSelection:
+        done = before(self, *args, **how)
+        found.append(done.best is None or not done.best.unmeasured)
+        return done
+
+    monkeypatch.setattr(ModelSelection, "restored", restored)
+    steps = [*[("alpha", "beta")] * 3, tuple(CLASSES)]
+    server, _ = in_turn(tiny, method, steps, selection=selection)
+    assert found == [True, True, comparable]
+    assert server.state.standings.best is not None
+    assert not server.state.standings.best.unmeasured
 
 
 def test_a_later_round_that_is_better_has_the_class(tiny: Any) -> None:

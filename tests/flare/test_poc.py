@@ -18,14 +18,7 @@ from suture.federation.loop import Loop, federate
 from suture.federation.server.server import open_server
 from suture.federation.site.site import Site
 from suture.flare.admin.kit import kits_in
-from suture.flare.admin.poc import (
-    parties,
-    place_configs,
-    project_of,
-    project_template,
-    provision,
-    simulate,
-)
+from suture.flare.admin.poc import parties, place_configs, project_of, project_template, provision, simulate
 from suture.flare.admin.policy import allow_classes, make_strict, missing_classes
 from suture.flare.admin.processes import start, stop
 from suture.simulation.job import load_job, with_settings

@@ -86,10 +86,17 @@ def ask(tmp_path: Path) -> Ask:
     return ask
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site has a fifth of a second to fetch its task."""
+    monkeypatch.setattr("suture.federation.server.attendance.PATIENCE", 0.2)
+
+
 def good() -> Any:
     return to_shareable(Packed(UPDATE.tensors, UPDATE.header))
 
 
+@pytest.mark.usefixtures("impatient")
 def test_stragglers_are_not_waited_for_once_the_grace_is_over(ask: Ask) -> None:
     tasks, collector, missing = ask({"a": good(), "b": good()}, grace=0.0, timeout=60)
     assert missing == {"c": "not waited for: enough others had answered"}
@@ -99,6 +106,7 @@ def test_stragglers_are_not_waited_for_once_the_grace_is_over(ask: Ask) -> None:
     assert collector.accepted() == ["a", "b"]
 
 
+@pytest.mark.usefixtures("impatient")
 def test_an_error_code_is_no_update_and_keeps_its_name(ask: Ask) -> None:
     error = make_reply(ReturnCode.EXECUTION_EXCEPTION)
     _, collector, missing = ask({"a": good(), "b": error}, quorum=1, grace=0.0, timeout=60)

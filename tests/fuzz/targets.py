@@ -495,7 +495,7 @@ def _configure(case: tuple[str, Any]) -> None:
     if kind == "plan":
         plan = Plan.from_dict(content)
         json.dumps(plan.to_dict(), allow_nan=False)
-        round_context(plan, 2, 1)
+        round_context(plan.method, plan.seed, 2, 1)
     elif kind == "schedule":
         json.dumps(Schedule.from_dict(content).to_dict(), allow_nan=False)
     else:

@@ -139,6 +139,19 @@ def test_figures_by_attribute_are_those_of_its_images_alone() -> None:
     assert found.overall["accuracy"] == 0.5
 
 
+def test_attributes_are_compared_on_the_classes_that_all_have() -> None:
+    """Among the light images Edema is ranked wrongly and Mass rightly; no dark image lacks Edema."""
+    logits, y = (
+        [[0.0, 1.0], [1.0, 0.0], [2.0, 0.0], [0.0, 1.0]],
+        [[1.0, 1.0], [0.0, 0.0], [1.0, 1.0], [1.0, 0.0]],
+    )
+    own, values = LabelSet(("Edema", "Mass")), ("light", "light", "dark", "dark")
+    for n, light, dark in ((4, 1.0, 0.0), (3, 0.5, None)):  # a single dark image has no AUROC to compare
+        part = with_attributes(samples(logits[:n], y[:n]), *values[:n])
+        found = measured(context(("Edema", "Mass"), "multilabel", part), own).attributes
+        assert {value: figures.auroc for value, figures in found.items()} == {"light": light, "dark": dark}
+
+
 def test_an_attribute_of_few_images_is_not_even_named() -> None:
     part = with_attributes(samples(LOGITS, Y), "light", "light", "light", "dark")
     site, own = context(("Edema", "Mass", "Nodule"), "multilabel", part), LabelSet(("Mass", "Edema"))

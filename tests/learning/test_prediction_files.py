@@ -235,7 +235,7 @@ def test_what_cannot_be_read_is_listed_and_limited(model: Path, tmp_path: Path) 
     assert done.exit_code == 1
     assert str(done.exception).startswith("7 of 9 images cannot be used; ")
     assert done.output.count("left out: ") == 5
-    assert "1 other files are not images" in done.output
+    assert "not images: 1 other file, such as" in done.output
     listed = pd.read_csv(tmp_path / "out.left_out.csv")
     assert list(listed["image"]) == [str(folder / f"{i}.png") for i in range(7)] + [str(folder / "README")]
     assert listed["reason"].str.contains("cannot be read|not an image").all()

@@ -36,7 +36,8 @@ CHECKS = (a_warm_up_trains_the_head_alone, federations_run_and_repeat, unknown_l
 
 
 def model_of(name: str) -> ModelSpec:
-    return replace(FROZEN, hidden=4) if name in NEEDS_A_BLOCK else FROZEN
+    model = replace(FROZEN, hidden=4) if name in NEEDS_A_BLOCK else FROZEN
+    return replace(model, views=0) if METHODS[name].about.pixels else model
 
 
 def plan(method: Method, model: ModelSpec) -> Plan:

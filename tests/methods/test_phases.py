@@ -47,11 +47,12 @@ def test_the_warm_up_is_the_first_round_and_has_its_own_learning_rate(tiny: Any)
         ("main", 4, "all"),
     ]
     plan = tiny(method).plan
-    assert round_context(plan, 5, 1).phase.name == "warm-up"
-    assert (round_context(plan, 5, 3).phase.name, round_context(plan, 5, 3).phase_round) == ("main", 2)
-    warm = settled(method.local, round_context(plan, 5, 1), lr=0.3)
+    first, second, third = (round_context(plan.method, plan.seed, 5, number) for number in (1, 2, 3))
+    assert first.phase.name == "warm-up"
+    assert (third.phase.name, third.phase_round) == ("main", 2)
+    warm = settled(method.local, first, lr=0.3)
     assert (warm.lr, warm.epochs) == (5e-2, 4)
-    main = settled(method.local, round_context(plan, 5, 2), lr=0.3)
+    main = settled(method.local, second, lr=0.3)
     assert (main.lr, main.epochs) == (0.3, 1)
 
 

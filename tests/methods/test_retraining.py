@@ -175,7 +175,8 @@ def test_losses_and_terms_of_the_method_are_off(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Composed, "terms", (Loud(),))
     assert same(sent(CRT), plain)
     with Trial(CRT, SMALL, "multiclass") as trial:
-        site, before = trial.context("alpha", trial.payload("alpha")), round_context(trial.plan, 9, 1)
+        site = trial.context("alpha", trial.payload("alpha"))
+        before = round_context(CRT, trial.plan.seed, 9, 1)
         with pytest.raises(AssertionError, match="a term was begun"):
             train_round(CRT, site, trial.payload("alpha"), before)
 

@@ -17,8 +17,8 @@ import safetensors.torch
 import torch
 
 from suture.core.errors import ConfigError
-from suture.models.backbones import read_weights
 from suture.models.checkpoints import read_checkpoint
+from suture.models.weights import read_weights
 from suture_papers.fedmas.priors import _read_part
 
 
@@ -98,7 +98,7 @@ def test_a_refused_file_is_told_in_our_own_words(name: str, tmp_path: Path) -> N
 
 def test_no_command_runs(tmp_path: Path) -> None:
     (tmp_path / "a.pt").write_bytes(torch_file({"w": Command()}))
-    code = "import sys; from suture.models.backbones import read_weights; read_weights(sys.argv[1], None)"
+    code = "import sys; from suture.models.weights import read_weights; read_weights(sys.argv[1], None)"
     done = subprocess.run(
         [sys.executable, "-c", code, tmp_path / "a.pt"], capture_output=True, text=True, check=False
     )

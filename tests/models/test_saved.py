@@ -68,6 +68,15 @@ def test_a_model_with_a_setting_of_the_former_name(tmp_path: Path) -> None:
 def test_a_folder_that_holds_no_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"not contain model\.json"):
         load_model(tmp_path)
+    run = tmp_path / "run"
+    site = run / "sites" / "alpha" / "state" / "experiments" / "run" / "model"
+    site.mkdir(parents=True)
+    (run / "run.json").touch()
+    with pytest.raises(ConfigError, match=r"run has no model of all sites; continue it with --resume$"):
+        load_model(run)
+    (site / "model.json").touch()
+    with pytest.raises(ConfigError, match=r"run has no model of all sites; name a site's, as .*run/model$"):
+        load_model(run)
     spec = ModelSpec("cnn", size=32)
     save_model(build(spec, LabelSet(("Edema",)), 1, pretrained=False), spec, tmp_path, {})
     (tmp_path / "model.safetensors").write_bytes(b"cut off")

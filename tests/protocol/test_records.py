@@ -5,13 +5,7 @@ import pytest
 
 from example_run import diagnostic_records, history_records, run_record, with_pseudo_labels, write_run
 from suture.core.errors import DataError
-from suture.protocol.records import (
-    PseudoLabels,
-    read_diagnostics,
-    read_history,
-    read_metrics,
-    read_run,
-)
+from suture.protocol.records import PseudoLabels, read_diagnostics, read_history, read_metrics, read_run
 
 
 def test_a_run_folder_is_read(run_folder: Path) -> None:

@@ -37,6 +37,16 @@ def test_bars_start_at_zero_and_stand_side_by_side() -> None:
     assert x > 0
 
 
+@pytest.mark.parametrize(("low", "digits"), [(0.5, 3), (0.9985, 6), (0.99998, 8)])
+def test_the_numbers_of_an_axis_fit_beside_it(low: float, digits: int) -> None:
+    """A digit of 11 px is at most 7 wide, and the text ends 7 before the plot."""
+    chart = line_chart("AUROC", [1, 2], [Series("a", [low, 1.0])])
+    assert chart is not None
+    assert max(len(tick.text) for tick in chart.y) == digits
+    assert chart.left - 7 >= 7 * (digits - 1)
+    assert all(chart.left <= tick.at <= chart.right for tick in chart.x)
+
+
 def test_nothing_to_draw_is_no_chart() -> None:
     assert line_chart("loss", [1], [Series("a", [None])]) is None
     assert bar_chart("bytes", [1], []) is None

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from small_hospitals import small_study
+from suture.cli import app
 from suture.core.errors import ConfigError
 from suture.data.config import SiteConfig, load_site_config
 from suture.data.readers import read_table
@@ -113,6 +115,9 @@ def test_one_line_says_what_the_limits_would_do(job: Job, runs: tuple[Path, Path
     assert "no loss" not in exact.without_limits, "20 images are enough"
     for site in ("alpha", "beta", "gamma"):
         assert f"{site} would send of validation: AUROC in steps of" in exact.without_limits
+    printed = " ".join(CliRunner().invoke(app, ["report", str(runs[0])]).output.split())
+    assert "this machine. In a federation (or with --limits) the sites' limits change some" in printed
+    assert "would send of" not in printed
     assert exact.without_limits in (runs[0] / "report.html").read_text().replace("&#39;", "'")
     assert isinstance(job.simulation, StudySites)
     configs = job.simulation.configs()

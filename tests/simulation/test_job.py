@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,10 @@ def test_a_job_is_a_name_or_the_path_of_a_file_or_folder(
         ConfigError, match=r"contains neither job\.toml nor job\.py; `suture init` writes one"
     ):
         load_job(tmp_path)
+    (tmp_path / "alpha").mkdir()
+    (tmp_path / "alpha" / "suture.toml").touch()
+    with pytest.raises(ConfigError, match=rf"alpha is one site; .*: name {re.escape(str(tmp_path))}$"):
+        load_job("alpha")
     with pytest.raises(ConfigError, match=r"unknown job 'absent/job\.py'"):
         load_job(Path("absent/job.py"))
 

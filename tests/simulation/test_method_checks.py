@@ -19,13 +19,7 @@ from suture.federation.server.assignments import Assigner, Task
 from suture.learning.training import LocalRound, LocalTraining, SiteContext
 from suture.methods import METHODS
 from suture.methods.averaging import LocalAveraging
-from suture.methods.base import (
-    About,
-    GlobalModel,
-    LabelUse,
-    RoundContext,
-    hyperparameters,
-)
+from suture.methods.base import About, GlobalModel, LabelUse, RoundContext, hyperparameters
 from suture.models.classifier import Classifier
 from suture.protocol.messages import TaskData, Update
 from suture.simulation import method_checks as checks

@@ -31,10 +31,11 @@ from suture.cli.plot import plot_app
 from suture.cli.poc import poc_app
 from suture.cli.research import compare, decide, evaluate, predict
 from suture.cli.run import demo, export, run
-from suture.cli.study import check, init
+from suture.cli.study import check, init, labels
 from suture.core import VERSION
 from suture.core.allocator import keep_memory
 from suture.core.entry_points import found
+from suture.core.errors import ConfigError
 from suture.core.printable import clean_warnings
 
 
@@ -106,8 +107,15 @@ def list_(
         Kind | None,
         typer.Argument(help="List only these; methods by the question that they answer."),
     ] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="With models: describe this one, such as timm:resnet50."),
+    ] = None,
 ) -> None:
     """List methods, models, priors, data sets, simulations, jobs and tables."""
+    if name is not None:
+        _describe(kind, name)
+        return
     if kind is Kind.methods:
         _list_methods()
         return
@@ -117,6 +125,19 @@ def list_(
     for of, *row in rows():
         if kind in (None, f"{of.replace(' ', '')}s"):
             table.add_row(*map(escape, (of, *row)))  # "suture[lite]" is no markup
+    console.print(table)
+
+
+def _describe(kind: Kind | None, name: str) -> None:
+    """Print the input, the size and the weights of a model."""
+    if kind is not Kind.models:
+        raise ConfigError(f"{name}: only a model is described; write suture list models NAME")
+    from suture.simulation.catalogue import model_facts
+
+    table = _table("", "")
+    table.show_header = False
+    for row in model_facts(name):
+        table.add_row(*map(escape, row))
     console.print(table)
 
 
@@ -171,7 +192,7 @@ def documented() -> dict[str, Any]:
 
 
 PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
-    "Start": (demo, init, check, list_),
+    "Start": (demo, init, check, labels, list_),
     "Run": (run, watch, report, track, export, status, results, resume),
     "Use a model": (predict, evaluate, compare, decide, explain, finetune, model_app),
     "Research": (plot_app, vocab, reference),

@@ -204,8 +204,14 @@ def show_run(folder: Path) -> None:
         print_line(f"left out: {sentence}", style="yellow")
     for sentence in results.info.cautions:
         print_line(f"caution: {sentence}", style="yellow")
-    if results.info.without_limits:
-        print_line(results.info.without_limits)
+    if said := results.info.without_limits:
+        here, _, limited = said.partition(". ")
+        if "would send" in limited:  # a line for each site and split
+            said = (
+                f"{here}. In a federation (or with --limits) the sites' limits change some; the report lists "
+                "them."
+            )
+        print_line(said)
     print_line(f"report: {folder / 'report.html'}")
 
 

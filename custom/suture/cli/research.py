@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.table import Table
 
-from suture.cli.common import (
-    MaxFailed,
-    Model,
-    ModelDevice,
-    console,
-    device_of,
-    print_line,
-    stated,
-)
+from suture.cli.common import MaxFailed, Model, ModelDevice, console, device_of, print_line, stated
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -294,6 +286,8 @@ def _write_reports(
 
 def _print_left_out(frame: DataFrame, listed: Path) -> None:
     """Print the first of what was taken for granted, cannot be used or is no image."""
+    from suture.core.printable import number_of
+
     for note in frame.attrs["notes"]:
         print_line(note)
     failed, others = frame.attrs["failed"], frame.attrs["others"]
@@ -301,7 +295,8 @@ def _print_left_out(frame: DataFrame, listed: Path) -> None:
         print_line(f"left out: {reason}", style="yellow")
     if others:
         first = ", ".join(list(others)[:_SHOWN])
-        print_line(f"{len(others)} other files are not {frame.index.name}s, such as {first}; see {listed}")
+        what = number_of(len(others), "other file")
+        print_line(f"not {frame.index.name}s: {what}, such as {first}; see {listed}")
 
 
 def _limit_failed(frame: DataFrame, listed: Path, most: int, unreported: int = 0) -> None:

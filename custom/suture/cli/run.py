@@ -418,7 +418,7 @@ def run_job_file(job: Job) -> None:
 
     @file_app.command(help=job.title)
     def main_(
-        env: Where = Env.sim,
+        env: Where = Env.local,
         rounds: Rounds = None,
         seed: Seed = None,
         out: Out = None,

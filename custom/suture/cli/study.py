@@ -32,14 +32,7 @@ def init(
 ) -> None:
     """Look at the data of your hospitals, and write a suture.toml for each and a job."""
     from suture.data.config import CONFIG
-    from suture.simulation.new_study import (
-        as_toml,
-        look,
-        placed,
-        refuse_existing,
-        summary,
-        write_study,
-    )
+    from suture.simulation.new_study import as_toml, look, placed, refuse_existing, summary, write_study
 
     sites = _sites(site)
     if not dry_run:
@@ -160,3 +153,56 @@ def check(study: _Study, trust: Trust = False) -> None:
     if problems:
         raise SutureError(f"{study}: {number_of(problems, 'problem')}; correct the study before you run it")
     print_line(f"next: suture run {shlex.quote(str(study))} --env local{' --trust' if trust else ''}")
+
+
+def labels(
+    study: _Study,
+    same: Annotated[
+        list[str] | None,
+        typer.Option("--same", metavar="NAME=OF", help="NAME is another name of OF. Repeatable."),
+    ] = None,
+    different: Annotated[
+        list[str] | None,
+        typer.Option("--different", metavar="NAME=OF", help="They are two classes. Repeatable."),
+    ] = None,
+    child: Annotated[
+        list[str] | None,
+        typer.Option("--child", metavar="NAME=OF", help="NAME is a kind of OF, its parent. Repeatable."),
+    ] = None,
+    by: Annotated[str | None, typer.Option("--by", help="Who decides; needed for a decision.")] = None,
+) -> None:
+    """Compare the label lists of the sites of a study, and record decisions about names in labels.toml."""
+    import datetime
+
+    from suture.core.atlas import LABELS, Decision, record, study_atlas
+    from suture.core.errors import unknown
+    from suture.core.labels import canonical
+    from suture.core.validation import parse
+    from suture.simulation.study_labels import render_lists, study_lists
+
+    lists = study_lists(study)
+    known = {own for names in lists.sites.values() for own in names}
+    known.update(canonical(one.name) for one in study_atlas(study).decisions)
+    given = {"same": same or (), "different": different or (), "child": child or ()}
+    decisions: list[Decision] = []
+    if any(given.values()) != bool(by):
+        raise ConfigError("give --by NAME with a decision (--same, --different, --child), and only then")
+    for relation, texts in given.items():
+        for text in texts:
+            name, separator, of = text.partition("=")
+            if not separator:
+                raise ConfigError(f"--{relation} {text!r} names one class; write NAME=OF")
+            if canonical(name) not in known:
+                raise unknown("class of a site", name, known)
+            values = {"name": name, "relation": relation, "of": of, "by": by, "on": datetime.date.today()}
+            decisions.append(parse(Decision, values, f"--{relation} {text}"))
+    if decisions:
+        record(study, decisions)
+        print_line(f"recorded: {study / LABELS}")
+        lists = study_lists(study)
+    console.print(render_lists(lists))
+    if lists.proposals and not decisions:
+        one = lists.proposals[0]
+        pair = shlex.quote(f"{one.name}={one.of}")
+        words = f"suture labels {shlex.quote(str(study))} --{one.relation} {pair} --by NAME"
+        print_line(f"decide, for example: {words} (or --different)")

@@ -5,15 +5,14 @@ A code is written ``SYSTEM:CODE``; SYSTEM is DICOM's designator of the coding sc
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 
 from suture.core.errors import LabelError, shown
 from suture.core.labels import canonical
+from suture.core.vocabulary import rows
 
 SYSTEMS = {"SCT": "SNOMED CT", "I10": "WHO's ICD-10", "I10C": "ICD-10-CM", "RADLEX": "RadLex"}
 """The coding schemes, by their designators."""
@@ -66,10 +65,9 @@ def codes_of(labels: Iterable[str], stated: Stated | None = None) -> dict[str, t
 
 @cache
 def builtin() -> dict[str, tuple[Code, ...]]:
-    """Return the codes of the built-in classes, from ``codes.csv``."""
+    """Return the codes of the built-in classes, from ``atlas_data/codes.csv``."""
     found: dict[str, tuple[Code, ...]] = {}
-    text = (resources.files("suture.core") / "codes.csv").read_text(encoding="utf-8")
-    for row in csv.DictReader(text.splitlines()):
+    for row in rows("codes"):
         code = Code(row["system"], row["code"], row["meaning"])
         found[row["class"]] = (*found.get(row["class"], ()), code)
     return found

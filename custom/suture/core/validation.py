@@ -216,6 +216,7 @@ _OURS = {
     "a valid dictionary": "a table",
     "a valid list": "a list",
     "a valid tuple": "a list",
+    "Tuple should have at least 1 item after validation, not 0": "name at least one",
 }
 
 

@@ -1,131 +1,65 @@
-"""The built-in vocabulary: canonical names of labels of chest X-rays, skin, endoscopy and intensive care.
+"""The built-in vocabulary: names of classes, synonyms and relations, from the tables of ``atlas_data/``.
 
-A synonym is listed only where both names mean the same in the data sets that use them. HAM10000's
-``akiec`` covers actinic keratosis and intraepithelial carcinoma, so it is a class of its own.
+``classes.csv`` has the canonical names with their direct parents and the published lists that have them,
+``synonyms.csv`` other spellings, ``groups.csv`` exhaustive and exclusive groups, ``codes.csv`` codes (see
+`suture.core.codes`) and ``sources.csv`` where all of it is from.
+
+A synonym is listed only where both names mean the same in the data sets that use them. HAM10000's ``akiec``
+covers actinic keratosis and intraepithelial carcinoma, so it is a class of its own. A parent is listed only
+where it holds in every data set: CheXpert has pneumonia below consolidation, which is not so of an
+interstitial one, hence here it is below lung opacity alone.
 """
 
-CHEST: tuple[str, ...] = (
-    # NIH ChestX-ray14
-    "Atelectasis",
-    "Cardiomegaly",
-    "Consolidation",
-    "Edema",
-    "Emphysema",
-    "Fibrosis",
-    "Hernia",
-    "Infiltration",
-    "Mass",
-    "Nodule",
-    "Pleural Effusion",
-    "Pleural Thickening",
-    "Pneumonia",
-    "Pneumothorax",
-    # CheXpert and MIMIC-CXR
-    "Enlarged Cardiomediastinum",
-    "Fracture",
-    "Lung Lesion",
-    "Lung Opacity",
-    "No Finding",
-    "Pleural Other",
-    "Support Devices",
-    # CXR-LT
-    "Calcification of the Aorta",
-    "Pneumomediastinum",
-    "Pneumoperitoneum",
-    "Subcutaneous Emphysema",
-    "Tortuous Aorta",
-)
+from __future__ import annotations
 
-_SKIN: tuple[str, ...] = (
-    "Melanoma",
-    "Melanocytic Nevus",
-    "Basal Cell Carcinoma",
-    "Actinic Keratosis",
-    "Actinic Keratosis or Intraepithelial Carcinoma",
-    "Benign Keratosis",
-    "Dermatofibroma",
-    "Vascular Lesion",
-    "Squamous Cell Carcinoma",
-)
+import csv
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 
-ENDOSCOPY: tuple[str, ...] = (
-    "Barrett's Esophagus",
-    "Short-segment Barrett's Esophagus",
-    "BBPS 0-1",
-    "BBPS 2-3",
-    "Cecum",
-    "Dyed Lifted Polyps",
-    "Dyed Resection Margins",
-    "Esophagitis A",
-    "Esophagitis B-D",
-    "Hemorrhoids",
-    "Ileum",
-    "Impacted Stool",
-    "Polyps",
-    "Pylorus",
-    "Retroflex Rectum",
-    "Retroflex Stomach",
-    "Ulcerative Colitis Grade 0-1",
-    "Ulcerative Colitis Grade 1",
-    "Ulcerative Colitis Grade 1-2",
-    "Ulcerative Colitis Grade 2",
-    "Ulcerative Colitis Grade 2-3",
-    "Ulcerative Colitis Grade 3",
-    "Z-line",
-)
 
-_INTENSIVE_CARE: tuple[str, ...] = ("CVA", "CHF", "Sepsis", "Asthma", "Cardiomyopathy", "Pulmonary")
+def rows(name: str) -> list[dict[str, str]]:
+    """Return the rows of a table of the atlas, by their columns."""
+    text = (resources.files("suture.core") / "atlas_data" / f"{name}.csv").read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
 
-CANONICAL: tuple[str, ...] = (*CHEST, *_SKIN, *ENDOSCOPY, *_INTENSIVE_CARE, "COVID-19")
 
-SYNONYMS: dict[str, str] = {
-    "Effusion": "Pleural Effusion",
-    "Pleural Effusions": "Pleural Effusion",
-    "Enlarged Cardiom.": "Enlarged Cardiomediastinum",
-    "Lung Opacities": "Lung Opacity",
-    "Normal": "No Finding",
-    "Oedema": "Edema",
-    "Pulmonary Edema": "Edema",
-    "Pulmonary Atelectasis": "Atelectasis",
-    "Infiltrate": "Infiltration",
-    "Pleural Thickness": "Pleural Thickening",
-    "Support Device": "Support Devices",
-    "MEL": "Melanoma",
-    "NV": "Melanocytic Nevus",
-    "Nevus": "Melanocytic Nevus",
-    "BCC": "Basal Cell Carcinoma",
-    "AK": "Actinic Keratosis",
-    "AKIEC": "Actinic Keratosis or Intraepithelial Carcinoma",
-    "BKL": "Benign Keratosis",
-    "DF": "Dermatofibroma",
-    "VASC": "Vascular Lesion",
-    "SCC": "Squamous Cell Carcinoma",
-    # HyperKvasir: the folders of the images, and the words of the official folds
-    "barretts": "Barrett's Esophagus",
-    "barretts-short-segment": "Short-segment Barrett's Esophagus",
-    "short-segment-barretts": "Short-segment Barrett's Esophagus",
-    "bbps-0-1": "BBPS 0-1",
-    "bbps-2-3": "BBPS 2-3",
-    "normal-cecum": "Cecum",
-    "dyed-lifted-polyps": "Dyed Lifted Polyps",
-    "dyed-resection-margins": "Dyed Resection Margins",
-    "esophagitis-a": "Esophagitis A",
-    "oesophagitis-a": "Esophagitis A",
-    "esophagitis-b-d": "Esophagitis B-D",
-    "oesophagitis-b-d": "Esophagitis B-D",
-    "hemorroids": "Hemorrhoids",
-    "impacted-stool": "Impacted Stool",
-    "polyp": "Polyps",
-    "normal-pylorus": "Pylorus",
-    "retroflex-rectum": "Retroflex Rectum",
-    "retroflex-stomach": "Retroflex Stomach",
-    "ulcerative-colitis-grade-0-1": "Ulcerative Colitis Grade 0-1",
-    "ulcerative-colitis-grade-1": "Ulcerative Colitis Grade 1",
-    "ulcerative-colitis-grade-1-2": "Ulcerative Colitis Grade 1-2",
-    "ulcerative-colitis-grade-2": "Ulcerative Colitis Grade 2",
-    "ulcerative-colitis-grade-2-3": "Ulcerative Colitis Grade 2-3",
-    "ulcerative-colitis-grade-3": "Ulcerative Colitis Grade 3",
-    "normal-z-line": "Z-line",
-    "COVID": "COVID-19",
-    "Covid19": "COVID-19",
+@dataclass(frozen=True)
+class Entry:
+    """A class of the vocabulary.
+
+    Attributes:
+        area: such as ``chest``: a study takes the relations of whole areas.
+        parents: the classes that an image shows whenever it shows this one, direct ones only.
+        lists: published data sets that have it, by their words in ``sources.csv``.
+    """
+
+    area: str
+    parents: tuple[str, ...]
+    lists: tuple[str, ...]
+
+
+def _words(cell: str) -> tuple[str, ...]:
+    return tuple(filter(None, cell.split(";")))
+
+
+ENTRIES: dict[str, Entry] = {
+    row["class"]: Entry(row["area"], _words(row["parents"]), _words(row["lists"])) for row in rows("classes")
 }
+
+CANONICAL: tuple[str, ...] = tuple(ENTRIES)
+
+SYNONYMS: dict[str, str] = {row["synonym"]: row["class"] for row in rows("synonyms")}
+
+AREAS: tuple[str, ...] = tuple(dict.fromkeys(entry.area for entry in ENTRIES.values()))
+
+
+def listed(source: str) -> tuple[str, ...]:
+    """Return the classes of a published data set, in the order of the vocabulary."""
+    return tuple(name for name, entry in ENTRIES.items() if source in entry.lists)
+
+
+@cache
+def groups(kind: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return the ``exhaustive`` groups, each with its parent, or the ``exclusive`` ones, each with none."""
+    return tuple((row["parent"], _words(row["classes"])) for row in rows("groups") if row["kind"] == kind)

@@ -98,10 +98,10 @@ STRONG = Augmentation(
 blur, Gaussian blur and Gaussian noise; the ranges are those of the authors' program, where 0.9 to 1.1 is the
 scale itself rather than the extent."""
 
-KERNELS = (3, 5)
+_KERNELS = (3, 5)
 """Sides of the median and Gaussian filters, in pixels."""
 
-NOISE_VARIANCE = (5.0, 30.0)
+_NOISE_VARIANCE = (5.0, 30.0)
 """Of Gaussian noise, on a scale of pixels up to 255."""
 
 _BLOCK = 2**16
@@ -147,16 +147,16 @@ def augment(
         # Of each channel: normalised ones have offsets of their own, a common mean would tint gray images.
         mean = images.mean(dim=(2, 3), keepdim=True)
         images.sub_(mean).mul_(contrast.to(images.device, non_blocking=True)).add_(mean)
-    unit = full_range(std, images)
+    unit = _full_range(std, images)
     if spec.brightens:
         change = spread(n, generator, spec.brightness) * chosen(n, generator, spec.brightness_chance)
         images += change.view(-1, 1, 1, 1).to(unit, non_blocking=True) * unit
     if spec.blur_chance:
-        blur_some(images, generator, spec.blur_chance, unit)
+        _blur_some(images, generator, spec.blur_chance, unit)
     return images
 
 
-def full_range(std: Sequence[float], images: Tensor) -> Tensor:
+def _full_range(std: Sequence[float], images: Tensor) -> Tensor:
     """``[1, 1 or c, 1, 1]``: how far apart black and white are in normalised images."""
     scale = torch.tensor(tuple(std), dtype=images.dtype).view(1, -1, 1, 1)
     return 1 / scale.to(images.device, non_blocking=True)
@@ -227,7 +227,7 @@ def resample(images: Tensor, theta: Tensor) -> Tensor:
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
-def blur_some(images: Tensor, generator: torch.Generator, chance: float, unit: Tensor) -> None:
+def _blur_some(images: Tensor, generator: torch.Generator, chance: float, unit: Tensor) -> None:
     """Apply a median filter, a Gaussian filter or noise, with equal odds, to some of the images, in place.
 
     Args:
@@ -239,7 +239,7 @@ def blur_some(images: Tensor, generator: torch.Generator, chance: float, unit: T
     def drawn(*kinds: int) -> Tensor:
         return torch.isin(kind, torch.tensor(kinds)).nonzero().flatten().to(images.device, non_blocking=True)
 
-    filters = [(blur, side) for blur in (median_blur, gaussian_blur) for side in KERNELS]
+    filters = [(blur, side) for blur in (_median_blur, gaussian_blur) for side in _KERNELS]
     for index, (blur, side) in enumerate(filters):
         rows = drawn(index)
         if len(rows):
@@ -251,7 +251,7 @@ def blur_some(images: Tensor, generator: torch.Generator, chance: float, unit: T
 
 def noise(shape: torch.Size, generator: torch.Generator) -> Tensor:
     """Gaussian noise for pixels in [0, 1]: ``[n, c, h, w]``, with a variance drawn for each image."""
-    low, high = NOISE_VARIANCE
+    low, high = _NOISE_VARIANCE
     variance = low + (high - low) * torch.rand(shape[0], 1, 1, 1, generator=generator)
     return torch.randn(shape, generator=generator) * variance.sqrt() / 255
 
@@ -274,7 +274,7 @@ def gaussian_blur(images: Tensor, side: int) -> Tensor:
     return out
 
 
-def median_blur(images: Tensor, side: int) -> Tensor:
+def _median_blur(images: Tensor, side: int) -> Tensor:
     """Median filter of side * side pixels, to 1/32767 of the images' range.
 
     Whole images are compared at a time, which takes a quarter or less of the time of `torch.median` over

@@ -14,6 +14,15 @@ from suture.core.devices import moved
 from suture.core.labels import LabelSet
 from suture.core.seeds import generator_for
 
+FEATURES, ROW = "features", "row"
+"""Names of inputs: features ``[n, d]`` that a frozen encoder computed of images or documents, in their place;
+and the number of each among the samples of its split ``[n]``, by which its views are found."""
+
+
+def viewed(inputs: Mapping[str, Tensor]) -> str:
+    """Return the name of the input that methods have views of: the image, or its features."""
+    return FEATURES if FEATURES in inputs else "image"
+
 
 @dataclass(frozen=True)
 class Batch:

@@ -74,7 +74,7 @@ class StorageConfig(Section):
 
     Attributes:
         state: the site's state between rounds and jobs.
-        cache: decoded images.
+        cache: decoded images, and features that a prior or a frozen encoder has computed of them.
         files: folder of the files that a job may name: a prior, or pretrained weights at the server. A job
             gives the bare name, and cannot name other files.
         diagnostics: also write a method's diagnostics of each class beside the state. They are never sent.

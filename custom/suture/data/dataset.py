@@ -10,7 +10,9 @@ from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 from suture.core.codes import stated_codes
 from suture.core.errors import LabelError
 from suture.core.labels import MOST_SYNONYMS, Synonyms
+from suture.core.relations import Settle
 from suture.core.validation import LabelName, Section
+from suture.core.vocabulary import AREAS
 from suture.data.split import Frequency
 
 
@@ -22,6 +24,10 @@ def _resolve(path: Path, info: ValidationInfo) -> Path:
     if "\0" in str(path):
         raise ValueError("a path must not contain a NUL character")
     return info.context["folder"] / path if info.context else path
+
+
+def _resolve_atlas(where: str, info: ValidationInfo) -> str:
+    return where if where in AREAS else str(_resolve(Path(where), info))
 
 
 SitePath = Annotated[Path, AfterValidator(_resolve)]
@@ -47,6 +53,10 @@ class DatasetConfig(Section):
         codes: codes of classes, by class name: ``"SCT:36118008"`` (SNOMED CT), ``"I10:J93.9"`` (WHO ICD-10),
             ``"I10C:J93.9"`` (ICD-10-CM), ``"RADLEX:RID5352"``, or a list of several. Classes with the same
             code are the same class, whatever sites call them. Codes are not verified.
+        atlas: relations of classes: a built-in area, such as ``chest``, or a file, such as the labels.toml of
+            the study. What the known labels of an image imply of this site's other classes becomes known too.
+        contradictions: labels of an image that contradict the atlas: ``refuse`` reports an error, ``child
+            wins`` corrects the parents, and ``leave out`` makes all labels of the image unknown.
         seed: random seed of splits.
         color: read images as RGB; by default as gray.
         bits: true bit depth of images stored with 16 bits, such as 12 of a detector: values from 0 to 2^bits
@@ -71,6 +81,8 @@ class DatasetConfig(Section):
         Field(default_factory=dict)
     )
     codes: dict[LabelName, str | tuple[str, ...]] = Field(default_factory=dict)
+    atlas: Annotated[str, AfterValidator(_resolve_atlas)] | None = None
+    contradictions: Settle = "refuse"
     seed: int = Field(default=1337, ge=0)
     color: bool = False
     bits: int | None = Field(default=None, ge=8, le=16)
@@ -107,6 +119,8 @@ class DatasetConfig(Section):
         idle: dict[str, str] = {}
         if not (self.labels or self.groups or self.target):
             idle["synonyms"] = "without labels, because the release's own names are known; remove it"
+        if self.atlas is None:
+            idle["contradictions"] = "without atlas; remove it"
         if self.holds_text:
             idle |= dict.fromkeys(("color", "bits", "partial", "follow_links"), "for texts; remove it")
         if self.text_in_table(self.__dict__) and self.root != self.table:

@@ -27,6 +27,7 @@ from suture.data.gathering import (
     spread,
     the_one_to_use,
     together,
+    with_column,
     with_patients,
     without_unfilled,
 )
@@ -43,13 +44,25 @@ from suture.data.table_form import JSON, TABLES, Form, is_hidden, tables
 
 _SPLIT = re.compile(r"^(split|set|subset|partition|fold)$", re.IGNORECASE)
 _SPLIT_FLAG = re.compile(
-    r"(is|in|for)[ _-]?(train|val|test|valid|validation|training|testing)([ _-]?(set|data|flag))?|train(ing)?"
-    r"|(train|val|test|valid|validation|training|testing)[ _-]?(set|data|flag|split)",
-    re.IGNORECASE,
+    r"(is|in)[ _-]?(train|val|test)\w*|train(ing)?|(train|val|test)\w*[ _-](set|flag|split)", re.IGNORECASE
 )
 """Columns of 1 and 0 that say which rows are of a split."""
 _INDEX = re.compile(r"^(unnamed.*|index|row|#)$", re.IGNORECASE)
 _CHOICE = re.compile(r"\(choice=(.+)\)$")
+_OTHER_TABLES = {
+    ".xls",
+    ".xlsb",
+    ".ods",
+    ".numbers",
+    ".sav",
+    ".dta",
+    ".feather",
+    ".mdb",
+    ".accdb",
+    ".sas7bdat",
+}
+_MANY_WORDS = 5
+"""Words of a cell, on average, from which on it is a document."""
 _RATER = re.compile(
     r"rad(iologist)?s?\b|rad_|rater|reader|annotator|observer|grader|expert|befunder|untersucher",
     re.IGNORECASE,
@@ -127,7 +140,12 @@ def discover(path: Path, answers: Answers = Answers()) -> Discovery:
     folder = path if path.is_dir() else path.parent
     levels = _Levels(tables(folder) if path.is_dir() else [[path]])
     elsewhere = _named_elsewhere(levels.forms(0))
-    images = _images(elsewhere or folder)
+    try:
+        images = _images(elsewhere or folder)
+    except DataError:
+        if (texts := _documents(levels, folder, answers)) is None:
+            raise
+        return texts
     found = _published(levels, folder, images) or _own(levels, folder, images, answers)
     found = _with_depth(found, images)
     return replace(found, warnings=(*found.warnings, *(f"skipped: {fault}" for fault in levels.faults)))
@@ -170,6 +188,10 @@ class _Levels:
                     self.faults += [] if path.suffix == ".txt" else [str(error)]  # such as a README.txt
         return self._forms[level]
 
+    def every(self) -> list[Form]:
+        """The tables of all levels."""
+        return [form for level in range(len(self)) for form in self.forms(level)]
+
 
 @dataclass(frozen=True)
 class _Images:
@@ -208,7 +230,7 @@ def _published(levels: _Levels, folder: Path, images: _Images) -> Discovery | No
         with suppress(ConfigError):  # a package that cannot be imported; `suture list` names it
             readers[word] = DATASETS.find(word)
     roots = tuple(dict.fromkeys((images.root, images.above, folder)))
-    for form in (form for level in range(len(levels)) for form in levels.forms(level)):
+    for form in levels.every():
         # What was put together is not the file that a reader gets; a list in JSON is.
         if form.made and not form.sheet.path.name.lower().endswith(JSON):
             continue
@@ -256,13 +278,14 @@ def _by_reader(word: str, layout: Layout, sheet: Sheet, roots: Sequence[Path]) -
 
 @dataclass(frozen=True)
 class _ImageColumn:
-    """The column that names the images.
+    """The column that names the images, or the documents.
 
     Attributes:
         match: as [data] image_match.
         found: rows that name an image.
         root: where their paths start.
         find: returns the path of the image that a cell names; None where it names none.
+        text: the column of the documents.
     """
 
     name: str
@@ -270,6 +293,7 @@ class _ImageColumn:
     found: int
     root: Path
     find: Callable[[str], str | None]
+    text: str = ""
 
 
 def _own(levels: _Levels, folder: Path, images: _Images, answers: Answers) -> Discovery:
@@ -297,9 +321,9 @@ def _own(levels: _Levels, folder: Path, images: _Images, answers: Answers) -> Di
         if len(fitting) > 1:
             both = together([Named(form, column.name, column.find) for form, column in fitting])
             if both is None:
-                names = " and ".join(form.name for form, _ in fitting)
-                what = the_one_to_use([form for form, _ in fitting])
-                raise DataError(f"{names} of {folder} both name its images; {what}")
+                rivals = [form for form, _ in fitting]
+                names, remedy = " and ".join(form.name for form in rivals), the_one_to_use(rivals)
+                raise DataError(f"{names} of {folder} both name its images; {remedy}")
             form, column = both, _expect_column(both, images)
         others = [other for i, other in enumerate(forms) if i not in columns] + [form]
         form = spread(without_unfilled(form), form.legend)
@@ -309,17 +333,40 @@ def _own(levels: _Levels, folder: Path, images: _Images, answers: Answers) -> Di
                 "names of the columns above it"
             )
         return _described(form, column, images, answers, others)
-    forms = [form for level in range(len(levels)) for form in levels.forms(level)]
-    columns_of = [(form, i) for form in forms for i in range(len(form.sheet.header))]
-    _refuse_ambiguous(columns_of, images)
-    listed = any(cell.lower().endswith(SUFFIXES) for form, i in columns_of for cell in form.sheet.cells(i))
+    forms = levels.every()
+    _refuse_ambiguous(forms, images)
+    listed = any(_like_images(cells) for form in forms for cells in form.sheet.columns().values())
     if not listed and (classes := of_class_folders(images.root, images.paths)) is not None:
         found = _described(classes, _expect_column(classes, images), images, answers, [])
         unread = [f"{form.name} names no image and is not read" for form in forms]
         return replace(found, warnings=(*found.warnings, *unread))
     if not levels.number:
-        raise DataError(f"{folder} contains no table ({', '.join(TABLES)}); give the table's path")
+        unread = [path.name for path in sorted(folder.iterdir()) if path.suffix.lower() in _OTHER_TABLES]
+        remedy = f"save {' and '.join(unread)} as .xlsx or .csv" if unread else "give the table's path"
+        raise DataError(f"{folder} contains no table ({', '.join(TABLES)}); {remedy}")
     raise _nothing_matches(levels, images)
+
+
+def _documents(levels: _Levels, folder: Path, answers: Answers) -> Discovery | None:
+    """The [data] of a table of documents; None where the first has none, or names images that are lacking."""
+    forms = levels.every()
+    cells = forms[0].sheet.columns() if forms else {}
+    words = {name: sum(len(cell.split()) for cell in column) / len(column) for name, column in cells.items()}
+    text = max(words, key=words.__getitem__, default="")
+    packed = any(path.name.endswith((".zip", *ARCHIVES)) for path in folder.iterdir())
+    if packed or words.get(text, 0) < _MANY_WORDS or any(map(_like_images, cells.values())):
+        return None
+    form, n = spread(without_unfilled(forms[0]), forms[0].legend), len(cells[text])
+    patients = {name for _, name in patient_columns(form.sheet, text)}
+    free = [name for name in cells if name not in {text, *patients}]
+    name = next((name for name in free if len({*cells[name]} - {""}) == n), "")
+    if not name:
+        made = "a document is named by the number of its row"
+        form = with_column(form, "document", [*map(str, form.sheet.numbers)], made)
+        name = form.sheet.header[0]
+    path = form.sheet.path
+    column = _ImageColumn(name, "path", n, path, str, text)
+    return _described(form, column, _Images(path, frozenset(), path), answers, forms)
 
 
 def _by_chance(form: Form, column: _ImageColumn, best: _ImageColumn) -> bool:
@@ -328,7 +375,7 @@ def _by_chance(form: Form, column: _ImageColumn, best: _ImageColumn) -> bool:
     return column.match == "loose" and numbers and (best.match != "loose" or 4 * column.found < best.found)
 
 
-def _refuse_ambiguous(columns: Sequence[tuple[Form, int]], images: _Images) -> None:
+def _refuse_ambiguous(forms: Sequence[Form], images: _Images) -> None:
     """Refuse a column of names that files of several folders have, such as an image and its mask.
 
     Raises:
@@ -338,13 +385,14 @@ def _refuse_ambiguous(columns: Sequence[tuple[Form, int]], images: _Images) -> N
     for path in sorted(images.paths):
         for name in {path.rpartition("/")[2], stem(path)}:
             named.setdefault(name, []).append(path)
-    for form, position in columns:
-        cells = sorted({*form.sheet.cells(position)} - {""})
+    columns = [(form, *column) for form in forms for column in form.sheet.columns().items()]
+    for form, name, column in columns:
+        cells = sorted({*column} - {""})
         several = [cell for cell in cells if len(named.get(cell, ())) > 1]
         if 2 * len(several) > len(cells):
             a, b, *_ = named[several[0]]
             raise DataError(
-                f"{form.name}, column {form.sheet.header[position]!r}: {several[0]!r} may be {a!r} or {b!r}; "
+                f"{form.name}, column {name!r}: {several[0]!r} may be {a!r} or {b!r}; "
                 "write the folder into the cells, or move the other files out of "
                 f"{images.root}"
             )
@@ -352,14 +400,13 @@ def _refuse_ambiguous(columns: Sequence[tuple[Form, int]], images: _Images) -> N
 
 def _nothing_matches(levels: _Levels, images: _Images) -> DataError:
     """That no table names the images, with names of both, so that the eye sees the difference."""
-    forms = [form for level in range(len(levels)) for form in levels.forms(level)]
+    forms = levels.every()
     names = ", ".join(dict.fromkeys(form.sheet.path.name for form in forms))
     what = f"no column of {names} names" if names else "no table could be read that names"
     seen = "".join(f"\n{fault}" for fault in levels.faults)
     some = ", ".join(map(ascii, sorted(images.paths)[:3]))
     for form in forms[:3]:
-        sheet = form.sheet
-        cells = {name: sheet.cells(sheet.header.index(name)) for name in filter(None, sheet.header)}
+        sheet, cells = form.sheet, form.sheet.columns()
         name = max(cells, key=lambda name: (_like_images(cells[name]), len({*cells[name]})), default="")
         if name:
             shown = ", ".join(map(ascii, sorted({*cells[name]} - {""})[:3]))
@@ -368,8 +415,8 @@ def _nothing_matches(levels: _Levels, images: _Images) -> DataError:
 
 
 def _like_images(cells: Sequence[str]) -> int:
-    """How many cells look like the name of a file."""
-    return sum(stem(cell) != cell or "/" in cell for cell in cells)
+    """How many cells look like the name of an image."""
+    return sum(cell.lower().endswith(SUFFIXES) for cell in cells)
 
 
 def _described(
@@ -378,13 +425,12 @@ def _described(
     n = len(form.sheet.rows)
     layout = next((one for one in HOSPITAL if one.recognises(form.sheet, files.paths)), None)
     known = layout.keys(form.sheet.path.parent) if layout else {}
-    split = next(
-        (c for c in filter(None, form.sheet.header) if c != images.name and _is_split(form.sheet, c)), None
-    )
+    columns = form.sheet.columns()
+    split = next((name for name in columns if name != images.name and _is_split(columns[name])), None)
     told = answers.patient if answers.patient is not None else known.get("patient_column")
     asked: list[str] = []
     if told is None and not patient_columns(form.sheet, images.name):
-        form, asked = with_patients(form, images.name, form.sheet.column(split, "") if split else ())
+        form, asked = with_patients(form, images.name, columns[split] if split else ())
     paths = [images.find(cell) if cell else None for cell in form.sheet.column(images.name, "")]
     sheet = form.sheet.only([path is not None for path in paths])  # rows without an image do not count
     data: dict[str, Any] = {"dataset": "hospital", "root": str(images.root), "table": str(sheet.path)}
@@ -394,13 +440,14 @@ def _described(
     def note(key: str, value: Any, why: str) -> None:
         data[key], reasons[key] = value, why
 
-    note("image_column", images.name, f"{images.found:,} of {number_of(n, 'row')} name an existing image")
+    if images.text:
+        del data["root"]
+        note("text_column", images.text, "its cells are documents")
+    named = f"{images.found:,} of {number_of(n, 'row')} name an existing image"
+    note("image_column", images.name, "names the documents" if images.text else named)
     if images.match != "path":
-        spelled = {
-            "stem": "its cells have no suffix",
-            "loose": "its cells are spelled otherwise than the files",
-        }
-        note("image_match", images.match, spelled[images.match])
+        how = "have no suffix" if images.match == "stem" else "are spelled otherwise than the files"
+        note("image_match", images.match, f"its cells {how}")
     if images.found < n:
         note("partial", True, "rows without an image are left out and counted")
         cells = zip(form.sheet.column(images.name, ""), form.sheet.numbers, paths, strict=True)
@@ -418,7 +465,7 @@ def _described(
     patient, why, remarks = _patient(sheet, images.name, told)
     note("patient_column", patient or images.name, f"that of {layout.title}" if layout and told else why)
     warnings += remarks
-    taken = {images.name, data["patient_column"]}
+    taken = {images.name, data["patient_column"], images.text}
     free = [c for c in sheet.header if c and c not in taken]
     for name, number in _other_images(sheet, free, images, {*paths}):
         warnings.append(
@@ -459,7 +506,7 @@ def _described(
         labels.doubtful,
         tuple(filter(None, sheet.header)),
         n,
-        sheet if form.made else None,
+        form.sheet if form.made else None,
         form.made,
         layout.title if layout else "",
         labels.is_draft,
@@ -540,9 +587,9 @@ def _images_below(folder: Path, unread: list[OSError]) -> set[str]:
 
 def _named_elsewhere(forms: Sequence[Form]) -> Path | None:
     """The folder of the images that a table names by absolute paths; None where it names none so."""
-    for sheet in (form.sheet for form in forms):
-        for position in range(len(sheet.header)):
-            cells = [cell for cell in sheet.cells(position) if cell]
+    for form in forms:
+        for column in form.sheet.columns().values():
+            cells = [*filter(None, column)]
             if cells and all(cell.startswith("/") for cell in cells) and any(map(os.path.isfile, cells)):
                 return Path(os.path.commonpath([os.path.dirname(cell) for cell in cells]))
     return None
@@ -577,28 +624,23 @@ def find_image_column(sheet: Sheet, root: Path, images: set[str]) -> str | None:
 
 def _best_column(form: Form, images: _Images) -> _ImageColumn | None:
     """The column with the most cells that name an image, in the strictest way; None where none names any."""
-    sheet = form.sheet
     here = _unique(images.paths, lambda path: path.rpartition("/")[2]) | {path: path for path in images.paths}
     stems = _unique(images.paths, stem)
-
-    def by_path(cell: str) -> str | None:
-        return here.get(image_name(cell, images.root, here))
 
     def from_above(cell: str) -> str | None:
         name = cell.removeprefix("./").removeprefix(f"{images.root.name}/")
         return name if name != cell and name in images.paths else None
 
-    def by_stem(cell: str) -> str | None:
-        return stems.get(stem(cell))
-
-    ways: list[tuple[str, Path, Callable[[str], str | None]]] = [("path", images.root, by_path)]
-    if images.above != images.root:
-        ways.append(("path", images.above, from_above))
-    ways += [("stem", images.root, by_stem), ("loose", images.root, loosely(images.paths))]
+    ways: list[tuple[str, Path, Callable[[str], str | None]]] = [
+        ("path", images.root, lambda cell: here.get(image_name(cell, images.root, here))),
+        *([("path", images.above, from_above)] if images.above != images.root else []),
+        ("stem", images.root, lambda cell: stems.get(stem(cell))),
+        ("loose", images.root, loosely(images.paths)),
+    ]
     best, most = None, (0, 0)
     for match, root, find in ways:
-        for name in filter(None, sheet.header):
-            cells = Counter(cell for cell in sheet.cells(sheet.header.index(name)) if cell)
+        for name, column in form.sheet.columns().items():
+            cells = Counter(filter(None, column))
             index = match == "loose" and (_INDEX.match(name) or names_patients(name))
             if index or (match != "path" and _is_label(cells)):
                 continue  # whose numbers may be those of images by chance
@@ -667,11 +709,12 @@ def _other_images(
     """The columns that name other images than the one of images, and how many."""
     for name in columns:
         cells = {*sheet.cells(sheet.header.index(name))} - {""}
-        others = {images.find(cell) for cell in cells} - {None, *used}
+        words = [cell for cell in cells if not (images.text or cell.replace(".", "").isdigit())]
+        others = {*map(images.find, words)} - {None, *used}
         if 2 * len(others) > len(cells):
             yield name, len(others)
 
 
-def _is_split(sheet: Sheet, name: str) -> bool:
-    words = {cell.casefold() for cell in sheet.cells(sheet.header.index(name))}
+def _is_split(cells: Sequence[str]) -> bool:
+    words = {cell.casefold() for cell in cells}
     return len(words - {""}) > 0 and words <= SPLIT_WORDS.keys()

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import chain, permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from suture.data.workbooks import is_workbook, workbook_sheets
 IMAGE, SPLIT, CLASS = "image", "split", "class"
 """Columns of a table that is put together."""
 
-_KEPT_APART = re.compile(r"hold.?out|extern|eval|unseen|hidden", re.IGNORECASE)
+_KEPT_APART = re.compile(r"hold.?out|extern|eval|unseen|hidden|submi|predict", re.IGNORECASE)
 """In the name of a table of which nothing says that it is for training too."""
 _COMPLETE = re.compile(r".*_complete|complete\?", re.IGNORECASE)
 _PATIENT = re.compile(r"(patient|pat|pid|subject|subj?|person|mrn|p)[ _-]?\d\w*", re.IGNORECASE)
@@ -38,7 +38,8 @@ _MOST_IMAGES = 20
 """Of a patient whom the names of files tell, on average."""
 _UNFILLED = {"0", "incomplete"}
 """How REDCap writes that a form is not complete; 1 is unverified, and 2 complete."""
-_FORM_STATES = _UNFILLED | {"1", "2", "unverified", "complete", ""}
+_NOT_COMPLETE = _UNFILLED | {"1", "unverified"}
+_FORM_STATES = _NOT_COMPLETE | {"2", "complete", ""}
 _LOOKED_AT = 50
 _MOST_NAMES = 200
 """Classes of a legend."""
@@ -145,21 +146,14 @@ def _of_json(path: Path) -> Form:
     """
     text = read_text(path)
     try:
-        loaded: Any = (
-            json.loads(text)
-            if path.suffix == ".json"
-            else [json.loads(line) for line in text.splitlines() if line]
-        )
+        lines = f"[{','.join(filter(None, text.splitlines()))}]"
+        loaded: Any = json.loads(text if path.suffix == ".json" else lines)
     except ValueError as error:
         raise DataError(f"{path} is not JSON: {error}") from None
     parts = {"": loaded} if isinstance(loaded, list) else loaded if isinstance(loaded, dict) else {}
     parts = {key: part for key, part in parts.items() if isinstance(part, list) and part}
     rows = [(key, row) for key, part in parts.items() for row in part if isinstance(row, dict)]
-    strange = sorted(
-        key
-        for key in parts
-        if key and key.casefold() not in SPLIT_WORDS and {key for key, _ in rows} >= {key}
-    )
+    strange = sorted({key for key, _ in rows if key.casefold() not in SPLIT_WORDS})
     if not rows or strange:
         raise DataError(
             f"{path} is not a list of objects, one for each image, or such lists under training, validation "
@@ -205,13 +199,8 @@ def of_class_folders(root: Path, images: Collection[str]) -> Form | None:
             "one level after the classes (and one after train, validation and test), or write a table"
         )
     header = (IMAGE, CLASS, *([SPLIT] if splits else []))
-    cells = zip(
-        sorted(images),
-        columns[0],
-        *([[SPLIT_WORDS[c.casefold()] for c in splits]] if splits else []),
-        strict=True,
-    )
-    rows = tuple(cells)
+    parts = [[SPLIT_WORDS[c.casefold()] for c in splits]] if splits else []
+    rows = tuple(zip(sorted(images), columns[0], *parts, strict=True))
     made = (f"{root.name}: the folders are the classes{' and the splits' if splits else ''}",)
     return Form(Sheet(root, header, rows, tuple(range(1, len(rows) + 1))), {}, {}, made)
 
@@ -294,9 +283,9 @@ def _side_by_side(main: Named, others: Sequence[Named]) -> Form | None:
                 ]
                 if clash:
                     raise DataError(
-                        f"{sheet.path} {rows_text(clash)}: column {name!r} of {main.form.name} differs from "
-                        f"that of {other.form.name}; {the_one_to_use([main.form, other.form])}, or remove "
-                        "one of the columns"
+                        f"{sheet.path.parent / main.form.name} {rows_text(clash)}: column {name!r} differs "
+                        f"from that of {other.form.name}; {the_one_to_use([main.form, other.form])}, or "
+                        "remove one of the columns"
                     )
                 continue
             header.append(name)
@@ -324,24 +313,33 @@ def of_patients(form: Form, images: Collection[str]) -> Form | None:
 
     None where no column of patients or cases names folders of images.
     """
-    folders: dict[str, list[str]] = {}
-    for image in sorted(images):
-        for part in {*image.casefold().split("/")[:-1]}:
-            folders.setdefault(part, []).append(image)
-    sheet = form.sheet
-    for _, name in patient_columns(sheet, ""):
-        cells = [cell.casefold() for cell in sheet.column(name, "")]
-        if 2 * sum(cell in folders for cell in cells) <= len(cells) or len({*cells}) < len(cells):
-            continue
-        rows = [
-            (image, row, number)
-            for cell, row, number in zip(cells, sheet.rows, sheet.numbers, strict=True)
-            for image in folders.get(cell, [""])
-        ]
-        header = (IMAGE if IMAGE not in sheet.header else "image path", *sheet.header)
-        both = Sheet(sheet.path, header, tuple((i, *row) for i, row, _ in rows), tuple(n for *_, n in rows))
-        return replace(form, sheet=both, made=(*form.made, f"{name!r} is the folder of the images of a row"))
+    paths = sorted(images)
+    levels = [path.casefold().split("/")[:-1] for path in paths]
+    columns = [name for _, name in patient_columns(form.sheet, "")]
+    for at, name in product(range(min(map(len, levels))), columns):
+        folders: dict[str, list[str]] = {}
+        for path, level in zip(paths, levels, strict=True):
+            folders.setdefault(level[at], []).append(path)
+        cells = [cell.casefold() for cell in form.sheet.column(name, "")]
+        if 2 * len(folders.keys() & {*cells}) > len(cells):
+            rows = [(row, path) for row, cell in enumerate(cells) for path in folders.get(cell, [""])]
+            of = [row for row, _ in rows]
+            several = replace(
+                form.sheet,
+                rows=tuple(form.sheet.rows[row] for row in of),
+                numbers=tuple(form.sheet.numbers[row] for row in of),
+            )
+            made = f"{name!r} is the folder of the images of a row"
+            return with_column(replace(form, sheet=several), IMAGE, [path for _, path in rows], made)
     return None
+
+
+def with_column(form: Form, name: str, cells: Sequence[str], made: str) -> Form:
+    """A table with another first column, and how that was made; of a name that no other column has."""
+    sheet = form.sheet
+    header = (name if name not in sheet.header else f"{name} key", *sheet.header)
+    rows = tuple((cell, *row) for cell, row in zip(cells, sheet.rows, strict=True))
+    return replace(form, sheet=replace(sheet, header=header, rows=rows), made=(*form.made, made))
 
 
 def in_two_columns(form: Form, images: Collection[str], enough: int) -> Form | None:
@@ -362,12 +360,9 @@ def in_two_columns(form: Form, images: Collection[str], enough: int) -> Form | N
             continue
         found = [find(pair) if pair else None for pair in pairs]
         if len({*found} - {None}) > enough:
-            rows = tuple(
-                (image or pair, *row) for image, pair, row in zip(found, pairs, sheet.rows, strict=True)
-            )
-            name = IMAGE if IMAGE not in sheet.header else "image path"
-            made = (*form.made, f"{folder!r} is the folder and {file!r} the file of each image")
-            return replace(form, sheet=replace(sheet, header=(name, *sheet.header), rows=rows), made=made)
+            cells = [image or pair for image, pair in zip(found, pairs, strict=True)]
+            made = f"{folder!r} is the folder and {file!r} the file of each image"
+            return with_column(form, IMAGE, cells, made)
     return None
 
 
@@ -385,31 +380,21 @@ def with_patients(form: Form, image: str, split: Sequence[str]) -> tuple[Form, l
     for at in range(min(map(len, levels))):
         names = [level[at] for level in levels]
         if all(map(_PATIENT.fullmatch, names)) and len({*names}) > 1:
-            return _with_column(
-                form, names, f"the patient is the folder of {image!r}, such as {names[0]}"
-            ), []
+            made = f"the patient is the folder of {image!r}, such as {names[0]}"
+            return with_column(form, "patient", names, made), []
     begins = [match[1] if (match := _IN_FILE.fullmatch(stem(cell))) else "" for cell in cells]
     n, several = len({*begins}), len({*cells})
     if not (all(begins) and 1 < n < several <= _MOST_IMAGES * n):
         return form, []
     such = f"the names of several files begin with the same number, such as {begins[0]!r} of {cells[0]!r}"
     if split and len({*zip(begins, split, strict=True)}) > n:
-        torn = f"{such}; if these are patients, they lie in two splits: add a column of patients"
-        return form, [torn]
+        return form, [f"{such}; if these are patients, they lie in two splits: add a column of patients"]
+    keys, lines = "patient_column", f"patient_column = {json.dumps(image)}"
+    if not split:
+        keys, lines = f"{keys}, split and split_file", f'{lines}\nsplit = "patients"'
     made = f"the patient is how the name of the file begins, such as {begins[0]}"
-    keys, line = (
-        ("patient_column", "") if split else ("patient_column, split and split_file", '\nsplit = "patients"')
-    )
-    line = f"patient_column = {json.dumps(image)}{line}"
-    remark = f"{such}, which counts as the patient; if it is none, write in place of {keys}:\n{line}"
-    return _with_column(form, begins, made), [remark]
-
-
-def _with_column(form: Form, patients: Sequence[str], made: str) -> Form:
-    rows = tuple((*row, name) for row, name in zip(form.sheet.rows, patients, strict=True))
-    name = "patient" if "patient" not in form.sheet.header else "patient key"
-    sheet = replace(form.sheet, header=(*form.sheet.header, name), rows=rows)
-    return replace(form, sheet=sheet, made=(*form.made, made))
+    remark = f"{such}, which counts as the patient; if it is none, write in place of {keys}:\n{lines}"
+    return with_column(form, "patient", begins, made), [remark]
 
 
 def without_unfilled(form: Form) -> Form:
@@ -421,11 +406,7 @@ def without_unfilled(form: Form) -> Form:
     rows, first, blanked = [list(row) for row in sheet.rows], 0, 0
     for position, name in enumerate(sheet.header):
         states = [cell.casefold() for cell in sheet.cells(position)]
-        if (
-            not _COMPLETE.fullmatch(name)
-            or not {*states} <= _FORM_STATES
-            or {*states} <= {"", "2", "complete"}
-        ):
+        if not _COMPLETE.fullmatch(name) or not {*states} <= _FORM_STATES or not {*states} & _NOT_COMPLETE:
             continue
         boxes = [
             at
@@ -438,25 +419,19 @@ def without_unfilled(form: Form) -> Form:
                 if meaning.number(row[at].strip()) == 0:
                     row[at], blanked = "", blanked + 1
         first = position + 1
+    if not blanked:
+        return form
     made = f"{number_of(blanked, 'cell')} of forms that are not complete: unknown, and not absent"
-    return (
-        replace(form, sheet=replace(sheet, rows=tuple(map(tuple, rows))), made=(*form.made, made))
-        if blanked
-        else form
-    )
+    return replace(form, sheet=replace(sheet, rows=tuple(map(tuple, rows))), made=(*form.made, made))
 
 
 def spread(form: Form, legend: Mapping[str, str]) -> Form:
     """A table in which lists of 1 and 0, one for each class, have a column for each class."""
     sheet = form.sheet
-    for name in filter(None, sheet.header):
-        cells = [listed_names(cell, "\0") if cell else [] for cell in sheet.cells(sheet.header.index(name))]
+    for name, column in sheet.columns().items():
+        cells = [listed_names(cell, "\0") if cell else [] for cell in column]
         lengths = {len(cell) for cell in cells if cell}
-        if (
-            len(lengths) != 1
-            or min(lengths) < 2
-            or not {part for cell in cells for part in cell} <= {"0", "1"}
-        ):
+        if len(lengths) != 1 or min(lengths) < 2 or not {*chain(*cells)} <= {"0", "1"}:
             continue
         n, at = lengths.pop(), sheet.header.index(name)
         names = tuple(legend.get(str(i), f"{name} {i}") for i in range(n))

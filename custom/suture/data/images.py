@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz")
 
-CHUNK = 256
+_CHUNK = 256
 """Encoded images held in memory at a time by `read_all`."""
 
 
@@ -279,8 +279,8 @@ def read_all(
         (row for row in range(len(names)) if row not in missing), key=lambda r: source.position(names[r])
     )
     with ThreadPoolExecutor(max_workers=min(4, usable_cores())) as pool:
-        for start in range(0, len(rows), CHUNK):
-            chunk = rows[start : start + CHUNK]
+        for start in range(0, len(rows), _CHUNK):
+            chunk = rows[start : start + _CHUNK]
             yield from pool.map(work, chunk, [_attempt(source, names[row]) for row in chunk])
 
 

@@ -204,28 +204,20 @@ def _doubt(columns: list[str], named: Mapping[str, str]) -> list[str]:
     Args:
         named: findings that are named already, by column: a key may be in suture.toml once.
     """
-    unnamed = [column for column in columns if is_generic(column)]
-    others = ", ".join(repr(column) for column in columns if column not in unnamed)
+    unnamed = [repr(column) for column in columns if is_generic(column)]
+    others = [repr(column) for column in columns if not is_generic(column)]
     questions = []
     if unnamed:
-        what = (
-            "does not say which finding it is" if len(unnamed) == 1 else "do not say which findings they are"
-        )
-        names = {**named, **dict.fromkeys(unnamed, "NAME OF THE FINDING")}
+        what = "s {} do not say which finding each" if unnamed[1:] else " {} does not say which finding it"
+        names = {**named, **{c: "NAME OF THE FINDING" for c in columns if is_generic(c)}}
         questions.append(
-            f"{_columns(unnamed)} {what}; {'write' if named else 'add'} this line:\n"
+            f"column{what.format(', '.join(unnamed))} is; {'write' if named else 'add'} this line:\n"
             + inline("synonyms", names)
         )
     if others:
-        several = len(columns) - len(unnamed) > 1
-        is_, it = ("are", "them") if several else ("is", "it")
-        what = "findings" if several else "a finding"
-        questions.append(f"{is_} {others} {what}? If not, remove {it} from labels")
+        ask = "are {} findings? If not, remove them" if others[1:] else "is {} a finding? If not, remove it"
+        questions.append(f"{ask.format(', '.join(others))} from labels")
     return questions
-
-
-def _columns(names: Collection[str]) -> str:
-    return f"column{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
 
 
 def _no_labels(sheet: Sheet, warnings: Collection[str]) -> DataError:

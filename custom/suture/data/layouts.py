@@ -45,64 +45,34 @@ class Layout:
         return dict(self.data) | {key: value for keys in more for key, value in keys.items()}
 
 
-def _open(*words: str) -> dict[str, str]:
-    return dict.fromkeys(words, "unknown")
-
-
 HOSPITAL = (
-    Layout(
-        "BRAX",
-        ("DicomPath", "PngPath", "PatientID", "ViewPosition", "Cardiomegaly"),
-        {"image_column": "PngPath", "patient_column": "PatientID"},
-    ),
+    Layout("BRAX", ("DicomPath", "PngPath", "PatientID", "Cardiomegaly")),
     Layout(
         "PadChest",
         ("ImageID", "ImageDir", "PatientID", "Labels", "Localizations"),
         {
-            "image_column": "ImageID",
-            "patient_column": "PatientID",
             "finding_column": "Labels",
-            "values": _open("exclude", "unchanged", "suboptimal study"),
+            "values": dict.fromkeys(("exclude", "unchanged", "suboptimal study"), "unknown"),
         },
     ),
+    Layout("VinDr-CXR, labels by radiologist", ("image_id", "rad_id", "Aortic enlargement", "Cardiomegaly")),
     Layout(
-        "VinDr-CXR, image labels by radiologist",
-        ("image_id", "rad_id", "Aortic enlargement", "Cardiomegaly"),
-        {"image_column": "image_id", "repeated": "majority"},
-    ),
-    Layout(
-        "VinDr-CXR, boxes",
-        ("image_id", "class_name", "rad_id", "x_min"),
-        {"image_column": "image_id", "finding_column": "class_name"},
+        "VinDr-CXR, boxes", ("image_id", "class_name", "rad_id", "x_min"), {"finding_column": "class_name"}
     ),
     Layout(
         "RSNA Pneumonia Detection Challenge",
         ("patientId", "x", "y", "width", "height", "Target"),
-        {
-            "image_column": "patientId",
-            "patient_column": "patientId",
-            "labels": ["Target"],
-            "synonyms": {"Target": "Pneumonia"},
-        },
+        {"patient_column": "patientId", "labels": ["Target"], "synonyms": {"Target": "Pneumonia"}},
     ),
     Layout(
         "ISIC 2020",
         ("image_name", "patient_id", "diagnosis", "benign_malignant", "target"),
-        {
-            "image_column": "image_name",
-            "patient_column": "patient_id",
-            "labels": ["target"],
-            "synonyms": {"target": "Melanoma"},
-        },
+        {"labels": ["target"], "synonyms": {"target": "Melanoma"}},
     ),
     Layout(
         "ISIC archive",
         ("isic_id", "lesion_id", "diagnosis_1", "diagnosis_3"),
-        {
-            "image_column": "isic_id",
-            "finding_column": "diagnosis_3",
-            "synonyms": {"Melanoma, NOS": "Melanoma"},
-        },
+        {"finding_column": "diagnosis_3", "synonyms": {"Melanoma, NOS": "Melanoma"}},
     ),
     Layout(
         "Shenzhen and Montgomery chest X-rays",

@@ -15,7 +15,7 @@ from suture.core.plain import open_regular
 MOST_PIXELS = 40_000_000
 """Pixels of an image; the largest films of public mammography have 38 million."""
 
-MOST_SCANS = 100
+_MOST_SCANS = 100
 """Scans of a JPEG. Encoders write about ten; each of 40 million pixels takes 30 ms, however few its bytes."""
 
 MOST_ENCODED = 2**28
@@ -70,16 +70,16 @@ def check_scans(data: bytes) -> None:
     """Check how many scans a JPEG has; other files pass.
 
     Raises:
-        ValueError: they are more than `MOST_SCANS`.
+        ValueError: they are more than `_MOST_SCANS`.
     """
     # The two bytes may also occur in what a camera adds, so only many are looked at one by one.
-    if not data.startswith(b"\xff\xd8") or data.count(_SCAN) <= MOST_SCANS:
+    if not data.startswith(b"\xff\xd8") or data.count(_SCAN) <= _MOST_SCANS:
         return
     scans, position = 0, 2
     while (found := _MARKER.search(data, position)) and found[1] != b"\xd9":
         scans += found[1] == _SCAN[1:]
-        if scans > MOST_SCANS:
-            raise ValueError(f"it has more than {MOST_SCANS} scans; save it again, as a baseline JPEG or PNG")
+        if scans > _MOST_SCANS:
+            raise ValueError(f"it has more than {_MOST_SCANS} scans; save it as a baseline JPEG or PNG")
         length = 0 if found[1] in (b"\xd8", b"\x01") else int.from_bytes(data[found.end() : found.end() + 2])
         position = found.end() + length
 

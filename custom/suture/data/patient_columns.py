@@ -59,13 +59,11 @@ def patient_columns(sheet: Sheet, image: str, used: Collection[str] = ()) -> lis
         image: the column of images.
         used: columns that have another meaning.
     """
-    cells = {
-        name: sheet.cells(sheet.header.index(name))
-        for name in sheet.header
-        if name and name != image and name not in used and _rank(name) is not None
-    }
-    named = [(rank, name) for name in cells if (rank := _rank(name)) is not None]
-    named = [(rank, name) for rank, name in named if _tells_apart(name, rank, cells[name])]
+    cells = sheet.columns()
+    ranked = [(_rank(name), name) for name in cells if name != image and name not in used]
+    named = [
+        (rank, name) for rank, name in ranked if rank is not None and _tells_apart(name, rank, cells[name])
+    ]
     coarser = {
         name: sum(other == rank and _nests(cells[name], cells[into]) for other, into in named)
         for rank, name in named

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 
 from suture.core.errors import DataError, SutureError
-from suture.core.labels import LabelType, lookalikes
+from suture.core.labels import LabelType, is_generic, lookalikes
 from suture.core.printable import number_of
 from suture.core.targets import rich
 from suture.core.vocabulary import CANONICAL
@@ -317,6 +317,6 @@ def _warnings(reading: Reading, used: Table, empty: tuple[str, ...]) -> list[str
             "[data.synonyms]"
         )
         for a, b in lookalikes([*own, *CANONICAL])
-        if a in own or b in own
+        if (a in own or b in own) and not (is_generic(a) and is_generic(b))
     ]
     return warnings

@@ -45,12 +45,14 @@ class Reading:
         absent: rows left out because their image is missing (only with `partial`), or because they have no
             text.
         notes: what was taken for granted, for a person to look at.
+        numbers: the number of each row of the table as a spreadsheet shows it, where the reader knows it.
     """
 
     table: Table
     faults: tuple[str, ...] = ()
     absent: int = 0
     notes: tuple[str, ...] = ()
+    numbers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,10 @@ class Sheet:
     def column(self, name: str, key: str) -> list[str]:
         """The cells of the column of that name; arguments and errors as in `position`."""
         return self.cells(self.position(name, key))
+
+    def columns(self) -> dict[str, list[str]]:
+        """The cells of each column that has a name; of two columns of one name, the first."""
+        return {name: self.cells(self.header.index(name)) for name in self.header if name}
 
     def only(self, keep: Sequence[bool]) -> Sheet:
         """The rows that a mask selects, under their own numbers."""

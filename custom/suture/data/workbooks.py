@@ -27,13 +27,13 @@ from suture.data.limits import LONGEST_LINE, MOST_CELLS, MOST_TEXT, ROW
 
 WORKBOOKS = (".xlsx", ".parquet")
 
-MOST_ROWS = 2**20
+_MOST_ROWS = 2**20
 """Rows of a sheet of a workbook; no spreadsheet program has more."""
 
-MOST_COLUMNS = 2**14
+_MOST_COLUMNS = 2**14
 """Columns of a table; no spreadsheet program has more."""
 
-MOST_MEMORY = 3 * 2**28
+_MOST_MEMORY = 3 * 2**28
 """Bytes that the process may take which reads a table."""
 
 MOST_SECONDS = 60
@@ -106,7 +106,7 @@ def workbook_rows(
     if line:
         raise DataError(f"{path} has a row of more than {_MOST_OF_ROW:,} bytes; leave out columns")
     raise DataError(
-        f"{path} needs more than {MOST_MEMORY >> 20} MiB of memory, or {MOST_SECONDS} s for a row; save "
+        f"{path} needs more than {_MOST_MEMORY >> 20} MiB of memory, or {MOST_SECONDS} s for a row; save "
         "it as CSV"
     )
 
@@ -117,7 +117,7 @@ def main() -> None:
     limit_seconds(MOST_SECONDS)
     with suppress(ImportError):  # which is told below
         import_module("openpyxl" if path.name.lower().endswith(".xlsx") else "pyarrow.parquet")
-    limit_memory(MOST_MEMORY + os.fstat(0).st_size)
+    limit_memory(_MOST_MEMORY + os.fstat(0).st_size)
     with suppress(BrokenPipeError):  # whoever reads has enough
         try:
             for row in decoded(path, json.loads(sys.argv[2]), "/dev/stdin", bool(sys.argv[3])):
@@ -151,7 +151,7 @@ def decoded(
     except DataError:
         raise
     except MemoryError:
-        raise DataError(f"{path} needs more than {MOST_MEMORY >> 20} MiB of memory; save it as CSV") from None
+        raise DataError(f"{path} needs more than {_MOST_MEMORY >> 20} MiB; save it as CSV") from None
     except ImportError:
         raise DataError(
             f'{path}: to read it, install another package: pip install "suture[tables]"; or save it as CSV'
@@ -203,7 +203,7 @@ def _xlsx(path: Path, source: str | Path, every: bool) -> Iterator[list[str]]:
 
 def _cells(path: Path, results: Any, formulas: Any) -> Iterator[list[str]]:
     cells = 0
-    both = (sheet.iter_rows(max_row=MOST_ROWS) for sheet in (results, formulas))
+    both = (sheet.iter_rows(max_row=_MOST_ROWS) for sheet in (results, formulas))
     for row, written in zip(*both, strict=True):
         cells += len(row) + ROW
         if cells > MOST_CELLS:
@@ -237,8 +237,8 @@ def _parquet(path: Path, source: str | Path, only: Collection[str] | None) -> It
 
     with parquet.ParquetFile(source) as plain:
         meta, schema = plain.metadata, plain.schema_arrow
-        if meta.num_columns > MOST_COLUMNS:
-            raise DataError(f"{path} has {meta.num_columns:,} columns; the limit is {MOST_COLUMNS:,}")
+        if meta.num_columns > _MOST_COLUMNS:
+            raise DataError(f"{path} has {meta.num_columns:,} columns; the limit is {_MOST_COLUMNS:,}")
         read = [field for field in schema if only is None or field.name in only]
         for field in read:
             kind = field.type

@@ -70,7 +70,7 @@ _MAY_BE_EMPTY = (
 
 
 @validated(frozen=True, config=OPEN)
-class ClassCode:
+class _ClassCode:
     """A code of a class in model.json.
 
     Attributes:
@@ -88,7 +88,7 @@ class _Facts:
     suture: str = "unknown"
     job: str = "unknown"
     round: int | None = None
-    codes: dict[str, tuple[ClassCode, ...]] = Field(default_factory=dict)
+    codes: dict[str, tuple[_ClassCode, ...]] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def check_reports(site: str | None) -> None:
         raise ConfigError('--dicom-sr needs another package: pip install "suture[dicom-sr]"')
 
 
-def concept(label: str, codes: tuple[ClassCode, ...] = ()) -> Code:
+def concept(label: str, codes: tuple[_ClassCode, ...] = ()) -> Code:
     """Return the code of a class: that of SNOMED CT, else a private one, which only its name determines."""
     for one in codes:
         if one.system == "SCT":

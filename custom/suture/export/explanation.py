@@ -133,6 +133,13 @@ def check_maps(model: Model, classes: tuple[str, ...], kind: str) -> None:
     for name in classes:
         if name not in model.labels:
             raise unknown("class", name, model.labels)
+    # The last maps of a transformer are those of its patches before any layer, which explain nothing.
+    attends = any("Attention" in type(module).__name__ for module in model.network.modules())
+    if attends and kind != "occlusion":
+        raise ConfigError(
+            f"{MAPS[kind]} needs the feature maps of a convolutional network, and {model.spec.name} is a "
+            "transformer; choose the map occlusion"
+        )
 
 
 def _relative(activation: Tensor) -> Tensor:

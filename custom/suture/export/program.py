@@ -13,7 +13,7 @@ from suture.core.errors import ConfigError, SutureError
 from suture.core.files import make_folder, replacing
 from suture.learning.losses import probabilities
 from suture.learning.prediction import Model
-from suture.models import MODELS
+from suture.models import encoder_of
 
 BATCH = torch.export.Dim("batch", min=1)
 """The first axis of every input: any number of images."""
@@ -70,7 +70,7 @@ class Program(nn.Module):
 
 def input_names(model: Model) -> tuple[str, ...]:
     """Names of the inputs, in order: ``image``; ``tokens`` and ``length``; or ``vector``."""
-    return MODELS[model.spec.name].inputs
+    return encoder_of(model.spec).inputs
 
 
 def example_inputs(model: Model, n: int, seed: int = 0) -> tuple[Tensor, ...]:

@@ -20,7 +20,7 @@ from suture.data.embedding import TFIDF
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method, RoundContext
 from suture.methods.source import code_hash as code_hash
-from suture.models import MODELS, ModelSpec, check_portable
+from suture.models import WEIGHTS, ModelSpec, check_portable, encoder_of
 from suture.protocol.decisions import DecisionSettings
 from suture.protocol.egress import Layout, check_declared
 from suture.protocol.half import Transport
@@ -93,7 +93,7 @@ class Plan:
             raise ConfigError(
                 f"{self.method.about.title} does not train a second head; set model.second_head=false"
             )
-        if self.method.about.images_only and (reads := MODELS[self.model.name].reads) != "image":
+        if self.method.about.images_only and (reads := encoder_of(self.model).reads) != "image":
             others = ", ".join(name for name, kind in METHODS.items() if not kind.about.images_only)
             raise ConfigError(
                 f"{self.method.about.title} needs images, and the model {self.model.name!r} reads {reads}; "
@@ -113,6 +113,11 @@ class Plan:
     def _check_frozen_encoder(self) -> None:
         """Refuse a method whose exchange is about the backbone, where that is a frozen encoder."""
         exchange, model, title = self.method.exchange, self.model, self.method.about.title
+        if model.reads_features and self.method.about.pixels:
+            raise ConfigError(
+                f"{title} {self.method.about.pixels}, and with model.train='head' sites train on stored "
+                "features; set model.views=0, with which the encoder reads every image in each step"
+            )
         if exchange.batch_norm == "local":
             raise ConfigError(
                 "batch_norm='local' (FedBN) keeps each site's batch norm, but model.train='head' freezes it "
@@ -179,7 +184,7 @@ class Plan:
         Raises:
             ConfigError: see `named_file`.
         """
-        words = {"model.weights": MODELS[self.model.name].weights, "model.embedding": (TFIDF,)}
+        words = {"model.weights": WEIGHTS, "model.embedding": (TFIDF,)}
 
         def own(key: str, name: str, _mark: str) -> str:
             stays = key not in keys or name in words.get(key, ())
@@ -300,15 +305,15 @@ class Schedule:
         return parse(cls, values, "schedule")
 
 
-def round_context(plan: Plan, rounds: int, round_: int) -> RoundContext:
+def round_context(method: Method, seed: int, rounds: int, round_: int) -> RoundContext:
     """Return phase and seed of round `round_` (from 1) of `rounds`.
 
     Raises:
-        ConfigError: the plan has no such round.
+        ConfigError: there is no such round.
     """
     last = 0
-    for phase in plan.method.phases(rounds):
+    for phase in method.phases(rounds):
         if round_ <= last + phase.rounds:
-            return RoundContext(round_, phase, plan.seed, round_ - last)
+            return RoundContext(round_, phase, seed, round_ - last)
         last += phase.rounds
     raise ConfigError(f"round {round_} is beyond the {rounds} rounds of the plan")

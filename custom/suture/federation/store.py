@@ -39,10 +39,10 @@ def experiment_folder(state: Path, name: str) -> Path:
     moved it.
     """
     folder, former = state / EXPERIMENTS / name, state / name
-    return folder if folder.exists() or not is_experiment(former) else former
+    return folder if folder.exists() or not _is_experiment(former) else former
 
 
-def is_experiment(folder: Path) -> bool:
+def _is_experiment(folder: Path) -> bool:
     """Whether a folder is known as that of an experiment, by what Suture writes into each."""
     traces = any((folder / name).exists() for name in _TRACES)
     return traces or any(folder.glob("round-*.safetensors"))

@@ -22,7 +22,7 @@ from suture.protocol.packing import pack, unpack
 
 log = logging.getLogger(__name__)
 
-_CODES = frozenset(value for name, value in vars(ReturnCode).items() if name.isupper())
+RETURN_CODES = frozenset(value for name, value in vars(ReturnCode).items() if name.isupper())
 """FLARE's return codes: a return code is text, so any other text could leave in its place."""
 
 
@@ -40,7 +40,7 @@ class EgressFilter(Filter):
         """
         code = shareable.get_return_code()
         if code != ReturnCode.OK:
-            return make_reply(code if code in _CODES else ReturnCode.EXECUTION_EXCEPTION)
+            return make_reply(code if code in RETURN_CODES else ReturnCode.EXECUTION_EXCEPTION)
         try:
             # The executor has packed this answer already, and it is unpacked and packed a second time on
             # purpose. What leaves is the Shareable, into which other components of the job may have written,

@@ -111,21 +111,21 @@ def compare(
 ) -> dict[str, Compared]:
     """Compare two saved models on every class that both have and the data label (MIDL 2023, Appendix B).
 
-    Arguments as for `evaluate`.
+    Arguments as for `evaluate`; the classes have the data's names.
 
     Raises:
         ConfigError: a folder holds no model.
         DataError: the data cannot be read, or there is no such class.
     """
     one, two = (evaluate(folder, config, split, device, per_patient=per_patient) for folder in (a, b))
-    names = [name for name in one.tested if name in two.tested]
+    names = [name for name in one.columns if name in two.columns]
     if not names:
         raise DataError(f"{a} and {b} have no learned class in common that {config.data.table} labels")
     found = {}
     for name in names:
-        i, j = one.labels.index(name), two.labels.index(name)
+        i, j = one.columns[name], two.columns[name]
         difference = compare_auroc(one.y[:, i], one.scores[:, i], two.scores[:, j], one.patients, draws)
-        found[name] = Compared(one.classes[name], two.classes[name], difference)
+        found[name] = Compared(one.classes[one.labels[i]], two.classes[two.labels[j]], difference)
     return found
 
 

@@ -329,6 +329,7 @@ def by_attribute(
 ) -> dict[str, Figures]:
     """Return figures of the images with each value of the attribute.
 
+    Their mean AUROCs are over the classes that have one at every value with any.
     At a site the value of too few images is left out, and so is each from which its number would follow.
     """
     images = Counter(part.attributes)
@@ -336,12 +337,17 @@ def by_attribute(
     if limits is not None:
         large = [value for value in values if images[value] >= limits.min_count]
         values = complementary(images, large, limits.min_count)
-    found = {}
+    parts = {}
     for value in sorted(values):
         rows = [attribute == value for attribute in part.attributes]
         own, of_own = Samples({}, part.y[rows], tuple(compress(part.patients, rows))), logits[rows]
-        scores = class_scores(own, of_own, labels, names, limits)
-        area = mean_defined(score.auroc for score in scores.values())
+        parts[value] = own, of_own, class_scores(own, of_own, labels, names, limits)
+    defined = ({n for n, s in scores.items() if s.auroc is not None} for *_, scores in parts.values())
+    measured = [found for found in defined if found]
+    common = sorted(set.intersection(*measured)) if measured else []
+    found = {}
+    for value, (own, of_own, scores) in parts.items():
+        area = mean_defined(scores[name].auroc for name in common)
         found[value] = Figures(
             len(own),
             area if limits is None else rounded(area),

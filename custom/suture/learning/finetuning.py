@@ -37,6 +37,7 @@ from suture.learning.metrics import auroc, youden
 from suture.learning.samples import TARGET, load_samples, single_target
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known, predict
 from suture.models import ModelSpec, build
+from suture.models.class_names import class_names
 from suture.models.classifier import AMP_DTYPES, HEADS, Classifier, load_tensors
 from suture.models.saved import load_model, load_spec, save_model
 from suture.protocol.messages import Labels
@@ -177,7 +178,8 @@ def tune_task(
     trained = load_model(model)[0]
     spec, folder = load_spec(model), config.data.table.parent.name
     _, samples = single_target(load_samples(config, spec, folder), name, folder)
-    tensors = initial_tensors(trained.state_dict(), trained.labels.names, name)
+    known = class_names(model, [name], config.data.stated_codes())[name]
+    tensors = initial_tensors(trained.state_dict(), trained.labels.names, known)
     runs = finetune(
         name,
         spec,

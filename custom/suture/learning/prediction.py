@@ -33,7 +33,7 @@ from suture.data.inspection import size_notes
 from suture.learning.batch_size import evaluation_batch, that_fits
 from suture.learning.decided_predictions import undecided
 from suture.learning.losses import probabilities
-from suture.models import MODELS, ModelSpec
+from suture.models import ModelSpec, encoder_of
 from suture.models.classifier import Classifier, Preprocessing
 from suture.models.documents import document_inputs
 from suture.models.saved import load_model, load_spec, weights_digest
@@ -94,7 +94,7 @@ class Model:
     @property
     def reads_text(self) -> bool:
         """Whether it reads documents rather than images."""
-        return MODELS[self.spec.name].reads == "text"
+        return encoder_of(self.spec).reads == "text"
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:

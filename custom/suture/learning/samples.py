@@ -18,7 +18,7 @@ from suture.data.image_cache import decode
 from suture.data.readers import load_reading
 from suture.data.reading import Reading
 from suture.data.table import SPLITS, Split, Table
-from suture.models import MODELS, ModelSpec
+from suture.models import ModelSpec, encoder_of
 from suture.models.documents import document_inputs
 
 SiteSamples = tuple[LabelSet, dict[Split, Samples]]
@@ -103,7 +103,7 @@ def _losses(reading: Reading, config: SiteConfig, spec: ModelSpec, wanted: int, 
 
 
 def _check_kind(table: Table, config: SiteConfig, spec: ModelSpec, site: str) -> None:
-    held, read = "image" if table.texts is None else "text", MODELS[spec.name].reads
+    held, read = "image" if table.texts is None else "text", encoder_of(spec).reads
     if held != read:
         raise ConfigError(
             f"site {site!r}: {config.data.table} holds {held}s, but the model {spec.name!r} reads "

@@ -32,6 +32,7 @@ from suture.learning.losses import probabilities
 from suture.learning.metrics import mean_defined, mean_sd, score_classes
 from suture.learning.samples import load_samples
 from suture.learning.training import SiteContext, predict
+from suture.models.class_names import class_names
 from suture.models.saved import load_model, load_spec
 from suture.protocol.messages import ClassScore
 
@@ -68,6 +69,7 @@ class Evaluated:
         scores: probabilities [n, len(labels)].
         images: name of each image; none where patients are scored.
         patients: patient of each image.
+        called: what the data call each of `tested`; see `class_names`.
         classes: AUROC of each of `tested`, with its interval and counts.
         unlearned: classes of the data that the model does not have.
         together: figures of `tested`.
@@ -84,6 +86,12 @@ class Evaluated:
     together: GroupFigures
     groups: Mapping[str, GroupFigures] = field(default_factory=dict)
     images: tuple[str, ...] = ()
+    called: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> dict[str, int]:
+        """The columns of the tested classes under the data's names, by which several models are compared."""
+        return {self.called[name]: self.labels.index(name) for name in self.tested}
 
     @property
     def loss(self) -> float | None:
@@ -130,11 +138,11 @@ def evaluate(
         ConfigError: the folder holds no model.
         DataError: the data cannot be read, have nothing in the split, or share no class with the model.
     """
-    labels, part, logits, own = _predict(model_folder, config, split, device)
+    labels, part, logits, called = _predict(model_folder, config, split, device)
     if per_patient:
         part, logits = _of_patients(part, logits, labels, per_patient)
     names = labels.names
-    tested = tuple(name for name in names if name in own)
+    tested = tuple(name for name in names if name in called)
     where = [labels.index(name) for name in tested]
     y, ranked = part.y.numpy(), ranking(logits, labels.label_type).numpy()
     known = {name: [c for c in tested if c in group] for name, group in (groups or {}).items()}
@@ -145,16 +153,17 @@ def evaluate(
         probabilities(logits.double(), labels.label_type).numpy().astype(np.float32),
         part.patients,
         score_classes(tested, y[:, where], ranked[:, where], part.patients, _BOOTSTRAP),
-        tuple(name for name in own if name not in names),
+        tuple(own for name, own in called.items() if name not in names),
         _together(tested, part, logits, labels),
         {name: _together(some, part, logits, labels) for name, some in known.items() if some},
         _as_predicted(config, part.names),
+        {name: called[name] for name in tested},
     )
 
 
 def _as_predicted(config: SiteConfig, names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the paths of images as `Model.predict` names them; the names of documents are those of both."""
-    if not config.data.root.exists() or not names:
+    if config.data.holds_text or not config.data.root.exists() or not names:
         return names
     with ImageSource(config.data.root, config.data.follow_links) as source:
         return tuple(source.path(name) if source.missing(name) is None else name for name in names)
@@ -162,18 +171,21 @@ def _as_predicted(config: SiteConfig, names: tuple[str, ...]) -> tuple[str, ...]
 
 def _predict(
     model_folder: Path, config: SiteConfig, split: Split | Literal["all"], device: str
-) -> tuple[LabelSet, Samples, Tensor, LabelSet]:
-    """Return the model's classes, the samples with these as columns, their logits, and the site's classes."""
+) -> tuple[LabelSet, Samples, Tensor, dict[str, str]]:
+    """Return the model's classes, the samples with these as columns, their logits, and the data's names of
+    their classes by the model's.
+    """
     model, prepare = load_model(model_folder)
     only: Split | None = None if split == "all" else split
     own, samples = load_samples(config, load_spec(model_folder), config.data.root.name, only=only)
-    parts = [columns(part, own, model.labels) for part in samples.values() if len(part)]
-    names = model.labels.names
+    known = class_names(model_folder, own, config.data.stated_codes())
+    mine, names = LabelSet(tuple(known.values()), own.label_type), model.labels.names
+    parts = [columns(part, mine, model.labels) for part in samples.values() if len(part)]
     if not parts and only is None:
         raise DataError(f"{config.data.table} has no images in any split; check its split column")
     if not parts:
         raise DataError(f"{config.data.table} has no {split} images; choose another --split")
-    if not set(names) & set(own.names):
+    if not set(names) & set(mine.names):
         raise DataError(f"{config.data.table} labels none of the model's classes: {', '.join(names)}")
     context = SiteContext(
         "evaluation", model.to(device), samples, prepare, Augmentation(), torch.device(device), batch_size=256
@@ -183,7 +195,7 @@ def _predict(
         tuple(chain.from_iterable(getattr(part, name) for part in parts)) for name in ("patients", "names")
     )
     whole = Samples({}, torch.cat([part.y for part in parts]), patients, images)
-    return model.labels, whole, logits, own
+    return model.labels, whole, logits, {name: called for called, name in known.items()}
 
 
 def _of_patients(part: Samples, logits: Tensor, labels: LabelSet, how: PerPatient) -> tuple[Samples, Tensor]:

@@ -20,10 +20,11 @@ from suture.core.errors import SutureError
 from suture.core.seeds import generator_for, seed_for, seeded
 from suture.core.validation import LIMIT, STRICT
 from suture.data.augmentation import Augmentation, augment
-from suture.data.batch import Batch, Samples, class_aware, endless, parts
+from suture.data.batch import ROW, Batch, Samples, class_aware, endless, parts, viewed
 from suture.data.prefetch import prefetch
 from suture.data.table import Split
 from suture.learning.batch_size import evaluation_batch, that_fits
+from suture.learning.features import FeatureStore
 from suture.learning.loss_scale import LossScale
 from suture.learning.optimisers import (
     SGD,
@@ -128,6 +129,8 @@ class SiteContext:
         round_counts: numbers of images of a class that leave are rounded to multiples of this.
         prefetch: training batches that a thread reads ahead; 0 reads each when its step begins.
         scale: of the loss at the start of a round in fp16; None for the last round's.
+        features: of a frozen encoder, from which views of training images are drawn; None where it reads
+            images in each step.
     """
 
     name: str
@@ -148,6 +151,7 @@ class SiteContext:
     round_counts: int = 1
     prefetch: int = 2
     scale: float | None = None
+    features: FeatureStore | None = None
 
 
 @dataclass(frozen=True)
@@ -408,18 +412,35 @@ def _rows(site: SiteContext, local: LocalTraining, shuffle: torch.Generator) -> 
 
 def first_view(site: SiteContext, batch: Batch, noise: torch.Generator) -> Batch:
     """A normalised batch with its image under the job's augmentation; other inputs pass as they are."""
-    image = batch.inputs.get("image")
-    if image is None:
+    name = viewed(batch.inputs)
+    if name not in batch.inputs:
         return batch
-    return replace(batch, inputs={**batch.inputs, "image": view(site, image, noise)})
+    return replace(batch, inputs={**batch.inputs, name: view(site, batch, noise)})
 
 
 def view(
-    site: SiteContext, image: Tensor, noise: torch.Generator, augmentation: Augmentation | None = None
+    site: SiteContext,
+    batch: Batch,
+    noise: torch.Generator,
+    augmentation: Augmentation | None = None,
+    rows: Tensor | slice = slice(None),
 ) -> Tensor:
-    """Normalised images ``[n, channels, h, w]`` under an augmentation, by default the job's."""
+    """Views of the images of a normalised batch, or of some of its rows.
+
+    Args:
+        augmentation: by default the job's.
+
+    Returns:
+        normalised images ``[n, channels, h, w]``; or, of a frozen encoder, features ``[n, d]`` of one of the
+        views of each image that the site keeps.
+    """
     spec = site.augmentation if augmentation is None else augmentation
-    return augment(image, noise, spec, std=site.prepare.std) if spec.active else image
+    image = batch.inputs[viewed(batch.inputs)][rows]
+    if not spec.active:
+        return image
+    if site.features is None:
+        return augment(image, noise, spec, std=site.prepare.std)
+    return site.features.view(site.model, spec, batch.inputs[ROW][rows], noise)
 
 
 def ready_inputs(site: SiteContext, batch: Batch) -> Batch:

@@ -188,6 +188,8 @@ class About:
         paper: for people: authors, year, and the section or algorithm.
         question: what it is an answer to; see `Question`.
         images_only: it needs pixels, for views of them or a prior: no text will do.
+        pixels: why features of the images, which a frozen encoder computes once, will not do for it: the end
+            of a sentence that begins with the method; empty where they do.
         fixed_batches: the job alone sets the batches of a round: a site has no batch size of its own to
             choose, or to halve when its memory is full, and no mixed precision.
         pooled: one party trains on the data of all sites together: a reference, not a federation.
@@ -199,6 +201,7 @@ class About:
     paper: str
     question: Question = "labels missing"
     images_only: bool = False
+    pixels: str = ""
     fixed_batches: bool = False
     pooled: bool = False
     local_only: str = ""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from suture.core.errors import ConfigError
-from suture.data.batch import Batch
+from suture.data.batch import Batch, viewed
 from suture.learning.training import (
     LocalRound,
     LocalTraining,
@@ -50,7 +50,7 @@ from suture.methods.roles import (
     Term,
     check_needs,
 )
-from suture.models import MODELS, ModelSpec
+from suture.models import ModelSpec, encoder_of
 from suture.models.classifier import Classifier, Layout, frozen_copy
 from suture.protocol.egress import IMAGES, OWNERS, WEIGHT, Egress
 from suture.protocol.messages import TaskData, Update, ones
@@ -136,12 +136,12 @@ class Composed(LocalAveraging):
     def adapted(self, spec: ModelSpec) -> ModelSpec:
         for part in self.parts:
             spec = part.adapted(spec)
-        if MODELS[spec.name].reads != "image":
+        if encoder_of(spec).reads != "image":
             for term in self.terms:
                 if term.second_view:
                     raise ConfigError(
                         f"{type(term).__name__} needs two views of an image, but the model "
-                        f"{spec.name!r} reads {MODELS[spec.name].reads}s; choose a model of images, or "
+                        f"{spec.name!r} reads {encoder_of(spec).reads}s; choose a model of images, or "
                         "leave it out"
                     )
         return spec
@@ -203,7 +203,7 @@ _WHY_WEIGHT = {
 }
 
 SECOND = "second view of the image"
-"""Name of the second views among a batch's inputs, ``[m, channels, h, w]``."""
+"""Name of the second views among a batch's inputs, ``[m, channels, h, w]`` or features ``[m, d]``."""
 
 SECOND_OF = "second views of images"
 """Name of the numbers of their images, ``[m]``."""
@@ -251,7 +251,7 @@ class _Training:
         rows = batch.inputs.get(SECOND_OF)
         if rows is None:
             return first
-        again = view(self._site, batch.inputs["image"][rows], noise, self._seeing.second_view)
+        again = view(self._site, batch, noise, self._seeing.second_view, rows)
         return replace(first, inputs={**first.inputs, SECOND: again})
 
     def objective(self, model: Classifier, batch: Batch) -> Tensor:
@@ -261,9 +261,9 @@ class _Training:
             features = model.features(batch.inputs)
             logits = model.head(features)
         else:  # both views in one pass: batch norm sees them together
-            both = torch.cat([batch.inputs["image"], batch.inputs[SECOND]])
-            n = len(batch)
-            features = model.features({"image": both})
+            name, n = viewed(batch.inputs), len(batch)
+            both = torch.cat([batch.inputs[name], batch.inputs[SECOND]])
+            features = model.features({name: both})
             logits, strong = model.head(features).split([n, len(rows)])
             features = features[:n]
         total = self._loss(logits, batch.y, batch.known)

@@ -135,10 +135,12 @@ class Exchange:
     def stored(self, model: Classifier) -> dict[str, Tensor]:
         """What a site stores of its trained model, which is the model before aggregation.
 
-        Local parameters are under ``fixed/``; the rest is under ``local/``, where local models are kept.
+        Local parameters are under ``fixed/``; the rest is under ``local/``, where local models are kept. What
+        no round trains is stored once, not here.
         """
-        fixed, state = self.local(model), model.state_dict()
-        rest = [name for name in model.names if name not in fixed] if self.keep_local else []
+        state = {name: t for name, t in model.state_dict().items() if name not in model.frozen_names}
+        fixed = [name for name in self.local(model) if name in state]
+        rest = [name for name in state if name not in fixed] if self.keep_local else []
         stored = {f"fixed/{name}": name for name in fixed} | {f"local/{name}": name for name in rest}
         return {key: state[name].detach().cpu() for key, name in stored.items()}
 

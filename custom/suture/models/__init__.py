@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
-from torch import nn
 
-from suture.core.errors import ConfigError, unknown
+from suture.core.entry_points import Registry, package_of, registered
+from suture.core.errors import ConfigError, as_word, unknown
 from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for, seeded
 from suture.core.validation import NAMED_FILE, STRICT
@@ -21,7 +20,6 @@ from suture.data.text import Vocabulary, clinical_vocabulary, read_vocabulary
 from suture.models.backbones import (
     IMAGENET,
     LITE,
-    Normalisation,
     densenet121,
     efficientnet_lite0,
     resnet18,
@@ -39,6 +37,8 @@ from suture.models.classifier import (
     load_tensors,
     set_momentum,
 )
+from suture.models.encoders import STORED, family_encoder, family_of
+from suture.models.encoders.backbone import Backbone
 from suture.models.heads import HeadKind, RowInit, head_rows
 
 __all__ = [
@@ -50,88 +50,68 @@ __all__ = [
     "ModelSpec",
     "build",
     "check_portable",
+    "encoder_of",
+    "self_contained",
     "vocabulary_of",
 ]
+
+WEIGHTS = ("download", "package")
+"""What `ModelSpec.weights` may be besides a path, each for some models."""
 
 CORPUS = "corpus"
 """As `ModelSpec.vocabulary`: the vocabulary of all documents of a simulation."""
 
-Reads = Literal["image", "text"]
+MODEL_GROUP = "suture.encoders"
+"""The entry points by which a package names its encoders."""
 
-_INPUTS: dict[Reads, tuple[str, ...]] = {"image": ("image",), "text": ("tokens", "length")}
-"""Names of the inputs of a backbone in a batch."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Backbone:
-    """An entry of the registry.
-
-    Attributes:
-        text: description for `suture list`.
-        build: maps the specification and the initial weights to the network and its number of features.
-        smallest: side of the smallest image that it takes, in pixels.
-        weights: the words that `ModelSpec.weights` may be besides a path; if empty, it takes no weights.
-        normalisation: mean and std of its pretraining; None for a network that is made for gray images.
-        reads: kind of its input.
-        vectors: whether it reads a document as one vector rather than as words; see `documents.py`.
-    """
-
-    text: str
-    build: Callable[[ModelSpec, str | None], tuple[nn.Module, int]]
-    smallest: int = 16
-    weights: tuple[str, ...] = ()
-    normalisation: Normalisation | None = None
-    reads: Reads = "image"
-    vectors: bool = False
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of its inputs in a batch."""
-        return ("vector",) if self.vectors else _INPUTS[self.reads]
-
-
-MODELS: dict[str, Backbone] = {
-    "cnn": Backbone(
-        "small CNN of four blocks, 98 thousand parameters, for the demo and tests",
-        lambda spec, _: small_cnn(spec.preprocessing.channels),
-    ),
-    "resnet_small": Backbone(
-        "small ResNet of four blocks, 0.3 million parameters, for 64 px images on a CPU",
-        lambda spec, _: small_resnet(spec.preprocessing.channels),
-    ),
-    "resnet18": Backbone(
-        "torchvision ResNet-18, ImageNet weights from a path or by download",
-        lambda _, weights: resnet18(weights),
-        smallest=33,
-        weights=("download",),
-        normalisation=IMAGENET,
-    ),
-    "densenet121": Backbone(
-        "MONAI DenseNet121, ImageNet weights from a path or by download",
-        lambda _, weights: densenet121(weights),
-        smallest=29,
-        weights=("download",),
-        normalisation=IMAGENET,
-    ),
-    "efficientnet_lite0": Backbone(
-        "EfficientNet-Lite0 with the ImageNet weights of its package (suture[lite])",
-        lambda spec, weights: efficientnet_lite0(spec.size, weights),
-        smallest=32,
-        weights=("package",),
-        normalisation=LITE,
-    ),
-    "lstm": Backbone(
-        "bidirectional LSTM over an embedding of words, for clinical text",
-        lambda spec, _: text_lstm(vocabulary_of(spec).size, width=spec.longest if spec.padding else None),
-        reads="text",
-    ),
-    "vectors": Backbone(
-        "two Dense blocks over a frozen vector of each document, TF-IDF or a local embedding model's",
-        lambda spec, _: vector_mlp(spec.vector),
-        reads="text",
-        vectors=True,
-    ),
-}
+MODELS: Registry[Backbone] = Registry(
+    MODEL_GROUP,
+    "model",
+    {
+        "cnn": Backbone(
+            "small CNN of four blocks, 98 thousand parameters, for the demo and tests",
+            lambda spec, _: small_cnn(spec.preprocessing.channels),
+        ),
+        "resnet_small": Backbone(
+            "small ResNet of four blocks, 0.3 million parameters, for 64 px images on a CPU",
+            lambda spec, _: small_resnet(spec.preprocessing.channels),
+        ),
+        "resnet18": Backbone(
+            "torchvision ResNet-18, ImageNet weights from a path or by download",
+            lambda _, weights: resnet18(weights),
+            smallest=33,
+            weights=("download",),
+            normalisation=IMAGENET,
+        ),
+        "densenet121": Backbone(
+            "MONAI DenseNet121, ImageNet weights from a path or by download",
+            lambda _, weights: densenet121(weights),
+            smallest=29,
+            weights=("download",),
+            normalisation=IMAGENET,
+        ),
+        "efficientnet_lite0": Backbone(
+            "EfficientNet-Lite0 with the ImageNet weights of its package (suture[lite])",
+            lambda spec, weights: efficientnet_lite0(spec.size, weights),
+            smallest=32,
+            weights=("package",),
+            normalisation=LITE,
+        ),
+        "lstm": Backbone(
+            "bidirectional LSTM over an embedding of words, for clinical text",
+            lambda spec, _: text_lstm(vocabulary_of(spec).size, width=spec.longest if spec.padding else None),
+            reads="text",
+        ),
+        "vectors": Backbone(
+            "two Dense blocks over a frozen vector of each document, TF-IDF or a local embedding model's",
+            lambda spec, _: vector_mlp(spec.vector),
+            reads="text",
+            vectors=True,
+        ),
+    },
+    "a suture.models.Backbone",
+    lambda entry: isinstance(entry, Backbone),
+)
 
 
 Width = Annotated[int, Field(ge=0, le=4096)]
@@ -155,7 +135,8 @@ class ModelSpec:
     """Which model, and its input.
 
     Attributes:
-        name: name of a model; `suture list models` shows them.
+        name: name of a model; `suture list models` shows them, and `suture list models NAME` its input. A
+            file or folder, as in ``hf:FOLDER``, is located like `weights`.
         size: side of the images in pixels.
         color: read images in colour.
         hidden: width of a Dense block between backbone and head, 0 for none (256 in the program of
@@ -173,9 +154,9 @@ class ModelSpec:
             classes that join later.
         name_vectors: for named rows: a safetensors file with a vector for each class name, located like
             `weights`; None computes vectors from the letters of the name.
-        weights: file of pretrained weights; at a real server, which alone reads it, the bare name of a file
-            in ``[storage] files``. ``download`` fetches torchvision's, ``package`` uses those of the
-            backbone's package.
+        weights: file of pretrained weights, or a folder of timm, transformers or MONAI with one; at a real
+            server, which alone reads it, its bare name in ``[storage] files``. ``download`` fetches
+            torchvision's, ``package`` uses those of the backbone's package.
         mean, std: normalisation for each channel; None for that of the pretrained backbone, otherwise 0.5 and
             0.25.
         vocabulary: for models of text: ``clinical``, part of the package; the path of a vocabulary file; the
@@ -191,14 +172,20 @@ class ModelSpec:
         train: the part that is trained: ``all``; or the ``head``, with hidden block, neck and projector. The
             backbone is then a frozen encoder, batch norm included: sites receive it once, and a round carries
             the rest alone.
+        views: of a frozen encoder: each image is read once for all runs, and for each augmentation in this
+            number of random views, whose features a site keeps in its cache; 0 keeps none, and reads every
+            image in each step.
         padding: pad every document to `longest`, and read the padding as words, as in the published program
             of PMFL.
         modalities: DICOM modalities (0008,0060) that the model is for, such as ``["CR", "DX"]``: images of
             another one count as unreadable at the sites, and get no probability from the trained model. Other
             formats do not state a modality and are read. By default any.
+        encoder_config: configuration of an encoder that comes from a file or folder, as JSON, so that sites
+            build it without the folder; or name and version of the package that an encoder comes from. The
+            job's own record, not to be set.
     """
 
-    name: str = "cnn"
+    name: Annotated[str, NAMED_FILE] = "cnn"
     size: Annotated[int, Field(ge=16, le=4096)] = 64
     color: bool = False
     hidden: Width = 0
@@ -220,19 +207,73 @@ class ModelSpec:
     embedding: Annotated[str, NAMED_FILE] = TFIDF
     embedding_digest: str | None = None
     vector: Annotated[int, Field(ge=1, le=8192)] = 384
+    encoder_config: Annotated[str, Field(max_length=65_536)] | None = None
     train: Trains = "all"
+    views: Annotated[int, Field(ge=0, le=256)] = 4
 
     def __post_init__(self) -> None:
-        if self.name not in MODELS:
-            raise unknown("model", self.name, MODELS)
+        if not family_of(self.name) and self.name not in MODELS and self.name not in MODELS.names():
+            raise unknown("model", self.name, MODELS.names())
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether sites train on features that they have computed once."""
+        return self.train == "head" and self.views > 0
 
     @property
     def preprocessing(self) -> Preprocessing:
         """The preprocessing of this model's images."""
-        own = MODELS[self.name].normalisation
-        channels = 3 if self.color or own else 1
+        own = encoder_of(self).normalisation
+        channels = len(own[0]) if own else 3 if self.color else 1
         mean, std = own or ((0.5,) * channels, (0.25,) * channels)
         return Preprocessing(self.size, self.color, channels, self.mean or mean, self.std or std)
+
+
+def encoder_of(spec: ModelSpec) -> Backbone:
+    """Return the entry of a model: of the registry, or of the library that its name begins with.
+
+    Raises:
+        ConfigError: the library is not installed or has no such network, its file or folder cannot be used,
+            or another package's entry point cannot.
+    """
+    if family_of(spec.name):
+        spec = self_contained(spec)
+        return family_encoder(spec.name, spec.encoder_config)
+    if spec.name in MODELS:
+        return MODELS[spec.name]
+    entry, own = MODELS.find(spec.name), _package(spec.name)
+    if spec.encoder_config not in (None, own):
+        raise ConfigError(
+            f"model.name={spec.name}: the model was made with {as_word(spec.encoder_config)}, and {own} is "
+            "installed; install the same version"
+        )
+    return entry
+
+
+def _package(name: str) -> str:
+    """Name and version of the package that registers an encoder of its own."""
+    return package_of(registered(MODEL_GROUP)[name][0])
+
+
+def self_contained(spec: ModelSpec) -> ModelSpec:
+    """Return the specification with all that other parties need to build its network.
+
+    An encoder of a file or folder is then known by the name of its network and its configuration; the file or
+    folder gives the weights, unless the specification names others.
+
+    Raises:
+        ConfigError: the file or folder cannot be used.
+    """
+    family, _, path = spec.name.partition(":")
+    if spec.encoder_config is None and not family_of(spec.name) and spec.name not in MODELS:
+        return replace(spec, encoder_config=_package(spec.name))
+    if family not in STORED or spec.encoder_config is not None:
+        return spec
+    read, _ = STORED[family]
+    network, described = read(Path(path).expanduser())
+    return replace(
+        spec, name=f"{family}:{network}", encoder_config=str(described), weights=spec.weights or path
+    )
 
 
 def vocabulary_of(spec: ModelSpec) -> Vocabulary:
@@ -255,7 +296,7 @@ def vocabulary_of(spec: ModelSpec) -> Vocabulary:
 
 
 def check_portable(spec: ModelSpec, holder: str) -> None:
-    """Refuse a specification from elsewhere that names a file to read the vocabulary from.
+    """Refuse a specification from elsewhere that names a file to read the vocabulary or the encoder from.
 
     The number of its lines would be that of the embedding's rows, so whoever chose the name would learn it.
 
@@ -265,6 +306,11 @@ def check_portable(spec: ModelSpec, holder: str) -> None:
     Raises:
         ConfigError: the vocabulary is a path; says what to write.
     """
+    if family_of(spec.name) in STORED and spec.encoder_config is None:
+        raise ConfigError(
+            f"model.name={spec.name[:80]!r}: {holder} needs the encoder's configuration, not the name of a "
+            "file or folder; export it again with `suture export`"
+        )
     if isinstance(spec.vocabulary, str) and spec.vocabulary != "clinical":
         raise ConfigError(
             f"model.vocabulary={spec.vocabulary[:80]!r}: {holder} needs the words themselves or "
@@ -282,10 +328,12 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
     Raises:
         ConfigError: the weights cannot be read or do not fit, or settings contradict each other.
     """
-    _check(spec)
+    spec = self_contained(spec)
+    entry = encoder_of(spec)
+    _check(spec, entry)
     with seeded(seed_for(seed, "model")):
         weights = spec.weights if pretrained else None
-        backbone, features = MODELS[spec.name].build(spec, weights)
+        backbone, features = entry.build(spec, weights)
         model = Classifier(
             backbone,
             features,
@@ -294,7 +342,7 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
             spec.dropout,
             spec.projection,
             spec.second_head,
-            MODELS[spec.name].inputs,
+            entry.inputs,
             spec.neck,
             spec.head,
             spec.train,
@@ -310,22 +358,20 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
     return model
 
 
-def _check(spec: ModelSpec) -> None:
+def _check(spec: ModelSpec, entry: Backbone) -> None:
     """Refuse settings that contradict each other; not in `ModelSpec`, as `--set` changes them one at a time.
 
     Raises:
         ConfigError: naming the setting and the remedy.
     """
-    entry = MODELS[spec.name]
     if spec.size < entry.smallest:  # its last pooling would leave no pixel, or batch norm a single one
         raise ConfigError(f"model.size {spec.size} is too small for {spec.name}; {entry.smallest} or more")
-    if spec.weights and not entry.weights:
+    if spec.weights and entry.weights is None:
         raise ConfigError(f"model.weights: {spec.name} has none; remove it, or set model.name")
-    words = {word for other in MODELS.values() for word in other.weights}
-    if spec.weights in words - set(entry.weights):
+    if spec.weights in WEIGHTS and spec.weights not in (entry.weights or ()):
         raise ConfigError(
-            f"model.weights={spec.weights} is not for {spec.name}; name a file, or "
-            + " or ".join(entry.weights)
+            f"model.weights={spec.weights} is not for {spec.name}; "
+            + ", or ".join(["name a file", *(entry.weights or ())])
         )
     if spec.dropout and not spec.hidden:
         raise ConfigError("model.dropout applies to the hidden block; set model.hidden, or remove it")
@@ -336,6 +382,8 @@ def _check(spec: ModelSpec) -> None:
             "model.norm_momentum has no effect with model.train='head': the batch norm of a frozen encoder "
             "does not adapt; remove it"
         )
+    if spec.views != ModelSpec.views and spec.train == "all":
+        raise ConfigError("model.views is for a frozen encoder; set model.train='head', or remove it")
     if spec.name_vectors and spec.row_init != "named":
         raise ConfigError("model.name_vectors is for named rows; set model.row_init=named, or remove it")
     if spec.neck and spec.projection:
@@ -351,6 +399,8 @@ def _check(spec: ModelSpec) -> None:
             "model.padding fills every document up to model.longest; set it, for example to the "
             "longest document of all sites (`suture data check` shows it for each site)"
         )
+    if spec.color and spec.preprocessing.channels == 1:
+        raise ConfigError(f"model.color: {spec.name} takes gray images of one channel; remove it")
     for name in ("mean", "std"):
         given, channels = getattr(spec.preprocessing, name), spec.preprocessing.channels
         if len(given) != channels:

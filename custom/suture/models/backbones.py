@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +12,7 @@ from torch import Tensor, nn
 
 from suture.core.errors import ConfigError
 from suture.data.text import UNKNOWN
-from suture.models.checkpoints import read_checkpoint
+from suture.models.weights import fill, read_weights
 
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation of each channel, of values in [0, 1]."""
@@ -27,9 +25,6 @@ _WIDTHS = (16, 32, 64, 128)
 """Channels of the four blocks of the small networks."""
 
 EMBEDDING, HIDDEN = 128, 32
-
-_WRAPPERS = ("module.", "model.", "net.", "backbone.", "encoder.", "_orig_mod.")
-"""How the names of a network within another begin."""
 
 
 def small_cnn(channels: int) -> tuple[nn.Module, int]:
@@ -281,54 +276,3 @@ def channels_last(network: nn.Module) -> nn.Module:
 
 def _reorder(_: nn.Module, images: tuple[Any, ...]) -> tuple[Tensor, ...]:
     return tuple(image.to(memory_format=torch.channels_last) for image in images)
-
-
-def read_weights(weights: str, official: Any) -> Mapping[str, Tensor]:
-    """Read the tensors of a checkpoint by name.
-
-    Args:
-        weights: a file of tensors by name, or ``download``.
-        official: torchvision's entry for the download, if it has one.
-
-    Raises:
-        ConfigError: naming the file and what is wrong with it.
-    """
-    if weights == "download":
-        try:
-            state: Mapping[str, Tensor] = official.get_state_dict(progress=True, check_hash=True)
-        except (OSError, RuntimeError) as error:  # no network, or another file under that name
-            raise ConfigError(
-                f"{official.url} cannot be downloaded: {error}; fetch it on another machine and name the file"
-            ) from error
-        return state
-    path = Path(weights)
-    if not path.exists():
-        raise ConfigError(f"the pretrained weights {path} do not exist; name a file, or 'download'")
-    loaded = read_checkpoint(path)
-    for key in ("state_dict", "model_state_dict", "model"):  # of checkpoints of a training
-        inner = loaded.get(key)
-        loaded = inner if isinstance(inner, Mapping) else loaded
-    tensors = {str(name): tensor for name, tensor in loaded.items() if isinstance(tensor, Tensor)}
-    while wrapped := [n for n in tensors if n.startswith(_WRAPPERS)]:  # of DataParallel, Lightning, compile
-        if 2 * len(wrapped) <= len(tensors):
-            break
-        tensors = {name.partition(".")[2]: tensors[name] for name in wrapped}
-    return tensors
-
-
-def fill(target: Mapping[str, Tensor], source: Mapping[str, Tensor], weights: str, what: str) -> None:
-    """Copy tensors by name; the source may lack the counters of batch norm, and be for images of one channel.
-
-    Raises:
-        ConfigError: naming the file, and the first tensor that is missing or has another shape.
-    """
-    for name, tensor in target.items():
-        if name.endswith("num_batches_tracked"):
-            continue
-        found = source.get(name)
-        if found is not None and found.ndim == 4 and (found.shape[1], tensor.shape[1]) == (1, 3):
-            found = found.expand(-1, 3, -1, -1) / 3  # for gray images, which have three equal channels here
-        if found is None or found.shape != tensor.shape:
-            raise ConfigError(f"{weights} does not contain {what}: no tensor matches {name}")
-        with torch.no_grad():
-            tensor.copy_(found)

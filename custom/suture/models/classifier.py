@@ -17,6 +17,7 @@ from suture.core.errors import ConfigError, as_word
 from suture.core.labels import LabelSet
 from suture.core.seeds import seeded
 from suture.core.validation import STRICT
+from suture.data.batch import FEATURES
 from suture.models.heads import HeadKind, RowInit, head_rows, make_head
 from suture.protocol.egress import Layout as Layout
 
@@ -35,7 +36,7 @@ encoder, in eval mode with its statistics of batch norm."""
 
 
 Mean = Annotated[float, Field(ge=-1e3, le=1e3)]
-Std = Annotated[float, Field(ge=1e-3, le=1e3)]
+Std = Annotated[float, Field(ge=1e-4, le=1e3)]
 """Normalisation of values in [0, 1]; a smaller standard deviation would leave single precision."""
 
 
@@ -97,6 +98,7 @@ class Classifier(nn.Module):
         trains: the part that is trained; the rest is frozen for good, and no round sends it.
 
     Attributes:
+        encoding: number of the backbone's features.
         projected: width of the projector's output, or of the head's input where there is no projector.
         amp_dtype: the short type in which the backbone computes, see `compute_in`; None for single precision.
     """
@@ -121,6 +123,7 @@ class Classifier(nn.Module):
         self.labels = labels
         self.reads = reads
         self.trains = trains
+        self.encoding = features
         self.backbone = backbone
         self.hidden: nn.Module = (
             nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Dropout(dropout))
@@ -153,15 +156,18 @@ class Classifier(nn.Module):
         return self
 
     def features(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return the input of the head, ``[n, d]``."""
+        """Return the input of the head, ``[n, d]``, from a backbone's inputs or its `FEATURES`."""
+        out = inputs[FEATURES] if FEATURES in inputs else self.encode(inputs)
+        return cast(Tensor, self.neck(self.hidden(out)))
+
+    def encode(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the backbone's features, ``[n, encoding]``."""
         read = [inputs[name] for name in self.reads]
         if self.amp_dtype is None:
+            return cast(Tensor, self.backbone(*read))
+        with torch.autocast(read[0].device.type, self.amp_dtype):
             out: Tensor = self.backbone(*read)
-        else:
-            with torch.autocast(read[0].device.type, self.amp_dtype):
-                out = self.backbone(*read)
-            out = out.float()
-        return cast(Tensor, self.neck(self.hidden(out)))
+        return out.float()
 
     def compute_in(self, half: torch.dtype | None) -> None:
         """Use mixed precision in the backbone alone: what a method computes of its features is float32.

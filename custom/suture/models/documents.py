@@ -13,7 +13,7 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.data.embedding import TFIDF, folder_digest, model_vectors, tfidf_vectors
-from suture.models import MODELS, ModelSpec, vocabulary_of
+from suture.models import ModelSpec, encoder_of, vocabulary_of
 from suture.models.priors.feature_cache import cached
 
 FORMAT = 1
@@ -37,7 +37,7 @@ def document_inputs(
             the job's, or its vectors have another width.
         DataError: the cache cannot be written.
     """
-    if not MODELS[spec.name].vectors:
+    if not encoder_of(spec).vectors:
         tokens, length = vocabulary_of(spec).encode(texts, spec.longest)
         return {"tokens": tokens, "length": length}
     if spec.embedding == TFIDF:
@@ -79,6 +79,6 @@ def with_digest(spec: ModelSpec) -> ModelSpec:
     Raises:
         ConfigError: there is no such folder.
     """
-    if not MODELS[spec.name].vectors or spec.embedding == TFIDF or spec.embedding_digest:
+    if not encoder_of(spec).vectors or spec.embedding == TFIDF or spec.embedding_digest:
         return spec
     return replace(spec, embedding_digest=folder_digest(Path(spec.embedding).expanduser()))

@@ -21,7 +21,7 @@ from suture.core.files import make_folder, read_json, replacing, write_json
 from suture.core.labels import LabelSet, LabelType
 from suture.core.plain import open_regular
 from suture.core.validation import OPEN, lasting, parse
-from suture.models import ModelSpec, build, check_portable
+from suture.models import ModelSpec, build, check_portable, self_contained
 from suture.models.classifier import Classifier, Preprocessing, check_tensors
 from suture.protocol.messages import Labels
 from suture.protocol.packing import read_tensors
@@ -43,7 +43,7 @@ def save_model(model: Classifier, spec: ModelSpec, folder: Path, facts: Mapping[
         "digest": hashlib.sha256(weights).hexdigest(),
         "labels": list(model.labels.names),
         "label_type": model.labels.label_type,
-        "model": dataclasses.asdict(spec) | {"weights": None, "name_vectors": None},
+        "model": dataclasses.asdict(self_contained(spec)) | {"weights": None, "name_vectors": None},
         "preprocessing": dataclasses.asdict(spec.preprocessing),
         **facts,
     }
@@ -146,6 +146,12 @@ def load_spec(folder: Path) -> ModelSpec:
 
 def _described(folder: Path) -> _Description:
     path = folder / "model.json"
+    if (folder / "run.json").is_file() and not path.is_file():
+        at_sites = sorted(folder.glob("sites/*/state/**/model/model.json"))
+        raise ConfigError(
+            f"the run {folder} has no model of all sites; "
+            + (f"name a site's, as {at_sites[0].parent}" if at_sites else "continue it with --resume")
+        )
     if not path.is_file():
         raise ConfigError(f"{folder} does not contain model.json; name the model/ folder of a finished run")
     try:

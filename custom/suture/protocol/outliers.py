@@ -22,7 +22,7 @@ _FEWEST = 3
 
 
 @dataclass(frozen=True)
-class SiteUpdates:
+class _SiteUpdates:
     """The accepted updates of one site.
 
     Attributes:
@@ -48,7 +48,7 @@ class SiteUpdates:
         return [f"{text} in {n} of {self.rounds}" for text, n in said.items() if 2 * n > self.rounds]
 
 
-def site_updates(history: Sequence[Round]) -> dict[str, SiteUpdates]:
+def site_updates(history: Sequence[Round]) -> dict[str, _SiteUpdates]:
     """Return what the updates of each site were like, where rounds had at least three of them."""
     norms: dict[str, list[float]] = {}
     cosines: dict[str, list[float]] = {}
@@ -72,8 +72,8 @@ def site_updates(history: Sequence[Round]) -> dict[str, SiteUpdates]:
     }
 
 
-def _of(norms: Sequence[float], cosines: Sequence[float], opposed: int, loss: float | None) -> SiteUpdates:
-    return SiteUpdates(
+def _of(norms: Sequence[float], cosines: Sequence[float], opposed: int, loss: float | None) -> _SiteUpdates:
+    return _SiteUpdates(
         len(norms),
         median(norms),
         median(cosines) if cosines else None,
@@ -84,7 +84,7 @@ def _of(norms: Sequence[float], cosines: Sequence[float], opposed: int, loss: fl
     )
 
 
-def outlier_notes(found: Mapping[str, SiteUpdates]) -> list[str]:
+def outlier_notes(found: Mapping[str, _SiteUpdates]) -> list[str]:
     """Return a note on each site whose updates were marked."""
     return [
         (

@@ -55,7 +55,7 @@ _TENSORS: dict[type[Message], dict[str, bool]] = {
 
 _NO_CHECKSUM = "-" * 8
 
-MOST_STORED = 100_000
+_MOST_STORED = 100_000
 """Largest number of tensors in a file: a table of vectors by name may have many."""
 
 TEXT = 4 * 2**20
@@ -66,7 +66,7 @@ times, with names of 90 characters and codes.
 VALUES = 200_000
 """Largest number of values in a header."""
 
-DEPTH = 6
+_DEPTH = 6
 """Largest depth to which the values of a header are nested."""
 
 
@@ -184,7 +184,7 @@ def check_size(packed: Packed) -> None:
             raise RejectedUpdate(f"the header has a {type(value).__name__} that does not belong there")
         elif isinstance(value, int) and abs(value) >= 2**63:
             raise RejectedUpdate("the header has an integer of more than 64 bits")
-        if values > VALUES or text > TEXT or depth > DEPTH:
+        if values > VALUES or text > TEXT or depth > _DEPTH:
             raise RejectedUpdate("the header exceeds the size limit")
         left += ((one, depth + 1) for one in inner)
 
@@ -254,22 +254,22 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def _opened(path: Path) -> Iterator[Any]:
     with open_regular(path) as raw:
         size = int.from_bytes(raw.read(8), "little")
-        check_header(raw.read(min(size, LARGEST_FILE + 1)))
+        _check_header(raw.read(min(size, LARGEST_FILE + 1)))
         with safe_open(f"/dev/fd/{raw.fileno()}", framework="pt") as file:
-            if len(file.keys()) > MOST_STORED:
-                raise SafetensorError(f"it contains more than {MOST_STORED:,} tensors")
+            if len(file.keys()) > _MOST_STORED:
+                raise SafetensorError(f"it contains more than {_MOST_STORED:,} tensors")
             yield file
 
 
-def check_header(header: bytes) -> None:
+def _check_header(header: bytes) -> None:
     """Refuse the header of a file of safetensors that holds more than any model, before it is parsed.
 
     Raises:
         SafetensorError: it does.
     """
     # Marks in texts count too: those of a state's own header, which has fewer.
-    if len(header) > LARGEST_FILE or max(header.count(b"{") / 2, header.count(b",") / 10) > MOST_STORED:
-        raise SafetensorError(f"its header lists more than {MOST_STORED:,} tensors")
+    if len(header) > LARGEST_FILE or max(header.count(b"{") / 2, header.count(b",") / 10) > _MOST_STORED:
+        raise SafetensorError(f"its header lists more than {_MOST_STORED:,} tensors")
 
 
 def digest(packed: Packed) -> str:

@@ -264,6 +264,7 @@ class Metrics:
     Attributes:
         steps: of each class whose AUROC sites have rounded, the largest step to whose multiples one has.
         site_steps: the same of each site.
+        site_counts: test images with and without each class at each site, where it sends them.
         loss_step: the same of `loss`; None where it is exact.
     """
 
@@ -288,6 +289,7 @@ class Metrics:
     decisions: DecisionRecord = field(default_factory=DecisionRecord)
     steps: dict[str, FiniteFloat] = field(default_factory=dict)
     site_steps: dict[str, dict[str, FiniteFloat]] = field(default_factory=dict)
+    site_counts: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     loss_step: Number = None
 
     @property

@@ -19,12 +19,12 @@ from suture.core.printable import printable
 from suture.core.targets import markdown
 from suture.core.validation import parse
 from suture.learning.proportions import Estimate
-from suture.models import MODELS
+from suture.models import encoder_of
 from suture.models.saved import load_spec, weights_digest
 from suture.protocol.decisions import Decisions
 from suture.protocol.records import Metrics, Run, read_history, read_metrics, read_run
 from suture.reports.decision_section import decision_section
-from suture.reports.formatting import DASH, area, interval, stepped
+from suture.reports.formatting import DASH, area, interval, selected_for, stepped
 from suture.reports.report import templates
 from suture.reports.tables import class_groups, shown
 
@@ -69,7 +69,7 @@ def write_card(run_dir: Path, licence: str | None = None) -> Path:
             licence=licence,
         )
     )
-    facts = _front_matter(run, metrics, MODELS[spec.name].reads, licence)
+    facts = _front_matter(run, metrics, encoder_of(spec).reads, licence)
     front = yaml.safe_dump(facts, sort_keys=False, allow_unicode=True)
     atomic_write(model / "README.md", f"---\n{front}---\n\n{text}".encode())
     atomic_write(model / PAGE, _page(run.title, text).encode())
@@ -115,6 +115,7 @@ def _templates() -> Environment:
         "rounded": rounded,
         "area": area,
         "stepped": stepped,
+        "selected_for": selected_for,
         "interval": interval,
         "rate": rate,
     }

@@ -180,8 +180,9 @@ def line_chart(
     if not values:
         return None
     values += [bound for s in series for pair in s.band for bound in pair]
-    x = _x_scale(rounds, margin=0.25)
     ticks, y = _y_axis(min(values), max(values))
+    left = _left(ticks)
+    x = _x_scale(rounds, 0.25, left)
     xs = [x(r) for r in rounds]
     traces = tuple(
         Trace(s.name, tone, runs=_runs(xs, s.values, y), band=_outline(xs, s.band, y))
@@ -189,7 +190,7 @@ def line_chart(
     )
     starts = tuple(x(first - 0.5) for first in phases)
     mark = x(selected) if selected in rounds and selected is not None else None
-    return Chart(title, _x_ticks(rounds, x), ticks, traces, starts, mark)
+    return Chart(title, _x_ticks(rounds, x), ticks, traces, starts, mark, left=left)
 
 
 def round_charts(run: Run, history: Sequence[Round], series: Mapping[str, Sequence[Series]]) -> list[Chart]:
@@ -210,14 +211,15 @@ def bar_chart(title: str, rounds: Sequence[int], series: Sequence[Series]) -> Ch
     values = [v for s in series for v in s.values if v is not None]
     if not values:
         return None
-    x = _x_scale(rounds, margin=0.5)
     ticks, y = _y_axis(0.0, max(values))
+    left = _left(ticks)
+    x = _x_scale(rounds, 0.5, left)
     width = (x(1) - x(0)) * 0.7 / len(series)
     traces = tuple(
         Trace(s.name, tone, bars=_bars([x(r - 0.35) + tone * width for r in rounds], s.values, y, width))
         for tone, s in enumerate(series)
     )
-    return Chart(title, _x_ticks(rounds, x), ticks, traces)
+    return Chart(title, _x_ticks(rounds, x), ticks, traces, left=left)
 
 
 def scatter_chart(title: str, points: Mapping[str, Sequence[tuple[float, float]]]) -> Chart | None:
@@ -232,13 +234,15 @@ def scatter_chart(title: str, points: Mapping[str, Sequence[tuple[float, float]]
         return None
     counts = [x for x, _ in dots]
     low, high = math.floor(math.log10(min(counts))), math.ceil(math.log10(max(counts)))
-    x = Scale(low - 0.1, high + 0.2, LEFT, WIDTH - RIGHT)
     marks, y = _y_axis(min(v for _, v in dots), max(v for _, v in dots))
+    left = _left(marks)
+    x = Scale(low - 0.1, high + 0.2, left, WIDTH - RIGHT)
     traces = tuple(
         Trace(name, tone, runs=tuple(((x(math.log10(n)), y(v)),) for n, v in series))
         for tone, (name, series) in enumerate(points.items())
     )
-    return Chart(title, tuple(Tick(x(d), count(10**d)) for d in range(low, high + 1)), marks, traces)
+    below = tuple(Tick(x(d), count(10**d)) for d in range(low, high + 1))
+    return Chart(title, below, marks, traces, left=left)
 
 
 def ticks(low: float, high: float, most: int, whole: bool = False) -> list[Tick]:
@@ -260,8 +264,13 @@ def ticks(low: float, high: float, most: int, whole: bool = False) -> list[Tick]
     return [Tick(v, f"{v:.{decimals}f}") for v in values]
 
 
-def _x_scale(rounds: Sequence[int], margin: float) -> Scale:
-    return Scale(rounds[0] - margin, rounds[-1] + margin, LEFT, WIDTH - RIGHT)
+def _left(ticks: Sequence[Tick]) -> float:
+    """Return the left edge of a plot that leaves room for the ticks of y: 7 for each digit, and a gap."""
+    return min(max(LEFT, 7.0 * max(len(t.text) for t in ticks) + 7.0), WIDTH / 3)
+
+
+def _x_scale(rounds: Sequence[int], margin: float, left: float) -> Scale:
+    return Scale(rounds[0] - margin, rounds[-1] + margin, left, WIDTH - RIGHT)
 
 
 def _x_ticks(rounds: Sequence[int], x: Scale) -> tuple[Tick, ...]:

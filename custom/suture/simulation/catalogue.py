@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -64,6 +65,38 @@ def check_names(job: str, settings: Iterable[str], trust: bool = False) -> None:
             raise unknown("method", name, names)
 
 
+def model_facts(name: str) -> Iterator[tuple[str, str]]:
+    """Yield what there is to know of a model before it is used: its input, its size, its weights.
+
+    Raises:
+        ConfigError: there is no such model, or its package, file or folder cannot be used.
+    """
+    from suture.core.seeds import seeded
+    from suture.models import ModelSpec, encoder_of, self_contained
+
+    spec = self_contained(ModelSpec(name))
+    entry = encoder_of(spec)
+    yield "model", str(entry)
+    if entry.reads == "image":
+        size = entry.size or max(spec.size, entry.smallest)
+        spec = replace(spec, size=size)
+        prepare = spec.preprocessing
+        channels = "3 channels (gray images are repeated)" if prepare.channels == 3 else "1 channel"
+        own = "as in its pretraining" if entry.size else f"for example; {entry.smallest} or more"
+        yield "images", f"{channels}; model.size={size}, {own}"
+        yield "normalisation", f"of values in [0, 1]: mean {list(prepare.mean)}, std {list(prepare.std)}"
+    with seeded(0):
+        network, width = entry.build(spec, None)
+    state = network.state_dict()
+    norms = sum(name.endswith("running_mean") for name in state)
+    yield "features", f"{width} for each {entry.reads}"
+    yield "parameters", f"{sum(p.numel() for p in network.parameters()):,}"
+    yield "batch norm", f"{norms} layers" if norms else "none: batch_norm changes nothing"
+    words = ", ".join(["a file or folder", *(entry.weights or ())])
+    none = "none: it is trained from the beginning"
+    yield "weights", none if entry.weights is None else f"model.weights: {words}"
+
+
 def stored() -> dict[str, dict[str, Any]]:
     """Return what catalogue.json holds: by kind and name a description, or the entry of a method."""
     found: dict[str, dict[str, Any]] = json.loads(FILE.read_bytes())
@@ -75,6 +108,7 @@ def from_registries() -> dict[str, dict[str, Any]]:
     from suture.data.readers import DATASETS
     from suture.methods import METHODS
     from suture.models import MODELS
+    from suture.models.encoders import FAMILIES
     from suture.models.priors import PRIORS
     from suture.simulation.kinds import SIMULATIONS
 
@@ -83,7 +117,7 @@ def from_registries() -> dict[str, dict[str, Any]]:
 
     return {
         "method": {name: method_entry(name, kind) for name, kind in sorted(METHODS.items()) if ours(kind)},
-        "model": {name: entry.text for name, entry in MODELS.items() if ours(entry.build)},
+        "model": {name: entry.text for name, entry in MODELS.items() if ours(entry.build)} | FAMILIES,
         "prior": {name: _line(entry) for name, entry in PRIORS.items()},
         "data set": {name: _line(entry) for name, entry in DATASETS.items()},
         "simulation": {name: _line(kind) for name, kind in SIMULATIONS.items()},
@@ -159,17 +193,28 @@ def _outside_method(name: str) -> str:
     return printable(f"{about.title} ({about.paper})")
 
 
-_GROUPS = {"prior": "suture.priors", "data set": "suture.datasets", "simulation": "suture.simulations"}
+_GROUPS = {
+    "model": "suture.encoders",
+    "prior": "suture.priors",
+    "data set": "suture.datasets",
+    "simulation": "suture.simulations",
+}
 """The entry points of each kind that other packages register, beside methods."""
 
 
 def _outside(kind_and_name: tuple[str, str]) -> str:
     from suture.data.readers import DATASETS
+    from suture.models import MODELS
     from suture.models.priors import PRIORS
     from suture.simulation.kinds import SIMULATIONS
 
     kind, name = kind_and_name
-    registries: dict[str, Registry[Any]] = {"prior": PRIORS, "data set": DATASETS, "simulation": SIMULATIONS}
+    registries: dict[str, Registry[Any]] = {
+        "model": MODELS,
+        "prior": PRIORS,
+        "data set": DATASETS,
+        "simulation": SIMULATIONS,
+    }
     return printable(_line(registries[kind].find(name)))
 
 

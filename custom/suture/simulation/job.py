@@ -19,6 +19,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 from pydantic.dataclasses import dataclass
 
+from suture.core.atlas import study_atlas
 from suture.core.entry_points import moved
 from suture.core.errors import ConfigError, SutureError, shown, unknown
 from suture.core.names import as_job, check_job
@@ -40,8 +41,9 @@ from suture.learning.finetuning import FineTuning
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method
 from suture.methods.source import source_of
-from suture.models import CORPUS, MODELS, ModelSpec, vocabulary_of
+from suture.models import CORPUS, WEIGHTS, ModelSpec, encoder_of, self_contained, vocabulary_of
 from suture.models.documents import with_digest
+from suture.models.encoders import STORED
 from suture.protocol.half import Transport
 from suture.simulation.job_files import job_file
 from suture.simulation.kinds import SIMULATIONS, Simulation
@@ -111,9 +113,9 @@ class Job(Schedule):
         )
 
     def _model(self) -> ModelSpec:
-        """Return the model with what the other parties do not have: its words, and its embedding's digest."""
-        spec = with_digest(self.model)
-        if MODELS[spec.name].reads != "text" or spec.vocabulary == "clinical":
+        """Return the model with what other parties lack: words, configuration of the encoder, digest."""
+        spec = with_digest(self_contained(self.model))
+        if encoder_of(spec).reads != "text" or spec.vocabulary == "clinical":
             return spec
         return dataclasses.replace(spec, vocabulary=vocabulary_of(spec).words)
 
@@ -147,8 +149,27 @@ def load_job(job: str | Path, *, trust: bool = False) -> Job:
         ConfigError: there is none, it is code that may not be run, or the file fails or defines no JOB.
     """
     path = job_file(job, trust=trust)
-    if path.suffix == ".toml":
-        return _read_toml(path)
+    return _with_decisions(_read_toml(path) if path.suffix == ".toml" else _run(path), path.parent)
+
+
+def _with_decisions(job: Job, study: Path) -> Job:
+    """Return the job with the decisions about names in the labels.toml beside it; the job's own go first."""
+    atlas = study_atlas(study)
+    if not atlas.decisions:
+        return job
+    same = {name: atlas.name(name) for name, _ in atlas.decided("same")}
+    accepted: bool | tuple[str, ...] = job.accept_labels
+    if accepted is not True:
+        accepted = (*(accepted or ()), *(name for name, _ in atlas.decided("different"))) or False
+    return dataclasses.replace(job, label_map=same | job.label_map, accept_labels=accepted)
+
+
+def _run(path: Path) -> Job:
+    """Return the job that a file of Python defines.
+
+    Raises:
+        ConfigError: the file fails, or defines no JOB.
+    """
     module = types.ModuleType(f"suture_job_{path.parent.name}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module
@@ -177,9 +198,14 @@ def beside(job: Job, folder: Path) -> Job:
 
     A job without a simulation has the sites of its folder, if there are any.
     """
-    words = {"clinical", CORPUS, TFIDF, *(word for kind in MODELS.values() for word in kind.weights)}
+    words = {"clinical", CORPUS, TFIDF, *WEIGHTS}
 
-    def placed(_key: str, value: str, mark: str) -> str:
+    def placed(key: str, value: str, mark: str) -> str:
+        family, colon, name = value.partition(":") if key == "model.name" else ("", "", value)
+        if colon and family in STORED:
+            return f"{family}:{placed('', name, mark)}"
+        if key == "model.name":
+            return value
         path = folder / Path(value).expanduser()
         elsewhere = mark == NAMED_FILE and (value in words or not ("/" in value or path.exists()))
         return value if elsewhere else str(path)

@@ -46,6 +46,10 @@ def job_file(job: str | Path, *, trust: bool = False) -> Path:
         raise ConfigError(
             f"no job {str(job)!r}: {jobs_folder()} contains no jobs; give the path of a job file"
         )
+    if path.is_dir() and (path / "suture.toml").is_file():
+        raise ConfigError(
+            f"{path} is one site; a job runs on all sites of a study: name {path.absolute().parent}"
+        )
     if path.is_dir():
         raise ConfigError(
             f"{path} contains neither job.toml nor job.py; `suture init` writes one for data of hospitals"

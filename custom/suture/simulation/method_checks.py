@@ -611,6 +611,8 @@ def _equal(one: Update, two: Update, *, empty: bool = True) -> bool:
 
 def _differs(subject: Subject, method: Method, plain: dict[LabelType, str]) -> bool:
     """Whether a method with one other hyperparameter does anything else; `plain` remembers the original."""
+    if repr(method.egress(Layout({}, {}))) != repr(subject.method.egress(Layout({}, {}))):
+        return True
     for label_type in subject.label_types:
         plain[label_type] = plain[label_type] or _effect(subject, label_type)
         if _effect(replace(subject, method=method), label_type) != plain[label_type]:
@@ -638,7 +640,7 @@ def _effect(subject: Subject, label_type: LabelType) -> str:
             for path in sorted((trial.folder / name / "state").glob("experiments/*/round-000002*"))
             for _, tensor in sorted(load(path).tensors.items())
         ]
-        return repr((numbers, facts, stored, subject.method.egress(Layout({}, {}))))
+        return repr((numbers, facts, stored))
 
 
 def _ensure(condition: bool, text: str) -> None:

@@ -67,6 +67,7 @@ class Compared:
         methods: figures by name, the sites alone first.
         sites: AUROC of each method for each site and class, over seeds and folds.
         images: number of test images of each site.
+        counts: how many of them have each class and lack it, over folds.
         missing: pairs of a site and a class that are in no figure, as a method has not learned the class or
             the test images have no positive or no negative.
         page: comparison.html.
@@ -75,6 +76,7 @@ class Compared:
     methods: dict[str, MethodFigures]
     sites: dict[str, dict[str, dict[str, float]]]
     images: dict[str, int]
+    counts: dict[str, dict[str, tuple[int, int]]]
     missing: list[str]
     page: Path
 
@@ -190,6 +192,7 @@ def _figures(
     areas: dict[Unit, dict[str, Floats]] = {}  # [seeds, draws] of each method
     missing: dict[str, None] = {}
     images = dict.fromkeys((site for _, site in places), 0)
+    counts: dict[str, dict[str, tuple[int, int]]] = {site: {} for site in images}
     for part, site in places:
         models = {name: [found[name, seed, part, site] for seed in seeds] for name in titles}
         first = next(iter(models.values()))[0]
@@ -199,13 +202,14 @@ def _figures(
         drawn += patient_draws(rng, DRAWS, int(cluster.max()) + 1, len(cluster))
         weights = np.concatenate(drawn)[:, cluster]
         every = [one for of in models.values() for one in of]
-        for label in dict.fromkeys(name for one in every for name in (*one.tested, *one.unlearned)):
-            known = all(label in one.tested for one in every)
-            y = first.y[:, first.labels.index(label)] if known else np.empty(0, dtype=np.float32)
+        for label in dict.fromkeys(name for one in every for name in (*one.columns, *one.unlearned)):
+            known = all(label in one.columns for one in every)
+            y = first.y[:, first.columns[label]] if known else np.empty(0, dtype=np.float32)
             if not ((y == 1).any() and (y == 0).any()):
                 missing[f"{label} at {site}"] = None
                 continue
-            rows = ~np.isnan(y)
+            before, rows = counts[site].get(label, (0, 0)), ~np.isnan(y)
+            counts[site][label] = before[0] + int((y == 1).sum()), before[1] + int((y == 0).sum())
             areas[part, site, label] = {
                 name: np.array([_areas(weights, rows, y, one, label) for one in of])
                 for name, of in models.items()
@@ -228,14 +232,14 @@ def _figures(
         of = [one for (_, s, n), one in areas.items() if (s, n) == (site, label)]
         reached = {name: float(np.mean([one[name][:, 0] for one in of])) for name in titles}
         sites.setdefault(site, {})[label] = reached
-    return Compared(methods, sites, images, list(missing), out / "comparison.html")
+    return Compared(methods, sites, images, counts, list(missing), out / "comparison.html")
 
 
 def _areas(
     weights: Floats, rows: NDArray[np.bool_], y: NDArray[np.float32], model: Evaluated, label: str
 ) -> Floats:
     """Return the AUROC of a class in each draw, ``[draws]``, on the rows whose label is known."""
-    scores = model.scores[rows, model.labels.index(label)].astype(np.float64)
+    scores = model.scores[rows, model.columns[label]].astype(np.float64)
     return weighted_auroc(weights[:, rows], y[rows] == 1, scores)
 
 

@@ -45,8 +45,15 @@ name = "surgical"                      # `suture list` shows the others
 local = {{ lr = 1e-3, epochs = 1, batch_size = 16 }}
 
 [model]
+"""
+
+_IMAGES = """\
 name = "cnn"                           # `suture list models` shows the others
 size = 64                              # of the images that it sees, in pixels
+"""
+
+_TEXTS = """\
+name = "vectors"                       # reads a vector of each document; "lstm" reads its words
 """
 
 _REST = """
@@ -103,10 +110,14 @@ def labelled_data(path: Path) -> Iterator[tuple[SiteConfig, bool]]:
         yield load_site_config(path), True
         return
     guess = discover(path)
-    data = parse_data(guess.data if guess.has_splits else guess.data | {"split": "patients"}, str(path))
-    with tempfile.TemporaryDirectory(prefix="suture-") as folder:
-        storage = StorageConfig(state=Path(folder), cache=Path(folder))
-        yield SiteConfig(data=data, storage=storage), guess.has_splits
+    values = guess.data if guess.has_splits else guess.data | {"split": "patients"}
+    with tempfile.TemporaryDirectory(prefix="suture-") as name:
+        folder = Path(name)
+        if guess.sheet is not None:
+            atomic_write(folder / TABLE, _as_csv(guess.sheet.header, guess.sheet.rows).encode())
+            values = values | {"table": str(folder / TABLE)}
+        storage = StorageConfig(state=folder, cache=folder)
+        yield SiteConfig(data=parse_data(values, str(path)), storage=storage), guess.has_splits
 
 
 def refuse_existing(study: Path, sites: Iterable[str]) -> None:
@@ -147,7 +158,9 @@ def write_study(study: Path, found: Mapping[str, Discovery]) -> list[Path]:
         title = study.resolve().name
         names = {"name": as_job(title), "title": printable(title)}
         lines = {key: tomli_w.dumps({key: text}).rstrip() for key, text in names.items()}
-        atomic_write(study / "job.toml", _JOB.format(**lines).encode())
+        texts = all("text_column" in guess.data for guess in found.values())
+        job = _JOB.format(**lines) + (_TEXTS if texts else _IMAGES)
+        atomic_write(study / "job.toml", job.encode())
         written.append(study / "job.toml")
     return written
 
@@ -176,7 +189,8 @@ def placed(guess: Discovery, folder: Path) -> Discovery:
     """
     here = folder.resolve()
     data = guess.data | ({"table": str(here / TABLE)} if guess.sheet is not None else {})
-    inside = {k: v for k in ("root", "table") if Path(v := data[k]).is_relative_to(here.parent)}
+    paths = {key: data[key] for key in ("root", "table") if key in data}
+    inside = {key: path for key, path in paths.items() if Path(path).is_relative_to(here.parent)}
     near = {key: Path(os.path.relpath(path, here)).as_posix() for key, path in inside.items()}
     return replace(guess, data=data | near)
 
@@ -190,14 +204,15 @@ def summary(name: str, guess: Discovery, config: Path) -> list[str]:
     data, reasons = guess.data, guess.reasons
     known = f", recognised as {guess.title}" if guess.title else ""
     lines = [f"{name}: {Path(data['table']).name}, {number_of(guess.rows, 'row')}{known}"]
-    if "image_column" in data:
+    what, column = ("documents", "text_column") if "text_column" in data else ("images", "image_column")
+    if column in data:
         patients = (
             f"column {data['patient_column']!r}, {reasons['patient_column']}"
             if guess.has_patients
             else "none"
         )
         lines += [
-            f"  images: column {data['image_column']!r}, {reasons['image_column']}",
+            f"  {what}: column {data[column]!r}, {reasons[column]}",
             f"  patients: {patients}",
         ]
     where = (

@@ -58,7 +58,7 @@ class Anatomy:
 
 
 @dataclass
-class Canvas:
+class _Canvas:
     """An image while it is drawn, with the masks that findings need."""
 
     x: Image
@@ -133,7 +133,7 @@ def chest(anatomy: Anatomy, findings: frozenset[str], size: int, contrast: float
     heart_width = a.heart_width * reach * (0.92 if "Emphysema" in findings else 1)
     heart = _ellipse(x, y, a.heart_x, 0.34, heart_width, a.heart_height * (1 + (reach - 1) * 0.4), 0.1)
     image += heart * (np.float32(HEART) - image)
-    canvas = Canvas(x, y, image.astype(np.float32), (lungs[0], lungs[1]), a, contrast)
+    canvas = _Canvas(x, y, image.astype(np.float32), (lungs[0], lungs[1]), a, contrast)
     for name, draw in _DRAWN.items():
         if name in findings:
             draw(canvas, rng)
@@ -158,7 +158,7 @@ def _skeleton(image: Image, x: Image, y: Image, a: Anatomy, body: Image) -> None
     image += collar.astype(np.float32) * np.float32(0.12)
 
 
-def _pleural_effusion(c: Canvas, rng: Rng) -> None:
+def _pleural_effusion(c: _Canvas, rng: Rng) -> None:
     """Fluid at the base of one lung, its surface rising towards the chest wall."""
     lung, sign = c.side(rng)
     a = c.anatomy
@@ -168,7 +168,7 @@ def _pleural_effusion(c: Canvas, rng: Rng) -> None:
     c.blend(lung * depth.astype(np.float32), TISSUE + 0.06, rng.uniform(0.4, 0.75))
 
 
-def _pneumothorax(c: Canvas, rng: Rng) -> None:
+def _pneumothorax(c: _Canvas, rng: Rng) -> None:
     """Air outside the lung: a dark rim at the side and top, and the lung's thin edge."""
     lung, sign = c.side(rng)
     a = c.anatomy
@@ -187,7 +187,7 @@ def _pneumothorax(c: Canvas, rng: Rng) -> None:
     c.add(lung * edge * upper, 0.1)
 
 
-def _consolidation(c: Canvas, rng: Rng) -> None:
+def _consolidation(c: _Canvas, rng: Rng) -> None:
     """A patchy opacity of a lung zone."""
     lung, sign = c.side(rng)
     x, y = c.spot(rng, sign)
@@ -196,7 +196,7 @@ def _consolidation(c: Canvas, rng: Rng) -> None:
     c.add(lung * zone * (0.4 + _texture(rng, c.x.shape[0], 2.0)), rng.uniform(0.2, 0.32))
 
 
-def _nodule(c: Canvas, rng: Rng) -> None:
+def _nodule(c: _Canvas, rng: Rng) -> None:
     """One or two small round opacities."""
     for _ in range(int(rng.integers(1, 3))):
         lung, sign = c.side(rng)
@@ -205,7 +205,7 @@ def _nodule(c: Canvas, rng: Rng) -> None:
         c.add(lung * _ellipse(c.x, c.y, x, y, radius, radius, 0.2), rng.uniform(0.26, 0.4))
 
 
-def _mass(c: Canvas, rng: Rng) -> None:
+def _mass(c: _Canvas, rng: Rng) -> None:
     """A large round opacity."""
     lung, sign = c.side(rng)
     x, y = c.spot(rng, sign, 0.75)
@@ -214,7 +214,7 @@ def _mass(c: Canvas, rng: Rng) -> None:
     c.add(np.maximum(lung, 0.3) * shape, rng.uniform(0.16, 0.3))
 
 
-def _atelectasis(c: Canvas, rng: Rng) -> None:
+def _atelectasis(c: _Canvas, rng: Rng) -> None:
     """Plates of collapsed lung: thin bands, mostly in the lower zones."""
     for _ in range(int(rng.integers(1, 4))):
         lung, sign = c.side(rng)
@@ -225,7 +225,7 @@ def _atelectasis(c: Canvas, rng: Rng) -> None:
         c.add(lung * band.astype(np.float32), rng.uniform(0.18, 0.3))
 
 
-def _edema(c: Canvas, rng: Rng) -> None:
+def _edema(c: _Canvas, rng: Rng) -> None:
     """A haze around both hila, like wings."""
     amount, reach = rng.uniform(0.05, 0.12), rng.uniform(0.2, 0.3)
     haze = _texture(rng, c.x.shape[0], 1.5)
@@ -234,7 +234,7 @@ def _edema(c: Canvas, rng: Rng) -> None:
         c.add(lung * near.astype(np.float32) * (0.5 + haze), amount)
 
 
-def _support_devices(c: Canvas, rng: Rng) -> None:
+def _support_devices(c: _Canvas, rng: Rng) -> None:
     """A thin bright line from the collar bone down into the heart, or a tube along the middle."""
     sign = rng.choice([-1.0, 1.0])
     top, end = sign * rng.uniform(0.0, 0.5), rng.uniform(-0.1, 0.12)
@@ -245,7 +245,7 @@ def _support_devices(c: Canvas, rng: Rng) -> None:
     c.add(line.astype(np.float32), rng.uniform(0.14, 0.28))
 
 
-_DRAWN: dict[str, Callable[[Canvas, Rng], None]] = {
+_DRAWN: dict[str, Callable[[_Canvas, Rng], None]] = {
     "Edema": _edema,
     "Consolidation": _consolidation,
     "Mass": _mass,

@@ -48,9 +48,9 @@ def pages(commands: Mapping[str, Any]) -> dict[str, str]:
     from suture.simulation.egress_page import page as egress_page
 
     return {
-        "reference/methods.md": methods_page(),
-        "reference/configuration.md": configuration_page(),
-        "reference/commands.md": commands_page(commands),
+        "reference/methods.md": _methods_page(),
+        "reference/configuration.md": _configuration_page(),
+        "reference/commands.md": _commands_page(commands),
         "reference/egress.md": egress_page(),
     }
 
@@ -58,7 +58,7 @@ def pages(commands: Mapping[str, Any]) -> dict[str, str]:
 # Methods
 
 
-def methods_page() -> str:
+def _methods_page() -> str:
     """Return the table of the methods that come with the package."""
     used = _jobs_by_method()
     rows = [_method_row(name, kind, used.get(name, [])) for name, kind in _methods().items()]
@@ -137,7 +137,21 @@ FIRST: dict[str, tuple[str, ...]] = {
 """What a beginner sets, by the table that it stands in; all else is advanced."""
 
 
-def configuration_page() -> str:
+_BY_TASK = (
+    ("read a hospital's table and images", "[data]", "data"),
+    ("use a GPU, more threads, mixed precision", "[training]", "training"),
+    ("limit what leaves a site", "[privacy]", "privacy"),
+    ("choose the network and the size of images", "model", "model-modelspec"),
+    ("augment training images", "augmentation", "augmentation-augmentation"),
+    ("decide by thresholds", "decision", "decision-decisionsettings"),
+    ("fine-tune on a new task", "finetuning", "finetuning-finetuning"),
+    ("simulate sites", "simulation", "simulation"),
+    ("set what one method has", "hyperparameters", "advanced-hyperparameters-of-the-methods"),
+)
+"""Tasks, with the name and the anchor of the part of the page that has their settings."""
+
+
+def _configuration_page() -> str:
     """Return every key of a suture.toml, and every setting of a job."""
     from suture.data.config import SiteConfig
     from suture.data.dataset import DatasetConfig
@@ -152,7 +166,9 @@ def configuration_page() -> str:
     parts = [
         HEAD,
         "# Configuration\n",
-        "Most users need the first two tables only. Further down, `of` names the kinds that have a key: "
+        "Beginners need the first two tables only. By task:\n",
+        *(f"- {task}: [{name}](#{anchor})" for task, name, anchor in _BY_TASK),
+        "\nFurther down, `of` names the kinds that have a key: "
         '"as `weights`" are those that have that one.\n',
         "## A site's suture.toml\n",
         "Relative paths start at the folder of the file. [The guide](../data.md) shows how to write one.\n",
@@ -379,7 +395,7 @@ def _classes(annotation: Any) -> list[Any]:
 # Command line
 
 
-def commands_page(commands: Mapping[str, Any]) -> str:
+def _commands_page(commands: Mapping[str, Any]) -> str:
     """Return every command with its arguments and options."""
     intro = (
         "`suture COMMAND --help` shows the same text. Variables of the environment are named beside the "

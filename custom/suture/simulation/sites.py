@@ -26,13 +26,7 @@ from suture.core.labels import LabelSet
 from suture.core.privacy import PrivacyConfig
 from suture.core.spreadsheets import no_formula
 from suture.core.validation import JOB_PATH, LARGEST_SEED, LIMIT, STRICT, parse
-from suture.data.config import (
-    ServerConfig,
-    SiteConfig,
-    StorageConfig,
-    TrainingConfig,
-    write_site_config,
-)
+from suture.data.config import ServerConfig, SiteConfig, StorageConfig, TrainingConfig, write_site_config
 from suture.data.readers import DataConfig
 from suture.data.readers.hospital import HospitalConfig
 from suture.data.split import long_tail_groups, training_counts

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 
 from suture.core.errors import ConfigError, SutureError
-from suture.core.labels import canonical, lookalikes
+from suture.core.labels import canonical, is_generic, lookalikes
 from suture.core.privacy import PrivacyConfig
 from suture.core.targets import rich
 from suture.data.config import SiteConfig
@@ -137,9 +137,16 @@ def _problems(
     own_targets = job is not None and job.method.labels.view == "target"
     owners, accept = _owners(findings), own_targets or (job.accept_labels if job else ())
     accepted = {canonical(name) for name in accept} if isinstance(accept, tuple) else set()
-    for a, b in () if accept is True else lookalikes(owners):
-        if {a, b} & accepted:
-            continue
+    pairs = [] if accept is True else [{*pair} for pair in lookalikes(owners) if not {*pair} & accepted]
+    unnamed = sorted({name for pair in pairs if all(map(is_generic, pair)) for name in pair})
+    if unnamed:
+        where = ", ".join(sorted({site for name in unnamed for site in owners[name]}))
+        lines = ", ".join(f'"{name}" = "NAME OF THE FINDING"' for name in unnamed)
+        yield (
+            f"{', '.join(map(repr, unnamed))} ({where}) do not say which findings they are. Write "
+            f"under [data.synonyms]: {lines}"
+        )
+    for a, b in (sorted(pair) for pair in pairs if not pair <= {*unnamed}):
         yield (
             f"{a!r} ({', '.join(owners[a])}) and {b!r} ({', '.join(owners[b])}) are nearly the same. If "
             f'they are the same class, write under [data.synonyms] of {owners[b][0]}: "{b}" = "{a}"; if '
@@ -218,7 +225,9 @@ def _warnings(
     for site, found in findings.items():
         for split, what in _SAY.items():
             if found.images and not found.images.get(split):
-                yield f"{site} has no {split} images, so it does not contribute to {what}"
+                by_column = getattr(configs[site].data, "split", "") == "column"
+                anew = '; [data] split = "patients" divides its patients anew' if by_column else ""
+                yield f"{site} has no {split} images, so it does not contribute to {what}{anew}"
         limits = configs[site].privacy
         n, least = _behind_the_loss(found, limits), limits.min_loss
         if found.images.get("validation") and n < least:
@@ -235,6 +244,8 @@ def _unmeasured(findings: Mapping[str, Findings]) -> Iterator[str]:
     for label, sites in _owners(findings).items():
         for split in _SAY:
             without = [site for site in sites if not findings[site].counts[label][split].positives]
+            if not any(found.images.get(split) for found in findings.values()):
+                continue  # which is said of each site
             if len(without) == len(sites):
                 yield f"{label!r}: no site has a positive {split} image, so its AUROC is not measured"
                 continue

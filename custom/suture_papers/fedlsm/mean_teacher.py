@@ -22,7 +22,7 @@ from suture.core.errors import ConfigError
 from suture.core.seeds import generator_for, seed_for
 from suture.core.validation import LIMIT, STRICT
 from suture.data.augmentation import STRONG, WEAK, Augmentation
-from suture.data.batch import Batch, endless
+from suture.data.batch import Batch, endless, viewed
 from suture.data.prefetch import prefetch
 from suture.learning.losses import probabilities
 from suture.learning.training import LocalRound, SiteContext, predict, ready_inputs, view
@@ -109,8 +109,9 @@ class Views:
 
     Attributes:
         rows: ``[n]`` of the images without pairs.
-        teacher: their weak views, then the images of the pairs, ``[n + 2 m, channels, h, w]``.
-        student: their strong views, ``[n, channels, h, w]``.
+        teacher: their weak views, then the images of the pairs, ``[n + 2 m, channels, h, w]``; or features of
+            a frozen encoder, ``[n + 2 m, d]``.
+        student: their strong views, likewise.
         y, known: labels as in the data, ``[n + 2 m, c]``.
     """
 
@@ -142,7 +143,7 @@ class MeanTeacher:
         weight: Tensor | None,
     ) -> None:
         self._how, self._site, self._local = how, site, round_.local
-        self._task = site.model.labels.label_type
+        self._task, self._input = site.model.labels.label_type, viewed(site.samples["train"].inputs)
         self._kind = KINDS[self._task]
         self._weight = None if weight is None else weight.to(site.device)
         self._pseudo = round_.round >= how.start_round
@@ -231,9 +232,9 @@ class MeanTeacher:
         """What teacher and student see of them; both before the teacher, whose pass fills the cache."""
         rows, batch = read
         ready, n = ready_inputs(self._site, batch), len(rows)
-        image = ready.inputs["image"]
+        image, first = ready.inputs[self._input], slice(n)
         weak, strong = (
-            view(self._site, image[:n], noise, each) for each in (self._how.weak, self._how.strong)
+            view(self._site, ready, noise, each, first) for each in (self._how.weak, self._how.strong)
         )
         return Views(rows, torch.cat([weak, image[n:]]), strong, ready.y, ready.known)
 
@@ -247,7 +248,7 @@ class MeanTeacher:
         self._count(views.rows, targets)
         weights = self._weights(targets, kind.weights(targets))
         if not self._mixed:
-            return Batch({"image": views.student}, targets.y, targets.sure, weights)
+            return Batch({self._input: views.student}, targets.y, targets.sure, weights)
         share, middle = float(self._shares.beta(how.mixup, how.mixup)), n + self._mixed
         certain, uncertain = (
             kind.targets(p[part], y[part], known[part], limit, how.labels, mixing=True)
@@ -256,7 +257,7 @@ class MeanTeacher:
         mixed = mix(certain, uncertain, share)
         both = share * views.teacher[n:middle] + (1 - share) * views.teacher[middle:]
         return Batch(
-            {"image": torch.cat([views.student, both])},
+            {self._input: torch.cat([views.student, both])},
             torch.cat([targets.y, mixed.y]),
             torch.cat([targets.sure, mixed.sure]),
             torch.cat([weights, how.mixed_weight * self._weights(mixed, kind.mixed_weights(mixed))]),
@@ -267,7 +268,7 @@ class MeanTeacher:
         """The teacher's probabilities ``[n, c]``; nobody asks it before it has learned anything."""
         if not self._pseudo:
             return torch.zeros_like(y)
-        return probabilities(self._teacher({"image": image}), self._task)
+        return probabilities(self._teacher({self._input: image}), self._task)
 
     def _weights(self, targets: Targets, paper: Tensor) -> Tensor:
         """How much each entry counts; in the program a mean loss times a mean weight (see the docs)."""

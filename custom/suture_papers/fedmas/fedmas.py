@@ -95,7 +95,12 @@ class FedMAS(LocalAveraging):
     """
 
     about = About(
-        "fedmas", "Fed-MAS", "Elbatel et al., MICCAI 2023", question="classes rare", images_only=True
+        "fedmas",
+        "Fed-MAS",
+        "Elbatel et al., MICCAI 2023",
+        question="classes rare",
+        images_only=True,
+        pixels="compares features with those that its prior has of the same images",
     )
     prior: PriorSpec = field(default_factory=PriorSpec)
     local: LocalTraining = field(default_factory=lambda: LocalTraining(lr=3e-4, epochs=10))

@@ -16,14 +16,14 @@ from pydantic import Field
 
 from suture.core.errors import ConfigError, DataError, nearest
 from suture.core.labels import LabelSet, canonical_or_none
-from suture.core.vocabulary import ENDOSCOPY
+from suture.core.vocabulary import listed
 from suture.data.dataset import ReleaseConfig
 from suture.data.readers import DataSet
 from suture.data.reading import Reading, Sheet, beside, fault, read_sheet, restricted, row_faults, rows_text
 from suture.data.split import classes, divided, stratified
 from suture.data.table import SPLITS, Table
 
-LABELS = LabelSet.of(ENDOSCOPY, label_type="multiclass")
+LABELS = LabelSet.of(listed("hyperkvasir"), label_type="multiclass")
 
 FOLDS = "5_fold_split.csv"
 TRUTH = "image-labels.csv"

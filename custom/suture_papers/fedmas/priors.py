@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from suture.core.errors import ConfigError
-from suture.models.backbones import IMAGENET, LITE, efficientnet_lite0, fill
+from suture.models.backbones import IMAGENET, LITE, efficientnet_lite0
 from suture.models.checkpoints import read_checkpoint
 from suture.models.classifier import Preprocessing
 from suture.models.priors import Entry
 from suture.models.priors.prior import Prior, freeze
+from suture.models.weights import fill
 
 SIZE = 224
 """Side of the images with which the networks of this module were trained, in pixels."""

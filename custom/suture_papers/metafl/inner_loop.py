@@ -30,13 +30,7 @@ from suture.data.batch import Batch
 from suture.learning.losses import LabelLoss
 from suture.learning.optimisers import SGD, Adam
 from suture.learning.step_losses import NonFiniteLoss
-from suture.learning.training import (
-    LocalRound,
-    LocalTraining,
-    SiteContext,
-    ready_inputs,
-    set_training,
-)
+from suture.learning.training import LocalRound, LocalTraining, SiteContext, ready_inputs, set_training
 from suture.methods.averaging import WeightedMean
 from suture.methods.base import GlobalModel, LabelUse, Method, RoundContext, hyperparameters
 from suture.methods.exchange import Exchange

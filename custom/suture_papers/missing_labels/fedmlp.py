@@ -37,7 +37,7 @@ from torch import Tensor
 
 from suture.core.validation import LIMIT, STRICT
 from suture.data.augmentation import Augmentation
-from suture.data.batch import Batch
+from suture.data.batch import Batch, viewed
 from suture.learning.training import (
     LocalRound,
     LocalTraining,
@@ -248,8 +248,9 @@ def objective(loss: Loss, teacher: Classifier | None) -> Objective:
 def _two_views(site: SiteContext, batch: Batch, noise: torch.Generator) -> Batch:
     """Each image twice, ``[2n, ...]``: a mean over the batch is then that of ½ L_a + ½ L_b."""
     a, b = first_view(site, batch, noise), first_view(site, batch, noise)
-    image = torch.cat([a.inputs["image"], b.inputs["image"]])
-    return Batch({**batch.inputs, "image": image}, batch.y.repeat(2, 1), batch.known.repeat(2, 1))
+    name = viewed(batch.inputs)
+    image = torch.cat([a.inputs[name], b.inputs[name]])
+    return Batch({**batch.inputs, name: image}, batch.y.repeat(2, 1), batch.known.repeat(2, 1))
 
 
 def with_tags(site: SiteContext, tags: Tensor) -> SiteContext:

@@ -93,7 +93,14 @@ class CReFF(Composed):
         federated_features: what the server makes of it after each round.
     """
 
-    about = About("creff", "CReFF", "Shang et al., IJCAI 2022", question="classes rare", images_only=True)
+    about = About(
+        "creff",
+        "CReFF",
+        "Shang et al., IJCAI 2022",
+        question="classes rare",
+        images_only=True,
+        pixels="draws its own views of the images",
+    )
     class_weights: ClassWeights = "none"
     class_gradients: ClassGradients = field(default_factory=ClassGradients)
     federated_features: FederatedFeatures = field(default_factory=FederatedFeatures)

@@ -254,6 +254,8 @@ OTHER: Values = {
     "table": "elsewhere.csv",
     "synonyms": {"lump": "Nodule"},
     "codes": {"None of These": "SCT:36118008"},  # refused; of a class that there is, it changes no label
+    "atlas": "elsewhere.toml",  # refused; tests/data/test_closing.py: what an atlas changes
+    "contradictions": "child wins",
     "seed": 2,
     "color": True,
     "bits": 12,

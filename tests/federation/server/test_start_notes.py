@@ -42,7 +42,7 @@ def test_batch_norm_frozen_at_no_training_is_noted_on_the_page_and_in_the_termin
     [
         ("frozen", ModelSpec("cnn", size=16), 1),
         ("average", ModelSpec("cnn", size=16), 0),
-        ("frozen", ModelSpec("lstm"), 0),  # it has no batch norm
+        ("frozen", ModelSpec("lstm"), 0),  # it has no batch norm, and the methods of text ask for it
         ("frozen", ModelSpec("densenet121", size=32, weights="download"), 0),
     ],
 )
@@ -54,6 +54,18 @@ def test_only_frozen_norms_without_pretraining_are(
     notes = method_notes(first, plan, ClassFacts(notes=("Mass is rare.",)))
     assert len(notes) == count + 1
     assert notes[-1] == "Mass is rare."
+
+
+def test_a_model_without_batch_norm_and_a_size_that_is_not_the_pretraining_s_are_noted(tiny: Any) -> None:
+    model = ModelSpec("timm:test_vit", size=32, weights="vit.safetensors")
+    plan = replace(tiny(replace(FROZEN, batch_norm="frozen")).plan, model=model)
+    first = initial(replace(plan, model=replace(model, weights=None)), ("Mass",))
+    assert method_notes(first, plan, ClassFacts()) == [
+        "timm:test_vit was pretrained on images of 160 px, and model.size is 32.",
+        "timm:test_vit has no batch norm, so batch_norm='frozen' changes nothing.",
+    ]
+    usual = replace(plan, method=replace(FROZEN, batch_norm="average"), model=replace(model, size=160))
+    assert method_notes(first, usual, ClassFacts()) == []
 
 
 @pytest.mark.parametrize(("weights", "count"), [(None, 1), ("download", 0)])

@@ -30,14 +30,7 @@ from suture.models.classifier import Classifier, Layout
 from suture.protocol.egress import CLASSES
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed
-from suture_papers.missing_labels.fedmlp import (
-    ABSENT,
-    PRESENT,
-    FedMLP,
-    Tagging,
-    objective,
-    with_tags,
-)
+from suture_papers.missing_labels.fedmlp import ABSENT, PRESENT, FedMLP, Tagging, objective, with_tags
 from suture_papers.missing_labels.prototypes import (
     DEGREE,
     OF_DEGREE,

@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from suture.core.entry_points import Registry
 from suture.core.errors import ConfigError, DataError, LabelError, unknown
+from suture.data.closing import closed
 from suture.data.dataset import DatasetConfig
 from suture.data.images import ImageSource, present
 from suture.data.layouts import Layout
@@ -104,7 +105,7 @@ def read_table(config: DatasetConfig) -> Reading:
         named = str(config.table) in str(error) or str(error).startswith("[data]")
         raise error if named else LabelError(f"{config.table}: {error}") from error
     table = replace(reading.table, follow_links=config.follow_links, bits=config.bits)
-    reading = replace(reading, table=table)
+    reading = closed(replace(reading, table=table), config)
     for name in config.stated_codes():
         if name not in table.labels:
             raise unknown(f"class under [data.codes] (not one of {config.table})", name, table.labels)
@@ -116,7 +117,7 @@ def read_table(config: DatasetConfig) -> Reading:
         raise DataError(
             f"{config.root} contains none of the {absent} images of {config.table}; correct [data] root"
         )
-    return replace(reading, table=table, absent=reading.absent + absent)
+    return replace(reading, table=table, absent=reading.absent + absent, numbers=())
 
 
 def load_table(config: DatasetConfig) -> Table:

@@ -51,7 +51,7 @@ class Answer:
     day: str
 
 
-class MessageLog:
+class _MessageLog:
     """Sentences about places; those of one file that are alike become one, which names all of the places."""
 
     def __init__(self) -> None:
@@ -78,8 +78,8 @@ class Remarks:
         notes: what it leaves out.
     """
 
-    faults: MessageLog = field(default_factory=MessageLog)
-    notes: MessageLog = field(default_factory=MessageLog)
+    faults: _MessageLog = field(default_factory=_MessageLog)
+    notes: _MessageLog = field(default_factory=_MessageLog)
 
 
 def day_of(cell: str) -> str | None:

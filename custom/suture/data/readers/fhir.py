@@ -34,7 +34,7 @@ from suture.data.readers.hospital_labels import values_line
 from suture.data.readers.linked import LinkedConfig, OneCodeEach, read_linked
 from suture.data.reading import Reading, read_lines
 
-YES_NO: dict[str, Meaning] = {
+_YES_NO: dict[str, Meaning] = {
     "http://snomed.info/sct|373066001": 1,
     "http://snomed.info/sct|373067005": 0,
     "http://loinc.org|LA33-6": 1,
@@ -44,7 +44,7 @@ YES_NO: dict[str, Meaning] = {
 }
 """The codes of yes and no in SNOMED CT, LOINC and HL7 v2."""
 
-MOST_BUNDLE = 2**26
+_MOST_BUNDLE = 2**26
 """Bytes of a Bundle, which is held as a whole."""
 
 _REFERENCE = re.compile(r"(.*/)?(?P<kind>Patient|Encounter)/(?P<id>[^/]+)(/_history/[^/]+)?")
@@ -92,7 +92,7 @@ def read_fhir(config: FhirConfig) -> Reading:
 
 def _answers(config: FhirConfig, path: Path, remarks: Remarks) -> Iterator[Answer]:
     """The answers of one file."""
-    meanings = YES_NO | config.values
+    meanings = _YES_NO | config.values
     for place, observation in _observations(path, remarks):
         codes = _codes(observation.code)
         asked = [column for column, code in enumerate(config.classes.values()) if code in codes]
@@ -145,7 +145,7 @@ def _resources(path: Path, remarks: Remarks) -> Iterator[tuple[Place, dict[str, 
                 remarks.faults.add(place, "not a resource in JSON; correct or remove it")
         return
     try:
-        bundle = _parsed(file_bytes(path, MOST_BUNDLE))
+        bundle = _parsed(file_bytes(path, _MOST_BUNDLE))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     entries = bundle.get("entry", []) if isinstance(bundle, dict) else None

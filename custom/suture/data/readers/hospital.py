@@ -117,7 +117,7 @@ def read_hospital(config: HospitalConfig) -> Reading:
         sheet, config.patient_column, config.image_column, table.split, _used_columns(sheet, config, labels)
     )
     faults, notes = faults + torn, notes + said
-    return Reading(table, tuple(faults), absent, notes)
+    return Reading(table, tuple(faults), absent, notes, sheet.numbers)
 
 
 def _sheet(config: HospitalConfig) -> Sheet:

@@ -67,7 +67,7 @@ class LabelConfig(DatasetConfig):
 
 
 @dataclass(frozen=True)
-class FoundLabels:
+class _FoundLabels:
     """The labels of a table.
 
     Attributes:
@@ -102,7 +102,7 @@ def listed_names(cell: str, separator: str) -> list[str]:
     return [name.strip() for name in cell.split(separator) if name.strip()]
 
 
-def find_labels(sheet: Sheet, config: LabelConfig, others: Collection[str]) -> FoundLabels:
+def find_labels(sheet: Sheet, config: LabelConfig, others: Collection[str]) -> _FoundLabels:
     """Return the labels of a table.
 
     Args:
@@ -116,17 +116,17 @@ def find_labels(sheet: Sheet, config: LabelConfig, others: Collection[str]) -> F
     return _listed(sheet, config) if config.finding_column else _in_columns(sheet, config, others)
 
 
-def _in_columns(sheet: Sheet, config: LabelConfig, others: Collection[str]) -> FoundLabels:
+def _in_columns(sheet: Sheet, config: LabelConfig, others: Collection[str]) -> _FoundLabels:
     """The labels of a table with one column per label."""
     labels, positions = _label_columns(sheet, config, others)
     meaning = Cells(config.values)
     y, faults = _values(sheet, positions, meaning)
     cells = (cell for position in positions for cell in sheet.cells(position))
     notes = tuple(f"{sheet.path}: {text}" for text in meaning.said(cells))
-    return FoundLabels(labels, y, tuple(faults), notes)
+    return _FoundLabels(labels, y, tuple(faults), notes)
 
 
-def _listed(sheet: Sheet, config: LabelConfig) -> FoundLabels:
+def _listed(sheet: Sheet, config: LabelConfig) -> _FoundLabels:
     """The labels of a table with one column of findings."""
     column, separator = config.finding_column or "", config.finding_separator
     cells = sheet.column(column, "[data] finding_column")
@@ -160,8 +160,8 @@ def _listed(sheet: Sheet, config: LabelConfig) -> FoundLabels:
             if name not in labels:
                 raise unknown(f"[data] labels entry (in no row of {sheet.path})", name, labels)
         y = y[:, [labels.index(name) for name in wanted]]
-        return FoundLabels(wanted, y, faults, notes)
-    return FoundLabels(LabelSet(labels.names, config.label_type), y, faults, notes)
+        return _FoundLabels(wanted, y, faults, notes)
+    return _FoundLabels(LabelSet(labels.names, config.label_type), y, faults, notes)
 
 
 def _as_valued(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import starmap
@@ -17,8 +16,9 @@ from suture.federation.server.global_model import pack_model, served
 from suture.federation.server.held_out import HeldOut
 from suture.federation.server.registry import SiteRegistry
 from suture.federation.server.scores import across_sites, coarsest, condensed
-from suture.federation.server.selection import MEASURED_HERE, Best
+from suture.federation.server.selection import MEASURED_HERE, Best, classes_of
 from suture.federation.server.state import RunState
+from suture.learning.evaluation import NOTHING
 from suture.learning.metrics import mean_defined
 from suture.methods.base import GlobalModel, RoundContext
 from suture.methods.exchange import check_channels
@@ -54,7 +54,8 @@ class Aggregator:
 
     def context(self, number: int) -> RoundContext:
         """Return phase and seed of a round; of one that is beyond the last, those of the last."""
-        return round_context(self.plan, self.schedule.rounds, min(number, self.schedule.rounds))
+        plan, rounds = self.plan, self.schedule.rounds
+        return round_context(plan.method, plan.seed, rounds, min(number, rounds))
 
     def aggregate(self, model: GlobalModel, updates: Updates, ctx: RoundContext) -> GlobalModel:
         """Return the next model.
@@ -104,9 +105,10 @@ class Aggregator:
         by = MEASURED_HERE.get(self.schedule.selection)
         if by is None or self.held_out is None or state.pending is None:
             return state
-        found, standings = self.held_out.validate(served(model, self.plan)), state.standings
+        standings, measured = state.standings, self.held_out.validate(served(model, self.plan))
+        found = {key: mean_defined(parts.values()) for key, parts in measured.items()}
         if (value := found[by]) is not None and self.context(number).phase.selectable:
-            standings = standings.after(Best(number, value))
+            standings = standings.after(Best(number, value, parts=measured[by]))
         pending = {**state.pending, "validation": state.pending["validation"] | found}
         return replace(state, pending=pending, standings=standings)
 
@@ -116,13 +118,8 @@ class Aggregator:
         metrics: Mapping[str, Metrics],
         registry: SiteRegistry,
         state: RunState,
-        losses_of_best: Mapping[str, float],
     ) -> RunState:
-        """Consider the newest committed round by the sites' losses, and add these to its pending line.
-
-        Args:
-            losses_of_best: of each site, of the best round so far; empty where there is none.
-        """
+        """Consider the newest committed round by the sites' losses, and add these to its pending line."""
         line, standings = copy.deepcopy(state.pending or {}), state.standings
         losses = {s: m.loss for s, m in metrics.items() if m.loss is not None}
         own = {site: condensed(metrics[site]).auroc for site in losses}
@@ -140,26 +137,13 @@ class Aggregator:
         line["validation"] |= {name: step for name, step in steps.items() if step is not None}
         if unmeasured := [name for name in registry.labels if areas.get(name) is None]:
             line["validation"]["unmeasured"] = unmeasured
+        shown = {s: [name for name, score in scores[s].items() if score != NOTHING] for s in losses}
+        parts = {site: {classes_of(site, shown[site]): -value} for site, value in losses.items()}
         by_loss = self.schedule.selection == "site_loss" and self.context(number).phase.selectable
         if by_loss and loss is not None:
-            seen = _in_common(standings.best, losses_of_best, number, losses)
-            standings = standings.after_losses(Best(number, -loss, auroc or 0.0), seen)
+            every = {key: value for of in parts.values() for key, value in of.items()}
+            standings = standings.after_losses(Best(number, -loss, auroc or 0.0, every))
         if self.plan.method.exchange.personal == "model":
-            found = {site: Best(number, -value, own[site] or 0.0) for site, value in losses.items()}
+            found = {s: Best(number, -value, own[s] or 0.0, parts[s]) for s, value in losses.items()}
             standings = standings.after_own(found)
         return replace(state, pending=line, standings=standings)
-
-
-def _in_common(
-    best: Best | None, before: Mapping[str, float], number: int, losses: Mapping[str, float]
-) -> tuple[Best, Best] | None:
-    """Return the best round and a new one by the losses of the sites that measured both; None where the same
-    sites did. Their AUROCs are then over other classes, and say nothing.
-    """
-    if best is None or not before or before.keys() == losses.keys():
-        return None
-    both = before.keys() & losses.keys()
-    if not both:  # nothing shows that this round is better
-        return Best(best.round, 0.0), Best(number, -1.0)
-    means = [math.fsum(of[site] for site in both) / len(both) for of in (before, losses)]
-    return Best(best.round, -means[0]), Best(number, -means[1])

@@ -100,7 +100,7 @@ def check_phase(plan: Plan, rounds: int, trained: int, line: Mapping[str, Any] |
     """
     if line is None or trained > rounds:
         return
-    now = round_context(plan, rounds, trained).phase.name
+    now = round_context(plan.method, plan.seed, rounds, trained).phase.name
     if (was := line.get("phase", now)) != now:
         raise ConfigError(
             f"round {trained} was trained in the phase {as_word(was)}, but in a run of {rounds} "

@@ -20,7 +20,7 @@ from suture.federation.server.classes import one_name, statements
 from suture.federation.server.global_model import classifier
 from suture.federation.server.registry import SiteRegistry
 from suture.learning.evaluation import by_attribute, class_scores, entropy, mean_interval, overall
-from suture.learning.metrics import mean_defined
+from suture.learning.features import FeatureStore
 from suture.learning.samples import load_samples
 from suture.learning.training import SiteContext, predict
 from suture.methods.base import GlobalModel
@@ -45,6 +45,8 @@ class HeldOut:
         self._plan = plan
         self._codes = config.data.stated_codes()
         self.labels, self._samples = load_samples(config, plan.model, "server")
+        self._cache = config.storage.cache
+        self._read = not plan.model.reads_features  # whether the samples are as the model reads them
         self.groups: dict[str, tuple[str, ...]] = {
             group: tuple(canonical(name, config.data.synonyms) for name in names)
             for group, names in config.data.groups.items()
@@ -115,16 +117,16 @@ class HeldOut:
         )
         return metrics, mean_interval(part, logits, labels, names, bootstrap, seed)
 
-    def validate(self, model: GlobalModel) -> dict[str, float | None]:
-        """Return the mean AUROC over the classes that define it and, for multiclass labels, the balanced
-        accuracy.
+    def validate(self, model: GlobalModel) -> dict[str, dict[str, float]]:
+        """Return the AUROC of each class that defines it and, for multiclass labels, the recall, by the name
+        of their mean.
         """
         part, logits, labels, names = self._predicted(model, "validation")
-        areas = (score.auroc for score in class_scores(part, logits, labels, names).values())
-        found = {"server_auroc": mean_defined(areas)}
+        scores = class_scores(part, logits, labels, names)
+        found = {"server_auroc": {n: s.auroc for n, s in scores.items() if s.auroc is not None}}
         if labels.label_type == "multiclass":
-            accuracy = overall(part, logits, labels.label_type).get("balanced_accuracy")
-            found["server_balanced_accuracy"] = accuracy
+            recalls = {name: s.recall for name, s in scores.items() if s.recall is not None}
+            found["server_balanced_accuracy"] = recalls
         return found
 
     def _predicted(self, model: GlobalModel, split: Split) -> tuple[Samples, Tensor, LabelSet, Labels]:
@@ -132,8 +134,11 @@ class HeldOut:
         that the data have too.
         """
         labels = LabelSet(model.labels, model.label_type)
-        part = columns(self._samples[split], self.labels, labels)
         network = classifier(model, self._plan).to(self._device)
+        if not self._read:
+            store = FeatureStore(network, self._plan.model, self._samples, self._cache, "server")
+            self._samples, self._read = dict(store.samples), True
+        part = columns(self._samples[split], self.labels, labels)
         context = SiteContext(
             "server", network, {split: part}, self._plan.model.preprocessing, Augmentation(), self._device
         )

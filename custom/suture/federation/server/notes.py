@@ -15,6 +15,7 @@ from suture.federation.server.selection import MEASURED_HERE
 from suture.federation.server.state import RunState
 from suture.learning.metrics import mean_defined
 from suture.methods.base import ClassFacts, GlobalModel
+from suture.models import encoder_of
 from suture.protocol.messages import ClassScore, Metrics
 from suture.protocol.records import Metrics as Figures
 from suture.protocol.records import Round
@@ -37,25 +38,32 @@ def notes_at_start(
 
 
 def method_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]:
-    """Return the notes of a run at its start: on what stays untrained, and the method's own.
+    """Return the notes of a run at its start: on the model's pretraining, and the method's own.
 
     FedBN+ freezes the values of pretraining; without pretraining, each batch norm stays at mean 0 and
     variance 1. MetaFL leaves a small network no other choice: hence a note, and no error.
     """
-    if plan.model.train == "head" and not plan.model.weights:
-        random = (
-            f"The encoder is frozen, and {plan.model.name} was not pretrained: its weights are random. Set "
+    notes, spec, policy = [], plan.model, plan.method.exchange.batch_norm
+    entry = encoder_of(spec)
+    if spec.weights and entry.size not in (None, spec.size):
+        notes.append(
+            f"{spec.name} was pretrained on images of {entry.size} px, and model.size is {spec.size}."
+        )
+    if spec.train == "head" and not spec.weights:
+        notes.append(
+            f"The encoder is frozen, and {spec.name} was not pretrained: its weights are random. Set "
             "model.weights, or model.train=all."
         )
-        return [random, *facts.notes]
-    frozen = plan.method.exchange.batch_norm == "frozen"
-    if not frozen or plan.model.weights or not classifier(model, plan).norm_names:
-        return list(facts.notes)
-    untrained = (
-        f"Batch norm is frozen (FedBN+), and {plan.model.name} was not pretrained: it keeps mean 0 and "
-        "variance 1, so it does not normalise. Set model.weights, or another batch_norm."
-    )
-    return [untrained, *facts.notes]
+    elif policy == "average" or entry.reads != "image":
+        pass
+    elif not classifier(model, plan).norm_names:
+        notes.append(f"{spec.name} has no batch norm, so batch_norm={policy!r} changes nothing.")
+    elif policy == "frozen" and not spec.weights:
+        notes.append(
+            f"Batch norm is frozen (FedBN+), and {spec.name} was not pretrained: it keeps mean 0 and "
+            "variance 1, so it does not normalise. Set model.weights, or another batch_norm."
+        )
+    return [*notes, *facts.notes]
 
 
 def _class_notes(registry: SiteRegistry, label_map: Mapping[str, str]) -> list[str]:

@@ -96,6 +96,10 @@ def _export(server: Server, model: GlobalModel) -> None:
         facts |= {"decisions": asdict(server.fitted.decisions)} if server.fitted else {}
         codes = codes_of(model.labels, server.registry.codes)
         facts["codes"] = {name: [asdict(code) for code in found] for name, found in codes.items()}
+        called = replace(server.registry, members=server.reported_sites).names
+        facts["site_names"] = {
+            own: name for own, name in called.items() if own != name and name in model.labels
+        }
         network = classifier(model, server.plan)
         save_model(network, server.plan.model, server.record.folder / "model", facts)
 
@@ -252,6 +256,10 @@ class Results:
             "recall": {name: value for name, value in recall.items() if value is not None},
             "groups": {"shared": self._mean(areas, shared=True), "unique": self._mean(areas, shared=False)},
             "sites": {site: {name: s.auroc for name, s in at.items()} for site, at in self.sites.items()},
+            "site_counts": {
+                site: {name: pair for name, s in at.items() if (pair := counts_of(s))}
+                for site, at in self.sites.items()
+            },
             "n": measured.n,
             "source": self.source,
             "selected_round": measured.round,

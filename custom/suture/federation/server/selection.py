@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 
 from pydantic import FiniteFloat
@@ -31,11 +32,15 @@ class Best:
     Attributes:
         value: more is better.
         auroc: of the sites' validation data, where rounds are compared by their losses; 0 if undefined.
+        parts: what `value` is the mean of, by what was measured: a class at the server, or the classes of a
+            site (`classes_of`). A mean over other classes or sites does not compare. Empty in states of
+            earlier versions.
     """
 
     round: Count
     value: FiniteFloat
     auroc: FiniteFloat = 0.0
+    parts: dict[str, FiniteFloat] = field(default_factory=dict)
 
     @property
     def unmeasured(self) -> bool:
@@ -48,6 +53,25 @@ UNMEASURED = -sys.float_info.max
 
 _SAME = 1e-9
 """Means of the same figures differ by less, depending on the order of the sum."""
+
+
+def classes_of(site: str, names: Iterable[str]) -> str:
+    """Return the key of what a site has measured; its loss over other classes is another figure."""
+    return f"{site}: {', '.join(sorted(names))}"
+
+
+def in_common(best: Best | None, candidate: Best) -> tuple[Best | None, Best]:
+    """Return two rounds by the figures that both have; as they are where they have the same.
+
+    The AUROCs are over other classes or sites where they have not, and say nothing.
+    """
+    if best is None or not best.parts or best.parts.keys() == candidate.parts.keys():
+        return best, candidate
+    both = best.parts.keys() & candidate.parts.keys()
+    if not both:  # nothing shows that the candidate is better
+        return Best(best.round, 0.0), Best(candidate.round, -1.0)
+    mean, new = (math.fsum(one.parts[key] for key in both) / len(both) for one in (best, candidate))
+    return Best(best.round, mean), Best(candidate.round, new)
 
 
 def lower_loss(best: Best | None, candidate: Best) -> Best:
@@ -81,17 +105,13 @@ class ModelSelection:
 
     def after(self, candidate: Best) -> ModelSelection:
         """Consider a round that may be the best; the earlier one stays where they are equal."""
-        better = self.best is None or candidate.value > self.best.value
-        return self._with(candidate, self.best, candidate) if better else self
+        best, seen = in_common(self.best, candidate)
+        better = best is None or seen.value > best.value
+        return self._with(candidate, best, seen) if better else self
 
-    def after_losses(self, candidate: Best, in_common: tuple[Best, Best] | None = None) -> ModelSelection:
-        """Consider a round that may be the best by the sites' mean validation loss.
-
-        Args:
-            in_common: the best round and the candidate as the sites that measured both see them, where others
-                have measured one of them: a mean over other sites does not compare.
-        """
-        best, seen = in_common or (self.best, candidate)
+    def after_losses(self, candidate: Best) -> ModelSelection:
+        """Consider a round that may be the best by the sites' mean validation loss."""
+        best, seen = in_common(self.best, candidate)
         return self._with(candidate, best, seen) if lower_loss(best, seen) is seen else self
 
     def _with(self, found: Best, best: Best | None, seen: Best) -> ModelSelection:
@@ -99,15 +119,22 @@ class ModelSelection:
         return replace(self, best=found, improved=found.round if improves else self.improved)
 
     def after_own(self, candidates: Mapping[str, Best]) -> ModelSelection:
-        """Consider a round that may be the best of some sites, by their validation losses."""
-        own = {site: lower_loss(self.own.get(site), one) for site, one in candidates.items()}
+        """Consider a round that may be the best of some sites, by their validation losses.
+
+        A site that annotates other classes than before begins anew: its models before lack some of them.
+        """
+        before = {site: self.own[site] for site in candidates.keys() & self.own.keys()}
+        kept = {s: one for s, one in before.items() if one.parts.keys() <= candidates[s].parts.keys()}
+        own = {site: lower_loss(kept.get(site), one) for site, one in candidates.items()}
         return replace(self, own={**self.own, **own})
 
-    def restored(self, states: Rounds, number: int, selection: Selection) -> ModelSelection:
+    def restored(
+        self, states: Rounds, number: int, selection: Selection, *, comparable: bool = True
+    ) -> ModelSelection:
         """Return it as of a restored round, from which a job goes on by a selection rule.
 
-        The restored round takes the place of a best one whose model is not on disk, or that was found by
-        another rule, whose values do not compare. Any measured round is better then.
+        The restored round takes the place of a best one whose model is not on disk, or whose value does not
+        compare: it was found by another rule, or is not `comparable`. Any measured round is better then.
         """
         best, improved = self.best, self.improved
         if best and not states.holds(best.round):
@@ -116,7 +143,7 @@ class ModelSelection:
                 *(states.folder, best.round, number),
             )
             best = Best(number, UNMEASURED)
-        if self.by not in (None, selection):
+        if self.by not in (None, selection) or (best and not comparable):
             best, improved = Best(number, UNMEASURED), number
         return replace(self, best=best, improved=improved, by=selection)
 

@@ -43,9 +43,10 @@ from suture.federation.server.state import Restored, RunState, pack_state, read_
 from suture.federation.store import Rounds
 from suture.methods.base import ClassFacts, GlobalModel
 from suture.methods.exchange import check_facts, layout_of
+from suture.models import WEIGHTS
+from suture.models.weights import file_digest
 from suture.protocol.messages import Metrics, Scores, SiteInfo, Update
 from suture.protocol.packing import Packed
-from suture.protocol.records import read_history
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,6 @@ class Server:
         self.fitted: Fitted | None = None
         self.unmeasured: dict[str, str] = {}
         self._pooled, self._facts, self._failures = pooled, ClassFacts(), 0
-        self._measured_best: tuple[int, Mapping[str, float]] = (0, {})
 
     # The start
 
@@ -133,6 +133,9 @@ class Server:
             self._restore(found)
         else:
             model = initial(self.plan, self.registry.labels, self.registry.label_type)
+            weights = self.plan.model.weights
+            if weights and weights not in WEIGHTS:
+                self.record.update(pretrained={"file": Path(weights).name, "sha256": file_digest(weights)})
             bound = NormBound(initial=norm_of(*method.exchange.parts(model.shared, model.head)))
             self._commit(0, model, replace(self.state, bound=bound))
         if self.held_out:
@@ -147,7 +150,10 @@ class Server:
         codes = found.state.codes
         if codes[-1][1] != self.plan.code:
             codes = (*codes, (found.round, self.plan.code))
-        standings = found.state.standings.restored(self.states, found.round, self.schedule.selection)
+        by, absent = self.schedule.selection, self.plan.method.labels.unknown == "negative"
+        # Where unknown labels are taught as absent, every site's loss is over all classes.
+        same = not (by == "site_loss" and absent) or found.model.labels == self.registry.labels
+        standings = found.state.standings.restored(self.states, found.round, by, comparable=same)
         self.round, self.state = found.round, replace(found.state, codes=codes, standings=standings)
         self.model = with_labels(found.model, self.registry.labels, self.plan)
         self._keep_best()
@@ -306,8 +312,8 @@ class Server:
         """Record the sites' losses of the last committed model, and whether it is the best so far."""
         if self.state.pending is None:
             return
-        metrics, registry, before = self.collector.metrics(), self.registry, self._losses_of_best()
-        state = self.aggregator.measured_at_sites(self.round, metrics, registry, self.state, before)
+        metrics, registry = self.collector.metrics(), self.registry
+        state = self.aggregator.measured_at_sites(self.round, metrics, registry, self.state)
         line = state.pending or {}
         scores = {site: registry.classes_from_site(site, found) for site, found in metrics.items()}
         self.unmeasured = {
@@ -316,20 +322,6 @@ class Server:
         }
         self.record.validated(self.round, line)
         self.state = replace(state, pending=None)
-        if state.standings.best and state.standings.best.round == self.round:
-            losses = {site: found.loss for site, found in metrics.items() if found.loss is not None}
-            self._measured_best = self.round, losses
-
-    def _losses_of_best(self) -> Mapping[str, float]:
-        """Return the sites' losses of the best round so far; those of a resumed run are in its history."""
-        best = self.state.standings.best
-        if best is None or best.unmeasured or self.schedule.selection != "site_loss":
-            return {}
-        if self._measured_best[0] != best.round:
-            lines = [line.sites for line in read_history(self.record.folder) if line.round == best.round]
-            found = {site: one.validation_loss for sites in lines for site, one in sites.items()}
-            self._measured_best = best.round, {s: loss for s, loss in found.items() if loss is not None}
-        return self._measured_best[1]
 
     # The end
 

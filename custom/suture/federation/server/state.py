@@ -80,7 +80,7 @@ class _BegunMember:
 
 
 @dataclass(frozen=True, config=OPEN)
-class Began:
+class _Began:
     """What the experiment began with: the digest of its frozen network, None without one; and what sites have
     stated so far, the codes of its classes and, by site, the federation's names of their own.
     """
@@ -103,7 +103,7 @@ class _Begun:
     """What the header of a state says of the experiment as a whole."""
 
     plan: dict[str, Any]
-    registry: Began
+    registry: _Began
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Restored:
     round: int
     model: GlobalModel
     state: RunState
-    began: Began
+    began: _Began
 
 
 def pack_state(model: GlobalModel, state: RunState, registry: SiteRegistry, plan: Plan) -> Packed:

@@ -156,7 +156,7 @@ class Site:
         predictor = method.predictor({**task.shared, **task.head}, task.channels)
         with _predicting(context.model, predictor):
             metrics = self._measure(context, "validation", task.committed)
-        where = round_context(self.plan, self.rounds, task.round)
+        where = round_context(self.plan.method, self.plan.seed, self.rounds, task.round)
         update, keep, local = self.trainer.train(context, task, state, where)
         self.states.save(task, where.phase.name, context.model, keep)
         update = replace(update, metrics=metrics, state=state.header.get("round", 0))

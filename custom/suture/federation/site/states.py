@@ -2,7 +2,7 @@
 
 A state has the site's local parameters under ``fixed/``, the rest of the model that the site trained under
 ``local/`` (where the method keeps local models), the optimiser state under ``optimiser/``, and what else the
-method keeps under ``kept/``.
+method keeps under ``kept/``. A frozen encoder, which no round changes, is a file of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pathlib import Path
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from suture.core.errors import ConfigError
+from suture.core.errors import ConfigError, SutureError
+from suture.core.files import make_folder
 from suture.core.seeds import seed_for
 from suture.core.validation import OPEN, parse
 from suture.data.config import TrainingConfig
@@ -22,10 +23,10 @@ from suture.federation.site.abstention import ComputationChanged, MissingState
 from suture.federation.store import Rounds
 from suture.learning.loss_scale import LOSS_SCALE
 from suture.models import build
-from suture.models.classifier import HEADS, Classifier, check_tensors, relabelled
+from suture.models.classifier import HEADS, Classifier, check_tensors, load_tensors, relabelled
 from suture.protocol.egress import Shapes, misfit
 from suture.protocol.messages import Count, Labels, TaskData
-from suture.protocol.packing import Packed
+from suture.protocol.packing import Packed, load, save
 
 _KEPT, _FORMER = "kept/", "rows/"
 """What the names of a site's channels begin with in its state; and, in one of a former version, those with a
@@ -56,6 +57,8 @@ class States:
     def __init__(self, site: str, plan: Plan, training: TrainingConfig, folder: Path) -> None:
         self._site, self._plan, self._method, self._training = site, plan, plan.method, training
         self.files = Rounds(folder)
+        self._encoder = folder / "encoder.safetensors"
+        self._encoder_of: Classifier | None = None  # the model that holds it
 
     def before(self, task: TaskData) -> Packed:
         """Return the newest state of a committed round, or the state of the round whose model is evaluated.
@@ -87,16 +90,42 @@ class States:
         Raises:
             MissingState: the site no longer holds some of them.
         """
-        first, share = dict(task.fixed), self._method.exchange.share
+        self._fill_encoder(task, model)
+        first = {name: tensor for name, tensor in task.fixed.items() if name not in model.frozen_names}
+        share = self._method.exchange.share
         if first and share is not None and share.init == "own":
             seed = seed_for(self._plan.seed, self._site, "own")
             drawn = build(self._plan.model, model.labels, seed, pretrained=False).state_dict()
             first = {name: drawn[name] for name in first}
-        held, names = {**first, **_group(state, "fixed/")}, self._method.exchange.local(model)
+        held = {**first, **_group(state, "fixed/")}
+        names = [name for name in self._method.exchange.local(model) if name not in model.frozen_names]
         missing = [name for name in names if name not in held]
         if missing:
             raise MissingState(f"the site no longer holds {missing[0]} and {len(missing) - 1} more tensors")
         return self._with_rows({name: held[name] for name in names}, task, state, model)
+
+    def _fill_encoder(self, task: TaskData, model: Classifier) -> None:
+        """Put the frozen encoder, if there is one, into the model: as received now, or once before.
+
+        Raises:
+            MissingState: the site no longer holds it.
+            ConfigError: it is not of this model.
+        """
+        names = model.frozen_names - model.counters
+        sent = {name: tensor for name, tensor in task.fixed.items() if name in names}
+        if not names or (model is self._encoder_of and not sent):
+            return
+        if sent:
+            make_folder(self._encoder.parent)
+            save(self._encoder, Packed(sent, {}))
+        else:
+            try:
+                sent = dict(load(self._encoder).tensors)
+            except (SutureError, OSError) as error:
+                raise MissingState(f"the site no longer holds the frozen encoder ({error})") from error
+        check_tensors(sent, {n: t for n, t in model.state_dict().items() if n in names}, str(self._encoder))
+        load_tensors(model, sent)
+        self._encoder_of = model
 
     def local_model(self, task: TaskData, state: Packed, model: Classifier) -> dict[str, Tensor]:
         """Return the model that the site trained in the evaluated round; {} without one."""

@@ -23,6 +23,7 @@ from suture.federation.site.diagnostics import Diagnostics
 from suture.federation.site.left_out import write_left_out
 from suture.federation.site.states import States
 from suture.learning.compiling import compile_backbone
+from suture.learning.features import FeatureStore
 from suture.learning.loss_scale import GradientOverflow
 from suture.learning.memory import check_memory
 from suture.learning.samples import SiteSamples, load_samples, single_target
@@ -63,6 +64,7 @@ class Trainer:
         self.load = load or (lambda: load_samples(config, plan.model, site, left_out=noted))
         self._cache: dict[str, Tensor] = {}
         self._models: dict[Labels, Classifier] = {}
+        self._features: FeatureStore | None = None
         self._checked: Classifier | None = None  # the model whose first step was prepared
         self._halved: int | None = None  # batch size after memory was full
 
@@ -128,6 +130,11 @@ class Trainer:
         own_part = self._states.own_part(task, state, model)
         load_tensors(model, method.exchange.put(own_part, {**task.shared, **task.head}))
         (own, samples), wanted = self.data, model.labels
+        if self._plan.model.reads_features:
+            if self._features is None or task.fixed:
+                cache = config.storage.cache
+                self._features = FeatureStore(model, self._plan.model, samples, cache, self._site)
+            samples = self._features.samples
         absent = method.labels.unknown == "negative"
         return SiteContext(
             self._site,
@@ -145,6 +152,7 @@ class Trainer:
             min_count=privacy.min_count,
             round_counts=privacy.round_counts,
             prefetch=training.prefetch,
+            features=self._features,
         )
 
     def train(

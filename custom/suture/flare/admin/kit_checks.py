@@ -14,11 +14,7 @@ from typing import Literal
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from suture.core.errors import ConfigError, SutureError
 from suture.core.plain import read_regular
@@ -54,7 +50,7 @@ _VERDICT = 2.0
 _ANEW = "have this kit provisioned again (docs/deployment.md, Certificates)"
 _RESTORE = "restore it from the startup kit's archive"
 
-Status = Literal["ok", "warning", "error"]
+_Status = Literal["ok", "warning", "error"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,7 @@ class Finding:
     """
 
     about: str
-    status: Status
+    status: _Status
     text: str
     remedy: str = ""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -57,12 +58,12 @@ def cached_features(
     return cached(path, (len(images), prior.width), lambda: _features(prior, images, device, site), site)
 
 
-def cached(path: Path, shape: tuple[int, int], make: Callable[[], Tensor], site: str) -> Tensor:
+def cached(path: Path, shape: tuple[int, ...], make: Callable[[], Tensor], site: str) -> Tensor:
     """Return features from an entry of a cache; one that is missing or damaged is made and written.
 
     Args:
         path: of the entry, in a folder that is made if it does not exist.
-        shape: of the features, float32 ``[n, d]``.
+        shape: of the features, float32 ``[n, d]`` or of several views ``[n, k, d]``.
         site: name of the site, for messages.
 
     Raises:
@@ -84,20 +85,28 @@ def _digest(tensor: Tensor) -> str:
 
 
 def _features(prior: Prior, images: Tensor, device: torch.device | str, site: str) -> Tensor:
-    out = torch.empty(len(images), prior.width)
+    def features(rows: slice) -> Tensor:
+        return prior.features(moved(images[rows], device))
+
+    return in_batches((len(images), prior.width), features, site, "the prior")
+
+
+def in_batches(shape: tuple[int, ...], features: Callable[[slice], Tensor], site: str, reader: str) -> Tensor:
+    """Return features of that shape, `BATCH` rows at a time, on the CPU; a log line tells of progress."""
+    out = torch.empty(shape)
     reported = time.monotonic()
-    for start in range(0, len(images), BATCH):
+    for start in range(0, len(out), BATCH):
         rows = slice(start, start + BATCH)
-        out[rows] = prior.features(moved(images[rows], device)).cpu()
+        out[rows] = features(rows).cpu()
         if time.monotonic() - reported > PATIENCE:
             reported = time.monotonic()
-            done = min(rows.stop, len(images))
+            done = min(rows.stop, len(out))
             # A warning, because a plain loop shows nothing below that level, and this may take minutes.
-            LOG.warning("site %r: the prior has read %d of %d images", site, done, len(images))
+            LOG.warning("site %r: %s has read %d of %d images", site, reader, done, len(out))
     return out
 
 
-def _read(path: Path, shape: tuple[int, int]) -> Tensor | None:
+def _read(path: Path, shape: tuple[int, ...]) -> Tensor | None:
     """Return the features of an entry; None where it is missing, truncated or damaged."""
     if not path.is_file():
         return None
@@ -112,7 +121,7 @@ def _read(path: Path, shape: tuple[int, int]) -> Tensor | None:
     return None
 
 
-def _made(path: Path, shape: tuple[int, int], make: Callable[[], Tensor], site: str) -> Tensor:
+def _made(path: Path, shape: tuple[int, ...], make: Callable[[], Tensor], site: str) -> Tensor:
     """Compute the features and write the entry, unless another process does just that: then wait for it."""
     try:
         with only_maker(path):
@@ -122,7 +131,7 @@ def _made(path: Path, shape: tuple[int, int], make: Callable[[], Tensor], site: 
                 save(path, Packed({"features": found}, {}))
             return found
     except OSError as error:
-        size = shape[0] * shape[1] * 4 / 1e6
+        size = math.prod(shape) * 4 / 1e6
         raise DataError(
             f"site {site!r}: cannot write {size:.0f} MB of features to {path.parent}: {error}; "
             "make room, or set [storage] cache to another folder"

@@ -1,0 +1,58 @@
+"""What the known labels of a site imply of its other classes, by the relations of its atlas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from suture.core.atlas import read_atlas
+from suture.core.errors import ConfigError
+from suture.core.printable import number_of
+from suture.core.relations import implied
+from suture.data.dataset import DatasetConfig
+from suture.data.reading import Reading, rows_text
+
+
+def closed(reading: Reading, config: DatasetConfig) -> Reading:
+    """Return a reading with the labels that the site's atlas implies; as it is where the site names none.
+
+    Only classes that the table has become known: nobody else's, and no new ones.
+
+    Raises:
+        ConfigError: the atlas cannot be read, or the labels are multiclass.
+    """
+    if config.atlas is None:
+        return reading
+    table = reading.table
+    if table.labels.label_type == "multiclass":
+        raise ConfigError(
+            f"{config.table}: [data] atlas has no effect on multiclass labels, of which exactly one is "
+            "present; remove it"
+        )
+    relations = read_atlas(config.atlas).relations()
+    found = implied(table.y, table.labels.names, relations, settle=config.contradictions)
+
+    def where(rows: tuple[int, ...]) -> str:
+        numbers = [reading.numbers[row] if reading.numbers else row + 1 for row in rows]
+        return rows_text(numbers, "row" if reading.numbers else "image")
+
+    faults = [
+        f"{config.table} {where(rows)}: {what} contradict the atlas ({config.atlas}); correct the labels, or "
+        'write [data] contradictions = "child wins" or "leave out"'
+        for what, rows in found.contradictions.items()
+    ]
+    notes = []
+    if found.settled:
+        notes.append(
+            f"{config.table} {where(found.settled)}: labels that contradict the atlas, settled by [data] "
+            f'contradictions = "{config.contradictions}"'
+        )
+    if learnt := int((np.isnan(table.y) & ~np.isnan(found.labels)).sum()):
+        notes.append(f"{config.table}: {number_of(learnt, 'unknown label')} known by the atlas")
+    return replace(
+        reading,
+        table=replace(table, y=found.labels),
+        faults=(*reading.faults, *faults),
+        notes=(*reading.notes, *notes),
+    )

@@ -1,0 +1,93 @@
+"""FLARE's Client API with class names: for a training script of a job with a `MethodAggregator`.
+
+    while (model := receive(labels=["Mass", "Nodule"])) is not None:
+        ...  # train model.params, whose head has the rows of model.meta["labels"]
+        send(FLModel(params=trained), labels=model.meta["labels"])
+
+Call ``nvflare.client.init()`` first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import nvflare.client as flare
+from nvflare.app_common.abstract.fl_model import FLModel
+from torch import Tensor
+
+from suture.core.errors import ConfigError
+from suture.flare.components.contract import CHANNELS, COUNTS, IMAGES, LABELS
+from suture.protocol.messages import rounded
+
+
+def receive(
+    labels: Sequence[str],
+    images: int = 0,
+    counts: Mapping[str, tuple[int, int] | None] | None = None,
+    timeout: float | None = None,
+) -> FLModel | None:
+    """Return the next model, whose rows are those of the site's classes; None where the job has ended.
+
+    The first task asks for the classes: this answers it, and waits for the next one.
+
+    Args:
+        labels: the classes that the site annotates.
+        images: number of training images, for a method that weights sites by it.
+        counts: positive and negative images of each class, for a method that requests them; None withholds a
+            pair.
+        timeout: seconds to wait for a task; None waits until there is one, or the job has ended.
+
+    Returns:
+        the model. ``meta["labels"]`` names the rows: the site's own classes, or all where the method lets a
+        site see all. ``meta["phase"]`` names the method's phase, and ``meta["channels"]`` has what the method
+        sends down besides, as arrays by name.
+
+    Raises:
+        ConfigError: the server does not send rows by class, or has refused the site's classes.
+    """
+    model = flare.receive(timeout)
+    if model is not None and not model.params and LABELS not in model.meta:
+        about = {LABELS: list(labels), IMAGES: images}
+        if counts:
+            about[COUNTS] = {name: pair and list(pair) for name, pair in counts.items()}
+        flare.send(FLModel(params={}, meta=about))
+        model = flare.receive(timeout)
+        if model is not None and not model.params:
+            raise ConfigError("the server refuses the site's classes; its log says which one")
+    if model is not None and LABELS not in model.meta:
+        raise ConfigError("the model comes without class names; add SiteRowsFilter to the server's output")
+    return model
+
+
+def send(
+    model: FLModel,
+    labels: Sequence[str],
+    weight: float | None = None,
+    class_weights: Sequence[float] | None = None,
+    scalars: Mapping[str, float] | None = None,
+    train_loss: float | None = None,
+    channels: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Send a trained model, or a gradient, with the names of its rows.
+
+    Scalars, losses and metrics are rounded to the six digits that may leave.
+
+    Args:
+        model: its `params` have the names and shapes that were received; `metrics` are those by which FLARE
+            selects a model.
+        labels: the classes of the head's rows, as received.
+        weight, class_weights, scalars, train_loss, channels: what the method declares besides; see `Update`,
+            and the page of what leaves a site. Weights may be left out where the method fixes them.
+    """
+    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in (channels or {}).items()}
+    said: dict[str, Any] = {
+        "weight": weight,
+        "class_weights": None if class_weights is None else [float(value) for value in class_weights],
+        "scalars": scalars and {name: rounded(value) for name, value in scalars.items()},
+        "train_loss": rounded(train_loss),
+        CHANNELS: arrays or None,
+    }
+    meta = {name: value for name, value in said.items() if value is not None}
+    metrics = model.metrics and {name: rounded(float(value)) for name, value in model.metrics.items()}
+    flare.send(FLModel(params=model.params, metrics=metrics, meta={LABELS: list(labels), **meta}))

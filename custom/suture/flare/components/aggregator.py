@@ -1,0 +1,274 @@
+"""An aggregator for FLARE's own workflows whose mean is that of a method of Suture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
+from nvflare.apis.fl_constant import ReservedKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from torch import Tensor
+
+from suture.core.errors import ConfigError, FederationError, RejectedUpdate, SutureError
+from suture.core.labels import LabelType
+from suture.federation.plan import round_context
+from suture.flare.components.contract import (
+    CHANNELS,
+    LABELS,
+    PHASE,
+    Contract,
+    check_labels,
+    check_metrics,
+    like,
+    statistics_of,
+)
+from suture.flare.components.filters import TASK
+from suture.methods.base import GlobalModel, LabelStatistics, Phase, RoundContext
+from suture.methods.exchange import check_channels, layout_of, with_channels
+from suture.protocol.check import AllowedReply, all_finite
+from suture.protocol.egress import Egress, in_order
+from suture.protocol.messages import Labels, SiteInfo, Update
+
+_OF_FLARE = frozenset({"client_name", "props", MetaKey.INITIAL_METRICS, MetaKey.JOB_ID, MetaKey.SITE_NAME})
+"""What FLARE's controller adds to the meta of a result, and the metrics by which it selects a model."""
+
+
+class MethodAggregator(ModelAggregator):
+    """Aggregates as a method does, with its own code, for FLARE's FedAvg and ScatterAndGather.
+
+    The job needs a `SiteRowsFilter` on what the server sends. A site's first task is empty and asks for its
+    classes; from then on it gets the rows of these, and answers with them. Updates are added in the order of
+    the sites' names, so the bytes of the model do not depend on the order of arrival. An answer that the
+    method does not declare is left out, and the server's log names site and reason; FLARE's controller
+    decides what follows.
+
+    Args:
+        method: its name, as in a job of Suture.
+        labels: the classes of the rows of the model's head, in their order.
+        head: name of the layer whose rows are the classes: ``head`` has ``head.weight`` and ``head.bias``.
+        label_type: ``multilabel`` or ``multiclass``.
+        settings: of the method, as in a job's ``[method]``.
+        seed: of what the method draws at the server.
+
+    Raises:
+        ConfigError: there is no such method, it does not run in a federation, or an argument does not fit.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        labels: Sequence[str],
+        head: str = "head",
+        label_type: LabelType = "multilabel",
+        settings: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        # FLARE exports an argument that is an attribute of the same name.
+        self.method, self.head, self.label_type, self.seed = method, head, label_type, seed
+        self.labels, self.settings = list(labels), dict(settings or {})
+        self._contract = Contract.of(method, head, label_type, settings)
+        self._names = check_labels(labels)
+        self._sites: dict[str, SiteInfo] = {}
+        self._params: Mapping[str, Any] = {}  # the global model as FLARE has it
+        self._model: GlobalModel | None = None
+        self._channels: Mapping[str, Tensor] = {}
+        self._round = 0
+        self._ctx: RoundContext | None = None
+        self._allowed: dict[str, AllowedReply] = {}
+        self._received: dict[str, DXO] = {}
+        self._metrics: dict[str, Mapping[str, float]] = {}
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        super().handle_event(event_type, fl_ctx)
+        try:
+            if event_type == AppEventType.BEFORE_TRAIN_TASK:
+                self._prepare(fl_ctx)
+            elif event_type == AppEventType.AFTER_CONTRIBUTION_ACCEPT:
+                self._introduce(fl_ctx)
+        except SutureError as error:
+            self.system_panic(str(error), fl_ctx)
+
+    # What a site is sent
+
+    def _prepare(self, fl_ctx: FLContext) -> None:
+        """Leave the task of the site that asks for one in FLARE's context, for the filter.
+
+        Raises:
+            ConfigError: the model has no such head or another number of rows, or the job has too few rounds.
+        """
+        site, data = _peer(fl_ctx), fl_ctx.get_prop(AppConstants.TRAIN_SHAREABLE)
+        self._round = data.get_header(AppConstants.CURRENT_ROUND, 0)
+        # The first round is spent on the sites' classes.
+        number = max(self._round, 1)
+        rounds = max(data.get_header(AppConstants.NUM_ROUNDS, 0) - 1, number)
+        ctx = round_context(self._contract.method, self.seed, rounds, number)
+        self._ctx = replace(ctx, sites=len(self._sites))
+        self._params = from_shareable(data).data
+        self._model = self._global_model()
+        task = DXO(DataKind.WEIGHTS, {}, {})
+        if info := self._sites.get(site):
+            task = self._task(site, info, self._model, self._ctx.phase)
+        fl_ctx.set_prop(TASK, task, private=True, sticky=False)
+
+    def _global_model(self) -> GlobalModel:
+        shared, head = self._contract.split(self._params)
+        if not head:
+            raise ConfigError(f"the model has no layer {self.head!r}; name the one whose rows are classes")
+        for name, tensor in self._contract.joined({}, head).items():
+            if not tensor.dim() or len(tensor) != len(self._names):
+                raise ConfigError(
+                    f"{name} has shape {tuple(tensor.shape)}, but labels names {len(self._names)} classes; "
+                    "give one for each row"
+                )
+        buffers = statistics_of(shared)
+        model = GlobalModel(self._names, shared, head, label_type=self.label_type, buffers=buffers)
+        model = with_channels(model, self._contract.method)
+        return replace(model, channels={**model.channels, **self._channels})
+
+    def _task(self, site: str, info: SiteInfo, model: GlobalModel, phase: Phase) -> DXO:
+        method = self._contract.method
+        labels = info.labels if method.labels.view != "all" else model.labels
+        egress = method.egress(layout := layout_of(model, method))
+        images = info.n.get("train", 0)
+        self._allowed[site] = self._contract.allowed("train", layout, labels, info.labels, images)
+        shared, head = method.exchange.parts(model.shared, model.rows(labels))
+        tensors = self._contract.joined(shared, head)
+        params = {name: like(self._params[name], tensor) for name, tensor in tensors.items()}
+        meta: dict[str, Any] = {LABELS: list(labels), PHASE: phase.name}
+        if channels := self._sent_down(egress, model, labels):
+            meta[CHANNELS] = {name: tensor.numpy() for name, tensor in channels.items()}
+        return DXO(DataKind.WEIGHTS, params, meta)
+
+    def _sent_down(self, egress: Egress, model: GlobalModel, labels: Labels) -> dict[str, Tensor]:
+        """Return what the method sends down besides, and what it makes of the sites' counts of each class."""
+        forms = egress.forms("down")
+        sent = {n: in_order(form, model.channels[n], model.labels, labels) for n, form in forms.items()}
+        images = {site: info.n.get("train", 0) for site, info in self._sites.items()}
+        counts = {site: info.counts for site, info in self._sites.items()}
+        statistics = LabelStatistics(model.labels, images, counts, model.label_type)
+        facts = self._contract.method.class_facts(statistics).tensors
+        return sent | {name: tensor[model.where(labels)] for name, tensor in facts.items()}
+
+    # What a site answers
+
+    def _introduce(self, fl_ctx: FLContext) -> None:
+        """Take the classes of a site from its answer to an empty task."""
+        site, result = _peer(fl_ctx), fl_ctx.get_prop(AppConstants.TRAINING_RESULT)
+        try:
+            dxo = from_shareable(result)
+        except Exception:  # noqa: BLE001 - FLARE's code has no one error; the controller has refused it
+            return
+        if dxo.data != {} or site in self._sites:
+            return
+        try:
+            info = self._contract.introduction(dxo)
+            if strange := sorted(set(info.labels) - set(self._names)):
+                raise RejectedUpdate(f"the class {strange[0]!r}; add it to the job's labels, with a row")
+        except RejectedUpdate as error:
+            self.log_warning(fl_ctx, f"{site} cannot take part: {error}")
+            return
+        self._sites[site] = info
+        self.log_info(fl_ctx, f"{site} takes part with {len(info.labels)} classes")
+
+    def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
+        """Take a result; ScatterAndGather calls this, also with one of an earlier round, which is refused."""
+        self.fl_ctx = fl_ctx
+        try:
+            if shareable.get_cookie(AppConstants.CONTRIBUTION_ROUND, self._round) != self._round:
+                raise RejectedUpdate("a result of another round")
+            try:
+                model = FLModelUtils.from_shareable(shareable)
+            except Exception:  # noqa: BLE001 - FLARE's code has no one error for what is no model
+                raise RejectedUpdate("a result that is no model") from None
+            if not model.params:
+                return False  # an introduction: see `_introduce`
+            model.meta["client_name"] = shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, "")
+            self.accept_model(model)
+        except RejectedUpdate as error:
+            self.log_warning(fl_ctx, f"left out: {error}")
+            return False
+        return True
+
+    def accept_model(self, model: FLModel) -> None:
+        """Take a result; FedAvg calls this.
+
+        Raises:
+            RejectedUpdate: nothing was requested of the site, or the method does not declare the result.
+        """
+        site = model.meta["client_name"]
+        kind = DataKind.WEIGHTS if model.params_type == ParamsType.FULL else DataKind.WEIGHT_DIFF
+        dxo = DXO(kind, model.params, {n: v for n, v in model.meta.items() if n not in _OF_FLARE})
+        try:
+            if site not in self._allowed or site in self._received:
+                raise RejectedUpdate("a result that was not requested, or a second one")
+            self._contract.update(dxo, self._allowed[site])
+            check_metrics(model.metrics)
+        except RejectedUpdate as error:
+            raise RejectedUpdate(f"{site}, round {self._round}: {error}") from None
+        self._received[site] = dxo
+        self._metrics[site] = model.metrics or {}
+
+    def aggregate_model(self) -> FLModel:
+        """Return the next model, with every tensor of the present one; without any update the same.
+
+        Its metrics are the plain means over the sites, of those that every site has sent.
+
+        Raises:
+            ConfigError: the method returns other channels than it declares.
+            FederationError: no task was sent before, or the new model is not finite.
+        """
+        if self._model is None or self._ctx is None:
+            raise FederationError("no task was sent in this job yet, so there is no model")
+        if not self._received:
+            return FLModel(params=dict(self._params), params_type=ParamsType.FULL)
+        method = self._contract.method
+        updates = _Updates(self._contract, self._received, self._allowed)
+        following = method.aggregate(self._model, updates, self._ctx)
+        check_channels(following, method)
+        merged = self._contract.joined(following.shared, following.head)
+        for name, tensor in {**merged, **following.channels}.items():
+            if tensor.is_floating_point() and not all_finite(tensor):
+                raise FederationError(f"{name} of the model of round {self._round} is not finite")
+        self._channels = following.channels
+        changed = {name: like(self._params[name], tensor) for name, tensor in merged.items()}
+        metrics = _means([self._metrics[site] for site in sorted(self._received)])
+        return FLModel(params={**self._params, **changed}, params_type=ParamsType.FULL, metrics=metrics)
+
+    def reset_stats(self) -> None:
+        """Forget the results of a round."""
+        self._received, self._allowed, self._metrics = {}, {}, {}
+
+
+@dataclass(frozen=True)
+class _Updates:
+    """The updates in the order of the sites' names; those that lie on disk are read one at a time."""
+
+    contract: Contract
+    received: Mapping[str, DXO]
+    allowed: Mapping[str, AllowedReply]
+
+    def __iter__(self) -> Iterator[Update]:
+        # A generator would hold an update while the next one is read.
+        return map(self._read, sorted(self.received))
+
+    def _read(self, site: str) -> Update:
+        return self.contract.update(self.received[site], self.allowed[site])
+
+
+def _means(metrics: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
+    names = set.intersection(*(set(one) for one in metrics))
+    return {name: fmean(one[name] for one in metrics) for name in sorted(names)} or None
+
+
+def _peer(fl_ctx: FLContext) -> str:
+    return str(fl_ctx.get_peer_context().get_identity_name())

@@ -1,0 +1,91 @@
+"""Encoders of other libraries, by name (``timm:resnet50``) or from a file or folder (``hf:FOLDER``).
+
+A name is ``FAMILY:NAME``. Nothing is downloaded, and nothing that a file holds is run: a file or folder gives
+tensors and a configuration of plain values, from which the library's own classes are built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from suture.core.errors import as_word, unknown
+from suture.models.encoders import monai_bundle, transformers_folder, xrv_file
+from suture.models.encoders.backbone import Backbone
+from suture.models.encoders.described import Description
+from suture.models.encoders.libraries import monai_encoder, timm_encoder, torchvision_encoder
+
+if TYPE_CHECKING:
+    from suture.models import ModelSpec
+
+BY_NAME: dict[str, Callable[[str], Backbone]] = {
+    "timm": timm_encoder,
+    "torchvision": torchvision_encoder,
+    "monai": monai_encoder,
+}
+"""The families whose libraries know their networks by name."""
+
+
+Read = Callable[[Path], tuple[str, Description]]
+"""Returns the name of the network of a path, and its description."""
+
+Build = Callable[[str, Description, "ModelSpec", str | None], tuple[nn.Module, int]]
+"""Builds such a network for the images of a specification, and fills it with weights."""
+
+STORED: dict[str, tuple[Read, Build]] = {
+    "hf": (transformers_folder.read_folder, transformers_folder.build_network),
+    "xrv": (xrv_file.read_file, xrv_file.build_network),
+    "bundle": (monai_bundle.read_bundle, monai_bundle.build_network),
+}
+"""The families whose encoders come from a file or folder."""
+
+FAMILIES = {
+    "timm:NAME": "an image network of timm, such as timm:vit_small_patch14_dinov2 (suture[encoders])",
+    "torchvision:NAME": "an image network of torchvision, such as torchvision:convnext_tiny",
+    "monai:NAME": "a 2-D classification network of MONAI, such as monai:SEResNet50",
+    "hf:FOLDER": "an image encoder in a folder of transformers, such as RAD-DINO (suture[encoders])",
+    "xrv:FILE": "a DenseNet121 of torchxrayvision, as safetensors",
+    "bundle:FOLDER": "a 2-D classification network of a MONAI bundle",
+}
+"""What `suture list` says of each."""
+
+
+def family_of(name: str) -> str:
+    """Return the family of a name ``FAMILY:NAME``; empty for a name of the registry.
+
+    Raises:
+        ConfigError: there is no such family (names the nearest).
+    """
+    family, colon, _ = name.partition(":")
+    if colon and family not in (*BY_NAME, *STORED):
+        raise unknown("family of models", family, (*BY_NAME, *STORED))
+    return family if colon else ""
+
+
+@lru_cache(maxsize=64)
+def family_encoder(name: str, config: str | None) -> Backbone:
+    """Return the encoder of a name ``FAMILY:NAME``.
+
+    Args:
+        config: description of an encoder that comes from a file or folder; see `Description`.
+
+    Raises:
+        ConfigError: there is no such network (names the nearest), its library is not installed, or its
+            description is missing or faulty.
+    """
+    family, _, network = name.partition(":")
+    if family in BY_NAME:
+        return BY_NAME[family](network)
+    _, build = STORED[family]
+    described = Description.read(config or "", f"model.encoder_config of {as_word(name)}")
+    return Backbone(
+        f"{network} of {family}",
+        partial(build, network, described),
+        weights=(),
+        normalisation=(described.mean, described.std),
+        size=described.size,
+    )

@@ -1,0 +1,116 @@
+"""What a job says of an encoder that comes from a file or folder, so that no other party needs that."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import nn
+
+from suture.core.errors import ConfigError, SutureError, as_word, shown
+from suture.core.plain import parse_json, read_bounded
+from suture.core.validation import STRICT, parse
+from suture.models.classifier import Mean, Std
+from suture.models.encoders.backbone import BUILD_ERRORS
+
+Number = Annotated[int, Field(ge=-(2**16), le=2**16)] | Annotated[float, Field(ge=-(2**16), le=2**16)]
+Text = Annotated[str, Field(max_length=64)]
+Value = bool | Number | Text | Annotated[tuple[Number | Text, ...], Field(max_length=32)] | None
+"""A plain value; no argument of a network is larger."""
+
+_MOST_LAYERS = 256
+"""Largest number in an argument that says how many layers or blocks there are."""
+
+_LAYERS = ("num_hidden_layers", "depths", "layers", "block_config")
+
+_MOST_PARAMETERS = 2**31
+"""Largest number of parameters of an encoder: 8 GiB, as much as a saved model may have."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Description:
+    """An encoder but for its weights; `ModelSpec.encoder_config` holds it as JSON.
+
+    Attributes:
+        arguments: of the network, which is one of a list in this package.
+        mean, std: normalisation of each channel, of values in [0, 1]; as many as the network takes.
+        size: side of the images of its pretraining, in pixels; None where its maker does not say.
+        labels: the classes of its pretraining, for information.
+
+    Raises:
+        ConfigError: it would have more layers than any encoder.
+    """
+
+    arguments: dict[Text, Value]
+    mean: Annotated[tuple[Mean, ...], Field(min_length=1, max_length=3)]
+    std: Annotated[tuple[Std, ...], Field(min_length=1, max_length=3)]
+    size: Annotated[int, Field(ge=1, le=4096)] | None = None
+    labels: Annotated[tuple[Annotated[str, Field(max_length=200)], ...], Field(max_length=1000)] = ()
+
+    def __post_init__(self) -> None:
+        for name in _LAYERS:
+            value = self.arguments.get(name, 0)
+            for number in value if isinstance(value, tuple) else (value,):
+                if not isinstance(number, int) or number > _MOST_LAYERS:
+                    raise ConfigError(f"{name} is {shown(value)}; at most {_MOST_LAYERS} layers can be built")
+        if len(self.mean) != len(self.std):
+            raise ConfigError(f"mean has {len(self.mean)} values and std {len(self.std)}; write as many")
+
+    def __str__(self) -> str:
+        """Return it as JSON."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    @classmethod
+    def read(cls, text: str, where: str) -> Description:
+        """Read it from JSON.
+
+        Raises:
+            ConfigError: a value is missing, unknown or out of range.
+        """
+        try:
+            return parse(cls, parse_json(text), where)
+        except ValueError as error:
+            raise ConfigError(f"{where} cannot be read: {as_word(error)}; export the job again") from error
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a JSON file of an encoder's folder.
+
+    Raises:
+        ConfigError: it is missing, or not a table in JSON.
+    """
+    try:
+        found = parse_json(read_bounded(path))
+    except (OSError, ValueError, SutureError) as error:
+        why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {as_word(error)}"
+        raise ConfigError(f"model.name: {path} {why}; name the folder of a whole model") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"model.name: {path} is not a table in JSON; name the folder of a whole model")
+    return found
+
+
+def normalised(low: float, high: float, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation that map values in [0, 1] to those between `low` and `high`."""
+    return (-low / (high - low),) * channels, (1 / (high - low),) * channels
+
+
+def bounded(make: Callable[[], nn.Module], name: str) -> nn.Module:
+    """Make a network of arguments that another party may have chosen, once its size is known.
+
+    Raises:
+        ConfigError: the arguments do not go together, or the network would be too large.
+    """
+    try:
+        with torch.device("meta"):  # without memory
+            number = sum(tensor.numel() for tensor in make().state_dict().values())
+        if number <= _MOST_PARAMETERS:
+            return make()
+    except BUILD_ERRORS as error:
+        raise ConfigError(f"{name} cannot be built: {as_word(error)}; correct its arguments") from error
+    raise ConfigError(f"{name} would have {number:,} parameters; at most {_MOST_PARAMETERS:,} can be built")

@@ -1,0 +1,130 @@
+"""Pretrained weights of a file or folder in a network: every tensor, of its shape."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from suture.core.errors import ConfigError, as_word
+from suture.core.plain import open_regular
+from suture.models.checkpoints import read_checkpoint
+
+_FILES = ("model.safetensors", "model.pt", "pytorch_model.bin", "model.pth")
+"""The files of weights in a folder of timm, transformers or MONAI: the first that is there is read."""
+
+_CONSTANT = ("num_batches_tracked", "position_ids", "relative_position_index", "attn_mask")
+"""The ends of names of tensors that follow from the network, which not every version of a library stores."""
+
+
+def read_weights(weights: str, official: Any = None) -> Mapping[str, Tensor]:
+    """Read the tensors of a checkpoint by name.
+
+    Args:
+        weights: a file of tensors by name, a folder with one, or ``download``.
+        official: torchvision's entry for the download, if it has one.
+
+    Raises:
+        ConfigError: naming the file and what is wrong with it.
+    """
+    if weights == "download":
+        try:
+            state: Mapping[str, Tensor] = official.get_state_dict(progress=True, check_hash=True)
+        except (OSError, RuntimeError) as error:  # no network, or another file under that name
+            raise ConfigError(
+                f"{official.url} cannot be downloaded: {error}; fetch it on another machine and name the file"
+            ) from error
+        return state
+    loaded = read_checkpoint(weights_file(weights))
+    for key in ("state_dict", "model_state_dict", "model"):  # of checkpoints of a training
+        inner = loaded.get(key)
+        loaded = inner if isinstance(inner, Mapping) else loaded
+    return {str(name): tensor for name, tensor in loaded.items() if isinstance(tensor, Tensor)}
+
+
+def weights_file(weights: str) -> Path:
+    """Return the file of weights: the path itself, or what it holds as a folder of another library.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    path = Path(weights).expanduser()
+    if not path.exists():
+        raise ConfigError(f"the pretrained weights {path} do not exist; name a file or a folder")
+    if not path.is_dir():
+        return path
+    places = [folder / name for folder in (path, path / "models") for name in _FILES]
+    if found := next((place for place in places if place.is_file()), None):
+        return found
+    raise ConfigError(f"{path} contains no file of weights ({', '.join(_FILES)}); name the file itself")
+
+
+def file_digest(weights: str) -> str:
+    """Return the SHA-256 of a file of weights, or of the one in a folder, in hexadecimal digits.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    with open_regular(weights_file(weights)) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def within(source: Mapping[str, Tensor], names: Collection[str], weights: str) -> dict[str, Tensor]:
+    """Return the tensors of a network by its own names, from a file in which it may be a part of another one.
+
+    Raises:
+        ConfigError: several parts have these names, as a student and its teacher.
+    """
+    wanted = [name for name in names if not name.endswith(_CONSTANT)]
+    parts = {name.removesuffix(first) for first in wanted[:1] for name in source if name.endswith(first)}
+    shared = {part: sum(part + name in source for name in wanted) for part in parts if part[-1:] in ("", ".")}
+    best = sorted(part for part, number in shared.items() if number == max(shared.values()))
+    if len(best) > 1:
+        raise ConfigError(
+            f"{weights} contains several networks: {', '.join(map(as_word, best))}; write the tensors of one "
+            "to a file of its own"
+        )
+    part = best[0] if best else ""
+    return {name.removeprefix(part): tensor for name, tensor in source.items() if name.startswith(part)}
+
+
+def fill(
+    target: Mapping[str, Tensor],
+    source: Mapping[str, Tensor],
+    weights: str,
+    what: str,
+    leave_out: tuple[str, ...] | None = None,
+) -> None:
+    """Copy tensors by name; the source may lack the counters of batch norm, and be for images of one channel.
+
+    Args:
+        leave_out: how the names of the tensors begin that only the source has, such as those of its
+            classifier; None permits any.
+
+    Raises:
+        ConfigError: naming the file, and the first tensor that is missing, has another shape or is too many.
+    """
+    source = within(source, target, weights)
+    for name, tensor in target.items():
+        if name.endswith(_CONSTANT):
+            continue
+        found = source.get(name)
+        if found is not None and found.ndim == 4 and (found.shape[1], tensor.shape[1]) == (1, 3):
+            found = found.expand(-1, 3, -1, -1) / 3  # for gray images, which have three equal channels here
+        if found is None or found.shape != tensor.shape:
+            has = "missing" if found is None else f"{list(found.shape)} instead of {list(tensor.shape)}"
+            raise ConfigError(f"{weights} does not contain {what}: {name} is {has}")
+        with torch.no_grad():
+            tensor.copy_(found)
+    if leave_out is None:
+        return
+    more = [name for name in source.keys() - target.keys() if not name.startswith(leave_out)]
+    if more := [name for name in more if not name.endswith(_CONSTANT)]:
+        raise ConfigError(
+            f"{weights} contains another network than {what}: it has {as_word(min(more))} too; name another "
+            "file, or another model"
+        )

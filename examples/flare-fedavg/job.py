@@ -1,0 +1,62 @@
+"""FLARE's own FedAvg, with the mean of each class over the sites that annotate it.
+
+python job.py                        in the simulator
+python job.py poc                    in a proof of concept, which FLARE makes on this machine
+python job.py prod --kit ADMIN_KIT   in a federation
+python job.py export --to FOLDER     for `nvflare job submit -j FOLDER/by-class`
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
+from nvflare.recipe import PocEnv, ProdEnv, SimEnv, set_per_site_config
+
+from data import LABELS, SITES
+from suture.flare.components import DeclaredResultFilter, MethodAggregator, SiteRowsFilter
+
+HERE = Path(__file__).resolve().parent
+
+parser = argparse.ArgumentParser()
+parser.add_argument("where", nargs="?", default="sim", choices=["sim", "poc", "prod", "export"])
+parser.add_argument("--method", default="surgical")
+parser.add_argument(
+    "--client", default=".", help="folder of the sites' script and its network, as with_monai"
+)
+parser.add_argument("--rounds", type=int, default=4, help="the first one collects the classes of the sites")
+parser.add_argument("--kit", help="folder of an administrator's startup kit")
+parser.add_argument("--to", default="workspace", help="folder of the simulator, or of the exported job")
+args = parser.parse_args()
+target = Path(args.to).resolve()
+os.chdir(HERE / args.client)
+sys.path.insert(0, os.getcwd())
+from net import HEAD, Net  # noqa: E402 - of that folder
+
+recipe = FedAvgRecipe(
+    name="by-class",
+    model=Net(classes=len(LABELS)),
+    min_clients=len(SITES),
+    num_rounds=args.rounds,
+    train_script="client.py",
+    aggregator=MethodAggregator(args.method, LABELS, head=HEAD),
+)
+recipe._job.set_app_packages(["suture", "suture_papers"])  # installed everywhere: no copies in the job
+set_per_site_config(recipe, {site: {} for site in SITES})
+recipe.add_server_output_filter(SiteRowsFilter(), tasks=["train"])
+for site, own in SITES.items():  # or each site names its classes in its own privacy.json
+    guard = DeclaredResultFilter(args.method, own, head=HEAD, metrics={"accuracy": [0, 1]})
+    recipe.add_client_input_filter(guard, tasks=["train"], clients=[site])
+    recipe.add_client_output_filter(guard, tasks=["train"], clients=[site])
+for file in ("net.py", str(HERE / "data.py")):
+    recipe.add_client_file(file)
+
+if args.where == "export":
+    recipe.export(str(target))
+elif args.where == "sim":
+    print("Results:", recipe.execute(SimEnv(clients=list(SITES), workspace_root=str(target))).get_result())
+elif args.where == "poc":
+    print("Results:", recipe.execute(PocEnv(num_clients=len(SITES), clients=list(SITES))).get_result())
+else:
+    print("Results:", recipe.execute(ProdEnv(startup_kit_location=args.kit)).get_result())

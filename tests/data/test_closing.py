@@ -1,0 +1,89 @@
+"""A site's atlas closes its own labels, wherever its table is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from suture.core.errors import ConfigError
+from suture.data.config import load_site_config, write_site_config
+from suture.data.quality import check
+from suture.data.readers import load_table, read_table
+
+NAN = np.nan
+
+TABLE = """\
+image,patient,split,Lung Opacity,Consolidation,Edema
+a.png,1,train,,1,
+b.png,2,train,0,,
+c.png,3,test,1,0,
+d.png,4,test,0,1,
+"""
+
+OPEN = TABLE[: TABLE.index("d.png")]
+
+
+def site(folder: Path, table: str, **keys: Any) -> Any:
+    (folder / "labels.csv").write_text(table)
+    lines = [f'{key} = "{value}"' for key, value in keys.items()]
+    text = '[data]\ndataset = "hospital"\nroot = "."\ntable = "labels.csv"\n' + "\n".join(lines)
+    (folder / "suture.toml").write_text(text)
+    return load_site_config(folder / "suture.toml")
+
+
+def test_without_an_atlas_nothing_is_implied(tmp_path: Path) -> None:
+    y = load_table(site(tmp_path, TABLE).data).y
+    np.testing.assert_array_equal(y, [[NAN, 1, NAN], [0, NAN, NAN], [1, 0, NAN], [0, 1, NAN]])
+
+
+def test_an_area_closes_the_labels_of_the_sites_own_classes_and_adds_none(tmp_path: Path) -> None:
+    reading = read_table(site(tmp_path, OPEN, atlas="chest").data)
+    assert reading.table.labels.names == ("Lung Opacity", "Consolidation", "Edema")
+    np.testing.assert_array_equal(reading.table.y, [[1, 1, NAN], [0, 0, 0], [1, 0, NAN]])
+    assert reading.notes[-1].endswith("labels.csv: 3 unknown labels known by the atlas")
+
+
+def test_contradictions_are_faults_that_name_the_rows_of_the_file(tmp_path: Path) -> None:
+    config = site(tmp_path, TABLE, atlas="chest")
+    (fault,) = read_table(config.data).faults
+    assert (
+        "labels.csv row 5: 'Lung Opacity' = 0 and 'Consolidation' = 1 contradict the atlas (chest)" in fault
+    )
+    assert any(fault in problem for problem in check(config).problems)
+
+
+@pytest.mark.parametrize(("choice", "last"), [("child wins", [1, 1, NAN]), ("leave out", [NAN, NAN, NAN])])
+def test_a_stated_choice_settles_them(tmp_path: Path, choice: str, last: list[float]) -> None:
+    reading = read_table(site(tmp_path, TABLE, atlas="chest", contradictions=choice).data)
+    assert reading.faults == ()
+    np.testing.assert_array_equal(reading.table.y[-1], last)
+    assert any(
+        f'row 5: labels that contradict the atlas, settled by [data] contradictions = "{choice}"' in note
+        for note in reading.notes
+    )
+
+
+def test_a_file_of_the_study_is_found_beside_the_sites_file_and_stays_found(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "labels.toml").write_text('[parents]\nConsolidation = ["Edema"]\n')
+    config = site(tmp_path / "a", OPEN, atlas="../labels.toml")
+    np.testing.assert_array_equal(load_table(config.data).y[0], [NAN, 1, 1])
+    (tmp_path / "b").mkdir()
+    write_site_config(tmp_path / "b" / "suture.toml", config)
+    assert load_site_config(tmp_path / "b" / "suture.toml").data == config.data
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"contradictions": "leave out"}, "contradictions has no effect without atlas"),
+        ({"atlas": "chest", "label_type": "multiclass"}, "no effect on multiclass labels"),
+        ({"atlas": "chset"}, "chset cannot be read.*or an area: chest"),
+    ],
+)
+def test_an_atlas_that_cannot_be_used(tmp_path: Path, keys: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        read_table(site(tmp_path, OPEN.replace("1,0,", "1,,"), **keys).data)

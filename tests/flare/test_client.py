@@ -1,0 +1,136 @@
+"""The script's side of FLARE's Client API with class names, and the example's scripts, without FLARE."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import nvflare.client
+import pytest
+import torch
+from nvflare.app_common.abstract.fl_model import FLModel
+
+from flare_job import FlareJob
+from suture.core.errors import ConfigError
+from suture.flare.client import receive, send
+from suture.flare.components import MethodAggregator
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "flare-fedavg"
+LABELS = ["Edema", "Hernia", "Mass", "Nodule", "Pneumonia"]
+START = {"b": torch.zeros(3), "head.bias": torch.zeros(5)}
+
+
+class OneSite:
+    """FLARE's Client API at the only site of a job."""
+
+    def __init__(self, job: FlareJob, site: str = "site-1") -> None:
+        self.job, self.site, self.sent = job, site, list[FLModel]()
+
+    def init(self) -> None:
+        """Nothing has to begin."""
+
+    def get_site_name(self) -> str:
+        """The name of the site."""
+        return self.site
+
+    def receive(self, timeout: float | None = None) -> FLModel | None:
+        """The task of the round; None after the last one."""
+        if self.job.round >= self.job.rounds:
+            return None
+        task = self.job.task(self.site)
+        return FLModel(params=task.data, meta=dict(task.meta), current_round=self.job.round)
+
+    def send(self, model: FLModel) -> None:
+        """The answer, with which the round ends."""
+        self.sent.append(model)
+        if model.params:
+            meta = {**model.meta, "client_name": self.site}
+            self.job.aggregator.accept_model(FLModel(params=model.params, metrics=model.metrics, meta=meta))
+        else:
+            self.job.introduce(self.site, **model.meta)
+        self.job.close()
+
+
+@pytest.fixture
+def at_site(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def install(job: FlareJob) -> OneSite:
+        site = OneSite(job)
+        for name in ("init", "get_site_name", "receive", "send"):
+            monkeypatch.setattr(nvflare.client, name, getattr(site, name))
+        return site
+
+    return install
+
+
+def test_the_first_task_is_answered_with_the_classes(at_site: Any) -> None:
+    site = at_site(FlareJob(MethodAggregator("surgical", LABELS), START, rounds=3))
+    rounds = 0
+    while (model := receive(["Nodule", "Mass"], images=7)) is not None:
+        assert model.meta == {"labels": ["Nodule", "Mass"], "phase": "main"}
+        assert model.params["head.bias"].shape == (2,)
+        send(FLModel(params={n: t + 1 for n, t in model.params.items()}), model.meta["labels"])
+        rounds += 1
+    assert rounds == 2
+    assert site.sent[0].meta == {"labels": ["Nodule", "Mass"], "images": 7}
+    assert site.job.params["head.bias"].tolist() == [0, 0, 2, 2, 0]
+
+
+def test_what_the_method_declares_travels_with_the_model(at_site: Any) -> None:
+    site = at_site(FlareJob(MethodAggregator("fedlsm", LABELS), START))
+    model = receive(["Mass"], images=10, counts={"Mass": (2, 8)})
+    assert model is not None
+    assert model.meta["labels"] == LABELS
+    assert model.meta["channels"]["positive_weight"][2] == 4
+    send(
+        FLModel(params=model.params, metrics={"accuracy": torch.tensor(1 / 3)}),
+        model.meta["labels"],
+        class_weights=torch.tensor([0.0, 0.0, 3.0, 0.0, 0.0]),  # type: ignore[arg-type]
+        scalars={"pseudo_positive": 1 / 3, "pseudo_negative": 0},
+        train_loss=2 / 3,
+    )
+    sent = site.sent[-1]
+    assert sent.metrics == {"accuracy": 0.333333}
+    assert sent.meta["scalars"]["pseudo_positive"] == 0.333333
+    assert sent.meta["train_loss"] == 0.666667
+    assert sent.meta["class_weights"] == [0.0, 0.0, 3.0, 0.0, 0.0]
+
+
+def test_a_class_that_the_job_lacks_ends_the_script(at_site: Any) -> None:
+    at_site(FlareJob(MethodAggregator("surgical", LABELS), START))
+    with pytest.raises(ConfigError, match="refuses the site's classes"):
+        receive(["Fracture"])
+
+
+def test_a_job_without_the_servers_filter_ends_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvflare.client, "receive", lambda _timeout: FLModel(params=dict(START)))
+    with pytest.raises(ConfigError, match="add SiteRowsFilter"):
+        receive(["Mass"])
+
+
+@pytest.fixture(params=[".", "with_monai", "with_lightning", "with_huggingface"])
+def folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """The folder of a script of the example, whose modules can be imported until the test is over."""
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    monkeypatch.syspath_prepend(str(EXAMPLE / request.param))
+    monkeypatch.chdir(tmp_path)
+    for name in ("net", "data"):
+        sys.modules.pop(name, None)
+    yield EXAMPLE / request.param
+    for name in ("net", "data"):
+        sys.modules.pop(name, None)
+
+
+def test_each_script_of_the_example_learns(folder: Path, at_site: Any) -> None:
+    torch.manual_seed(0)
+    net = import_module("net")
+    aggregator = MethodAggregator("surgical", LABELS, head=net.HEAD)
+    site = at_site(FlareJob(aggregator, net.Net(classes=5).state_dict(), rounds=5))
+    runpy.run_path(str(folder / "client.py"))
+    assert site.job.round == 5
+    accuracies = [model.metrics["accuracy"] for model in site.sent[1:]]
+    assert accuracies[-1] > accuracies[0]
+    assert len((folder / "client.py").read_text().splitlines()) < 30

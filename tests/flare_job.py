@@ -1,0 +1,74 @@
+"""What FLARE's server does with a `MethodAggregator` and its filter, without FLARE: site after site."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.fl_constant import FilterKey, FLContextKey
+from nvflare.apis.fl_context import FLContext, FLContextManager
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
+
+from suture.flare.components import MethodAggregator, SiteRowsFilter
+
+
+def context(peer: str, direction: str = FilterKey.OUT) -> FLContext:
+    """The context of a request of a site, or of a task at one."""
+    ctx, other = (
+        FLContextManager(
+            engine=None, identity_name=name, job_id="job", public_stickers={}, private_stickers={}
+        ).new_context()
+        for name in ("server", peer)
+    )
+    ctx.set_peer_context(other)
+    ctx.set_prop(FLContextKey.FILTER_DIRECTION, direction, private=True, sticky=False)
+    return ctx
+
+
+class FlareJob:
+    """The server's half of FLARE's FedAvg.
+
+    Attributes:
+        params: the global model.
+    """
+
+    def __init__(self, aggregator: MethodAggregator, params: Mapping[str, Any], rounds: int = 4) -> None:
+        self.aggregator, self.params, self.rounds, self.round = aggregator, dict(params), rounds, 0
+        self.panics: list[str] = []
+        aggregator.system_panic = lambda reason, _: self.panics.append(reason)
+        aggregator.reset_stats()
+
+    def task(self, site: str) -> DXO:
+        """What a site that asks is sent."""
+        data = DXO(DataKind.WEIGHTS, self.params, {"left over": 1}).to_shareable()
+        data.set_header(AppConstants.CURRENT_ROUND, self.round)
+        data.set_header(AppConstants.NUM_ROUNDS, self.rounds)
+        ctx = context(site)
+        ctx.set_prop(AppConstants.TRAIN_SHAREABLE, data, private=True, sticky=False)
+        self.aggregator.handle_event(AppEventType.BEFORE_TRAIN_TASK, ctx)
+        return from_shareable(SiteRowsFilter().process(data, ctx))
+
+    def introduce(self, site: str, labels: Iterable[str], images: int = 0, counts: Any = None) -> None:
+        """A site answers to its empty task."""
+        self.task(site)
+        meta = {"labels": list(labels), "images": images, **({"counts": counts} if counts else {})}
+        ctx = context(site)
+        result = DXO(DataKind.WEIGHTS, {}, meta).to_shareable()
+        ctx.set_prop(AppConstants.TRAINING_RESULT, result, private=True, sticky=False)
+        self.aggregator.handle_event(AppEventType.AFTER_CONTRIBUTION_ACCEPT, ctx)
+
+    def answer(self, site: str, params: Mapping[str, Any], **meta: Any) -> None:
+        """A site sends a result."""
+        meta |= {"client_name": site, "props": {}}
+        self.aggregator.accept_model(FLModel(params=dict(params), meta=meta))
+
+    def close(self) -> FLModel:
+        """End the round, and begin the next one from its model."""
+        model = self.aggregator.aggregate_model()
+        self.params = model.params
+        self.round += 1
+        self.aggregator.reset_stats()
+        return model

@@ -1,0 +1,262 @@
+"""A frozen encoder reads each image once; what sites train on then is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import suture.models.priors.feature_cache as cache
+from between import Between
+from rounds import conformant
+from suture.core.errors import ConfigError
+from suture.core.files import read_records
+from suture.core.labels import LabelSet
+from suture.data.augmentation import MILD, STRONG, Augmentation
+from suture.data.batch import FEATURES, ROW, Samples
+from suture.data.config import load_site_config
+from suture.federation.loop import federate
+from suture.federation.server.global_model import initial
+from suture.federation.server.held_out import HeldOut
+from suture.learning.features import FeatureStore
+from suture.learning.training import LocalTraining
+from suture.methods import METHODS
+from suture.methods.surgical import SurgicalAggregation
+from suture.models import ModelSpec, build
+from suture.models.classifier import ENCODER, Classifier
+from suture.protocol.messages import TaskData
+from suture.protocol.packing import Packed, load
+from suture.simulation.method_checks import SMALL
+from suture.simulation.trial import SITES, Trial
+
+HEAD = replace(SMALL, train="head")
+IMAGES_EACH_STEP = replace(HEAD, views=0)
+NEED_PIXELS = {name for name, method in METHODS.items() if method.about.pixels}
+DRAW_VIEWS = {"fedlsm", "fedmlp", "fixmatch", "fssl"}
+"""Methods with views of their own, which are other ones where a few are kept."""
+
+
+def model(spec: ModelSpec = HEAD, seed: int = 0) -> Classifier:
+    return build(spec, LabelSet(("A", "B")), seed, pretrained=False).eval()
+
+
+def samples(n: int = 70, seed: int = 0) -> Samples:
+    image = torch.randint(0, 256, (n, 1, 16, 16), generator=torch.Generator().manual_seed(seed))
+    return Samples({"image": image.to(torch.uint8)}, torch.zeros(n, 2), tuple(map(str, range(n))))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Callable[..., FeatureStore]:
+    def make(part: Samples | None = None, network: Classifier | None = None, **spec: object) -> FeatureStore:
+        parts = {"train": samples() if part is None else part, "test": samples(0)}
+        return FeatureStore(network or model(), replace(HEAD, **spec), parts, tmp_path / "cache", "alpha")
+
+    return make
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted((folder / "cache" / "features").iterdir())
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many images the encoder has read, a number for each pass."""
+    found: list[int] = []
+    encode = Classifier.encode
+
+    def counted(self: Classifier, inputs: dict[str, Tensor]) -> Tensor:
+        found.append(len(inputs[self.reads[0]]))
+        return encode(self, inputs)
+
+    monkeypatch.setattr(Classifier, "encode", counted)
+    return found
+
+
+@torch.no_grad()
+def test_features_are_those_of_the_images(store: Callable[..., FeatureStore]) -> None:
+    kept = store()
+    inputs = kept.samples["train"].inputs
+    network, image = model(), HEAD.preprocessing(samples().inputs["image"])
+    torch.testing.assert_close(inputs[FEATURES], network.encode({"image": image}), rtol=0, atol=1e-6)
+    torch.testing.assert_close(network(inputs), network({"image": image}), rtol=0, atol=1e-6)
+    assert torch.equal(inputs[ROW], torch.arange(70))
+    assert kept.samples["test"].inputs[FEATURES].shape == (0, 128)
+
+
+def test_a_view_is_one_of_those_kept(store: Callable[..., FeatureStore]) -> None:
+    """Each of the three is drawn, of each image its own, and no other."""
+    network, rows = model(), torch.tensor([69, 3, 3])
+    kept, noise = store(views=3), torch.Generator().manual_seed(0)
+    drawn = torch.stack([kept.view(network, STRONG, rows, noise) for _ in range(60)])
+    found = [{tuple(view.tolist()) for view in drawn[:, i]} for i in range(3)]
+    assert [len(views) for views in found] == [3, 3, 3]
+    assert found[1] == found[2]
+    assert not found[0] & found[1]
+
+
+@torch.no_grad()
+def test_a_view_is_an_augmented_image(store: Callable[..., FeatureStore]) -> None:
+    """A mirror has two results, whatever is drawn: the feature of the image, or of its mirror image."""
+    network, image = model(), HEAD.preprocessing(samples().inputs["image"])
+    both = [network.encode({"image": x}) for x in (image, image.flip(-1))]
+    seen = store().view(network, Augmentation(flip=0.5), torch.arange(70), torch.Generator())
+    near = torch.stack([(seen - one).abs().amax(dim=1) < 1e-5 for one in both])
+    assert near.any(dim=0).all()
+    assert near.any(dim=1).all()
+
+
+def test_an_image_is_read_once_for_all_runs(
+    store: Callable[..., FeatureStore], reads: list[int], tmp_path: Path
+) -> None:
+    for _ in range(2):
+        kept = store()
+        for augmentation in (MILD, STRONG):
+            kept.view(model(), augmentation, torch.arange(5), torch.Generator())
+        assert sum(reads) == 70 * (1 + 2 * 4)
+    before = len(entries(tmp_path))
+    other = samples()
+    other.inputs["image"][69, 0, 15, 15] ^= 1
+    store(other)
+    store(network=model(seed=1))
+    store(mean=(0.4,))
+    assert len(entries(tmp_path)) == before + 3 + 2  # an encoder, or a normalisation, also of no test images
+    kept = store(views=2)
+    kept.view(model(), MILD, torch.arange(5), torch.Generator())
+    kept.view(model(), replace(MILD, zoom=0.2), torch.arange(5), torch.Generator())
+    assert len(entries(tmp_path)) == before + 3 + 2 + 2
+
+
+def test_only_the_owner_may_read_them(store: Callable[..., FeatureStore], tmp_path: Path) -> None:
+    store()
+    folder = tmp_path / "cache" / "features"
+    folder.chmod(0o755)
+    store()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in entries(tmp_path)} == {0o600}
+
+
+def test_a_run_that_ends_leaves_no_part_of_an_entry(
+    store: Callable[..., FeatureStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            store()
+    assert entries(tmp_path) == []
+    (tmp_path / "cache" / "features" / "whole").touch()
+    store()
+    for path in entries(tmp_path):
+        path.write_bytes(path.read_bytes()[:-5])
+    assert store().samples["train"].inputs[FEATURES].shape == (70, 128)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - NEED_PIXELS - DRAW_VIEWS))
+def test_a_federation_is_the_same_as_without_the_store(name: str, reads: list[int]) -> None:
+    method = conformant(name)
+    label_type = method.labels.types[0]
+    block = {"hidden": 4} if name in ("pfl", "pmfl") else {}
+    found = []
+    for spec in (IMAGES_EACH_STEP, HEAD):
+        reads.clear()
+        with Trial(method, replace(spec, **block), label_type, rounds=2) as trial:
+            trial.run()
+            found.append(trial)
+    one, two = (trial.server.model for trial in found)
+    for part in ("shared", "head", "channels"):
+        a, b = getattr(one, part), getattr(two, part)
+        assert a.keys() == b.keys()
+        for tensor in a:
+            torch.testing.assert_close(a[tensor], b[tensor], rtol=0, atol=1e-6)
+    assert sum(reads) == len(SITES) * (18 + 6)
+
+
+@pytest.mark.parametrize("name", sorted(DRAW_VIEWS))
+def test_methods_draw_their_views_from_the_store(name: str, reads: list[int]) -> None:
+    """Three sites, each image as it is and in four views of each augmentation, in any number of rounds."""
+    method = conformant(name)
+    for rounds in (3, 5):
+        reads.clear()
+        with Trial(method, HEAD, method.labels.types[0], rounds=rounds) as trial:
+            trial.run()
+        augmentations = (sum(reads) / len(SITES) - 6 - 18) / (4 * 18)
+        assert augmentations in (1, 2)
+
+
+@pytest.mark.parametrize("name", sorted(NEED_PIXELS))
+def test_a_method_that_needs_pixels_says_so(name: str) -> None:
+    method = conformant(name)
+    with pytest.raises(ConfigError, match=r"stored features; set model\.views=0"):
+        Trial(method, HEAD, method.labels.types[0])
+    with Trial(method, IMAGES_EACH_STEP, method.labels.types[0]) as trial:
+        trial.run()
+
+
+def test_views_without_a_frozen_encoder_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.views"):
+        model(replace(SMALL, views=8))
+
+
+def test_a_site_that_lost_its_encoder_gets_it_again(tiny: Any) -> None:
+    federation = tiny(SurgicalAggregation(), model=HEAD, rounds=3)
+    server, sites = federation.server(), federation.sites()
+
+    def lose(site: str, task: TaskData, answer: Packed) -> Packed:
+        if site == "beta" and task.task == "train" and task.round == 1:
+            (sites["beta"].folder / "encoder.safetensors").unlink()
+            sites["beta"].states._encoder_of = None  # a new process
+        return answer
+
+    federate(server, Between(sites, lose))
+    reasons = [
+        line["sites"]["beta"]["reason"] for line in read_records(server.record.folder / "history.jsonl")
+    ]
+    assert "missing_state (MissingState)" in reasons
+    assert server.round == 3
+
+
+def test_a_continued_run_ends_like_one_without_a_break(tiny: Any) -> None:
+    method = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
+    whole = tiny(method, model=HEAD, rounds=4).run("whole")
+    tiny(method, model=HEAD, rounds=2).run("cut")
+    cut = tiny(method, model=HEAD, rounds=4).run("cut")
+    assert cut.round == 4
+    assert all(torch.equal(cut.model.head[name], rows) for name, rows in whole.model.head.items())
+    states = list((cut.record.folder / "sites").glob("*/round-*.safetensors"))
+    assert states
+    assert not [path for path in states if any(ENCODER in name for name in load(path).tensors)]
+
+
+def test_the_servers_own_data_are_read_once(
+    tmp_path: Path, hospital: Callable[..., Path], reads: list[int], tiny: Any
+) -> None:
+    config = load_site_config(hospital(tmp_path / "held", ("Mass", "Nodule"), 25, 0, "all"))
+    figures = []
+    for spec in (IMAGES_EACH_STEP, HEAD):
+        plan = tiny(SurgicalAggregation(), model=spec).plan
+        first, held = initial(plan, ("Mass", "Nodule")), HeldOut(config, plan)
+        figures.append(held.validate(first))
+        reads.clear()
+        figures.append(held.validate(first))
+    assert reads == []
+    assert figures[0] == figures[1] == figures[2] == figures[3]
+
+
+@torch.no_grad()
+def test_texts_have_features_and_no_views(tmp_path: Path) -> None:
+    tokens = torch.randint(1, 50, (6, 9), dtype=torch.int32)
+    part = Samples({"tokens": tokens, "length": torch.full((6,), 9)}, torch.zeros(6, 1), tuple("abcdef"))
+    spec = ModelSpec("lstm", train="head")
+    network = build(spec, LabelSet(("A",)), 0, pretrained=False).eval()
+    kept = FeatureStore(network, spec, {"train": part}, tmp_path, "alpha")
+    plain = kept.samples["train"].inputs
+    drawn = kept.view(network, MILD, torch.tensor([2, 0]), torch.Generator())
+    assert torch.equal(drawn, plain[FEATURES][[2, 0]])
+    torch.testing.assert_close(network(plain), network(part.inputs))

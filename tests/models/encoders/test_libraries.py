@@ -1,0 +1,217 @@
+"""Networks that timm, torchvision and MONAI know by name, with weights of a file."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torchvision
+from monai.networks import nets
+from safetensors.torch import save_file
+from timm.layers import resample_abs_pos_embed
+from torch import Tensor, nn
+
+from suture.core.errors import ConfigError
+from suture.core.labels import LabelSet
+from suture.models import ModelSpec, build
+from suture.models.classifier import Classifier, shared_names
+from suture.models.saved import load_model, save_model
+
+LABELS = LabelSet(("Edema", "Mass"))
+
+
+def built(name: str, size: int, weights: Path | str | None = None, **settings: Any) -> Classifier:
+    spec = ModelSpec(name, size=size, weights=str(weights) if weights else None, **settings)
+    return build(spec, LABELS, 1, pretrained=True).eval()
+
+
+def images(size: int, channels: int = 3) -> Tensor:
+    return torch.randn(2, channels, size, size, generator=torch.Generator().manual_seed(0))
+
+
+def perturbed(network: nn.Module) -> nn.Module:
+    """The network with other numbers everywhere, so that a tensor that is not read is noticed."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, tensor in network.state_dict().items():
+            if tensor.is_floating_point():
+                noise = torch.rand(tensor.shape, generator=generator) * 0.1
+                tensor.add_(noise if "var" in name else noise - 0.05)
+    return network.eval()
+
+
+def assert_alike(ours: nn.Module, theirs: nn.Module, x: Tensor) -> None:
+    """In double precision: the random numbers of `perturbed` make large ones in single."""
+    with torch.no_grad():
+        torch.testing.assert_close(ours.double()(x.double()), theirs.double()(x.double()))
+
+
+@pytest.mark.parametrize("name", ["test_vit", "test_convnext", "test_resnet", "test_efficientnet"])
+def test_features_are_timms_own(name: str, tmp_path: Path) -> None:
+    theirs = perturbed(timm.create_model(name, pretrained=False))
+    own = theirs.pretrained_cfg
+    size = own["input_size"][1]
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    with torch.no_grad():
+        expected = theirs.forward_head(theirs.forward_features(images(size)), pre_logits=True)
+        for weights in (tmp_path, tmp_path / "model.safetensors"):
+            ours = built(f"timm:{name}", size, weights)
+            torch.testing.assert_close(ours.backbone(images(size)), expected, rtol=0, atol=1e-6)
+    prepare = ModelSpec(f"timm:{name}").preprocessing
+    assert (prepare.mean, prepare.std, prepare.channels) == (own["mean"], own["std"], 3)
+    assert ours.head.in_features == theirs.num_features
+
+
+def test_positions_of_another_size_are_those_that_timm_resamples(tmp_path: Path) -> None:
+    theirs = perturbed(timm.create_model("test_vit", pretrained=False))
+    torch.save(theirs.state_dict(), tmp_path / "vit.pth")
+    ours = built("timm:test_vit", 64, tmp_path / "vit.pth").backbone
+    expected = resample_abs_pos_embed(theirs.pos_embed, [4, 4])
+    assert torch.equal(ours.pos_embed, expected)
+    assert torch.equal(ours.blocks[0].mlp.fc1.weight, theirs.blocks[0].mlp.fc1.weight)
+
+
+def test_positions_of_torchvisions_transformer_are_interpolated(tmp_path: Path) -> None:
+    theirs = torchvision.models.vit_b_32(weights=None, image_size=64)
+    state = theirs.state_dict()
+    constant = state["encoder.pos_embedding"][:, 1:2].expand(-1, 49, -1)
+    table = torch.cat([state["encoder.pos_embedding"][:, :1], constant], dim=1)
+    torch.save(state | {"encoder.pos_embedding": table}, tmp_path / "large.pth")
+    ours = built("torchvision:vit_b_32", 64, tmp_path / "large.pth").backbone
+    theirs.encoder.pos_embedding.data = table[:, :5]
+    with torch.no_grad():
+        torch.testing.assert_close(theirs.eval().heads(ours(images(64))), theirs(images(64)))
+    torch.save(state | {"encoder.pos_embedding": table[:, :7]}, tmp_path / "odd.pth")
+    with pytest.raises(
+        ConfigError, match=r"encoder\.pos_embedding is \[1, 7, 768\] instead of \[1, 5, 768\]"
+    ):
+        built("torchvision:vit_b_32", 64, tmp_path / "odd.pth")
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x0_5"])
+def test_features_are_torchvisions_own(name: str, tmp_path: Path) -> None:
+    theirs = perturbed(torchvision.models.get_model(name, weights=None))
+    torch.save({"state_dict": {f"module.{k}": t for k, t in theirs.state_dict().items()}}, tmp_path / "w.pt")
+    ours = built(f"torchvision:{name}", 64, tmp_path / "w.pt")
+    last = [module for module in theirs.modules() if isinstance(module, nn.Linear)][-1]
+    assert_alike(nn.Sequential(ours.backbone, last), theirs, images(64))
+
+
+def test_a_swin_transformer_shares_no_table_of_indices() -> None:
+    model = built("torchvision:swin_t", 64)
+    assert all(t.is_floating_point() for t in model.state_dict().values())
+    assert not model.norm_names
+    assert shared_names(model, "frozen") == shared_names(model, "average")
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("DenseNet121", lambda: nets.DenseNet121(spatial_dims=2, in_channels=1, out_channels=5)),
+        ("resnet18", lambda: nets.resnet18(spatial_dims=2, n_input_channels=1, num_classes=5)),
+        ("SEResNet50", lambda: nets.SEResNet50(spatial_dims=2, in_channels=1, num_classes=5)),
+    ],
+)
+def test_features_are_monais_own(name: str, make: Any, tmp_path: Path) -> None:
+    theirs = perturbed(make())
+    torch.save(theirs.state_dict(), tmp_path / "model.pt")
+    ours = built(f"monai:{name}", 64, tmp_path / "model.pt")
+    last = [module for module in theirs.modules() if isinstance(module, nn.Linear)][-1]
+    assert_alike(nn.Sequential(ours.backbone, last), theirs, images(64, 1))
+    assert built(f"monai:{name}", 64, color=True)({"image": images(64)}).shape == (2, 2)
+
+
+def test_a_saved_encoder_opens_without_its_weights(tmp_path: Path) -> None:
+    save_file(timm.create_model("test_vit", pretrained=False).state_dict(), tmp_path / "w.safetensors")
+    spec = ModelSpec("timm:test_vit", size=64, weights=str(tmp_path / "w.safetensors"))
+    model = build(spec, LABELS, 1, pretrained=True).eval()
+    save_model(model, spec, tmp_path / "model", {})
+    (tmp_path / "w.safetensors").unlink()
+    opened, prepare = load_model(tmp_path / "model")
+    assert prepare == spec.preprocessing
+    x = {"image": images(64)}
+    with torch.no_grad():
+        assert torch.equal(opened(x), model(x))
+
+
+def test_the_same_seed_gives_the_same_tensors() -> None:
+    first, again = (built("timm:test_vit", 64).state_dict() for _ in range(2))
+    assert all(torch.equal(first[name], tensor) for name, tensor in again.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "said"),
+    [
+        ("timm:vit_tini_patch16_224", 64, r"did you mean 'vit_tiny_patch16_224'"),
+        ("timm:resnet18.a9_in1k", 64, r"a9_in1k.*correct the tag"),
+        ("timm:hf-hub:timm/resnet18", 64, r"Suture downloads nothing.*model\.weights"),
+        ("timm:timm/resnet18", 64, r"Suture downloads nothing"),
+        ("torchvision:resnet19", 64, r"did you mean 'resnet18'"),
+        ("torchvision:inception_v3", 64, r"unknown network of torchvision"),
+        ("torchvision:squeezenet1_0", 64, r"no linear classifier"),
+        ("monai:UNet", 64, r"unknown 2-D network of MONAI"),
+        (
+            "timm:test_vit",
+            70,
+            r"model\.size 70: timm:test_vit, pretrained at 160 px, .* no multiple .* 16 px",
+        ),
+        ("torchvision:maxvit_t", 64, r"model\.size 64: torchvision:maxvit_t, .*does not take"),
+        (
+            "torchvision:vit_b_32",
+            70,
+            r"model\.size 70: torchvision:vit_b_32, pretrained at 224 px, does not take",
+        ),
+        ("torchvision:resnet18", 32, r"model\.size 32: torchvision:resnet18, pretrained at 224 px, does not"),
+    ],
+)
+def test_a_name_or_size_that_cannot_be_is_refused_in_one_line(name: str, size: int, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        built(name, size)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_an_unknown_family_and_a_missing_package_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"unknown family of models 'tim'; did you mean 'timm'"):
+        ModelSpec("tim:resnet18")
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ConfigError, match=re.escape('pip install "suture[encoders]"')):
+        built("timm:test_vit2", 64)
+
+
+def other(case: str, path: Path) -> tuple[str, Path, str]:
+    """Write a file that does not fit; return the model, the file, and what is said of it."""
+    tv, vit = torchvision.models, "timm:test_vit"
+    if case == "deeper":
+        torch.save(tv.resnet34(weights=None).state_dict(), path / "a.pth")
+        return "torchvision:resnet18", path / "a.pth", r"another network than resnet18.*it has layer1\.2"
+    if case == "wider":
+        torch.save(timm.create_model("test_vit", pretrained=False, embed_dim=32).state_dict(), path / "a.pth")
+        return vit, path / "a.pth", r"a\.pth does not.*cls_token is \[1, 1, 32\] instead of \[1, 1, 64\]"
+    if case == "patches":
+        torch.save(timm.create_model("test_vit", pretrained=False, patch_size=8).state_dict(), path / "a.pth")
+        return vit, path / "a.pth", r"patch_embed\.proj\.weight is \[64, 3, 8, 8\]"
+    if case == "twice":
+        state = tv.resnet18(weights=None).state_dict()
+        torch.save(
+            {f"{who}.{k}": t for who in ("student", "teacher") for k, t in state.items()}, path / "a.pth"
+        )
+        return "torchvision:resnet18", path / "a.pth", r"several networks: student\., teacher\."
+    if case == "whole":
+        torch.save(tv.resnet18(weights=None), path / "a.pth")
+        return "torchvision:resnet18", path / "a.pth", r"which could run any program"
+    if case == "empty":
+        return vit, path, r"contains no file of weights"
+    return vit, path / "absent", r"absent do not exist; name a file or a folder"
+
+
+@pytest.mark.parametrize("case", ["deeper", "wider", "patches", "twice", "whole", "empty", "absent"])
+def test_a_file_of_another_network_is_refused(case: str, tmp_path: Path) -> None:
+    name, path, said = other(case, tmp_path)
+    with pytest.raises(ConfigError, match=said) as caught:
+        built(name, 64, path)
+    assert len(str(caught.value).splitlines()) == 1
