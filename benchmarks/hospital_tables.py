@@ -673,6 +673,41 @@ def written_by_pandas(folder: Path) -> Meant:
 
 
 @case
+def delimiters_at_the_end(folder: Path) -> Meant:
+    """Each row ends with delimiters, and the header does not."""
+    plain(folder, ["image", "patient", "Mass"], lambda i: [f"{i:02}.png", f"p{i // 2}", i % 2, "", ""])
+    return Meant(in_img(), {"Mass": every(0, 1)}, pairs())
+
+
+@case
+def headers_with_their_codes(folder: Path) -> Meant:
+    """The header says what the cells are, in two lines of a cell."""
+    header = ["image", "patient", "Mass\n(0/1)", "Edema (1 = ja, 0 = nein)"]
+    plain(folder, header, lambda i: [f"{i:02}.png", f"p{i // 2}", i % 2, int(i % 3 == 0)])
+    return Meant(in_img(), {"Mass": every(0, 1), "Edema": every(1, 0, 0)}, pairs())
+
+
+@case
+def codes_beside_names(folder: Path) -> Meant:
+    """A class is given twice, by its number and by its name."""
+    kinds = ("Normal", "Polyp", "Ulcer")
+    plain(
+        folder,
+        ["image", "patient", "code", "diagnosis"],
+        lambda i: [f"{i:02}.png", i // 2, i % 3, kinds[i % 3]],
+    )
+    return Meant(in_img(), {"Polyps": every(0, 1, 0), "Ulcer": every(0, 0, 1)}, pairs())
+
+
+@case
+def reports_beside_images(folder: Path) -> Refused:
+    """Images with a report each, and no labels."""
+    text = "No effusion, heart normal. Nothing else to be seen."
+    plain(folder, ["image", "patient", "report"], lambda i: [f"{i:02}.png", f"p{i // 2}", f"{text} {i}"])
+    return Refused((r"labels\.csv has no label columns", "image, patient, report", "Write 1 and 0"))
+
+
+@case
 def repeated_rows(folder: Path) -> Meant:
     """Some rows are there twice."""
     row = lambda i: [f"{i:02}.png", f"p{i // 2}", i % 2]  # noqa: E731

@@ -49,18 +49,9 @@ _SPLIT_FLAG = re.compile(
 """Columns of 1 and 0 that say which rows are of a split."""
 _INDEX = re.compile(r"^(unnamed.*|index|row|#)$", re.IGNORECASE)
 _CHOICE = re.compile(r"\(choice=(.+)\)$")
-_OTHER_TABLES = {
-    ".xls",
-    ".xlsb",
-    ".ods",
-    ".numbers",
-    ".sav",
-    ".dta",
-    ".feather",
-    ".mdb",
-    ".accdb",
-    ".sas7bdat",
-}
+_CODED = re.compile(r"(.+?)\s*\(([^()]+)\)", re.DOTALL)
+"""A name of a column with the words of its cells, such as "Mass (0/1)"."""
+_OTHER_TABLES = (".xls", ".xlsb", ".ods", ".numbers", ".sav", ".dta", ".feather", ".mdb", ".sas7bdat")
 _MANY_WORDS = 5
 """Words of a cell, on average, from which on it is a document."""
 _RATER = re.compile(
@@ -137,6 +128,9 @@ def discover(path: Path, answers: Answers = Answers()) -> Discovery:
         raise DataError(
             f"{path} does not exist; give a folder with a table and images, or the path of the table"
         )
+    if path.is_file() and path.suffix.lower() in (".zip", *_OTHER_TABLES):
+        remedy = "unpack it and give its folder" if path.suffix == ".zip" else "save it as .xlsx or .csv"
+        raise DataError(f"{path} cannot be read; {remedy}")
     folder = path if path.is_dir() else path.parent
     levels = _Levels(tables(folder) if path.is_dir() else [[path]])
     elsewhere = _named_elsewhere(levels.forms(0))
@@ -514,8 +508,11 @@ def _described(
 
 
 def _choices(columns: Sequence[str]) -> dict[str, str]:
-    """The findings of REDCap's columns with one box each, such as "Findings (choice=Mass)"."""
+    """The findings of columns such as REDCap's "Findings (choice=Mass)", and "Mass (1=yes, 0=no)"."""
     found = {name: match[1].strip() for name in columns if (match := _CHOICE.search(name))}
+    for name, match in ((name, _CODED.fullmatch(name)) for name in columns if name not in found):
+        if match and all(Cells({}).number(word) is not None for word in re.findall(r"[\w.]+", match[2])):
+            found[name] = match[1]
     return {name: of for name, of in found.items() if list(found.values()).count(of) == 1}
 
 

@@ -32,8 +32,9 @@ from suture.data.table_form import Form
 
 _LIST_SEPARATORS = ("|", ";", ",")
 _NO_LABEL = re.compile(
-    r"^(unnamed.*|index|row|.*\bid|(patient)?[ _-]?(sex|gender)([ _].*)?|male|female|age|view.*"
-    r"|projection|ap|pa|ap.pa|frontal|lateral|frontal.lateral|inpatient|quality|complete\?|.*_complete|redcap_.*)$",
+    r"^(unnamed.*|index|row|.*\bid|(patient)?[ _-]?(sexe?|gender|geschlecht|sexo|sesso)([ _].*)?|male|female"
+    r"|age|view.*|projection|ap|pa|ap.pa|frontal|lateral|frontal.lateral|inpatient|quality|complete\?"
+    r"|.*_complete|redcap_.*)$",
     re.IGNORECASE,
 )
 """Columns of two values that are no finding. A label of such a name is added to `labels` by hand."""
@@ -222,11 +223,10 @@ def _doubt(columns: list[str], named: Mapping[str, str]) -> list[str]:
 
 def _no_labels(sheet: Sheet, warnings: Collection[str]) -> DataError:
     asked = "".join(f"\n{warning}" for warning in warnings)
-    if warnings:
-        asked += "\nWrite 1 and 0 into the table, or write suture.toml by hand (docs/data.md)"
     return DataError(
         f"{sheet.path} has no label columns: no column has only 1, 0, yes, no or blank cells, or lists "
-        f"findings; its columns are {', '.join(filter(None, sheet.header))}{asked}"
+        f"findings; its columns are {', '.join(filter(None, sheet.header))}{asked}\nWrite 1 and 0 into the "
+        "table, or write suture.toml by hand (docs/data.md)"
     )
 
 
@@ -407,7 +407,7 @@ def _ask_value(name: str, findings: str, strange: Collection[str]) -> str:
     lines, values = f"value_column = {json.dumps(name)}", " this line (and values, if 1 means absent)"
     if strange:
         lines += f"\n{values_line(strange)}"
-        values = ', with 1, 0 or "unknown" for each value,'
+        values = ', with 1, 0 or "unknown" for each value'
     return (
         f"column {name!r} is not read, and every finding in {findings!r} counts as present. If {name!r} "
         f"says whether a finding is present, add{values}:\n{lines}"
