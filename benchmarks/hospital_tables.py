@@ -510,6 +510,27 @@ def folders_of_studies(folder: Path) -> Meant:
 
 
 @case
+def numbers_of_patients_and_of_visits(folder: Path) -> Meant:
+    """Folders of patients have folders of visits, both with small numbers."""
+    images = [f"{1 + i // 2}/{1 + i % 2}/xray.png" for i in range(N)]
+    pngs(folder / "images", images)
+    table(folder / "labels.csv", [["patient_id", "Mass"], *([1 + i, i % 2] for i in range(N // 2))])
+    return Meant([f"images/{name}" for name in images], {"Mass": every(0, 0, 1, 1)}, pairs())
+
+
+@case
+def patients_of_file_names_in_two_splits(folder: Path) -> Meant:
+    """The same, but the splits of the table tear what may be patients: a person has to look."""
+    stems = [f"{17 + i // 3:08}_{i % 3:03}.png" for i in range(N)]
+    pngs(folder / "images", stems)
+    split = ["train", "test"] * (N // 2)
+    rows = [[name, part, i % 2] for i, (name, part) in enumerate(zip(stems, split, strict=True))]
+    table(folder / "labels.csv", [["file", "set", "Mass"], *rows])
+    asks = ("if these are patients, they lie in two splits", "no column names the patients")
+    return Meant([f"images/{name}" for name in stems], {"Mass": every(0, 1)}, split=split, asks=asks)
+
+
+@case
 def days_in_file_names(folder: Path) -> Meant:
     """2021-03-01_07.png: a day is no patient."""
     stems = [f"2021-0{1 + i // 8}-1{i // 2 % 4}_{i:02}.png" for i in range(N)]
