@@ -973,6 +973,18 @@ def split_dates(folder: Path) -> Refused:
 
 
 @case
+def splits_of_folders(folder: Path) -> Meant:
+    """The table lists train/00.png and Test/01.png: what is in Test must not be trained on."""
+    parts = [("train", "train", "val", "Test")[i // 2 % 4] for i in range(N)]
+    images = [f"cxr/{part}/{i:02}.png" for i, part in enumerate(parts)]
+    pngs(folder, images)
+    rows = [[name, f"p{i // 2}", i % 2] for i, name in enumerate(images)]
+    table(folder / "labels.csv", [["path", "patient", "Mass"], *rows])
+    words = {"train": "train", "val": "validation", "Test": "test"}
+    return Meant(images, {"Mass": every(0, 1)}, pairs(), [words[part] for part in parts])
+
+
+@case
 def split_folds(folder: Path) -> Refused:
     """Numbers of folds."""
     plain(folder, ["image", "patient", "fold", "Mass"], lambda i: [f"{i:02}.png", f"p{i}", i % 5, i % 2])

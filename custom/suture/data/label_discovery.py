@@ -32,23 +32,19 @@ from suture.data.table_form import Form
 
 _LIST_SEPARATORS = ("|", ";", ",")
 _NO_LABEL = re.compile(
-    r"^(unnamed.*|index|row|.*\bid|(patient)?[ _-]?(sexe?|gender|geschlecht|sexo|sesso)([ _].*)?|male|female"
-    r"|age|view.*|projection|ap|pa|ap.pa|frontal|lateral|frontal.lateral|inpatient|quality|complete\?"
-    r"|.*_complete|redcap_.*)$",
-    re.IGNORECASE,
+    r"(?i)(unnamed.*|index|row|.*\bid|(patient)?[ _-]?(sexe?|gender|geschlecht|sexo|sesso)([ _].*)?|male"
+    r"|female|age|view.*|projection|ap|pa|ap.pa|frontal|lateral|frontal.lateral|inpatient|quality|complete\?"
+    r"|.*_complete|redcap_.*)$"
 )
 """Columns of two values that are no finding. A label of such a name is added to `labels` by hand."""
 _CLASS = re.compile(
-    r"^(class|label|diagnosis|diagnose|dx|disease|pathology|condition|target|finding|befund|klasse)s?"
-    r"[ _-]?\d*$",
-    re.IGNORECASE,
+    r"(?i)(class|label|diagnos[ie]s?|dx|disease|pathology|condition|target|finding|befund|klasse)s?[ _-]?\d*$"
 )
 """Columns of one word for each image, which is its class whatever the vocabulary knows."""
 
 _VALUE = re.compile(
-    r"(is)?[ _-]?(confidence|value|label[ _-]?value|present[ea]?|presence|positive|exists|result|answer|score"
-    r"|prob|probability|vorhanden|wert|valeur|valor)",
-    re.IGNORECASE,
+    r"(?i)(is)?[ _-]?(confidence|value|label[ _-]?value|present[ea]?|presence|positive|exists|result|answer"
+    r"|score|prob|probability|vorhanden|wert|valeur|valor)"
 )
 """Columns that say whether the finding of their row is present, beside a column that names it."""
 
