@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,30 @@ def test_the_first_submitter_owns_an_experiment_and_others_are_refused(folder: P
     for other in (OTHER, Submitter(LEAD.name, "b"), Submitter(OTHER.name, "a"), None):
         with pytest.raises(NotOwner, match="'trial' is not this submitter's"):
             claim(folder, other, (OTHER.name,))
-    assert json.loads((folder / OWNER).read_text()) == {"name": "lead@a.org", "org": "a", "shared_with": []}
+    owner = {"name": "lead@a.org", "org": "a", "study": "default", "shared_with": []}
+    assert json.loads((folder / OWNER).read_text()) == owner
+
+
+def test_a_study_of_flare_is_a_part_of_the_owner(folder: Path) -> None:
+    """Who may act in one study is not thereby given a model of another, the same user neither."""
+    lung = replace(LEAD, study="lung")
+    claim(folder, lung, (OTHER.name,))
+    claim(folder, lung, None)
+    claim(folder, replace(OTHER, study="lung"), None)
+    for other in (LEAD, OTHER, replace(LEAD, study="heart"), replace(OTHER, study="heart")):
+        with pytest.raises(NotOwner, match="name its --study"):
+            claim(folder, other, None)
+    assert may_use(folder, LEAD.name, "lung")
+    assert not may_use(folder, LEAD.name)
+    assert not may_use(folder, OTHER.name, "heart")
+
+
+def test_an_owner_of_before_studies_is_of_the_default_one(folder: Path) -> None:
+    folder.mkdir()
+    (folder / OWNER).write_text('{"name": "lead@a.org", "org": "a", "shared_with": []}')
+    claim(folder, LEAD, None)
+    with pytest.raises(NotOwner):
+        claim(folder, replace(LEAD, study="lung"), None)
 
 
 def test_the_owner_shares_by_name_and_takes_it_back(folder: Path) -> None:

@@ -222,3 +222,25 @@ def test_a_method_that_refuses_the_jobs_settings_says_whose_they_are_and_how_to_
         with_settings(demo, ["method=metafl"])
     before = ["iterations=10", "epochs=1", "batch_size=64", "optimiser=sgd", "momentum=0.0"]
     assert with_settings(demo, [*before, "batch_norm=frozen", "method=metafl"]).method.about.name == "metafl"
+
+
+def test_what_flare_is_told_of_a_job_is_checked_where_it_is_set() -> None:
+    job = with_settings(load_job("demo"), ["flare.scope=suture", "flare.gpus=2"])
+    assert job.flare == {"scope": "suture", "gpus": 2}
+    spec = with_settings(job, ['flare.resource_spec={"a": {"num_of_cpus": 2}}']).flare["resource_spec"]
+    assert spec == {"a": {"num_of_cpus": 2}}
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("flare.scop=a", "unknown setting of flare 'scop'; did you mean 'scope'"),
+        ("flare.gpus=-1", r"demo: flare\.gpus=-1: give a number, 0 or more"),
+        ("flare.gpus=true", "give a number, 0 or more"),
+        ("flare.scope=3", "give a name"),
+        ("flare.launcher_spec=docker", "give a table"),
+    ],
+)
+def test_what_flare_would_not_take_is_refused(setting: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        with_settings(load_job("demo"), [setting])

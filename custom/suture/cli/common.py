@@ -50,6 +50,9 @@ StartupKit = Annotated[
     Path | None,
     typer.Option(help="Startup kit of a user, for --env poc and prod; by default the kit of the POC's lead."),
 ]
+FlareStudy = Annotated[
+    str, typer.Option("--study", help="FLARE's study in which the user acts, for --env poc and prod.")
+]
 Detach = Annotated[
     bool, typer.Option("--detach", help="Return at once; `suture results` fetches the results later.")
 ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from suture.cli.common import Detach, RunFolder, StartupKit, console, print_line, stated
+from suture.cli.common import Detach, FlareStudy, RunFolder, StartupKit, console, print_line, stated
 
 if TYPE_CHECKING:
     from suture.flare.admin.kit import Kit
@@ -21,13 +21,14 @@ Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default ru
 def status(
     job_id: Annotated[str | None, typer.Argument(help="FLARE's id of a job; by default all jobs.")] = None,
     startup_kit: StartupKit = None,
+    study: FlareStudy = "default",
 ) -> None:
     """Show the jobs and sites of a running federation, or the progress of one job."""
     from suture.core.names import shown_name
     from suture.flare.admin.kit import admin_kit
     from suture.flare.admin.session import connected
 
-    kit = admin_kit(startup_kit)
+    kit = admin_kit(startup_kit, study=study)
     with connected(kit) as federation:
         if job_id is None:
             sites = ", ".join(map(shown_name, federation.sites()))
@@ -79,12 +80,13 @@ def results(
     job_id: Annotated[str, typer.Argument(help="FLARE's id of the job; `suture status` lists them.")],
     out: Out = None,
     startup_kit: StartupKit = None,
+    study: FlareStudy = "default",
 ) -> None:
     """Download the results of a finished job into a run folder, and show its table."""
     from suture.flare.admin.kit import admin_kit
     from suture.flare.admin.remote import fetch
 
-    show_run(fetch(admin_kit(startup_kit), job_id, out))
+    show_run(fetch(admin_kit(startup_kit, study=study), job_id, out))
 
 
 def run_remotely(
@@ -93,6 +95,7 @@ def run_remotely(
     folder: Path,
     experiment: str,
     startup_kit: Path | None,
+    study: str,
     how: Submission,
     detach: bool,
 ) -> None:
@@ -104,7 +107,7 @@ def run_remotely(
 
     check_federated(job)
     check_finetuning(job)
-    kit = admin_kit(startup_kit, env)
+    kit = admin_kit(startup_kit, env, study)
     if env == "poc":
         # A kit lies in FOLDER/PROJECT/prod_NN/NAME.
         check_study(job, kit.folder.resolve().parents[2], how.sites)
@@ -146,6 +149,7 @@ def resume(
     env: Annotated[str, typer.Option(help="poc or prod.")] = "poc",
     out: Out = None,
     startup_kit: StartupKit = None,
+    study: FlareStudy = "default",
     detach: Detach = False,
 ) -> None:
     """Continue an experiment after its last committed round, once a lost server, job or site is back."""
@@ -154,7 +158,7 @@ def resume(
     from suture.flare.admin.recovery import resume as resume_job
 
     check_experiment(experiment)
-    kit = admin_kit(startup_kit, env)
+    kit = admin_kit(startup_kit, env, study)
     folder = (out or Path("runs") / experiment).resolve()
     job_id, name = resume_job(kit, experiment, folder, env)
     if _follow(name, env, kit, folder, job_id, detach):
@@ -178,7 +182,9 @@ def _follow(title: str, env: str, kit: Kit, folder: Path, job_id: str, detach: b
 
 def _later(kit: Kit, folder: Path, job_id: str) -> str:
     """Return the commands for a job that nobody waits for, a line each."""
-    own = ["--startup-kit", str(kit.folder)]
+    from suture.flare.admin.kit import options_of
+
+    own = options_of(kit)
     commands = {
         "its progress": ["suture", "status", job_id, *own],
         "its results, after its end": ["suture", "results", job_id, "--out", str(folder), *own],

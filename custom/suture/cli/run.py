@@ -18,6 +18,7 @@ from suture.cli.common import (
     Amp,
     Detach,
     Device,
+    FlareStudy,
     JobName,
     Sets,
     SiteThreads,
@@ -69,6 +70,9 @@ Bundle = Annotated[
     bool,
     typer.Option(help="Send the package with the job; by default every party has it installed."),
 ]
+Gpus = Annotated[
+    int | None, typer.Option(min=0, help="GPUs of each site that FLARE reserves for the job; see flare.gpus.")
+]
 _Watched = Annotated[bool, typer.Option("--watch", help="Serve a live page of the run: see suture watch.")]
 Track = Annotated[Tracker | None, typer.Option(help="Also write the history there: see suture track.")]
 _Limits = Annotated[
@@ -100,7 +104,7 @@ class Execution:
         out: run folder; None for runs/JOB-TIME.
         resume, overwrite: what happens to a run that the folder holds.
         workers: number of processes that simulated sites share.
-        startup_kit, sites, bundle, detach: of a job that is submitted to a POC or in production.
+        startup_kit, sites, bundle, detach, study: of a job that is submitted to a POC or in production.
         command: the words of the command line that continues a run of simulated sites, but for its folder.
         watch: whether its page is served.
         track: where its history is written, besides the run folder.
@@ -117,6 +121,7 @@ class Execution:
     command: Sequence[str] = ()
     watch: bool = False
     track: Tracker | None = None
+    study: str = "default"
 
 
 def demo(
@@ -155,6 +160,8 @@ def run(
     startup_kit: StartupKit = None,
     sites: Sites = None,
     bundle: Bundle = False,
+    study: FlareStudy = "default",
+    gpus: Gpus = None,
     detach: Detach = False,
     watch: _Watched = False,
     track: Track = None,
@@ -179,7 +186,7 @@ def run(
         raise typer.BadParameter(
             "--watch and --track need a command that waits for the end: leave out --detach"
         )
-    every = _all_settings(rounds, seed, settings, accept_labels)
+    every = _all_settings(rounds, seed, settings, accept_labels, gpus)
     chosen = job_with(job, every, trust)
     if limits:
         chosen, every = _with_limits(chosen, env), [*every, "simulation.limits=true"]
@@ -191,7 +198,18 @@ def run(
     flags = [name for name, given in (("--amp", amp), ("--watch", watch), ("--trust", trust)) if given]
     again = ["suture", "run", job, *_words(env, every, options), *flags]
     how = Execution(
-        out, resume, overwrite, workers, startup_kit, _names(sites), bundle, detach, again, watch, track
+        out,
+        resume,
+        overwrite,
+        workers,
+        startup_kit,
+        _names(sites),
+        bundle,
+        detach,
+        again,
+        watch,
+        track,
+        study,
     )
     execute(chosen, env, how)
 
@@ -275,12 +293,18 @@ def _names(sites: str | None) -> tuple[str, ...]:
 
 
 def _all_settings(
-    rounds: int | None, seed: int | None, settings: list[str] | None, accept: list[str] | None
+    rounds: int | None,
+    seed: int | None,
+    settings: list[str] | None,
+    accept: list[str] | None,
+    gpus: int | None = None,
 ) -> list[str]:
     """Return the settings of --set, with those that have an option of their own added."""
     found = list(settings or ())
     if rounds is not None:
         found.append(f"rounds={rounds}")
+    if gpus is not None:
+        found.append(f"flare.gpus={gpus}")
     if seed is not None:
         found.append(f"seed={seed}")
     if accept:
@@ -305,7 +329,8 @@ def execute(job: Job, env: Env, how: Execution) -> None:
         submission = Submission(how.sites, how.bundle, how.resume, how.overwrite)
         # The parties store their states under the new name, whatever the folder is called here.
         with accompanied(folder, how.watch, how.track):
-            run_remotely(job, env.value, folder, new.name, how.startup_kit, submission, how.detach)
+            kit = how.startup_kit
+            run_remotely(job, env.value, folder, new.name, kit, how.study, submission, how.detach)
         return
     folder = run_folder(job, how.out)
     try:
@@ -350,6 +375,7 @@ def export(
     accept_labels: Accept = None,
     sites: Sites = None,
     bundle: Bundle = False,
+    gpus: Gpus = None,
     simulator: Annotated[
         Path | None,
         typer.Option(
@@ -359,7 +385,8 @@ def export(
     trust: Trust = False,
 ) -> None:
     """Write a job as a folder that FLARE's admin console accepts."""
-    chosen, names = job_with(job, _all_settings(rounds, seed, settings, accept_labels), trust), _names(sites)
+    every = _all_settings(rounds, seed, settings, accept_labels, gpus)
+    chosen, names = job_with(job, every, trust), _names(sites)
     if simulator:
         from suture.flare.simulate import simulator_workspace
 

@@ -19,6 +19,9 @@ from suture.core.plain import parse_json, read_bounded
 OWNER = "owner.json"
 """File of the owner in the folder of an experiment, at the server and at each site."""
 
+DEFAULT_STUDY = "default"
+"""FLARE's study of a job that was submitted in none."""
+
 
 @dataclass(frozen=True)
 class Submitter:
@@ -27,10 +30,12 @@ class Submitter:
     Attributes:
         name: of the user.
         org: their organisation.
+        study: of FLARE, in which they submitted it: who may act in one study need not see another's model.
     """
 
     name: str
     org: str
+    study: str = DEFAULT_STUDY
 
 
 class NotOwner(ConfigError):
@@ -63,12 +68,12 @@ def claim(folder: Path, submitter: Submitter | None, shared_with: Sequence[str] 
     if submitter == owner:
         if shared_with is not None and sorted(shared_with) != shared:
             write_json(path, _content(owner, shared_with))
-    elif submitter is None or submitter.name not in shared:
+    elif submitter is None or submitter.study != owner.study or submitter.name not in shared:
         raise _refusal(folder.name)
 
 
-def may_use(folder: Path, user: str) -> bool:
-    """Whether the owner's file, if there is one, permits a user of that name to use the experiment.
+def may_use(folder: Path, user: str, study: str = DEFAULT_STUDY) -> bool:
+    """Whether the owner's file, if there is one, permits a user of that name to use it in a study.
 
     Raises:
         ConfigError: the owner's file is broken.
@@ -76,7 +81,7 @@ def may_use(folder: Path, user: str) -> bool:
     if not (folder / OWNER).exists():
         return True
     owner, shared = _read(folder / OWNER)
-    return user in (owner.name, *shared)
+    return study == owner.study and user in (owner.name, *shared)
 
 
 def _write_first(path: Path, owner: Submitter, shared_with: Sequence[str]) -> None:
@@ -99,8 +104,9 @@ def _content(owner: Submitter, shared_with: Sequence[str]) -> dict[str, object]:
 def _read(path: Path) -> tuple[Submitter, list[str]]:
     try:
         content = parse_json(read_bounded(path))
-        return Submitter(str(content["name"]), str(content["org"])), [str(x) for x in content["shared_with"]]
-    except (ValueError, KeyError, TypeError) as error:
+        owner = Submitter(str(content["name"]), str(content["org"]), str(content.get("study", DEFAULT_STUDY)))
+        return owner, [str(user) for user in content["shared_with"]]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path} is broken ({error}); it needs the owner's name and org, and a list shared_with"
         ) from error
@@ -110,6 +116,6 @@ def _refusal(experiment: str) -> NotOwner:
     """Return the same words in every case: whose the experiment is, and how far it came, is not told."""
     return NotOwner(
         f"the experiment {experiment!r} is not this submitter's; begin another one (`suture run` without "
-        "--resume, `suture export --experiment NAME`), or ask its owner to name you in shared_with; an "
-        f"administrator finds the owner in {OWNER} of its folder"
+        "--resume, `suture export --experiment NAME`), name its --study, or ask its owner to name you in "
+        f"shared_with; an administrator finds the owner in {OWNER} of its folder"
     )

@@ -7,8 +7,9 @@ import time
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
@@ -23,9 +24,11 @@ from suture.federation.store import open_experiment
 from suture.flare.codec import from_shareable_, from_text, to_shareable
 from suture.flare.compat.bell import TaskNotifier
 from suture.flare.compat.tensors import register
+from suture.flare.scopes import check_scope
 from suture.flare.workspace import (
     check_allowed,
     claim_experiment,
+    on_assigned,
     with_own_files,
     workspace_root,
 )
@@ -102,8 +105,10 @@ class SiteExecutor(Executor):
         root = workspace_root(fl_ctx)
         settings = from_text(self.plan)
         check_allowed(settings, fl_ctx)
+        meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
+        check_scope(name, root, str(meta.get(JobMetaKey.SCOPE.value) or ""))
         plan = Plan.from_dict(settings)
-        config = load_site_config(find_site_config(name, root))
+        config = on_assigned(load_site_config(find_site_config(name, root)), meta, name)
         own = "model.embedding", *(() if config.training.prior else ("method.prior.path",))
         plan = with_own_files(plan, config.storage.files, *own)
         folder = open_experiment(config.storage.state, plan.experiment)

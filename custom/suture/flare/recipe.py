@@ -6,10 +6,11 @@ import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 from nvflare.apis.filter import Filter
 from nvflare.apis.job_def import ALL_SITES, SERVER_SITE_NAME
@@ -55,6 +56,7 @@ class FederationRecipe(Recipe):
             are installed at every party.
         shared_with: names of the users who may continue the experiment beside the submitter.
         bell: whether sites wait for the server's bell before they ask for a task.
+        more: further entries of meta.json, as of `Job.flare`.
 
     Raises:
         ConfigError: the schedule contains labels and no sites are named, a name is not valid for a site,
@@ -71,6 +73,7 @@ class FederationRecipe(Recipe):
         bundle: bool = False,
         shared_with: Sequence[str] = (),
         bell: bool = True,
+        more: Mapping[str, Any] | None = None,
     ) -> None:
         check_sites(sites)
         if not sites and (schedule.label_map or schedule.accept_labels):
@@ -79,7 +82,7 @@ class FederationRecipe(Recipe):
                 "sites (--sites a,b,c) so that each gets its own app"
             )
         # So that `suture resume` finds the job of an experiment.
-        meta = {EXPERIMENT: plan.experiment, SHARED_WITH: list(shared_with)}
+        meta = {EXPERIMENT: plan.experiment, SHARED_WITH: list(shared_with), **(more or {})}
         job = FedJob(name=name, min_clients=min_clients, meta_props=meta)
         settings = as_text(plan.to_dict())
         job.to_server(FederationController(settings, as_text(schedule.to_dict())), id="controller")
@@ -189,7 +192,27 @@ def recipe_of(
     plan = with_paths(job.plan(name), lambda _key, path, _mark: Path(path).name)
     # Sites that are named are all needed, unless the job says how many are enough.
     least = max(needed(job.min_sites, len(sites)), 1)
-    return FederationRecipe(job.name, plan, job.schedule(), sites, least, bundle, shared_with=job.shared_with)
+    return FederationRecipe(
+        job.name,
+        plan,
+        job.schedule(),
+        sites,
+        least,
+        bundle,
+        shared_with=job.shared_with,
+        more=_meta_of(job, sites),
+    )
+
+
+def _meta_of(job: Job, sites: Sequence[str]) -> dict[str, Any]:
+    """Return the entries of meta.json that `Job.flare` names; `gpus` is FLARE's resource of each site."""
+    meta = dict(job.flare)
+    if gpus := meta.pop("gpus", 0):
+        own = meta.get("resource_spec", {})
+        # Without names of sites, FLARE's default, which counts for the server too.
+        every = {site: {"num_of_gpus": gpus} for site in sites or ["@default"]}
+        meta["resource_spec"] = {**own, **{s: {**every[s], **own.get(s, {})} for s in every}}
+    return meta
 
 
 def export_job(

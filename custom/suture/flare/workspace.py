@@ -10,10 +10,11 @@ from typing import Any
 
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.job_def import JobMetaKey
+from nvflare.apis.job_def import JobMetaKey, get_job_meta_study
 
 from suture.core.entry_points import PRIOR_GROUP, registered
 from suture.core.errors import ConfigError
+from suture.data.config import SiteConfig
 from suture.federation.ownership import Submitter, claim
 from suture.federation.plan import Plan
 from suture.flare import SHARED_WITH
@@ -42,7 +43,7 @@ def claim_experiment(folder: Path, fl_ctx: FLContext) -> None:
     shared = meta.get(SHARED_WITH)
     claim(
         folder,
-        Submitter(str(name), str(org)) if name else None,
+        Submitter(str(name), str(org), get_job_meta_study(meta)) if name else None,
         [str(user) for user in shared] if isinstance(shared, list) else None,
     )
 
@@ -76,6 +77,20 @@ def check_allowed(plan: Mapping[str, Any], fl_ctx: FLContext) -> None:
                 f"its administrator can allow it with `suture policy {root} --allow "
                 f"{list_entry(point)}`, which adds the package to class_allow_list in local/resources.json"
             )
+
+
+def on_assigned(config: SiteConfig, meta: Mapping[str, Any], site: str) -> SiteConfig:
+    """Return the configuration of a site with the GPU that FLARE has assigned to the job.
+
+    Where a job states GPUs, FLARE's GPU manager shows its process those alone (CUDA_VISIBLE_DEVICES), counted
+    from 0 again: an index in ``[training] device`` would name another one, or none.
+    """
+    spec = meta.get(JobMetaKey.RESOURCE_SPEC.value) or {}
+    own = {**(spec.get("@default") or {}), **(spec.get(site) or {})}
+    if not own.get("num_of_gpus") or not config.training.device.startswith("cuda:"):
+        return config
+    training = config.training.model_copy(update={"device": "cuda"})
+    return config.model_copy(update={"training": training})
 
 
 def with_own_files(plan: Plan, folder: Path, *keys: str) -> Plan:

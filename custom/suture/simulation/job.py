@@ -49,6 +49,14 @@ from suture.simulation.job_files import job_file
 from suture.simulation.kinds import SIMULATIONS, Simulation
 from suture.simulation.study import StudySites
 
+_FLARE: dict[str, tuple[type, str]] = {
+    "scope": (str, "a name"),
+    "gpus": (int, "a number, 0 or more"),
+    "resource_spec": (dict, "a table"),
+    "launcher_spec": (dict, "a table"),
+}
+"""The entries of `Job.flare`, with the type of each and how a message calls it."""
+
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Job(Schedule):
@@ -61,9 +69,12 @@ class Job(Schedule):
         shared_with: names of FLARE users who, besides the submitter, may continue the experiment. Others are
             refused.
         finetuning: how the global model is fine-tuned on tasks that no site has; None for no fine-tuning.
+        flare: what FLARE is told of the job: ``scope``, ``gpus`` of each site, and ``resource_spec`` and
+            ``launcher_spec`` as FLARE documents them.
 
     Raises:
-        ConfigError: the name cannot be used in a path, or the sites would train nothing.
+        ConfigError: the name cannot be used in a path, the sites would train nothing, or `flare` has
+            something else.
     """
 
     method: Method
@@ -74,10 +85,17 @@ class Job(Schedule):
     shared_with: tuple[str, ...] = ()
     simulation: Simulation | None = None
     finetuning: FineTuning | None = None
+    flare: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # `schedule` checks whether its settings contradict one another: --set changes them one at a time.
         check_job(self.name)
+        for key, value in self.flare.items():
+            if key not in _FLARE:
+                raise unknown("setting of flare", key, _FLARE)
+            kind, form = _FLARE[key]
+            if type(value) is not kind or (isinstance(value, int) and value < 0):
+                raise ConfigError(f"{self.name}: flare.{key}={shown(value)}: give {form}")
         if not (self.method.local.epochs or self.method.local.iterations):
             raise ConfigError(
                 f"{self.name}: method.local.epochs=0 would not train; set 1 or more, or local.iterations"
@@ -356,8 +374,8 @@ def _path(job: Job, key: str) -> tuple[str, ...]:
     leaves, possible = _leaves(job), _leaves(job, absent=True)
     if path := (leaves.get(key) or possible.get(key)):
         return path
-    if key.startswith("label_map."):
-        return ("label_map", key.removeprefix("label_map."))
+    if table := next((table for table in ("label_map", "flare") if key.startswith(f"{table}.")), ""):
+        return (table, key.removeprefix(f"{table}."))
     ends = [path for path in leaves.values() if path[-1] == key]
     if len(ends) > 1:
         raise ConfigError(f"{key!r} is ambiguous: {', '.join('.'.join(p) for p in ends)}; write one of them")

@@ -203,7 +203,7 @@ def add_noise(folder: Path) -> None:
         (forget_classes, "installed code", "error", "may bring no code"),
         (stream_logs, "logs", "warning", "to the server"),
         (break_privacy, "privacy.json", "error", "scopes"),
-        (disable_filter, "filter", "warning", "disables it"),
+        (disable_filter, "filter", "warning", "is disabled"),
         (empty_images, "images", "error", "25 of 25 are not in"),
         (lose_an_image, "images", "warning", "1 of 25 are not in"),
         (want_elsewhere, "disk of the state", "error", "/proc cannot be written"),

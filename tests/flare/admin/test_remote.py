@@ -269,7 +269,7 @@ def test_names_that_others_chose_are_shown_and_obeyed_by_nobody(
             return {"first": 0, "events": events}
 
     monkeypatch.setattr("suture.flare.admin.session.connected", lambda _: nullcontext(Federation()))
-    monkeypatch.setattr("suture.flare.admin.kit.admin_kit", lambda *_: KIT)
+    monkeypatch.setattr("suture.flare.admin.kit.admin_kit", lambda *_, **__: KIT)
     status(None, None)
     status("j", None)
     said = capsys.readouterr().out
@@ -293,7 +293,7 @@ def test_status_says_why_a_job_ended(
     if not readable:
         monkeypatch.setattr(remote, "download", refuse)
     monkeypatch.setattr("suture.flare.admin.session.connected", lambda _: nullcontext(remote))
-    monkeypatch.setattr("suture.flare.admin.kit.admin_kit", lambda *_: KIT)
+    monkeypatch.setattr("suture.flare.admin.kit.admin_kit", lambda *_, **__: KIT)
     status("j")
     said = " ".join(capsys.readouterr().out.split())
     assert ("server does not allow suture.x.Y. At server, add" in said) == readable

@@ -22,6 +22,7 @@ from suture.flare.admin.policy import (
     plain_json,
     refuse_code,
 )
+from suture.flare.scopes import check_scope
 
 MakeKit = Callable[..., Path]
 PUBLISHED = Path(__file__).resolve().parents[3] / "poc_workspace" / "policy"
@@ -86,7 +87,7 @@ def test_a_list_that_is_absent_is_flares_own(make_kit: MakeKit) -> None:
         ({"scopes": PRIVACY["scopes"]}, ["privacy.json has no default scope"]),
         (
             {**PRIVACY, "scopes": [*PRIVACY["scopes"], {"name": "other"}]},
-            ["scope other of privacy.json lacks the filter, or disables it"],
+            [],  # of the site's other jobs: the executor refuses one of Suture's there
         ),
         (
             {"scopes": [{"name": "a", "task_result_filters": [{"path": FILTER}]}], "default_scope": "a"},
@@ -98,27 +99,73 @@ def test_a_list_that_is_absent_is_flares_own(make_kit: MakeKit) -> None:
                     "scopes": [{"name": "a", "task_result_filters": [{"path": FILTER, **more}]}],
                     "default_scope": "a",
                 },
-                ["scope a of privacy.json lacks the filter, or disables it"],
+                ["no scope of privacy.json has the filter, or it is disabled"],
             )
             for more in ({"disabled": True}, {"direction": "in"})
         ),
     ],
 )
-def test_every_scope_needs_the_filter(privacy: dict[str, Any], ways: list[str], make_kit: MakeKit) -> None:
+def test_a_scope_needs_the_filter(privacy: dict[str, Any], ways: list[str], make_kit: MakeKit) -> None:
     kit = read_kit(make_kit("site"))
     make_strict(kit)
     (kit.folder / "local" / "privacy.json").write_text(json.dumps(privacy))
     assert list(bypasses(kit)) == ways
 
 
-def test_scopes_of_the_site_itself_are_not_replaced(make_kit: MakeKit) -> None:
+@pytest.mark.parametrize(
+    ("before", "default", "names"),
+    [
+        ({"scopes": [{"name": "own"}], "default_scope": "own"}, "own", ["suture", "own"]),
+        ({"scopes": [{"name": "own"}]}, "suture", ["suture", "own"]),
+        ({"scopes": [{"name": "own"}], "default_scope": "gone"}, "suture", ["suture", "own"]),
+        ({"scopes": [{"name": "suture"}], "default_scope": "suture"}, "suture", ["suture"]),
+        (
+            {"scopes": [{"name": "a", "task_result_filters": [{"path": FILTER}]}, {"name": "b"}]},
+            "a",
+            ["a", "b"],
+        ),
+    ],
+)
+def test_scopes_of_the_site_itself_stay_beside_the_filtered_one(
+    before: dict[str, Any], default: str, names: list[str], make_kit: MakeKit
+) -> None:
     kit = read_kit(make_kit("site"))
     path = kit.folder / "local" / "privacy.json"
-    path.write_text('{"scopes": [{"name": "own"}], "default_scope": "own"}')
-    before = {p.name: p.read_bytes() for p in path.parent.iterdir()}
-    with pytest.raises(ConfigError, match="scopes of the site's own"):
-        make_strict(kit)
-    assert {p.name: p.read_bytes() for p in path.parent.iterdir()} == before
+    path.write_text(json.dumps(before))
+    make_strict(kit)
+    privacy = read_json(path)
+    assert privacy["default_scope"] == default
+    assert [scope["name"] for scope in privacy["scopes"]] == names
+    assert not list(bypasses(kit))
+    make_strict(kit)
+    assert read_json(path) == privacy
+
+
+@pytest.mark.parametrize(
+    ("privacy", "scope", "refused"),
+    [
+        (None, "", False),
+        (PRIVACY, "", False),
+        (PRIVACY, "suture", False),
+        ({"scopes": [*PRIVACY["scopes"], {"name": "own"}], "default_scope": "own"}, "suture", False),
+        ({"scopes": [*PRIVACY["scopes"], {"name": "own"}], "default_scope": "own"}, "", True),
+        ({"scopes": [*PRIVACY["scopes"], {"name": "own"}], "default_scope": "suture"}, "own", True),
+        ({"scopes": [{"name": "own"}], "default_scope": "own"}, "", False),  # this site never filters
+    ],
+)
+def test_a_job_of_suture_does_not_pass_the_filter_in_another_scope(
+    privacy: dict[str, Any] | None, scope: str, refused: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "local").mkdir()
+    if privacy:
+        (tmp_path / "local" / "privacy.json").write_text(json.dumps(privacy))
+    if not refused:
+        check_scope("harbor", tmp_path, scope)
+        return
+    with pytest.raises(
+        ConfigError, match=r"harbor: the job names .*flare\.scope=NAME \(of this site: suture\)"
+    ):
+        check_scope("harbor", tmp_path, scope)
 
 
 def test_a_strict_server_runs_no_code_but_sutures(make_kit: MakeKit) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from cryptography.x509.oid import NameOID
 from suture.core.errors import ConfigError
 from suture.core.files import write_json
 from suture.core.plain import read_regular
+from suture.federation.ownership import DEFAULT_STUDY
 
 Role = Literal["server", "site", "admin"]
 
@@ -36,6 +37,7 @@ class Kit:
         project: name of the provisioned project.
         host, port: where the server listens; it has one port for sites and administrators.
         identity: name of the server, as in its certificate.
+        study: of FLARE, in which a user acts.
     """
 
     folder: Path
@@ -45,6 +47,7 @@ class Kit:
     host: str
     port: int
     identity: str = ""
+    study: str = DEFAULT_STUDY
 
     @property
     def server(self) -> str:
@@ -184,8 +187,11 @@ def common_name(cert: x509.Certificate) -> str:
     return str(cert.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
 
 
-def admin_kit(startup_kit: Path | None, env: str = "poc") -> Kit:
+def admin_kit(startup_kit: Path | None, env: str = "poc", study: str = DEFAULT_STUDY) -> Kit:
     """Return the startup kit of a user: by default that of the POC's lead, who runs its experiments.
+
+    Args:
+        study: of FLARE, in which the user acts.
 
     Raises:
         ConfigError: no kit is named for ``prod``, there is no POC, or the kit belongs to another party.
@@ -197,7 +203,13 @@ def admin_kit(startup_kit: Path | None, env: str = "poc") -> Kit:
     kit = read_kit(startup_kit) if startup_kit else lead(poc_folder())
     if kit.role != "admin":
         raise ConfigError(f"{kit.folder} is the startup kit of a {kit.role}; name an administrator's")
-    return kit
+    return replace(kit, study=study)
+
+
+def options_of(kit: Kit) -> list[str]:
+    """Return the options of a command that acts with a user's kit, in their study."""
+    study = ["--study", kit.study] if kit.study != DEFAULT_STUDY else []
+    return ["--startup-kit", str(kit.folder), *study]
 
 
 def poc_folder() -> Path:

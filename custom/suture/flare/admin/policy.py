@@ -1,8 +1,6 @@
 """The FLARE policy of a party: which classes a job may name, whether it may bring code, what filters it.
 
 It is strict unless an administrator wants it loose, at a server as at a site.
-
-Of ``privacy`` FLARE reads ``privacy.json`` only, and no ``.default`` of it.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from suture.core.errors import ConfigError
 from suture.core.files import write_json
 from suture.flare.admin.kit import Kit, Role, change_policy, components_of, policy_file, read_json
 from suture.flare.compat.deployed import PROCESSES, launchers, mounted_at
+from suture.flare.scopes import FILTER, filtered_scopes
 
 CLASSES: dict[Role, tuple[str, ...]] = {
     "server": ("suture.flare.controller.FederationController",),
@@ -35,8 +34,6 @@ A site's replaces FLARE's launcher of processes, and no other: that of `nvflare 
 
 _MOVED = {"suture.flare.abandoned.AbandonedJobs": "suture.flare.stale_jobs.StaleJobs"}
 """The present path of each component that earlier versions installed under another path."""
-
-FILTER = "suture.flare.filters.EgressFilter"
 
 VALIDATOR: dict[str, Any] = {"path": "suture.flare.plain_json.PlainJson", "args": {}}
 """The app_validator of a party: it refuses a job whose configuration is more than plain JSON."""
@@ -331,11 +328,7 @@ def make_strict(kit: Kit) -> list[Path]:
     if kit.role == "admin":
         raise ConfigError(f"{kit.folder} is an administrator's kit; a policy is a server's or a site's")
     privacy = kit.folder / "local" / "privacy.json"
-    if kit.role == "site" and privacy.exists() and read_json(privacy) != PRIVACY:
-        raise ConfigError(
-            f"{privacy} has scopes of the site's own; add {FILTER} to the task_result_filters of each, or "
-            "move the file away"
-        )
+    scopes = _with_scope(privacy) if kit.role == "site" else {}
     code_rights(kit)
     plain_json(kit)
     own_packages = [name for name in _allow_list(kit) if not f"{name}.".startswith(_BUILT_IN)]
@@ -352,8 +345,24 @@ def make_strict(kit: Kit) -> list[Path]:
     if kit.role == "server":
         _private_storage(kit)
         return [resources, rights]
-    write_json(privacy, PRIVACY)
+    write_json(privacy, scopes)
     return [resources, rights, privacy]
+
+
+def _with_scope(privacy: Path) -> dict[str, Any]:
+    """Return the content of a privacy.json with Suture's scope beside the site's own, whose default stays.
+
+    The site's executor refuses Suture's jobs in a scope without the filter, see `check_scope`.
+    """
+    if not privacy.exists():
+        return PRIVACY
+    own, scopes = read_json(privacy), filtered_scopes(privacy)
+    name, entries = PRIVACY["default_scope"], own["scopes"]
+    if filtered := [scope for scope, has in scopes.items() if has and scope]:
+        name = filtered[0]
+    else:
+        entries = [*PRIVACY["scopes"], *(scope for scope in entries if scope["name"] != name)]
+    return {**own, "scopes": entries, "default_scope": own["default_scope"] if "" in scopes else name}
 
 
 def bypasses(kit: Kit) -> Iterator[str]:
@@ -383,20 +392,8 @@ def _unfiltered(path: Path) -> Iterator[str]:
     if not path.exists():
         yield "there is no privacy.json with the filter"
         return
-    privacy = read_json(path)
-    try:
-        scopes = {str(scope["name"]): scope.get("task_result_filters", []) for scope in privacy["scopes"]}
-        filtered = {name: any(map(_filters, filters)) for name, filters in scopes.items()}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} has no list of named scopes ({error})") from error
-    for name, guarded in filtered.items():
-        if not guarded:
-            yield f"scope {name} of privacy.json lacks the filter, or disables it"
-    if privacy.get("default_scope") not in filtered:
+    scopes = filtered_scopes(path)
+    if not any(scopes.values()):
+        yield "no scope of privacy.json has the filter, or it is disabled"
+    elif "" not in scopes:
         yield "privacy.json has no default scope"
-
-
-def _filters(entry: dict[str, Any]) -> bool:
-    """Whether an entry of task_result_filters applies the filter to what a site sends."""
-    outward = str(entry.get("direction") or "out").lower() == "out"
-    return entry.get("path") == FILTER and not entry.get("disabled") and outward

@@ -23,7 +23,7 @@ from suture.federation.ownership import NotOwner, may_use
 from suture.federation.server.record import Record
 from suture.federation.store import EXPERIMENTS, experiment_folder
 from suture.flare import EXPERIMENT, SHARED_WITH
-from suture.flare.admin.kit import Kit, read_kit
+from suture.flare.admin.kit import Kit, options_of, read_kit
 
 if TYPE_CHECKING:
     from suture.flare.admin.session import Connection
@@ -63,7 +63,7 @@ def state_on_this_machine(kit: Kit, experiment: str) -> Path | None:
     for startup in sorted(kit.folder.parent.glob("*/startup/fed_server.json")):
         root = read_kit(startup.parents[1]).folder
         folder = experiment_folder(find_server_config(root).storage.state, experiment)
-        if (folder / "run.json").is_file() and may_use(folder, kit.name):
+        if (folder / "run.json").is_file() and may_use(folder, kit.name, kit.study):
             return folder
     return None
 
@@ -74,7 +74,7 @@ def how_to_continue(experiment: str, kit: Kit) -> str:
         f"if it was cut off, its committed rounds are at the server, in {EXPERIMENTS}/{experiment}/ of the "
         "folder that [storage] state of its suture.toml names, or of suture/ in its workspace; it continues "
         "from there: "
-        f"suture resume {experiment} --startup-kit {shlex.quote(str(kit.folder))}"
+        f"suture resume {experiment} {shlex.join(options_of(kit))}"
     )
 
 

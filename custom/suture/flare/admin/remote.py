@@ -323,7 +323,7 @@ def _error_on_this_machine(kit: Kit, run: Mapping[str, Any]) -> str | None:
         with suppress(SutureError, OSError):
             state = load_site_config(root / "local" / "suture.toml").storage.state
             folder = experiment_folder(state, experiment)
-            if may_use(folder, kit.name):
+            if may_use(folder, kit.name, kit.study):
                 paths += [folder / "errors.jsonl", root / "suture" / "errors.jsonl"]
     return first_recorded(paths, str(run.get("started", "")))
 

@@ -137,19 +137,19 @@ def connected(kit: Kit) -> Iterator[Connection]:
 
     Raises:
         NoAnswer: the server does not answer.
-        ConfigError: the certificate has expired, or is refused.
+        ConfigError: the certificate has expired, or it or the study is refused.
     """
     check_valid_now(kit)
     try:
         with _quiet():
-            session = new_secure_session(kit.name, str(kit.folder), timeout=_LOGIN)
+            session = new_secure_session(kit.name, str(kit.folder), study=kit.study, timeout=_LOGIN)
     except (NoConnection, FLCommunicationError, TypeError) as error:
         # A server that is only starting has no certificate to show yet, or no callback for a login.
         raise NoAnswer(
             f"the server at {kit.server} does not answer ({error}); is it running? On this machine "
             "`suture poc up JOB` starts one"
         ) from error
-    except (AuthenticationError, AuthorizationError, FlareConfigError) as error:
+    except (AuthenticationError, AuthorizationError, FlareConfigError, ValueError) as error:
         raise ConfigError(
             f"the server at {kit.server} does not accept the kit {kit.folder}: {error}; see `suture doctor`"
         ) from error
