@@ -14,6 +14,7 @@ from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.workspace import Workspace
+from nvflare.app_common.decomposers import common_decomposers
 from nvflare.fuel.utils import fobs
 from nvflare.private.fed.app.fl_conf import create_privacy_manager
 
@@ -221,6 +222,7 @@ def test_a_site_is_introduced_as_it_has_declared(meta: dict[str, Any]) -> None:
 
 def test_counts_and_channels_survive_flares_serialiser() -> None:
     register()
+    common_decomposers.register()  # as every process of FLARE does
     known = FlareJob(MethodAggregator("fedlsm", LABELS), START)
     meta = {"labels": OWN, "images": 10, "counts": {"Mass": (2, 8), "Nodule": None}}
     sent = from_shareable(fobs.loads(fobs.dumps(shareable({}, **meta))))
