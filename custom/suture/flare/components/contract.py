@@ -203,8 +203,11 @@ def check_labels(labels: Iterable[str]) -> Labels:
 
 def _declared(dxo: DXO, fields: frozenset[str]) -> Mapping[str, Any]:
     """Return the meta of a DXO, whose fields are all declared."""
-    if dxo.data_kind != DataKind.WEIGHTS or not isinstance(dxo.data, dict):
-        raise RejectedUpdate(f"{shown(dxo.data_kind)} instead of WEIGHTS; set params_transfer_type to FULL")
+    kind = isinstance(dxo.data_kind, str) and dxo.data_kind == DataKind.WEIGHTS
+    if not kind or not isinstance(dxo.data, dict) or not all(isinstance(name, str) for name in dxo.data):
+        raise RejectedUpdate(
+            f"{shown(dxo.data_kind)} instead of WEIGHTS by name; set params_transfer_type to FULL"
+        )
     meta: Mapping[str, Any] = dxo.meta
     if stray := meta.keys() - fields:
         raise RejectedUpdate(f"meta has the undeclared field {shown(min(map(str, stray)))}")
