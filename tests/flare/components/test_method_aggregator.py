@@ -311,6 +311,7 @@ def hostile() -> Iterator[Any]:
         "another type": ({**good, "b": torch.zeros(3).double()}, {"labels": labels}, "float64"),
         "one tensor more": ({**good, "more": torch.ones(1)}, {"labels": labels}, "more was not declared"),
         "one tensor less": ({"b": good["b"]}, {"labels": labels}, "missing"),
+        "a name that is no text": ({**good, 3: torch.ones(1)}, {"labels": labels}, "WEIGHTS by name"),  # type: ignore[dict-item]
         "no tensor": ({**good, "b": "zeros"}, {"labels": labels}, "no array"),
         "an array of text": ({**good, "b": np.array(["1"])}, {"labels": labels}, "no array of numbers"),
         "a sparse tensor": ({**good, "b": torch.zeros(3).to_sparse()}, {"labels": labels}, "sparse"),
