@@ -266,6 +266,33 @@ def _receive(case: Any) -> None:
         unpack(from_shareable_(case))
 
 
+def _answer(rng: Random) -> Any:
+    """What a script answers in a job of FLARE's own workflows, damaged."""
+    tensors = {"b": torch.ones(3), "head.bias": torch.ones(2)}
+    counted = {"pseudo_positive": 1.0, "pseudo_negative": 0.0}
+    result = {"labels": ["Mass", "Nodule"], "weight": 10.0, "class_weights": [1.0, 0.0], "scalars": counted}
+    about = {"labels": ["Mass", "Nodule"], "images": 10, "counts": {"Mass": [1, 9], "Nodule": None}}
+    data, meta = rng.choice(((tensors, result), ({}, about)))
+    return mutated({"kind": "WEIGHTS", "data": data, "meta": meta}, rng, foreign=True)
+
+
+def _understand(case: Any) -> None:
+    from nvflare.apis.dxo import DXO
+
+    from suture.flare.components.contract import Contract
+
+    if not isinstance(case, dict) or not isinstance(case.get("meta"), dict):
+        return
+    contract, labels = Contract.of("fedlsm", "head", "multilabel", {}), ("Mass", "Nodule")
+    layout = Layout.of(*contract.split({"b": torch.ones(3), "head.bias": torch.ones(2)}))
+    dxo = DXO("WEIGHTS", {}, case["meta"])
+    dxo.data_kind, dxo.data = case.get("kind"), case.get("data")
+    if isinstance(dxo.data, dict) and not dxo.data:
+        contract.introduction(dxo)
+    else:
+        contract.update(dxo, contract.allowed("train", layout, labels, ("Mass",), 10))
+
+
 # 3. States
 
 PLAN = Plan(FedAvg(), TINY, Augmentation(), 1, **EXPERIMENT)
@@ -586,6 +613,7 @@ TARGETS = {
     for target in (
         Target("messages", _message, _take),
         Target("streams", _stream, _receive),
+        Target("answers", _answer, _understand),
         Target("states", _state, _restore),
         Target("models", _model, _predict),
         Target("configurations", _configuration, _configure),

@@ -54,7 +54,7 @@ def receive(
         flare.send(FLModel(params={}, meta=about))
         model = flare.receive(timeout)
         if model is not None and not model.params:
-            raise ConfigError("the server refuses the site's classes; its log says which one")
+            raise ConfigError("the server refuses the site's classes, images or counts; its log says why")
     if model is not None and LABELS not in model.meta:
         raise ConfigError("the model comes without class names; add SiteRowsFilter to the server's output")
     return model
@@ -78,7 +78,7 @@ def send(
             selects a model.
         labels: the classes of the head's rows, as received.
         weight, class_weights, scalars, train_loss, channels: what the method declares besides; see `Update`,
-            and the page of what leaves a site. Weights may be left out where the method fixes them.
+            and the page of what leaves a site. Weights may be left out only where the method fixes them.
     """
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in (channels or {}).items()}
     said: dict[str, Any] = {"weight": weight, "train_loss": rounded(train_loss), CHANNELS: arrays or None}

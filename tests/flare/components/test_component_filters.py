@@ -14,10 +14,13 @@ from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.workspace import Workspace
+from nvflare.app_common.decomposers import common_decomposers
+from nvflare.fuel.utils import fobs
 from nvflare.private.fed.app.fl_conf import create_privacy_manager
 
 from flare_job import FlareJob, context
 from suture.core.errors import ConfigError, RejectedUpdate
+from suture.flare.compat.tensors import register
 from suture.flare.components import DeclaredResultFilter, MethodAggregator, SiteRowsFilter
 
 LABELS = ["Edema", "Hernia", "Mass", "Nodule", "Pneumonia"]
@@ -191,6 +194,7 @@ def test_a_site_of_a_method_for_all_classes_sends_all_rows() -> None:
         {"labels": [*OWN, "Edema"]},
         {"labels": OWN, "images": 101},
         {"labels": OWN, "images": -1},
+        {"labels": OWN, "counts": {"Mass": [1, 2], "Nodule": [1, 2]}},  # FedLSM weights sites by images
         {"labels": OWN, "images": 3.5},
         {"labels": OWN, "counts": {"Mass": [1, 2]}},
         {"labels": OWN, "counts": {"Mass": [1, 2], "Nodule": [1, 2], "Edema": [1, 2]}},
@@ -205,11 +209,28 @@ def test_a_site_is_introduced_as_it_has_declared(meta: dict[str, Any]) -> None:
     ctx = received(guard, shareable({}))
     counts = {"Mass": [1, 2], "Nodule": None}
     out = guard.process(shareable({}, labels=OWN, images=100, counts=counts), ctx)
-    assert from_shareable(out).meta == {"labels": OWN, "images": 100, "counts": counts}
+    assert from_shareable(out).meta == {
+        "labels": OWN,
+        "images": 100,
+        "counts": {"Mass": (1, 2), "Nodule": None},
+    }
     with pytest.raises(RejectedUpdate, match="held back"):
         guard.process(shareable({}, **meta), ctx)
     with pytest.raises(RejectedUpdate, match="held back"):  # an empty task gets no tensors
         guard.process(shareable(GOOD, labels=OWN), ctx)
+
+
+def test_counts_and_channels_survive_flares_serialiser() -> None:
+    register()
+    common_decomposers.register()  # as every process of FLARE does
+    known = FlareJob(MethodAggregator("fedlsm", LABELS), START)
+    meta = {"labels": OWN, "images": 10, "counts": {"Mass": (2, 8), "Nodule": None}}
+    sent = from_shareable(fobs.loads(fobs.dumps(shareable({}, **meta))))
+    known.introduce("alpha", **sent.meta)
+    known.close()
+    task = from_shareable(fobs.loads(fobs.dumps(known.task("alpha").to_shareable())))
+    assert task.meta["channels"]["positive_weight"].tolist() == [1, 1, 4, 1, 1]
+    assert task.data["head.bias"].shape == (5,)
 
 
 def test_counts_scalars_and_losses_stay_in_their_ranges() -> None:

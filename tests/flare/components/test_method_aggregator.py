@@ -311,6 +311,7 @@ def hostile() -> Iterator[Any]:
         "another type": ({**good, "b": torch.zeros(3).double()}, {"labels": labels}, "float64"),
         "one tensor more": ({**good, "more": torch.ones(1)}, {"labels": labels}, "more was not declared"),
         "one tensor less": ({"b": good["b"]}, {"labels": labels}, "missing"),
+        "a name that is no text": ({**good, 3: torch.ones(1)}, {"labels": labels}, "WEIGHTS by name"),  # type: ignore[dict-item]
         "no tensor": ({**good, "b": "zeros"}, {"labels": labels}, "no array"),
         "an array of text": ({**good, "b": np.array(["1"])}, {"labels": labels}, "no array of numbers"),
         "a sparse tensor": ({**good, "b": torch.zeros(3).to_sparse()}, {"labels": labels}, "sparse"),
@@ -414,6 +415,29 @@ def test_the_number_of_images_is_the_one_that_was_announced() -> None:
     assert known.close().params["b"].tolist() == [2.5] * 3
 
 
+@pytest.mark.parametrize(("method", "counted"), [("fedmas", False), ("fedlsm", True)])
+def test_a_weight_that_is_for_the_site_to_say_is_never_made_up(method: str, counted: bool) -> None:
+    label_type = METHODS[method]().labels.types[0]
+    known = FlareJob(MethodAggregator(method, LABELS, label_type=label_type), START)
+    known.introduce("alpha", ["Mass"], 10, {"Mass": (2, 8)} if counted else None)
+    known.close()
+    known.task("alpha")
+    with pytest.raises(RejectedUpdate, match="class_weights" if method == "fedlsm" else "weight"):
+        known.answer(
+            "alpha",
+            full(1.0, 5),
+            labels=list(LABELS),
+            scalars={"pseudo_positive": 1.0, "pseudo_negative": 1.0} if counted else {},
+        )
+
+
+def test_a_method_that_weights_by_images_needs_their_number() -> None:
+    known = FlareJob(MethodAggregator("fedavg", LABELS, settings={"class_weights": "none"}), START)
+    known.introduce("alpha", ["Mass"])
+    known.close()
+    assert known.task("alpha").data == {}
+
+
 def test_scatter_and_gather_is_told_whether_a_result_counts() -> None:
     known = job()
     known.task("alpha")
@@ -462,9 +486,9 @@ def test_wrong_arguments_are_refused_before_a_job_starts(arguments: dict[str, An
 @pytest.mark.parametrize(
     ("params", "why"),
     [
-        ({"b": torch.zeros(3)}, "no layer 'head'"),
-        ({"b": torch.zeros(3), "head.bias": torch.zeros(4)}, "names 5 classes"),
-        ({"b": torch.zeros(3), "head.bias": torch.tensor(1.0)}, "names 5 classes"),
+        ({"b": torch.zeros(3)}, "lacks the layer 'head'"),
+        ({"b": torch.zeros(3), "head.bias": torch.zeros(4)}, "each of the 5 labels"),
+        ({"b": torch.zeros(3), "head.bias": torch.tensor(1.0)}, "each of the 5 labels"),
     ],
 )
 def test_a_model_without_a_row_for_each_class_ends_the_job(params: Any, why: str) -> None:

@@ -100,8 +100,7 @@ class MethodAggregator(ModelAggregator):
         # The first round is spent on the sites' classes.
         number = max(self._round, 1)
         rounds = max(data.get_header(AppConstants.NUM_ROUNDS, 0) - 1, number)
-        ctx = round_context(self._contract.method, 0, rounds, number)
-        self._ctx = replace(ctx, sites=len(self._sites))
+        self._ctx = replace(round_context(self._contract.method, 0, rounds, number), sites=len(self._sites))
         self._params = from_shareable(data).data
         self._model = self._global_model()
         known = site in self._sites
@@ -110,13 +109,9 @@ class MethodAggregator(ModelAggregator):
 
     def _global_model(self) -> GlobalModel:
         shared, head = self._contract.split(self._params)
-        if not head:
-            raise ConfigError(f"the model has no layer {self.head!r}; name the one whose rows are classes")
-        rows = {tensor.shape[:1] for tensor in head.values()}
-        if rows != {(len(self._names),)}:
-            raise ConfigError(
-                f"labels names {len(self._names)} classes; name one for each row of {self.head}"
-            )
+        if {tensor.shape[:1] for tensor in head.values()} != {(len(self._names),)}:
+            what = f"the layer {self.head!r} with one row for each of the {len(self._names)} labels"
+            raise ConfigError(f"the model lacks {what}; correct head or labels of the aggregator")
         buffers = contract.statistics_of(shared)
         model = GlobalModel(self._names, shared, head, label_type=self.label_type, buffers=buffers)
         model = with_channels(model, self._contract.method)

@@ -58,8 +58,8 @@ class Contract:
         """
         method = parse(method_class(name), settings, f"settings of {name}")
         about, types = method.about, method.labels.types
-        if why := about.local_only or ("pools the data of all sites" if about.pooled else ""):
-            raise ConfigError(f"{about.title} {why}; choose a federated method")
+        if about.local_only:
+            raise ConfigError(f"{about.title} {about.local_only}; choose a federated method")
         if label_type not in types:
             raise ConfigError(f"{about.title} is for {' or '.join(types)} labels; set label_type")
         return cls(method, head, label_type)
@@ -107,13 +107,15 @@ class Contract:
         header |= {"labels": meta.get(LABELS), "n": {"train": meta.get(IMAGES, 0)}}
         info = unpack(Packed(dxo.data, {**header, "counts": meta.get(COUNTS, {})}))
         assert isinstance(info, SiteInfo)
-        check_reply(info, self.allowed("handshake", Layout({}, {}), (), info.labels, 0))
+        check_reply(info, allowed := self.allowed("handshake", Layout({}, {}), (), info.labels, 0))
+        if allowed.egress.weight == egress.IMAGES and not info.n["train"]:
+            raise RejectedUpdate("no training images, by which the method weights sites; name their number")
         return info
 
     def update(self, dxo: DXO, allowed: AllowedReply) -> Update:
         """Return the update that a site sends, checked against what the method declares.
 
-        Weights that it leaves out are those that the method fixes; else they are 1.
+        Weights may be left out where the method fixes them.
 
         Raises:
             RejectedUpdate: names the first field, tensor or class that was not declared.
@@ -121,8 +123,10 @@ class Contract:
         meta, declared = _declared(dxo, _RESULT), allowed.egress
         if LABELS not in meta:
             raise RejectedUpdate("the result names no labels; send it with suture.flare.client.send")
-        weight = meta.get("weight", float(allowed.images) if declared.weight == egress.IMAGES else 1.0)
-        each = weight if declared.class_weight in (egress.WEIGHT, egress.OWNERS) else 1.0
+        weight = meta.get(
+            "weight", _fixed((0, 1) if declared.over_classes else declared.weight, allowed.images)
+        )
+        each = _fixed(declared.class_weight, weight)
         counted = allowed.own if declared.class_weight == egress.OWNERS else allowed.labels
         fixed = [each if name in counted else 0.0 for name in allowed.labels]
         if not isinstance(channels := meta.get(CHANNELS, {}), Mapping):
@@ -136,6 +140,13 @@ class Contract:
         assert isinstance(update, Update)
         check_reply(update, allowed)
         return update
+
+
+def _fixed(declared: egress.Range | str, otherwise: float) -> float | None:
+    """Return the weight that a declaration fixes, by a word or a range of one number; else None."""
+    if isinstance(declared, str):
+        return otherwise
+    return declared[0] if declared[0] == declared[1] else None
 
 
 def as_tensor(name: str, value: Any, dtype: torch.dtype | None = None) -> Tensor:
@@ -192,8 +203,11 @@ def check_labels(labels: Iterable[str]) -> Labels:
 
 def _declared(dxo: DXO, fields: frozenset[str]) -> Mapping[str, Any]:
     """Return the meta of a DXO, whose fields are all declared."""
-    if dxo.data_kind != DataKind.WEIGHTS or not isinstance(dxo.data, dict):
-        raise RejectedUpdate(f"{shown(dxo.data_kind)} instead of WEIGHTS; set params_transfer_type to FULL")
+    kind = isinstance(dxo.data_kind, str) and dxo.data_kind == DataKind.WEIGHTS
+    if not kind or not isinstance(dxo.data, dict) or not all(isinstance(name, str) for name in dxo.data):
+        raise RejectedUpdate(
+            f"{shown(dxo.data_kind)} instead of WEIGHTS by name; set params_transfer_type to FULL"
+        )
     meta: Mapping[str, Any] = dxo.meta
     if stray := meta.keys() - fields:
         raise RejectedUpdate(f"meta has the undeclared field {shown(min(map(str, stray)))}")

@@ -133,13 +133,8 @@ class DeclaredResultFilter(DXOFilter):
         info = self._contract.introduction(dxo)
         if set(info.labels) != set(self._own) or info.n["train"] > self.images:
             raise RejectedUpdate("other classes, or more images, than the site declares to its filter")
-        counts = {name: pair and list(pair) for name, pair in info.counts.items()}
-        about = {
-            contract.LABELS: list(info.labels),
-            contract.IMAGES: info.n["train"],
-            contract.COUNTS: counts,
-        }
-        return DXO(DataKind.WEIGHTS, {}, about)
+        about = {contract.LABELS: list(info.labels), contract.IMAGES: info.n["train"]}
+        return DXO(DataKind.WEIGHTS, {}, {**about, contract.COUNTS: dict(info.counts)})
 
     def _result(self, dxo: DXO, labels: Labels, layout: Layout) -> DXO:
         given = dict(dxo.meta)
