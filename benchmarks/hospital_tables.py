@@ -510,6 +510,27 @@ def folders_of_studies(folder: Path) -> Meant:
 
 
 @case
+def numbers_of_patients_and_of_visits(folder: Path) -> Meant:
+    """Folders of patients have folders of visits, both with small numbers."""
+    images = [f"{1 + i // 2}/{1 + i % 2}/xray.png" for i in range(N)]
+    pngs(folder / "images", images)
+    table(folder / "labels.csv", [["patient_id", "Mass"], *([1 + i, i % 2] for i in range(N // 2))])
+    return Meant([f"images/{name}" for name in images], {"Mass": every(0, 0, 1, 1)}, pairs())
+
+
+@case
+def patients_of_file_names_in_two_splits(folder: Path) -> Meant:
+    """The same, but the splits of the table tear what may be patients: a person has to look."""
+    stems = [f"{17 + i // 3:08}_{i % 3:03}.png" for i in range(N)]
+    pngs(folder / "images", stems)
+    split = ["train", "test"] * (N // 2)
+    rows = [[name, part, i % 2] for i, (name, part) in enumerate(zip(stems, split, strict=True))]
+    table(folder / "labels.csv", [["file", "set", "Mass"], *rows])
+    asks = ("if these are patients, they lie in two splits", "no column names the patients")
+    return Meant([f"images/{name}" for name in stems], {"Mass": every(0, 1)}, split=split, asks=asks)
+
+
+@case
 def days_in_file_names(folder: Path) -> Meant:
     """2021-03-01_07.png: a day is no patient."""
     stems = [f"2021-0{1 + i // 8}-1{i // 2 % 4}_{i:02}.png" for i in range(N)]
@@ -670,6 +691,41 @@ def written_by_pandas(folder: Path) -> Meant:
         folder, header, lambda i: [i, f"{i:02}.png", f"{i // 2}.0", f"{i % 2}.0", ("1.0", "", "0.0")[i % 3]]
     )
     return Meant(in_img(), {"Mass": every(0, 1), "Edema": every(1, None, 0)}, pairs())
+
+
+@case
+def delimiters_at_the_end(folder: Path) -> Meant:
+    """Each row ends with delimiters, and the header does not."""
+    plain(folder, ["image", "patient", "Mass"], lambda i: [f"{i:02}.png", f"p{i // 2}", i % 2, "", ""])
+    return Meant(in_img(), {"Mass": every(0, 1)}, pairs())
+
+
+@case
+def headers_with_their_codes(folder: Path) -> Meant:
+    """The header says what the cells are, in two lines of a cell."""
+    header = ["image", "patient", "Mass\n(0/1)", "Edema (1 = ja, 0 = nein)"]
+    plain(folder, header, lambda i: [f"{i:02}.png", f"p{i // 2}", i % 2, int(i % 3 == 0)])
+    return Meant(in_img(), {"Mass": every(0, 1), "Edema": every(1, 0, 0)}, pairs())
+
+
+@case
+def codes_beside_names(folder: Path) -> Meant:
+    """A class is given twice, by its number and by its name."""
+    kinds = ("Normal", "Polyp", "Ulcer")
+    plain(
+        folder,
+        ["image", "patient", "code", "diagnosis"],
+        lambda i: [f"{i:02}.png", i // 2, i % 3, kinds[i % 3]],
+    )
+    return Meant(in_img(), {"Polyps": every(0, 1, 0), "Ulcer": every(0, 0, 1)}, pairs())
+
+
+@case
+def reports_beside_images(folder: Path) -> Refused:
+    """Images with a report each, and no labels."""
+    text = "No effusion, heart normal. Nothing else to be seen."
+    plain(folder, ["image", "patient", "report"], lambda i: [f"{i:02}.png", f"p{i // 2}", f"{text} {i}"])
+    return Refused((r"labels\.csv has no label columns", "image, patient, report", "Write 1 and 0"))
 
 
 @case
@@ -914,6 +970,18 @@ def split_dates(folder: Path) -> Refused:
         lambda i: [f"{i:02}.png", f"p{i}", f"2024-01-{1 + i:02}", i % 2],
     )
     return Refused(("column 'split': '2024-01-01'.* is not a split",))
+
+
+@case
+def splits_of_folders(folder: Path) -> Meant:
+    """The table lists train/00.png and Test/01.png: what is in Test must not be trained on."""
+    parts = [("train", "train", "val", "Test")[i // 2 % 4] for i in range(N)]
+    images = [f"cxr/{part}/{i:02}.png" for i, part in enumerate(parts)]
+    pngs(folder, images)
+    rows = [[name, f"p{i // 2}", i % 2] for i, name in enumerate(images)]
+    table(folder / "labels.csv", [["path", "patient", "Mass"], *rows])
+    words = {"train": "train", "val": "validation", "Test": "test"}
+    return Meant(images, {"Mass": every(0, 1)}, pairs(), [words[part] for part in parts])
 
 
 @case

@@ -289,6 +289,9 @@ def test_a_site_without_test_images_is_told_how_to_divide_anew(tmp_path: Path) -
     said = " ".join(suture("check", str(tmp_path / "s")).split())
     assert 'to the final figures; [data] split = "patients" divides its patients anew' in said
     assert "no site has a positive test image" not in said
+    out = tmp_path / "run"
+    said = suture("run", str(tmp_path / "s"), "--env", "local", "--rounds", "1", "--out", str(out))
+    assert "The final figures are lacking: a has no test images" in " ".join(said.split())
 
 
 def test_columns_without_a_finding_are_asked_for_it_and_not_called_alike(tmp_path: Path) -> None:

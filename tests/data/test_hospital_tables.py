@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from hospital_tables import CASES, Meant, Refused, every, misread, other_case
 
+from suture.core.errors import DataError
+from suture.data.discovery import discover
+
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_table_is_read_as_it_is_meant_or_refused_with_the_remedy(name: str, tmp_path: Path) -> None:
@@ -43,3 +46,13 @@ def test_what_should_have_been_refused_is_told(tmp_path: Path) -> None:
         return Refused(("nothing",))
 
     assert misread(read, tmp_path) == "read, not refused"
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("all.zip", "unpack it and give its folder"), ("labels.XLS", r"save it as \.xlsx or \.csv")],
+)
+def test_a_site_that_is_a_file_of_another_kind_is_refused(name: str, remedy: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"PK\3\4")
+    with pytest.raises(DataError, match=rf"{name} cannot be read; {remedy}"):
+        discover(tmp_path / name)

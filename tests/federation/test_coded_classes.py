@@ -59,7 +59,8 @@ def test_a_class_of_two_names_and_one_code_is_trained_as_one_byte_by_byte(
         {"system": "I10C", "code": "J84.10", "meaning": "Pulmonary fibrosis, unspecified"},
         {"system": "RADLEX", "code": "RID3874", "meaning": "Fibrosis"},
     ]
-    assert {**stated, "codes": {**stated["codes"], "Fibrosis": codes[:1]}} == facts
+    assert stated["site_names"] == {"Raumforderung": "Fibrosis"}
+    assert {**stated, "codes": {**stated["codes"], "Fibrosis": codes[:1]}, "site_names": {}} == facts
     (note,) = (note for note in run.record.run["notes"] if "codes" in note)
     assert all(fact in note for fact in ("alpha", "'Raumforderung'", "'Fibrosis'"))
     figures = [read_json(run.record.folder.parent / out / "metrics.json") for out in ("plain", "coded")]

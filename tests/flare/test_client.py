@@ -125,6 +125,9 @@ def folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_each_script_of_the_example_learns(folder: Path, at_site: Any) -> None:
+    pytest.importorskip(
+        {"with_lightning": "lightning", "with_huggingface": "transformers"}.get(folder.name, "torch")
+    )
     torch.manual_seed(0)
     net = import_module("net")
     aggregator = MethodAggregator("surgical", LABELS, head=net.HEAD)

@@ -67,8 +67,8 @@ def furthest(one: Path, two: Path) -> float:
 
 @pytest.mark.parametrize(
     ("threads", "settings"),
-    [(None, FEDMAS), (2, FEDLSM)],
-    ids=["Fed-MAS, a process per site", "FedLSM, threads fewer than sites"],
+    [(None, FEDMAS), (2, FEDLSM), (None, ["model.train=head"])],
+    ids=["Fed-MAS, a process per site", "FedLSM, threads fewer than sites", "a frozen encoder"],
 )
 def test_simulator_equals_the_loop(threads: int | None, settings: list[str], tmp_path: Path) -> None:
     loop = run("local", tmp_path / "same", settings=settings)

@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 from tempfile import mkdtemp
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import safetensors.torch
 import tomli_w
@@ -45,8 +46,9 @@ from suture.methods.fedavg import FedAvg
 from suture.methods.pfl import PersonalisedFL as PFL
 from suture.methods.source import code_hash
 from suture.methods.surgical import SurgicalAggregation
-from suture.models import MODELS, Backbone, ModelSpec, build
+from suture.models import MODELS, Backbone, ModelSpec, build, check_portable, encoder_of, self_contained
 from suture.models.classifier import Layout, load_tensors, split_state
+from suture.models.encoders import described
 from suture.models.saved import save_model
 from suture.protocol import packing
 from suture.protocol.messages import (
@@ -507,6 +509,78 @@ def _configure(case: tuple[str, Any]) -> None:
         readers[kind](content)
 
 
+# 6. Encoders: what a job says of one, and the files from which it is made
+
+
+@cache
+def _encoders() -> tuple[tuple[str, dict[str, Any]], ...]:
+    """Models, and the JSON of which their encoders are made, by the names of its files."""
+    transformer = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 8}
+    stages = {"hidden_sizes": [4, 8], "depths": [1, 1], "num_stages": 2, "hidden_act": "gelu"}
+    normalised = {"mean": [0.5] * 3, "std": [0.25] * 3, "size": 32, "labels": ["Mass"]}
+    seen = {"image_mean": [0.5] * 3, "image_std": [0.2] * 3, "do_rescale": True, "size": {"height": 32}}
+    net = {"spatial_dims": 2, "in_channels": 1, "out_channels": 1, "block_config": [1, 1], "init_features": 4}
+    net |= {"growth_rate": 2, "bn_size": 1, "dropout_prob": 0.5}
+    image = {"image": {"value_range": [0, 255], "spatial_shape": [32, 32]}}
+    defined = {"network_def": {"_target_": "monai.networks.nets.DenseNet121", **net}}
+    return (
+        ("hf:dinov2", {"": {"arguments": transformer, **normalised}}),
+        ("hf:convnext", {"": {"arguments": stages, **normalised}}),
+        ("bundle:DenseNet121", {"": {"arguments": net, "mean": [0.5], "std": [0.25]}}),
+        (
+            "hf",
+            {
+                "config.json": {
+                    "model_type": "vit",
+                    "image_size": 32,
+                    "architectures": ["ViTModel"],
+                    **transformer,
+                },
+                "preprocessor_config.json": seen,
+            },
+        ),
+        (
+            "bundle",
+            {
+                "configs/inference.json": defined,
+                "configs/metadata.json": {"network_data_format": {"inputs": image}},
+            },
+        ),
+        ("xrv", {"metadata": {"range": "[-1024, 1024]", "labels": '["Mass"]', "size": "224"}}),
+    )
+
+
+def _encoder(rng: Random) -> ModelSpec:
+    name, files = rng.choice(_encoders())
+    home = folder() / "encoder"
+    (home / "configs").mkdir(parents=True, exist_ok=True)
+    texts = {file: json.dumps(content) for file, content in files.items()}
+    if rng.random() < 0.9:
+        changed = rng.choice(list(files))
+        texts[changed] = text_of(mutated(files[changed], rng), rng)
+    if ":" in name:
+        config = texts[""].encode("utf-8", "replace").decode()
+        return ModelSpec(name, size=32, encoder_config=config[:65_536])
+    if name == "xrv":
+        text = f'{{"__metadata__": {texts["metadata"]}}}'
+        (home / "a.safetensors").write_bytes(file_of(text.encode("utf-8", "surrogatepass"), b""))
+        return ModelSpec(f"xrv:{home / 'a.safetensors'}", size=32)
+    for file, text in texts.items():
+        (home / file).write_bytes(text.encode("utf-8", "surrogatepass"))
+    return ModelSpec(f"{name}:{home}", size=32)
+
+
+def _build(spec: ModelSpec) -> None:
+    found = self_contained(spec)
+    assert str(folder()) not in str(found.encoder_config)
+    check_portable(found, "a job")
+    with patch.object(described, "_MOST_PARAMETERS", 10**5):  # a larger one takes its time
+        if spec.name.startswith("xrv"):
+            encoder_of(found)
+        else:
+            build(found, LabelSet(LABELS), 1, pretrained=False)
+
+
 TARGETS = {
     target.name: target
     for target in (
@@ -515,5 +589,6 @@ TARGETS = {
         Target("states", _state, _restore),
         Target("models", _model, _predict),
         Target("configurations", _configuration, _configure),
+        Target("encoders", _encoder, _build),
     )
 }

@@ -18,6 +18,7 @@ from fuzz import MEMORY, Target, case, fuzz, peak
 from suture.core.errors import ConfigError, SutureError
 
 CASES = {"messages": 30_000, "streams": 8_000, "states": 4_000, "models": 4_000, "configurations": 15_000}
+CASES |= {"encoders": 400}
 """As many as take about ten seconds."""
 
 FOUND: dict[str, list[int]] = json.loads(Path(__file__).with_name("found.json").read_text())

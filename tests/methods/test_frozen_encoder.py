@@ -17,6 +17,7 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.classifier import ENCODER, frozen_copy, train_mode
 from suture.protocol.egress import Layout
+from suture.protocol.packing import Packed
 from suture.simulation.method_checks import (
     SMALL,
     a_warm_up_trains_the_head_alone,
@@ -81,6 +82,31 @@ def test_only_rows_leave_a_site_and_return() -> None:
                 }
     with Trial(SurgicalAggregation(), replace(FROZEN, hidden=4), "multilabel") as trial:
         assert set(trial.update("alpha").shared) == {"hidden.0.weight", "hidden.0.bias"}
+
+
+def test_a_model_of_other_classes_gets_the_encoder_that_the_site_holds() -> None:
+    """As when a class joins late: the site makes a new model, and the server sends no encoder again."""
+    with Trial(SurgicalAggregation(), FROZEN, "multilabel") as trial:
+        payload = trial.payload("alpha")
+        trial.update("alpha")
+        later = build(replace(FROZEN), LabelSet(("Mass",)), 5, pretrained=False)
+        states = trial.sites["alpha"].states
+        states.own_part(replace(payload, fixed={}), Packed({}, {}), later)
+        state = later.state_dict()
+        assert all(torch.equal(state[name], tensor) for name, tensor in payload.fixed.items())
+
+
+def test_sites_that_draw_their_own_part_have_the_same_encoder() -> None:
+    method = conformant("pmfl")
+    method = replace(method, share=replace(method.share, init="own"))
+    with Trial(method, replace(FROZEN, hidden=4), "multilabel") as trial:
+        held = []
+        for site in ("alpha", "beta"):
+            trial.update(site)
+            held.append(trial.sites[site].trainer.model(trial.payload(site).labels).state_dict())
+        for name, tensor in trial.server.model.fixed.items():
+            assert torch.equal(held[0][name], tensor), name
+            assert torch.equal(held[1][name], tensor), name
 
 
 def test_half_precision_leaves_the_encoder_exact() -> None:

@@ -256,9 +256,9 @@ class AtServer:
     def __init__(self) -> None:
         self.rounds = 0
 
-    def validate(self, model: GlobalModel) -> dict[str, float | None]:
+    def validate(self, model: GlobalModel) -> dict[str, dict[str, float]]:
         self.rounds += 1
-        return {"server_auroc": 1 / self.rounds}
+        return {"server_auroc": {"Mass": 1 / self.rounds}}
 
     def check_groups(self, labels: object) -> None: ...
 

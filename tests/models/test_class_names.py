@@ -33,19 +33,19 @@ def test_a_class_is_known_by_its_name_then_by_that_of_a_site_then_by_a_code(tmp_
         tmp_path,
         labels=["Mass", "Nodule", "Pneumothorax"],
         codes={"Pneumothorax": [code("SCT:36118008")], "Mass": [code("SCT:4147007")]},
-        site_names={"Knoten": "Nodule", "Mass": "Nodule", "Gone": "Hernia"},
+        site_names={"Wobbet": "Nodule", "Mass": "Nodule", "Gone": "Hernia"},
     )
     stated = {"Ptx": ("SCT:36118008",), "Other": ("SCT:4147007",)}
-    found = class_names(folder, ["Mass", "Knoten", "Ptx", "Other", "Gone"], stated)
+    found = class_names(folder, ["Mass", "Wobbet", "Ptx", "Other", "Gone"], stated)
     assert found == {
         "Mass": "Mass",
-        "Knoten": "Nodule",
+        "Wobbet": "Nodule",
         "Ptx": "Pneumothorax",
         "Other": "Other",  # the code of a mass means a shape in any organ
         "Gone": "Gone",
     }
     older = described(tmp_path, labels=["Mass"])
-    assert class_names(older, ["Mass", "Knoten"], {}) == {"Mass": "Mass", "Knoten": "Knoten"}
+    assert class_names(older, ["Mass", "Wobbet"], {}) == {"Mass": "Mass", "Wobbet": "Wobbet"}
 
 
 def test_a_built_in_code_is_that_of_the_class_that_states_it(tmp_path: Path) -> None:
@@ -54,9 +54,9 @@ def test_a_built_in_code_is_that_of_the_class_that_states_it(tmp_path: Path) -> 
 
 
 def test_two_classes_that_are_one_are_refused(tmp_path: Path) -> None:
-    folder = described(tmp_path, labels=["Nodule"], site_names={"Knoten": "Nodule"})
-    with pytest.raises(LabelError, match="'Nodule' and 'Knoten' of the data are both the class 'Nodule'"):
-        class_names(folder, ["Nodule", "Knoten"], {})
+    folder = described(tmp_path, labels=["Nodule"], site_names={"Wobbet": "Nodule"})
+    with pytest.raises(LabelError, match="'Nodule' and 'Wobbet' of the data are both the class 'Nodule'"):
+        class_names(folder, ["Nodule", "Wobbet"], {})
     codes = {"A": [code("SCT:36118008")], "B": [code("I10:J93.9")]}
     folder = described(tmp_path, labels=["A", "B"], codes=codes)
     with pytest.raises(LabelError, match="the codes of 'Ptx' are of 'A' and 'B'"):
@@ -67,21 +67,21 @@ def test_two_classes_that_are_one_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> Path:
-    """Beta calls a nodule Knoten, by the label map; alpha and gamma have two words for a class, by a code."""
+    """Beta calls a nodule Wobbet, by the label map; alpha and gamma have two words for a class, by a code."""
     study = small_study(tmp_path / "study", images=60)
-    for site, name, own in (("beta", "Nodule", "Knoten"), ("gamma", "Fibrosis", "Narbe")):
+    for site, name, own in (("beta", "Nodule", "Wobbet"), ("gamma", "Fibrosis", "Brimble")):
         table, config = study / site / "labels.csv", study / site / "suture.toml"
         table.write_text(table.read_text().replace(name, own, 1))
         config.write_text(config.read_text().replace(f'target = "{name}"', f'target = "{own}"'))
-    for site, name in (("gamma", "Narbe"), ("alpha", "Lungenfibrose")):
+    for site, name in (("gamma", "Brimble"), ("alpha", "Quorrel")):
         config = study / site / "suture.toml"
-        config.write_text(config.read_text() + f'[data.codes]\n{name} = "SCT:51615001"\n')
+        config.write_text(config.read_text() + f'[data.codes]\n{name} = "RADLEX:RID99999"\n')
     table = study / "alpha" / "labels.csv"
-    table.write_text(table.read_text().replace("Mass", "Lungenfibrose", 1))
+    table.write_text(table.read_text().replace("Mass", "Quorrel", 1))
     config = study / "alpha" / "suture.toml"
-    config.write_text(config.read_text().replace('target = "Mass"', 'target = "Lungenfibrose"'))
+    config.write_text(config.read_text().replace('target = "Mass"', 'target = "Quorrel"'))
     job = study / "job.toml"
-    job.write_text(job.read_text().replace("rounds = 2", 'rounds = 1\nlabel_map = { Knoten = "Nodule" }'))
+    job.write_text(job.read_text().replace("rounds = 2", 'rounds = 1\nlabel_map = { Wobbet = "Nodule" }'))
     return study
 
 
@@ -92,9 +92,9 @@ def test_methods_are_compared_on_classes_that_sites_call_differently(
     done = compare_methods(load_job(mixed), methods, tmp_path / "out")
     assert done.missing == []
     assert {site: set(of) for site, of in done.sites.items()} == {
-        "alpha": {"Lungenfibrose", "Nodule"},
-        "beta": {"Knoten", "Hernia"},
-        "gamma": {"Narbe", "Nodule", "Mass"},
+        "alpha": {"Quorrel", "Nodule"},
+        "beta": {"Wobbet", "Hernia"},
+        "gamma": {"Brimble", "Nodule", "Mass"},
     }
 
 
@@ -103,13 +103,13 @@ def test_a_model_is_measured_on_data_that_call_its_classes_otherwise(mixed: Path
     for seed, run in enumerate(runs):
         run_job(with_settings(load_job(mixed), [f"seed={seed}"]), "local", run)
     facts = json.loads((runs[0] / "model" / "model.json").read_text())
-    assert facts["site_names"] == {"Knoten": "Nodule", "Narbe": "Lungenfibrose"}
-    for site, names in (("beta", {"Knoten", "Hernia"}), ("gamma", {"Narbe", "Nodule", "Mass"})):
+    assert facts["site_names"] == {"Quorrel": "Brimble", "Wobbet": "Nodule"}
+    for site, names in (("beta", {"Wobbet", "Hernia"}), ("gamma", {"Brimble", "Nodule", "Mass"})):
         config = mixed / site / "suture.toml"
         done = evaluate(runs[0], config)
         assert set(done.columns) == names
         assert done.unlearned == ()
         assert done.mean is not None
-        assert set(done.classes) <= {"Lungenfibrose", "Hernia", "Mass", "Nodule"}
+        assert set(done.classes) <= {"Brimble", "Hernia", "Mass", "Nodule"}
         assert set(compare(*runs, config)) == names
         assert set(decide(runs[0], config, overwrite=True)) == set(done.classes)

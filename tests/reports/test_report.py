@@ -16,7 +16,7 @@ from example_run import (
     write_decided_run,
     write_run,
 )
-from suture.reports.report import write_report
+from suture.reports.report import render_report, write_report
 
 VOID = {"meta", "br", "hr"}
 
@@ -295,3 +295,14 @@ def test_the_contents_lead_to_every_section(tmp_path: Path) -> None:
     assert ids == re.findall(r'<a href="#([^"]+)">', page)
     assert len(ids) == len(set(ids)) == page.count("<h2")
     assert {"results-by-class", "decisions"} <= set(ids)
+
+
+def test_a_page_does_not_depend_on_the_pages_before_it(tmp_path: Path) -> None:
+    """The templates are compiled once in a process."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder in (one, two):
+        folder.mkdir()
+    write_run(one, run_record(), history_records(), metrics_record())
+    first = render_report(one)
+    render_report(write_decided_run(two))
+    assert render_report(one) == first

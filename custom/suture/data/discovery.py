@@ -19,16 +19,17 @@ from suture.data.cells import Cells
 from suture.data.config import parse_data
 from suture.data.decoding import SUFFIXES
 from suture.data.gathering import (
+    THE_ONE_TO_USE,
     Named,
     in_two_columns,
     of_class_folders,
     of_patients,
     read_forms,
     spread,
-    the_one_to_use,
     together,
     with_column,
     with_patients,
+    with_splits,
     without_unfilled,
 )
 from suture.data.image_names import image_name, loosely, stem
@@ -44,28 +45,18 @@ from suture.data.table_form import JSON, TABLES, Form, is_hidden, tables
 
 _SPLIT = re.compile(r"^(split|set|subset|partition|fold)$", re.IGNORECASE)
 _SPLIT_FLAG = re.compile(
-    r"(is|in)[ _-]?(train|val|test)\w*|train(ing)?|(train|val|test)\w*[ _-](set|flag|split)", re.IGNORECASE
+    r"(?i)(is|in)[ _-]?(train|val|test)\w*|train(ing)?|(train|val|test)\w*[ _-](set|flag|split)"
 )
 """Columns of 1 and 0 that say which rows are of a split."""
 _INDEX = re.compile(r"^(unnamed.*|index|row|#)$", re.IGNORECASE)
 _CHOICE = re.compile(r"\(choice=(.+)\)$")
-_OTHER_TABLES = {
-    ".xls",
-    ".xlsb",
-    ".ods",
-    ".numbers",
-    ".sav",
-    ".dta",
-    ".feather",
-    ".mdb",
-    ".accdb",
-    ".sas7bdat",
-}
+_CODED = re.compile(r"(.+?)\s*\(([^()]+)\)", re.DOTALL)
+"""A name of a column with the words of its cells, such as "Mass (0/1)"."""
+_OTHER_TABLES = (".xls", ".xlsb", ".ods", ".numbers", ".sav", ".dta", ".feather", ".mdb", ".sas7bdat")
 _MANY_WORDS = 5
 """Words of a cell, on average, from which on it is a document."""
 _RATER = re.compile(
-    r"rad(iologist)?s?\b|rad_|rater|reader|annotator|observer|grader|expert|befunder|untersucher",
-    re.IGNORECASE,
+    r"(?i)rad(iologist)?s?\b|rad_|rater|reader|annotator|observer|grader|expert|befunder|untersucher"
 )
 
 
@@ -137,6 +128,9 @@ def discover(path: Path, answers: Answers = Answers()) -> Discovery:
         raise DataError(
             f"{path} does not exist; give a folder with a table and images, or the path of the table"
         )
+    if path.is_file() and path.suffix.lower() in (".zip", *_OTHER_TABLES):
+        remedy = "unpack it and give its folder" if path.suffix == ".zip" else "save it as .xlsx or .csv"
+        raise DataError(f"{path} cannot be read; {remedy}")
     folder = path if path.is_dir() else path.parent
     levels = _Levels(tables(folder) if path.is_dir() else [[path]])
     elsewhere = _named_elsewhere(levels.forms(0))
@@ -155,21 +149,18 @@ class _Levels:
     """The tables of a folder, and of its folders, each read once and when it is asked for.
 
     Attributes:
+        number: of all, readable or not.
         faults: why some could not be read.
     """
 
     def __init__(self, paths: Sequence[Sequence[Path]]) -> None:
         self._paths = paths
         self._forms: dict[int, list[Form]] = {}
+        self.number = sum(map(len, paths))
         self.faults: list[str] = []
 
     def __len__(self) -> int:
         return len(self._paths)
-
-    @property
-    def number(self) -> int:
-        """Of all tables, readable or not."""
-        return sum(map(len, self._paths))
 
     def forms(self, level: int) -> list[Form]:
         """The tables of a level.
@@ -321,9 +312,8 @@ def _own(levels: _Levels, folder: Path, images: _Images, answers: Answers) -> Di
         if len(fitting) > 1:
             both = together([Named(form, column.name, column.find) for form, column in fitting])
             if both is None:
-                rivals = [form for form, _ in fitting]
-                names, remedy = " and ".join(form.name for form in rivals), the_one_to_use(rivals)
-                raise DataError(f"{names} of {folder} both name its images; {remedy}")
+                names = " and ".join(form.name for form, _ in fitting)
+                raise DataError(f"{names} of {folder} both name its images; {THE_ONE_TO_USE}")
             form, column = both, _expect_column(both, images)
         others = [other for i, other in enumerate(forms) if i not in columns] + [form]
         form = spread(without_unfilled(form), form.legend)
@@ -425,13 +415,15 @@ def _described(
     n = len(form.sheet.rows)
     layout = next((one for one in HOSPITAL if one.recognises(form.sheet, files.paths)), None)
     known = layout.keys(form.sheet.path.parent) if layout else {}
+    paths = [images.find(cell) if cell else None for cell in form.sheet.column(images.name, "")]
     columns = form.sheet.columns()
     split = next((name for name in columns if name != images.name and _is_split(columns[name])), None)
+    if split is None and not images.text:
+        form, split = with_splits(form, paths)
     told = answers.patient if answers.patient is not None else known.get("patient_column")
     asked: list[str] = []
     if told is None and not patient_columns(form.sheet, images.name):
-        form, asked = with_patients(form, images.name, columns[split] if split else ())
-    paths = [images.find(cell) if cell else None for cell in form.sheet.column(images.name, "")]
+        form, asked = with_patients(form, images.name, form.sheet.column(split, "") if split else ())
     sheet = form.sheet.only([path is not None for path in paths])  # rows without an image do not count
     data: dict[str, Any] = {"dataset": "hospital", "root": str(images.root), "table": str(sheet.path)}
     data |= {} if form.made else form.data
@@ -514,8 +506,11 @@ def _described(
 
 
 def _choices(columns: Sequence[str]) -> dict[str, str]:
-    """The findings of REDCap's columns with one box each, such as "Findings (choice=Mass)"."""
+    """The findings of columns such as REDCap's "Findings (choice=Mass)", and "Mass (1=yes, 0=no)"."""
     found = {name: match[1].strip() for name in columns if (match := _CHOICE.search(name))}
+    for name, match in ((name, _CODED.fullmatch(name)) for name in columns if name not in found):
+        if match and all(Cells({}).number(word) is not None for word in re.findall(r"[\w.]+", match[2])):
+            found[name] = match[1]
     return {name: of for name, of in found.items() if list(found.values()).count(of) == 1}
 
 
@@ -587,11 +582,10 @@ def _images_below(folder: Path, unread: list[OSError]) -> set[str]:
 
 def _named_elsewhere(forms: Sequence[Form]) -> Path | None:
     """The folder of the images that a table names by absolute paths; None where it names none so."""
-    for form in forms:
-        for column in form.sheet.columns().values():
-            cells = [*filter(None, column)]
-            if cells and all(cell.startswith("/") for cell in cells) and any(map(os.path.isfile, cells)):
-                return Path(os.path.commonpath([os.path.dirname(cell) for cell in cells]))
+    for column in (column for form in forms for column in form.sheet.columns().values()):
+        cells = [*filter(None, column)]
+        if cells and all(cell.startswith("/") for cell in cells) and any(map(os.path.isfile, cells)):
+            return Path(os.path.commonpath([os.path.dirname(cell) for cell in cells]))
     return None
 
 

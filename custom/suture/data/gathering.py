@@ -28,6 +28,8 @@ from suture.data.workbooks import is_workbook, workbook_sheets
 IMAGE, SPLIT, CLASS = "image", "split", "class"
 """Columns of a table that is put together."""
 
+THE_ONE_TO_USE = "give the path of the table to use, or hide the other sheets"
+"""What to do about tables of which one may be out of date."""
 _KEPT_APART = re.compile(r"hold.?out|extern|eval|unseen|hidden|submi|predict", re.IGNORECASE)
 """In the name of a table of which nothing says that it is for training too."""
 _COMPLETE = re.compile(r".*_complete|complete\?", re.IGNORECASE)
@@ -284,8 +286,7 @@ def _side_by_side(main: Named, others: Sequence[Named]) -> Form | None:
                 if clash:
                     raise DataError(
                         f"{sheet.path.parent / main.form.name} {rows_text(clash)}: column {name!r} differs "
-                        f"from that of {other.form.name}; {the_one_to_use([main.form, other.form])}, or "
-                        "remove one of the columns"
+                        f"from that of {other.form.name}; {THE_ONE_TO_USE}, or remove one of the columns"
                     )
                 continue
             header.append(name)
@@ -300,12 +301,6 @@ def _side_by_side(main: Named, others: Sequence[Named]) -> Form | None:
         )
     both = Sheet(sheet.path, tuple(header), tuple(map(tuple, rows)), sheet.numbers)
     return Form(both, {}, {}, (*main.form.made, *made), main.form.legend)
-
-
-def the_one_to_use(forms: Sequence[Form]) -> str:
-    """What to do about tables of which one may be out of date."""
-    one_file = len({form.sheet.path for form in forms}) == 1
-    return "hide the other sheets" if one_file else "give the path of the table to use"
 
 
 def of_patients(form: Form, images: Collection[str]) -> Form | None:
@@ -364,6 +359,22 @@ def in_two_columns(form: Form, images: Collection[str], enough: int) -> Form | N
             made = f"{folder!r} is the folder and {file!r} the file of each image"
             return with_column(form, IMAGE, cells, made)
     return None
+
+
+def with_splits(form: Form, paths: Sequence[str | None]) -> tuple[Form, str | None]:
+    """A table with a column of splits, where a folder of each image is named after one, and its name.
+
+    Args:
+        paths: of the image of each row; None where there is none.
+    """
+    levels = [path.casefold().split("/")[:-1] if path else None for path in paths]
+    for at in range(min((len(level) for level in levels if level is not None), default=0)):
+        names = [level[at] if level else "" for level in levels]
+        if {*names} <= SPLIT_WORDS.keys() and len({SPLIT_WORDS[name] for name in names} - {""}) > 1:
+            made = "the split is the folder of the image"
+            form = with_column(form, SPLIT, [SPLIT_WORDS[name] for name in names], made)
+            return form, form.sheet.header[0]
+    return form, None
 
 
 def with_patients(form: Form, image: str, split: Sequence[str]) -> tuple[Form, list[str]]:

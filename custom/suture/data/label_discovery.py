@@ -32,22 +32,19 @@ from suture.data.table_form import Form
 
 _LIST_SEPARATORS = ("|", ";", ",")
 _NO_LABEL = re.compile(
-    r"^(unnamed.*|index|row|.*\bid|(patient)?[ _-]?(sex|gender)([ _].*)?|male|female|age|view.*"
-    r"|projection|ap|pa|ap.pa|frontal|lateral|frontal.lateral|inpatient|quality|complete\?|.*_complete|redcap_.*)$",
-    re.IGNORECASE,
+    r"(?i)(unnamed.*|index|row|.*\bid|(patient)?[ _-]?(sexe?|gender|geschlecht|sexo|sesso)([ _].*)?|male"
+    r"|female|age|view.*|projection|ap|pa|ap.pa|frontal|lateral|frontal.lateral|inpatient|quality|complete\?"
+    r"|.*_complete|redcap_.*)$"
 )
 """Columns of two values that are no finding. A label of such a name is added to `labels` by hand."""
 _CLASS = re.compile(
-    r"^(class|label|diagnosis|diagnose|dx|disease|pathology|condition|target|finding|befund|klasse)s?"
-    r"[ _-]?\d*$",
-    re.IGNORECASE,
+    r"(?i)(class|label|diagnos[ie]s?|dx|disease|pathology|condition|target|finding|befund|klasse)s?[ _-]?\d*$"
 )
 """Columns of one word for each image, which is its class whatever the vocabulary knows."""
 
 _VALUE = re.compile(
-    r"(is)?[ _-]?(confidence|value|label[ _-]?value|present[ea]?|presence|positive|exists|result|answer|score"
-    r"|prob|probability|vorhanden|wert|valeur|valor)",
-    re.IGNORECASE,
+    r"(?i)(is)?[ _-]?(confidence|value|label[ _-]?value|present[ea]?|presence|positive|exists|result|answer"
+    r"|score|prob|probability|vorhanden|wert|valeur|valor)"
 )
 """Columns that say whether the finding of their row is present, beside a column that names it."""
 
@@ -222,11 +219,10 @@ def _doubt(columns: list[str], named: Mapping[str, str]) -> list[str]:
 
 def _no_labels(sheet: Sheet, warnings: Collection[str]) -> DataError:
     asked = "".join(f"\n{warning}" for warning in warnings)
-    if warnings:
-        asked += "\nWrite 1 and 0 into the table, or write suture.toml by hand (docs/data.md)"
     return DataError(
         f"{sheet.path} has no label columns: no column has only 1, 0, yes, no or blank cells, or lists "
-        f"findings; its columns are {', '.join(filter(None, sheet.header))}{asked}"
+        f"findings; its columns are {', '.join(filter(None, sheet.header))}{asked}\nWrite 1 and 0 into the "
+        "table, or write suture.toml by hand (docs/data.md)"
     )
 
 
@@ -407,7 +403,7 @@ def _ask_value(name: str, findings: str, strange: Collection[str]) -> str:
     lines, values = f"value_column = {json.dumps(name)}", " this line (and values, if 1 means absent)"
     if strange:
         lines += f"\n{values_line(strange)}"
-        values = ', with 1, 0 or "unknown" for each value,'
+        values = ', with 1, 0 or "unknown" for each value'
     return (
         f"column {name!r} is not read, and every finding in {findings!r} counts as present. If {name!r} "
         f"says whether a finding is present, add{values}:\n{lines}"

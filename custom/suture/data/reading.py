@@ -144,7 +144,9 @@ def read_sheet(path: Path, delimiter: str = ",", encoding: str = UTF8) -> Sheet:
             used = list(map(any, part))
             for row, width in enumerate(map(len, part)):
                 if width != len(header) and used[row]:
-                    raise _other_width(path, number + row, width, len(header))
+                    if width < len(header) or any(part[row][len(header) :]):
+                        raise _other_width(path, number + row, width, len(header))
+                    part[row] = part[row][: len(header)]  # of rows that end with delimiters
             rows += compress(part, used)
             numbers += compress(range(number, number + len(part)), used)
             number += len(part)

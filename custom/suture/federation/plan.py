@@ -20,7 +20,7 @@ from suture.data.embedding import TFIDF
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method, RoundContext
 from suture.methods.source import code_hash as code_hash
-from suture.models import WEIGHTS, ModelSpec, check_portable, encoder_of
+from suture.models import ModelSpec, check_portable, encoder_of
 from suture.protocol.decisions import DecisionSettings
 from suture.protocol.egress import Layout, check_declared
 from suture.protocol.half import Transport
@@ -184,7 +184,7 @@ class Plan:
         Raises:
             ConfigError: see `named_file`.
         """
-        words = {"model.weights": WEIGHTS, "model.embedding": (TFIDF,)}
+        words = {"model.weights": encoder_of(self.model).weights or (), "model.embedding": (TFIDF,)}
 
         def own(key: str, name: str, _mark: str) -> str:
             stays = key not in keys or name in words.get(key, ())

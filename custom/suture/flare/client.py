@@ -81,13 +81,9 @@ def send(
             and the page of what leaves a site. Weights may be left out where the method fixes them.
     """
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in (channels or {}).items()}
-    said: dict[str, Any] = {
-        "weight": weight,
-        "class_weights": None if class_weights is None else [float(value) for value in class_weights],
-        "scalars": scalars and {name: rounded(value) for name, value in scalars.items()},
-        "train_loss": rounded(train_loss),
-        CHANNELS: arrays or None,
-    }
+    said: dict[str, Any] = {"weight": weight, "train_loss": rounded(train_loss), CHANNELS: arrays or None}
+    said["class_weights"] = None if class_weights is None else [float(value) for value in class_weights]
+    said["scalars"] = scalars and {name: rounded(value) for name, value in scalars.items()}
     meta = {name: value for name, value in said.items() if value is not None}
     metrics = model.metrics and {name: rounded(float(value)) for name, value in model.metrics.items()}
     flare.send(FLModel(params=model.params, metrics=metrics, meta={LABELS: list(labels), **meta}))

@@ -29,6 +29,11 @@ FORMAT = 1
 FOLDER = "features"
 """Of the entries, in a party's cache."""
 
+_AFTER = {"hidden", "dropout", "projection", "second_head", "neck", "head", "row_init", "name_vectors"}
+_ELSEWHERE = {"weights", "norm_momentum", "train", "views"}
+"""Settings of a model on which the encoder's features do not depend: of what comes after it; and where its
+tensors came from, which are hashed themselves, or what becomes of the features."""
+
 
 class FeatureStore:
     """The features of a party's samples.
@@ -54,7 +59,9 @@ class FeatureStore:
         self._views: dict[Augmentation, Tensor] = {}
         state = model.state_dict()
         encoder = {name: state[name].cpu() for name in model.frozen_names - model.counters}
-        self._encoder = digest(Packed(encoder, {spec.name: dataclasses.asdict(self._prepare)}))
+        settings = dataclasses.asdict(spec) | {"preprocessing": dataclasses.asdict(self._prepare)}
+        facts = {name: value for name, value in settings.items() if name not in _AFTER | _ELSEWHERE}
+        self._encoder = digest(Packed(encoder, facts))
         make_folder(cache)
         with writing(self._folder):
             self._folder.mkdir(mode=0o700, exist_ok=True)

@@ -42,7 +42,8 @@ class Phase:
     """A stretch of rounds in which the same things are trained.
 
     Attributes:
-        trainable: ``all`` of the model, or its ``head`` (with the hidden block) while the backbone rests.
+        trainable: ``all`` of the model but a frozen encoder; or its ``head``, with the hidden block, while
+            the backbone rests.
         lr: learning rate of the phase, at every site; None takes the method's, or the site's own.
         annealed: whether that rate falls along half a cosine, which would reach 0 after the last round.
         epochs: passes over the local data a round; None takes the method's.

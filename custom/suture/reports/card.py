@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,7 @@ def rate(found: Estimate | None) -> str:
     return area(found.value) + (f" ({bounds})" if found.high - found.low < 1 else "")
 
 
+@cache
 def _templates() -> Environment:
     loader = FileSystemLoader(Path(__file__).parent)
     # No HTML is made, so that nothing is escaped for it; `md` is applied to what other parties wrote.

@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,7 @@ def try_report(run_dir: Path) -> None:
         log.exception("%s: the report could not be written", run_dir)
 
 
+@cache  # to compile them takes longer than to train a small network
 def templates(*folders: Path) -> Environment:
     """Return the templates of this folder, its style and macros among them, and of further folders."""
     environment = Environment(

@@ -223,7 +223,7 @@ def summary(name: str, guess: Discovery, config: Path) -> list[str]:
     lines.append(
         f"  splits: {where if data['dataset'] == 'hospital' else data.get('split', 'of the data set')}"
     )
-    labels = data.get("labels", ("all of the data set",))
+    labels = [" ".join(label.split()) for label in data.get("labels", ("all of the data set",))]
     more = f" and {len(labels) - _MOST_LABELS} more" if len(labels) > _MOST_LABELS else ""
     lines.append(f"  labels: {', '.join(labels[:_MOST_LABELS]) or 'to be named'}{more}")
     said = [f"  {line}" for line in guess.made]

@@ -44,6 +44,7 @@ def test_the_content_by_hand() -> None:
         "recall": {},
         "groups": {"shared": pytest.approx(0.8), "unique": pytest.approx(0.6)},
         "sites": {"a": {"Edema": 0.8, "Hernia": None}},
+        "site_counts": {"a": {"Edema": (1, 9), "Hernia": (0, 10)}},
         "n": 100,
         "source": "server test set",
         "selected_round": 5,

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.fl_context import FLContext
 
-from suture.core.errors import ConfigError
+from suture.core.errors import ConfigError, RejectedUpdate
 from suture.flare.admin.kit import policy_file, read_json, read_kit
 from suture.flare.admin.policy import (
     CLASSES,
@@ -19,9 +22,11 @@ from suture.flare.admin.policy import (
     bypasses,
     code_rights,
     make_strict,
+    permits,
     plain_json,
     refuse_code,
 )
+from suture.flare.filters import EgressFilter
 from suture.flare.scopes import check_scope
 
 MakeKit = Callable[..., Path]
@@ -214,3 +219,18 @@ def test_the_lenient_policy_leaves_ways(make_kit: MakeKit) -> None:
     plain_json(kit)
     refuse_code(kit)
     assert ["more class" in way or "privacy.json" in way for way in bypasses(kit)] == [True, True]
+
+
+def test_a_strict_site_refuses_a_job_of_flares_own_workflows(make_kit: MakeKit) -> None:
+    """As the README of examples/flare-fedavg says: for its code, for its classes, and for its messages."""
+    kit = read_kit(make_kit("site"))
+    make_strict(kit)
+    assert set(code_rights(kit).values()) == {"none"}
+    for name in (
+        "suture.flare.components.DeclaredResultFilter",
+        "nvflare.app_common.executors.ClientAPIExecutor",
+    ):
+        assert not permits(kit, name)
+    result = DXO(DataKind.WEIGHTS, {"head.bias": torch.ones(1)}, {"labels": ["Mass"]}).to_shareable()
+    with pytest.raises(RejectedUpdate):
+        EgressFilter().process(result, FLContext())

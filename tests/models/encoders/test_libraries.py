@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -65,6 +66,24 @@ def test_features_are_timms_own(name: str, tmp_path: Path) -> None:
     prepare = ModelSpec(f"timm:{name}").preprocessing
     assert (prepare.mean, prepare.std, prepare.channels) == (own["mean"], own["std"], 3)
     assert ours.head.in_features == theirs.num_features
+
+
+def test_a_folder_that_states_another_normalisation_is_refused(tmp_path: Path) -> None:
+    network = timm.create_model("test_vit", pretrained=False)
+    save_file(network.state_dict(), tmp_path / "model.safetensors")
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"pretrained_cfg": {"mean": [0.1, 0.2, 0.3], "std": [0.5, 0.5, 0.5]}}))
+    with pytest.raises(
+        ConfigError, match=r"model\.mean: .*config\.json states \[0\.1, 0\.2, 0\.3\], and timm"
+    ):
+        built("timm:test_vit", 64, tmp_path)
+    built("timm:test_vit", 64, tmp_path, mean=(0.1, 0.2, 0.3), std=(0.5, 0.5, 0.5))
+    own = {name: list(network.pretrained_cfg[name]) for name in ("mean", "std")}
+    config.write_text(json.dumps({"pretrained_cfg": own, "architecture": "test_vit"}))
+    built("timm:test_vit", 64, tmp_path)
+    config.write_text("[")
+    with pytest.raises(ConfigError, match=r"config\.json cannot be read"):
+        built("timm:test_vit", 64, tmp_path)
 
 
 def test_positions_of_another_size_are_those_that_timm_resamples(tmp_path: Path) -> None:

@@ -149,6 +149,8 @@ def changed(folder: Path, name: str, **values: Any) -> None:
         ("config.json", {"num_hidden_layers": 1}, r"it has .*layer.*1\..*, too"),
         ("config.json", {"hidden_size": 24}, r"Dinov2Model of the configuration.*16.* instead of .*24"),
         ("config.json", {"hidden_act": "relux"}, r"cannot be built.*relux"),
+        ("config.json", {"num_attention_heads": 0}, r"cannot be built"),
+        ("config.json", {"num_attention_heads": "two"}, r"cannot be built.*num_attention_heads"),
         ("config.json", {"hidden_size": 65_536, "num_hidden_layers": 200}, r"parameters; at most"),
         ("preprocessor_config.json", {"rescale_factor": 1.0}, r"another number than 255"),
         ("preprocessor_config.json", {"image_mean": None}, r"mean"),

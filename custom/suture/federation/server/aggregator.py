@@ -138,7 +138,7 @@ class Aggregator:
         if unmeasured := [name for name in registry.labels if areas.get(name) is None]:
             line["validation"]["unmeasured"] = unmeasured
         shown = {s: [name for name, score in scores[s].items() if score != NOTHING] for s in losses}
-        parts = {site: {classes_of(site, shown[site]): -value} for site, value in losses.items()}
+        parts = {site: {classes_of(site, shown[site]): -value} for site, value in sorted(losses.items())}
         by_loss = self.schedule.selection == "site_loss" and self.context(number).phase.selectable
         if by_loss and loss is not None:
             every = {key: value for of in parts.values() for key, value in of.items()}

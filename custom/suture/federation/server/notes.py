@@ -301,7 +301,8 @@ def test_gaps(figures: Figures, tested: Mapping[str, Metrics], members: Mapping[
         heard = [name for name, metrics in sorted(tested.items()) if metrics.n]
         silent = {name: member.n for name, member in members.items() if name not in heard}
         if silent:
-            found.append(f"The final figures come from {_listed(heard)} only: {_why(silent, 'test')}")
+            whence = f"come from {_listed(heard)} only" if heard else "are lacking"
+            found.append(f"The final figures {whence}: {_why(silent, 'test')}")
     if figures.undefined:
         reasons = (f"{name} ({why})" for name, why in sorted(figures.undefined.items()))
         found.append(f"No test AUROC: {', '.join(reasons)}")

@@ -21,21 +21,12 @@ from torch import Tensor
 from suture.core.errors import ConfigError, FederationError, RejectedUpdate, SutureError
 from suture.core.labels import LabelType
 from suture.federation.plan import round_context
-from suture.flare.components.contract import (
-    CHANNELS,
-    LABELS,
-    PHASE,
-    Contract,
-    check_labels,
-    check_metrics,
-    like,
-    statistics_of,
-)
+from suture.flare.components import contract
 from suture.flare.components.filters import TASK
 from suture.methods.base import GlobalModel, LabelStatistics, Phase, RoundContext
 from suture.methods.exchange import check_channels, layout_of, with_channels
 from suture.protocol.check import AllowedReply, all_finite
-from suture.protocol.egress import Egress, in_order
+from suture.protocol.egress import Shapes, in_order
 from suture.protocol.messages import Labels, SiteInfo, Update
 
 _OF_FLARE = frozenset({"client_name", "props", MetaKey.INITIAL_METRICS, MetaKey.JOB_ID, MetaKey.SITE_NAME})
@@ -57,7 +48,6 @@ class MethodAggregator(ModelAggregator):
         head: name of the layer whose rows are the classes: ``head`` has ``head.weight`` and ``head.bias``.
         label_type: ``multilabel`` or ``multiclass``.
         settings: of the method, as in a job's ``[method]``.
-        seed: of what the method draws at the server.
 
     Raises:
         ConfigError: there is no such method, it does not run in a federation, or an argument does not fit.
@@ -70,14 +60,13 @@ class MethodAggregator(ModelAggregator):
         head: str = "head",
         label_type: LabelType = "multilabel",
         settings: Mapping[str, Any] | None = None,
-        seed: int = 0,
     ) -> None:
         super().__init__()
         # FLARE exports an argument that is an attribute of the same name.
-        self.method, self.head, self.label_type, self.seed = method, head, label_type, seed
+        self.method, self.head, self.label_type = method, head, label_type
         self.labels, self.settings = list(labels), dict(settings or {})
-        self._contract = Contract.of(method, head, label_type, settings)
-        self._names = check_labels(labels)
+        self._contract = contract.Contract.of(method, head, label_type, self.settings)
+        self._names = contract.check_labels(labels)
         self._sites: dict[str, SiteInfo] = {}
         self._params: Mapping[str, Any] = {}  # the global model as FLARE has it
         self._model: GlobalModel | None = None
@@ -85,7 +74,7 @@ class MethodAggregator(ModelAggregator):
         self._round = 0
         self._ctx: RoundContext | None = None
         self._allowed: dict[str, AllowedReply] = {}
-        self._received: dict[str, DXO] = {}
+        self._received: dict[str, tuple[DXO, AllowedReply]] = {}
         self._metrics: dict[str, Mapping[str, float]] = {}
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -111,70 +100,63 @@ class MethodAggregator(ModelAggregator):
         # The first round is spent on the sites' classes.
         number = max(self._round, 1)
         rounds = max(data.get_header(AppConstants.NUM_ROUNDS, 0) - 1, number)
-        ctx = round_context(self._contract.method, self.seed, rounds, number)
+        ctx = round_context(self._contract.method, 0, rounds, number)
         self._ctx = replace(ctx, sites=len(self._sites))
         self._params = from_shareable(data).data
         self._model = self._global_model()
-        task = DXO(DataKind.WEIGHTS, {}, {})
-        if info := self._sites.get(site):
-            task = self._task(site, info, self._model, self._ctx.phase)
+        known = site in self._sites
+        task = self._task(site, self._model, self._ctx.phase) if known else DXO(DataKind.WEIGHTS, {}, {})
         fl_ctx.set_prop(TASK, task, private=True, sticky=False)
 
     def _global_model(self) -> GlobalModel:
         shared, head = self._contract.split(self._params)
         if not head:
             raise ConfigError(f"the model has no layer {self.head!r}; name the one whose rows are classes")
-        for name, tensor in self._contract.joined({}, head).items():
-            if not tensor.dim() or len(tensor) != len(self._names):
-                raise ConfigError(
-                    f"{name} has shape {tuple(tensor.shape)}, but labels names {len(self._names)} classes; "
-                    "give one for each row"
-                )
-        buffers = statistics_of(shared)
+        rows = {tensor.shape[:1] for tensor in head.values()}
+        if rows != {(len(self._names),)}:
+            raise ConfigError(
+                f"labels names {len(self._names)} classes; name one for each row of {self.head}"
+            )
+        buffers = contract.statistics_of(shared)
         model = GlobalModel(self._names, shared, head, label_type=self.label_type, buffers=buffers)
         model = with_channels(model, self._contract.method)
         return replace(model, channels={**model.channels, **self._channels})
 
-    def _task(self, site: str, info: SiteInfo, model: GlobalModel, phase: Phase) -> DXO:
-        method = self._contract.method
+    def _task(self, site: str, model: GlobalModel, phase: Phase) -> DXO:
+        method, info = self._contract.method, self._sites[site]
         labels = info.labels if method.labels.view != "all" else model.labels
         egress = method.egress(layout := layout_of(model, method))
-        images = info.n.get("train", 0)
-        self._allowed[site] = self._contract.allowed("train", layout, labels, info.labels, images)
+        self._allowed[site] = self._contract.allowed("train", layout, labels, info.labels, info.n["train"])
         shared, head = method.exchange.parts(model.shared, model.rows(labels))
         tensors = self._contract.joined(shared, head)
-        params = {name: like(self._params[name], tensor) for name, tensor in tensors.items()}
-        meta: dict[str, Any] = {LABELS: list(labels), PHASE: phase.name}
-        if channels := self._sent_down(egress, model, labels):
-            meta[CHANNELS] = {name: tensor.numpy() for name, tensor in channels.items()}
+        params = {name: contract.like(self._params[name], tensor) for name, tensor in tensors.items()}
+        meta: dict[str, Any] = {contract.LABELS: list(labels), contract.PHASE: phase.name}
+        if channels := self._sent_down(egress.forms("down"), model, labels):
+            meta[contract.CHANNELS] = {name: tensor.numpy() for name, tensor in channels.items()}
         return DXO(DataKind.WEIGHTS, params, meta)
 
-    def _sent_down(self, egress: Egress, model: GlobalModel, labels: Labels) -> dict[str, Tensor]:
+    def _sent_down(self, forms: Shapes, model: GlobalModel, labels: Labels) -> dict[str, Tensor]:
         """Return what the method sends down besides, and what it makes of the sites' counts of each class."""
-        forms = egress.forms("down")
         sent = {n: in_order(form, model.channels[n], model.labels, labels) for n, form in forms.items()}
-        images = {site: info.n.get("train", 0) for site, info in self._sites.items()}
+        images = {site: info.n["train"] for site, info in self._sites.items()}
         counts = {site: info.counts for site, info in self._sites.items()}
-        statistics = LabelStatistics(model.labels, images, counts, model.label_type)
-        facts = self._contract.method.class_facts(statistics).tensors
-        return sent | {name: tensor[model.where(labels)] for name, tensor in facts.items()}
+        facts = self._contract.method.class_facts(
+            LabelStatistics(model.labels, images, counts, self.label_type)
+        )
+        return sent | {name: tensor[model.where(labels)] for name, tensor in facts.tensors.items()}
 
     # What a site answers
 
     def _introduce(self, fl_ctx: FLContext) -> None:
         """Take the classes of a site from its answer to an empty task."""
         site, result = _peer(fl_ctx), fl_ctx.get_prop(AppConstants.TRAINING_RESULT)
-        try:
-            dxo = from_shareable(result)
-        except Exception:  # noqa: BLE001 - FLARE's code has no one error; the controller has refused it
-            return
-        if dxo.data != {} or site in self._sites:
+        if result is None or site in self._sites:
             return
         try:
-            info = self._contract.introduction(dxo)
+            info = self._contract.introduction(from_shareable(result))
             if strange := sorted(set(info.labels) - set(self._names)):
                 raise RejectedUpdate(f"the class {strange[0]!r}; add it to the job's labels, with a row")
-        except RejectedUpdate as error:
+        except Exception as error:  # noqa: BLE001 - FLARE's code has no one error for what is no model
             self.log_warning(fl_ctx, f"{site} cannot take part: {error}")
             return
         self._sites[site] = info
@@ -182,22 +164,17 @@ class MethodAggregator(ModelAggregator):
 
     def accept(self, shareable: Shareable, fl_ctx: FLContext) -> bool:
         """Take a result; ScatterAndGather calls this, also with one of an earlier round, which is refused."""
-        self.fl_ctx = fl_ctx
         try:
             if shareable.get_cookie(AppConstants.CONTRIBUTION_ROUND, self._round) != self._round:
                 raise RejectedUpdate("a result of another round")
-            try:
-                model = FLModelUtils.from_shareable(shareable)
-            except Exception:  # noqa: BLE001 - FLARE's code has no one error for what is no model
-                raise RejectedUpdate("a result that is no model") from None
-            if not model.params:
-                return False  # an introduction: see `_introduce`
+            model = FLModelUtils.from_shareable(shareable)
             model.meta["client_name"] = shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, "")
-            self.accept_model(model)
-        except RejectedUpdate as error:
+            if model.params:  # else an introduction: see `_introduce`
+                self.accept_model(model)
+            return bool(model.params)
+        except Exception as error:  # noqa: BLE001 - FLARE's code has no one error for what is no model
             self.log_warning(fl_ctx, f"left out: {error}")
             return False
-        return True
 
     def accept_model(self, model: FLModel) -> None:
         """Take a result; FedAvg calls this.
@@ -212,11 +189,10 @@ class MethodAggregator(ModelAggregator):
             if site not in self._allowed or site in self._received:
                 raise RejectedUpdate("a result that was not requested, or a second one")
             self._contract.update(dxo, self._allowed[site])
-            check_metrics(model.metrics)
+            metrics = contract.check_metrics(model.metrics or {})
         except RejectedUpdate as error:
             raise RejectedUpdate(f"{site}, round {self._round}: {error}") from None
-        self._received[site] = dxo
-        self._metrics[site] = model.metrics or {}
+        self._received[site], self._metrics[site] = (dxo, self._allowed[site]), metrics
 
     def aggregate_model(self) -> FLModel:
         """Return the next model, with every tensor of the present one; without any update the same.
@@ -232,17 +208,17 @@ class MethodAggregator(ModelAggregator):
         if not self._received:
             return FLModel(params=dict(self._params), params_type=ParamsType.FULL)
         method = self._contract.method
-        updates = _Updates(self._contract, self._received, self._allowed)
-        following = method.aggregate(self._model, updates, self._ctx)
+        following = method.aggregate(self._model, _Updates(self._contract, self._received), self._ctx)
         check_channels(following, method)
         merged = self._contract.joined(following.shared, following.head)
         for name, tensor in {**merged, **following.channels}.items():
             if tensor.is_floating_point() and not all_finite(tensor):
                 raise FederationError(f"{name} of the model of round {self._round} is not finite")
         self._channels = following.channels
-        changed = {name: like(self._params[name], tensor) for name, tensor in merged.items()}
-        metrics = _means([self._metrics[site] for site in sorted(self._received)])
-        return FLModel(params={**self._params, **changed}, params_type=ParamsType.FULL, metrics=metrics)
+        changed = {name: contract.like(self._params[name], tensor) for name, tensor in merged.items()}
+        sent = [self._metrics[site] for site in sorted(self._received)]
+        means = {name: fmean(one[name] for one in sent) for name in sorted(set.intersection(*map(set, sent)))}
+        return FLModel(params={**self._params, **changed}, params_type=ParamsType.FULL, metrics=means or None)
 
     def reset_stats(self) -> None:
         """Forget the results of a round."""
@@ -253,21 +229,15 @@ class MethodAggregator(ModelAggregator):
 class _Updates:
     """The updates in the order of the sites' names; those that lie on disk are read one at a time."""
 
-    contract: Contract
-    received: Mapping[str, DXO]
-    allowed: Mapping[str, AllowedReply]
+    rules: contract.Contract
+    received: Mapping[str, tuple[DXO, AllowedReply]]
 
     def __iter__(self) -> Iterator[Update]:
         # A generator would hold an update while the next one is read.
         return map(self._read, sorted(self.received))
 
     def _read(self, site: str) -> Update:
-        return self.contract.update(self.received[site], self.allowed[site])
-
-
-def _means(metrics: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
-    names = set.intersection(*(set(one) for one in metrics))
-    return {name: fmean(one[name] for one in metrics) for name in sorted(names)} or None
+        return self.rules.update(*self.received[site])
 
 
 def _peer(fl_ctx: FLContext) -> str:

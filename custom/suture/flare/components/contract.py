@@ -1,15 +1,14 @@
 """What server and sites exchange in FLARE's own messages: the model in `params`, everything else in `meta`.
 
 A task has under `LABELS` the classes of its rows, under `PHASE` the method's phase, and under `CHANNELS` what
-the method sends down besides.
-A site's first task is empty: the site answers with its own classes, `IMAGES` and `COUNTS`, and no tensor.
-Then it answers with the tensors that it received, trained, their `LABELS`, and other fields of an update.
+the method sends down besides. A site's first task is empty: the site answers with its own classes, `IMAGES`
+and `COUNTS`, and no tensor. Then it answers with the tensors that it received, trained, their `LABELS`, and
+other fields of an update.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,22 +17,20 @@ from nvflare.apis.dxo import DXO, DataKind
 from torch import Tensor
 
 from suture.core.errors import ConfigError, RejectedUpdate, shown
-from suture.core.labels import LabelType
+from suture.core.labels import LabelSet, LabelType, check_spelling
 from suture.core.validation import parse
 from suture.methods import method_class
 from suture.methods.base import Method
 from suture.models.classifier import HEADS, Layout
+from suture.protocol import egress
 from suture.protocol.check import AllowedReply, check_reply
-from suture.protocol.egress import IMAGES as ALL_IMAGES
-from suture.protocol.egress import OWNERS, WEIGHT
 from suture.protocol.messages import LARGEST, Labels, SiteInfo, TaskName, Update, rounded
 from suture.protocol.packing import Packed, unpack
 
 LABELS, PHASE, CHANNELS, IMAGES, COUNTS = "labels", "phase", "channels", "images", "counts"
-WEIGHTS = ("weight", "class_weights")
 
 _INTRODUCTION = frozenset({LABELS, IMAGES, COUNTS})
-_RESULT = frozenset({LABELS, CHANNELS, *WEIGHTS, "scalars", "train_loss"})
+_RESULT = frozenset({LABELS, CHANNELS, "weight", "class_weights", "scalars", "train_loss"})
 _HEAD, _BACKBONE = HEADS[0], "backbone."
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -52,16 +49,14 @@ class Contract:
     label_type: LabelType
 
     @classmethod
-    def of(
-        cls, name: str, head: str, label_type: LabelType, settings: Mapping[str, Any] | None = None
-    ) -> Contract:
+    def of(cls, name: str, head: str, label_type: LabelType, settings: Mapping[str, Any]) -> Contract:
         """Return the contract of a method, of this distribution or of another package.
 
         Raises:
             ConfigError: there is no such method, it cannot run in a federation or with such labels, or a
                 setting does not fit.
         """
-        method = parse(method_class(name), settings or {}, f"settings of {name}")
+        method = parse(method_class(name), settings, f"settings of {name}")
         about, types = method.about, method.labels.types
         if why := about.local_only or ("pools the data of all sites" if about.pooled else ""):
             raise ConfigError(f"{about.title} {why}; choose a federated method")
@@ -77,17 +72,12 @@ class Contract:
         Raises:
             RejectedUpdate: a value is no tensor and no array of numbers.
         """
-        head = f"{self.head}."
-        norms = {name.removesuffix(_STATISTICS[0]) for name in params if name.endswith(_STATISTICS[0])}
-        if self.method.exchange.batch_norm == "average":
-            norms = set()
-        shared = {
-            f"{_BACKBONE}{name}": as_tensor(name, value)
-            for name, value in params.items()
-            if not name.startswith(head) and f"{name.rpartition('.')[0]}." not in norms
-        }
-        rows = {n: as_tensor(n, value) for n, value in params.items() if n.startswith(head)}
-        return shared, {f"{_HEAD}{name.removeprefix(head)}": rows[name] for name in sorted(rows)}
+        head, norms = f"{self.head}.", set[str]()
+        if self.method.exchange.batch_norm != "average":
+            norms = {name.rpartition(".")[0] for name in params if name.endswith(_STATISTICS)}
+        kept = {n: as_tensor(n, value) for n, value in params.items() if n.rpartition(".")[0] not in norms}
+        shared = {f"{_BACKBONE}{name}": t for name, t in kept.items() if not name.startswith(head)}
+        return shared, {_HEAD + n.removeprefix(head): kept[n] for n in sorted(kept) if n.startswith(head)}
 
     def joined(self, shared: Mapping[str, Tensor], head: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors under the names that the model has: the inverse of `split`."""
@@ -113,18 +103,9 @@ class Contract:
                 requests.
         """
         meta = _declared(dxo, _INTRODUCTION)
-        if dxo.data:
-            raise RejectedUpdate("tensors in the answer to an empty task; answer with the labels alone")
-        header = {
-            "type": "siteinfo",
-            "labels": meta.get(LABELS, []),
-            "n": {"train": meta.get(IMAGES, 0)},
-            "counts": meta.get(COUNTS, {}),
-            "label_type": self.label_type,
-            "threads": 1,
-            "code": "flare",
-        }
-        info = unpack(Packed({}, header))
+        header = {"type": "siteinfo", "threads": 1, "code": "flare", "label_type": self.label_type}
+        header |= {"labels": meta.get(LABELS), "n": {"train": meta.get(IMAGES, 0)}}
+        info = unpack(Packed(dxo.data, {**header, "counts": meta.get(COUNTS, {})}))
         assert isinstance(info, SiteInfo)
         check_reply(info, self.allowed("handshake", Layout({}, {}), (), info.labels, 0))
         return info
@@ -137,30 +118,27 @@ class Contract:
         Raises:
             RejectedUpdate: names the first field, tensor or class that was not declared.
         """
-        meta = _declared(dxo, _RESULT)
-        shared, head = self.split(dxo.data)
-        labels, egress = meta.get(LABELS), allowed.egress
-        if labels is None:
+        meta, declared = _declared(dxo, _RESULT), allowed.egress
+        if LABELS not in meta:
             raise RejectedUpdate("the result names no labels; send it with suture.flare.client.send")
-        weight = meta.get("weight", float(allowed.images) if egress.weight == ALL_IMAGES else 1.0)
-        given = meta.get("class_weights")
-        if given is None:
-            each = weight if egress.class_weight in (WEIGHT, OWNERS) else 1.0
-            counts = allowed.own if egress.class_weight == OWNERS else allowed.labels
-            given = [each if name in counts else 0.0 for name in allowed.labels]
-        tensors = {f"shared/{name}": t for name, t in shared.items()}
-        tensors |= {f"head/{name}": t for name, t in head.items()}
-        tensors |= {f"channels/{n}": as_tensor(n, value) for n, value in _table(meta, CHANNELS).items()}
-        tensors["class_weights"] = _numbers(given)
-        header = {name: meta[name] for name in ("scalars", "train_loss") if name in meta}
-        header |= {"type": "update", "round": 0, LABELS: labels, "weight": weight, "kind": egress.kind}
+        weight = meta.get("weight", float(allowed.images) if declared.weight == egress.IMAGES else 1.0)
+        each = weight if declared.class_weight in (egress.WEIGHT, egress.OWNERS) else 1.0
+        counted = allowed.own if declared.class_weight == egress.OWNERS else allowed.labels
+        fixed = [each if name in counted else 0.0 for name in allowed.labels]
+        if not isinstance(channels := meta.get(CHANNELS, {}), Mapping):
+            raise RejectedUpdate(f"channels are a {type(channels).__name__} instead of a table")
+        groups = zip(("shared", "head", "channels"), (*self.split(dxo.data), channels), strict=True)
+        tensors = {f"{group}/{n}": as_tensor(n, t) for group, named in groups for n, t in named.items()}
+        tensors["class_weights"] = as_tensor("class_weights", meta.get("class_weights", fixed), torch.float64)
+        header = {name: meta[name] for name in (LABELS, "scalars", "train_loss") if name in meta}
+        header |= {"type": "update", "round": 0, "weight": weight, "kind": declared.kind}
         update = unpack(Packed(tensors, header))
         assert isinstance(update, Update)
         check_reply(update, allowed)
         return update
 
 
-def as_tensor(name: str, value: Any) -> Tensor:
+def as_tensor(name: str, value: Any, dtype: torch.dtype | None = None) -> Tensor:
     """Return a value of a message as a tensor on the CPU; one that lies in a file is read.
 
     Raises:
@@ -168,14 +146,10 @@ def as_tensor(name: str, value: Any) -> Tensor:
     """
     # FLARE's tensor disk offload sends references, whose class is private.
     read = getattr(value, "materialize", None)
-    tensor = read() if callable(read) else value
-    if not isinstance(tensor, Tensor):
-        if not hasattr(tensor, "__array__"):
-            raise RejectedUpdate(f"{name} is a {type(value).__name__} instead of a tensor")
-        try:
-            tensor = torch.as_tensor(tensor)
-        except (TypeError, ValueError):
-            raise RejectedUpdate(f"{name} is an array without numbers") from None
+    try:
+        tensor = torch.as_tensor(read() if callable(read) else value, dtype=dtype)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise RejectedUpdate(f"{name} is no tensor and no array of numbers") from None
     return tensor if tensor.is_meta else tensor.detach().cpu()  # `unpack` refuses one without values
 
 
@@ -184,63 +158,43 @@ def like(value: Any, tensor: Tensor) -> Any:
     return tensor if isinstance(value, Tensor) else tensor.numpy()
 
 
-def statistics_of(shared: Mapping[str, Tensor]) -> frozenset[str]:
+def statistics_of(shared: Iterable[str]) -> frozenset[str]:
     """Return the names of the statistics of batch norm, which no gradient trains."""
     return frozenset(name for name in shared if name.endswith(_STATISTICS))
 
 
-def check_metrics(metrics: Any) -> Mapping[str, float]:
+def check_metrics(metrics: Any, bounds: Mapping[str, Sequence[float]] | None = None) -> dict[str, float]:
     """Return the metrics of a result, by which FLARE selects a model: numbers by name.
 
+    Args:
+        bounds: closed range of each metric that may be there; None for any number.
+
     Raises:
-        RejectedUpdate: they are something else, not finite, or have more than the six digits that may leave.
+        RejectedUpdate: there is another metric, or one outside its range or of more than six digits.
     """
-    if metrics is not None and not isinstance(metrics, Mapping):
+    if not isinstance(metrics, Mapping):
         raise RejectedUpdate(f"metrics are a {type(metrics).__name__} instead of a table")
-    for name, value in (metrics or {}).items():
-        number = type(value) in (int, float) and abs(value) <= LARGEST
-        if not isinstance(name, str) or not number or value != rounded(value):
-            raise RejectedUpdate(f"the metric {shown(name)} is no number of at most six digits")
-    return metrics or {}
+    for name, value in metrics.items():
+        low, high = (-LARGEST, LARGEST) if bounds is None else bounds.get(name, (1, 0))
+        if type(value) not in (int, float) or not low <= value <= high or value != rounded(value):
+            raise RejectedUpdate(f"the metric {shown(name)} is undeclared, outside its range or not rounded")
+    return dict(metrics)
 
 
-def check_labels(labels: Sequence[str]) -> Labels:
-    """Return the names of classes of a component's arguments.
+def check_labels(labels: Iterable[str]) -> Labels:
+    """Return the names of classes.
 
     Raises:
-        ConfigError: there is none, one is no name, or one appears twice.
+        LabelError: there is none, one cannot be a name, or one appears twice.
     """
-    try:
-        header = {"type": "siteinfo", "labels": list(labels), "n": {}, "threads": 1, "code": "flare"}
-        info = unpack(Packed({}, header))
-        assert isinstance(info, SiteInfo)
-        if not info.labels or len(set(info.labels)) < len(info.labels):
-            raise RejectedUpdate("name each class once")
-    except RejectedUpdate as error:
-        raise ConfigError(f"labels={shown(labels)}: {error}") from None
-    return info.labels
+    return LabelSet(tuple(map(check_spelling, labels))).names
 
 
 def _declared(dxo: DXO, fields: frozenset[str]) -> Mapping[str, Any]:
     """Return the meta of a DXO, whose fields are all declared."""
     if dxo.data_kind != DataKind.WEIGHTS or not isinstance(dxo.data, dict):
-        kind = shown(dxo.data_kind)
-        raise RejectedUpdate(f"data of kind {kind} instead of WEIGHTS; set params_transfer_type to FULL")
-    if stray := dxo.meta.keys() - fields:
-        raise RejectedUpdate(f"meta has the undeclared field {shown(min(map(str, stray)))}")
+        raise RejectedUpdate(f"{shown(dxo.data_kind)} instead of WEIGHTS; set params_transfer_type to FULL")
     meta: Mapping[str, Any] = dxo.meta
+    if stray := meta.keys() - fields:
+        raise RejectedUpdate(f"meta has the undeclared field {shown(min(map(str, stray)))}")
     return meta
-
-
-def _table(meta: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = meta.get(name, {})
-    if not isinstance(value, Mapping):
-        raise RejectedUpdate(f"{name} is a {type(value).__name__} instead of a table")
-    return value
-
-
-def _numbers(values: Any) -> Tensor:
-    if isinstance(values, (list, tuple)) and all(type(value) in (int, float) for value in values):
-        with suppress(OverflowError):  # of an integer without end
-            return torch.tensor([float(value) for value in values], dtype=torch.float64)
-    raise RejectedUpdate("class_weights are no list of numbers")

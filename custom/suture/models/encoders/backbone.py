@@ -87,7 +87,10 @@ def without_classifier(network: nn.Module, name: str) -> str:
     return linear[-1]
 
 
-BUILD_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
+BUILD_ERRORS = (
+    *(RuntimeError, ValueError, TypeError, ArithmeticError),
+    *(LookupError, AttributeError, AssertionError),
+)
 """What libraries raise for arguments, or for images, that a network does not take."""
 
 

@@ -17,7 +17,6 @@ from suture.core.errors import ConfigError, SutureError, as_word, shown
 from suture.core.plain import parse_json, read_bounded
 from suture.core.validation import STRICT, parse
 from suture.models.classifier import Mean, Std
-from suture.models.encoders.backbone import BUILD_ERRORS
 
 Number = Annotated[int, Field(ge=-(2**16), le=2**16)] | Annotated[float, Field(ge=-(2**16), le=2**16)]
 Text = Annotated[str, Field(max_length=64)]
@@ -111,6 +110,6 @@ def bounded(make: Callable[[], nn.Module], name: str) -> nn.Module:
             number = sum(tensor.numel() for tensor in make().state_dict().values())
         if number <= _MOST_PARAMETERS:
             return make()
-    except BUILD_ERRORS as error:
+    except Exception as error:  # whatever a library raises for arguments that it does not take
         raise ConfigError(f"{name} cannot be built: {as_word(error)}; correct its arguments") from error
     raise ConfigError(f"{name} would have {number:,} parameters; at most {_MOST_PARAMETERS:,} can be built")

@@ -6,11 +6,12 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from math import isqrt
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from suture.core.errors import ConfigError, as_word, unknown
+from suture.core.errors import ConfigError, as_word, shown, unknown
 from suture.models.encoders.backbone import (
     BUILD_ERRORS,
     Backbone,
@@ -19,6 +20,7 @@ from suture.models.encoders.backbone import (
     refused,
     without_classifier,
 )
+from suture.models.encoders.described import read_config
 from suture.models.weights import fill, read_weights, within
 
 if TYPE_CHECKING:
@@ -65,6 +67,7 @@ def _timm_network(name: str, own: Any, spec: ModelSpec, weights: str | None) -> 
     except BUILD_ERRORS as error:
         raise refused(spec, trained, error) from error
     if weights:
+        _check_normalisation(Path(weights).expanduser() / "config.json", spec)
         head = (own.classifier,) if isinstance(own.classifier, str) else tuple(own.classifier or ())
         tensors = network.state_dict()
         found = within(read_weights(weights), tensors, weights)
@@ -75,6 +78,20 @@ def _timm_network(name: str, own: Any, spec: ModelSpec, weights: str | None) -> 
             found = {**convert(found, network), **patches}
         fill(tensors, found, weights, f"{name} of timm", tuple(f"{part}." for part in head))
     return checked(network, spec, trained)
+
+
+def _check_normalisation(path: Path, spec: ModelSpec) -> None:
+    """Refuse weights of a folder that states another normalisation than timm does for the name."""
+    if not path.is_file():
+        return
+    stated = read_config(path).get("pretrained_cfg")
+    for name in ("mean", "std"):
+        own, other = list(getattr(spec.preprocessing, name)), isinstance(stated, dict) and stated.get(name)
+        if other and other != own:
+            raise ConfigError(
+                f"model.{name}: {path} states {shown(other)}, and {spec.name} has {own}; set model.{name} to "
+                "what the file states, or the name with its tag"
+            )
 
 
 _OTHER_INPUT = ("googlenet", "inception_v3")

@@ -110,14 +110,14 @@ def build_network(
     if wrong := arguments.keys() - {*_ARGUMENTS}:
         raise unknown(f"argument of hf:{kind}", min(wrong), _ARGUMENTS)
     extra = {"add_pooling_layer": False} if kind == "vit" else {}
-    config = made.config_class(**arguments, **({"image_size": spec.size} if kind in _POSITIONED else {}))
-    network = bounded(lambda: made(config, **extra), f"hf:{kind}")
+    own_size = {"image_size": spec.size} if kind in _POSITIONED else {}
+    network = bounded(lambda: made(made.config_class(**arguments, **own_size), **extra), f"hf:{kind}")
     if weights:
-        network = _filled(made, config, extra, network, weights)
+        network = _filled(made, extra, network, weights)
     return checked(_Pooled(network, token=kind == "vit"), spec, described.size)
 
 
-def _filled(made: Any, config: Any, extra: dict[str, Any], network: nn.Module, weights: str) -> nn.Module:
+def _filled(made: Any, extra: dict[str, Any], network: Any, weights: str) -> nn.Module:
     """Return the network with the tensors of a file, whose names transformers knows of all its versions."""
     from transformers.utils import logging
 
@@ -133,7 +133,7 @@ def _filled(made: Any, config: Any, extra: dict[str, Any], network: nn.Module, w
         # With other shapes it would only point to a report that it prints.
         filled, found = made.from_pretrained(
             None,
-            config=config,
+            config=network.config,
             state_dict=tensors,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
