@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN = $(VENV)/bin
 
-.PHONY: demo test faults fuzz bench flwr docs install lint clean
+.PHONY: demo test faults fuzz bench canary flwr docs install lint clean
 
 demo: install
 	$(BIN)/suture demo
@@ -28,6 +28,10 @@ fuzz: install
 bench: install flwr
 	$(BIN)/python benchmarks/speed.py $(ARGS)
 
+# The tests of FLARE with another version of it, in an environment of its own; prints a table.
+canary: install
+	$(BIN)/python benchmarks/canary.py $(FLARE)
+
 # An anchor of `bench`, in an environment of its own.
 flwr: .venv-flwr/.installed
 
@@ -51,4 +55,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-flwr site .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-flwr .canary site .mypy_cache .ruff_cache .pytest_cache

@@ -70,7 +70,7 @@ def test_its_package_travels_and_is_found_where_it_arrives(
         made = code_hash(method_class(NAME))
         folder = export_job(job(), tmp_path / "exported", "trial", ("a", "b"), bundle=True)
     names = [f"{MODULE}.py"] if kind == "module" else [f"{MODULE}/__init__.py", f"{MODULE}/method.py"]
-    for app in ("app_server", "app_a", "app_b"):
+    for app in ("app_server", "app_sites"):
         custom = folder / app / "custom"
         assert (custom / "suture" / "methods" / "surgical.py").is_file()
         theirs = [
@@ -81,11 +81,11 @@ def test_its_package_travels_and_is_found_where_it_arrives(
         expected = [*names, f"{METADATA}/METADATA", f"{METADATA}/entry_points.txt"]
         assert sorted(p.relative_to(custom).as_posix() for p in theirs) == sorted(expected)
     assert NAME not in outside()  # discovery has looked at the path before the job arrives
-    with on_path(monkeypatch, folder / "app_a" / "custom"):
+    with on_path(monkeypatch, folder / "app_sites" / "custom"):
         assert outside()[NAME].dist.name == DISTRIBUTION  # type: ignore[union-attr]
         assert Path(sys.modules[method_class(NAME).__module__].__file__ or "").is_relative_to(folder)
         assert code_hash(method_class(NAME)) == made
-        config = json.loads((folder / "app_a" / "config" / "config_fed_client.json").read_text())
+        config = json.loads((folder / "app_sites" / "config" / "config_fed_client.json").read_text())
         plan = Plan.from_dict(from_text(config["executors"][0]["executor"]["args"]["plan"]))
         plan.check_code("a")
         assert plan.method.about.name == NAME

@@ -49,18 +49,26 @@ def test_every_argument_survives_export(name: str, tmp_path: Path) -> None:
     assert (
         0 < server["server"]["task_request_interval"] < 0.5
     )  # FLARE's own default of 2 s would rule every round
-    clients = configs(folder, "config_fed_client.json")
-    assert len(clients) == 2
-    for client in clients:
-        executor = built(client["executors"][0]["executor"])
-        assert Plan.from_dict(from_text(executor.plan)) == job.plan("trial")
-        assert executor.rounds == 7
-        assert set(client["executors"][0]["tasks"]) == set(TASKS)
-        (entry,) = client["task_result_filters"]
-        assert built(entry["filters"][0]).process
-        assert set(entry["tasks"]) == set(TASKS)
+    (client,) = configs(folder, "config_fed_client.json")  # of both sites, whose apps do not differ
+    executor = built(client["executors"][0]["executor"])
+    assert Plan.from_dict(from_text(executor.plan)) == job.plan("trial")
+    assert executor.rounds == 7
+    assert set(client["executors"][0]["tasks"]) == set(TASKS)
+    (entry,) = client["task_result_filters"]
+    assert built(entry["filters"][0]).process
+    assert set(entry["tasks"]) == set(TASKS)
     meta = json.loads((folder / "meta.json").read_text())
-    assert meta["deploy_map"] == {"app_server": ["server"], "app_a": ["a"], "app_b": ["b"]}
+    assert meta["deploy_map"] == {"app_server": ["server"], "app_sites": ["a", "b"]}
+
+
+def test_a_bundle_has_one_copy_for_all_sites_whatever_they_are_called(tmp_path: Path) -> None:
+    sites = ("server-2", "sites", *(f"site-{i}" for i in range(6)))
+    folder = export_job(load_job("demo"), tmp_path, "trial", sites, bundle=True)
+    assert sorted(path.name for path in folder.iterdir()) == ["app_server", "app_sites", "meta.json"]
+    assert len(list(folder.rglob("surgical.py"))) == 2
+    meta = json.loads((folder / "meta.json").read_text())
+    assert meta["deploy_map"] == {"app_server": ["server"], "app_sites": list(sites)}
+    assert meta["min_clients"] == 8
 
 
 def test_constructors_are_closed_and_keep_what_they_are_given() -> None:
@@ -79,11 +87,11 @@ def test_no_sites_app_names_a_label(tmp_path: Path) -> None:
     """Neither the classes of a simulation nor the server's label map stand in what a site receives."""
     job: Job = with_settings(load_job("demo"), ["label_map.Nodul=Nodule", 'accept_labels=["Lung Scar"]'])
     folder = export_job(job, tmp_path, "trial", ("harbor", "lakeside"), bundle=True)
-    text = "\n".join(p.read_text() for p in folder.glob("app_harbor/config/*"))
+    text = "\n".join(p.read_text() for p in folder.glob("app_sites/config/*"))
     for label in ("Nodul", "Lung Scar", "Mass", "Emphysema", "Atelectasis", "label_map", "accept_labels"):
         assert label not in text
     assert "Nodul" in "\n".join(p.read_text() for p in folder.glob("app_server/config/*"))
-    assert (folder / "app_harbor" / "custom" / "suture" / "methods" / "surgical.py").is_file()
+    assert (folder / "app_sites" / "custom" / "suture" / "methods" / "surgical.py").is_file()
 
 
 def test_unnamed_sites_and_a_label_map_do_not_go_together(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ Workers = Annotated[
         help="Processes that simulated sites share; by default 1 with local, one for each site with sim.",
     ),
 ]
-Sites = Annotated[str | None, typer.Option(help="Names of the sites, comma-separated: an app for each.")]
+Sites = Annotated[str | None, typer.Option(help="Names of the sites, comma-separated.")]
 Bundle = Annotated[
     bool,
     typer.Option(help="Send the package with the job; by default every party has it installed."),

@@ -1,6 +1,6 @@
 """Recovery of an experiment whose job has died: its job, its committed rounds, and a job that continues it.
 
-The server's job store holds the job as it was submitted, with its plan, its schedule and an app for each
+The server's job store holds the job as it was submitted, with its plan, its schedule and an app for its
 site; the parties store their states under the name of the experiment. A copy of the job therefore continues
 after the last committed round. A job whose process at the server has died leaves no results in FLARE's store.
 """
