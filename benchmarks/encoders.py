@@ -21,6 +21,7 @@ from rich.table import Table
 
 from suture.core.files import read_json, read_records
 from suture.core.labels import LabelSet
+from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.classifier import shared_names
 from suture.simulation.job import load_job
@@ -51,6 +52,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3)
     args = parser.parse_args()
     job = load_job("surgical_nih")
+    assert isinstance(job.method, SurgicalAggregation)
     job = replace(job, method=replace(job.method, local=replace(job.method.local, lr=args.lr)))
     heading = ("encoder", "trains", "numbers", "bytes a round", "s a round", "s a run", "mean AUROC (range)")
     table = Table(*heading, box=None)

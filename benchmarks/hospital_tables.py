@@ -557,7 +557,9 @@ def a_label_for_each_patient(folder: Path) -> Meant:
 @case
 def class_folders(folder: Path) -> Meant:
     """Kaggle's chest X-rays: folders of splits and of classes, and no table."""
-    images, split, sick = [], [], []
+    images: list[str] = []
+    split: list[str] = []
+    sick: list[Label] = []
     for part, n in (("train", 6), ("val", 3), ("test", 3)):
         for kind in ("NORMAL", "PNEUMONIA"):
             for i in range(n):
@@ -622,9 +624,8 @@ def titles_above_two_headers(folder: Path) -> Meant:
         [i, 4000 + i // 2, date(2023, 1, 1 + i), ("ja", "nein")[i % 2], ("nein", "ja")[i % 2]]
         for i in range(N)
     ]
-    workbook(
-        folder / "Befunde 2023.xlsx", Befunde=rows, Legende=[["ja", "vorhanden"], ["nein", "nicht vorhanden"]]
-    )
+    legend = [["ja", "vorhanden"], ["nein", "nicht vorhanden"]]
+    workbook(folder / "Befunde 2023.xlsx", Befunde=rows, Legende=legend)
     return Meant(names("bilder/{:06}.png"), {"Mass": every(1, 0), "Edema": every(0, 1)}, pairs())
 
 
@@ -632,9 +633,16 @@ def titles_above_two_headers(folder: Path) -> Meant:
 def a_sheet_for_each_year(folder: Path) -> Meant:
     """Sheets of the same columns, with other images each."""
     pngs(folder / "img", names())
-    row = lambda i: [f"{i:02}.png", f"p{i // 2}", ("yes", "no")[i % 2]]  # noqa: E731
     header = ["image", "patient", "Mass"]
-    sheets = {"2022": [header, *map(row, range(10))], "2023": [header, *map(row, range(10, N))], "empty": []}
+
+    def row(i: int) -> list[str]:
+        return [f"{i:02}.png", f"p{i // 2}", ("yes", "no")[i % 2]]
+
+    sheets: dict[str, list[Cells]] = {
+        "2022": [header, *map(row, range(10))],
+        "2023": [header, *map(row, range(10, N))],
+        "empty": [],
+    }
     workbook(folder / "list.XLSX", **sheets)
     return Meant(in_img(), {"Mass": every(1, 0)}, pairs())
 
@@ -643,11 +651,12 @@ def a_sheet_for_each_year(folder: Path) -> Meant:
 def a_hidden_sheet(folder: Path) -> Meant:
     """A hidden sheet has an older version of the table."""
     pngs(folder / "img", names())
-    header = ["image", "patient", "Mass"]
-    row = lambda i, mass: [f"{i:02}.png", float(i // 2), mass]  # noqa: E731
-    new, old = ([header, *(row(i, mass) for i in range(N))] for mass in (1, 0))
-    new[1][2] = 0
-    workbook(folder / "list.xlsx", hidden_old=old, new=new)
+
+    def rows(mass: int) -> list[Cells]:
+        others = [[f"{i:02}.png", float(i // 2), mass] for i in range(1, N)]
+        return [["image", "patient", "Mass"], ["00.png", 0.0, 0], *others]
+
+    workbook(folder / "list.xlsx", hidden_old=rows(0), new=rows(1))
     return Meant(in_img(), {"Mass": [0, *[1] * (N - 1)]}, pairs())
 
 
@@ -655,7 +664,7 @@ def a_hidden_sheet(folder: Path) -> Meant:
 def two_sheets_of_the_same_images(folder: Path) -> Refused:
     """Two sheets contradict each other, and nothing says which is right."""
     pngs(folder / "img", names())
-    header = ["image", "Mass"]
+    header: list[object] = ["image", "Mass"]
     a, b = ([header, *([name, (i + k) % 2] for i, name in enumerate(names()))] for k in (0, 1))
     workbook(folder / "list.xlsx", first=a, second=b)
     return Refused(("'first'", "'second'", "hide"))
@@ -731,9 +740,13 @@ def reports_beside_images(folder: Path) -> Refused:
 @case
 def repeated_rows(folder: Path) -> Meant:
     """Some rows are there twice."""
-    row = lambda i: [f"{i:02}.png", f"p{i // 2}", i % 2]  # noqa: E731
+
+    def row(i: int) -> list[object]:
+        return [f"{i:02}.png", f"p{i // 2}", i % 2]
+
     plain(folder, ["image", "patient", "Mass"], row)
-    rows = [["image", "patient", "Mass"], *map(row, range(N)), row(3), row(3), row(4)]
+    header: list[object] = ["image", "patient", "Mass"]
+    rows = [header, *map(row, range(N)), row(3), row(3), row(4)]
     table(folder / "labels.csv", rows)
     return Meant(in_img(), {"Mass": every(0, 1)}, pairs())
 

@@ -372,6 +372,7 @@ def a_run(folder: Path, names: tuple[str, ...]) -> Path:
     metrics |= {"intervals": dict.fromkeys(names, (0.7, 0.8)), "counts": dict.fromkeys(names, (20, 30))}
     metrics |= {
         "sites": {site: dict.fromkeys(of["labels"], 0.7) for site, of in sites.items()},
+        "site_counts": {site: dict.fromkeys(of["labels"], (5, 5)) for site, of in sites.items()},
         "undefined": {},
     }
     metrics["attributes"] = {"values": {name: {"auroc": 0.5} for name in names}, "mean": {"auroc": 0.5}}
@@ -598,6 +599,7 @@ def test_command_lines_hold_a_path_as_one_word(tmp_path: Path) -> None:
 
     class Kit:
         folder = tmp_path / "a b; touch x $(y)'"
+        study = "default"
 
     assert shlex.split(_policy(Kit()))[-1] == str(Kit.folder)  # type: ignore[arg-type]
     line = how_to_continue("x", Kit()).partition("suture resume")[2]  # type: ignore[arg-type]
