@@ -152,8 +152,8 @@ FAULTS = (
     ),
     Fault(
         "names that look alike at two sites",
-        _renamed("Cardiomegaly", "Cardiomegalie"),
-        r"'Cardiomega(ly|lie)' \(\w+\) and 'Cardiomega(ly|lie)' \(\w+\) .*\[data\.synonyms\]",
+        _renamed("Cardiomegaly", "Cardiomegely"),
+        r"'Cardiomeg(aly|ely)' \(\w+\) and 'Cardiomeg(aly|ely)' \(\w+\) .*\[data\.synonyms\]",
     ),
     Fault(
         "a site without validation images",
