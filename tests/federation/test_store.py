@@ -18,6 +18,38 @@ def state(value: float) -> Packed:
     return Packed({"x": torch.tensor([value])}, {"v": float(value)})
 
 
+def test_what_no_round_changes_is_stored_once_and_part_of_every_state(tmp_path: Path) -> None:
+    rounds, encoder = Rounds(tmp_path, "fixed/backbone."), torch.arange(1000.0)
+    for number in range(5):
+        whole = {"fixed/backbone.w": encoder, **state(number).tensors}
+        rounds.save(number, Packed(whole, {"v": number}), committed=number)
+        rounds.keep(1 if number else 0)
+    assert max(path.stat().st_size for path in tmp_path.glob("*-00*")) < 1000 < 4000
+    for found in (rounds.newest(), rounds.newest(not_later_than=3), (1, rounds.read_best(1))):
+        assert found is not None
+        assert found[1].tensors["x"].item() == found[0]
+        assert torch.equal(found[1].tensors["fixed/backbone.w"], encoder)
+
+
+def test_an_experiment_that_begins_anew_has_its_own_constant_tensors(tmp_path: Path) -> None:
+    rounds = Rounds(tmp_path, "w")
+    for value in (1.0, 2.0):
+        rounds.save(0, Packed({"w": torch.tensor(value)}, {}), committed=0)
+        rounds.path(0).unlink()
+    rounds.save(0, Packed({"w": torch.tensor(3.0)}, {}), committed=0)
+    found = rounds.newest()
+    assert found is not None
+    assert found[1].tensors["w"].item() == 3.0
+
+
+def test_constant_tensors_that_are_damaged_are_an_error_that_names_their_file(tmp_path: Path) -> None:
+    rounds = Rounds(tmp_path, "w")
+    rounds.save(0, Packed({"w": torch.tensor(1.0)}, {}), committed=0)
+    rounds.constant_path.write_bytes(b"x")
+    with pytest.raises(SutureError, match=r"constant\.safetensors"):
+        rounds.newest()
+
+
 def test_an_uncommitted_round_can_be_taken_back(tmp_path: Path) -> None:
     rounds = Rounds(tmp_path)
     for number in range(1, 6):

@@ -6,8 +6,11 @@ import logging
 import os
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from torch import Tensor
 
 from suture.core.errors import ConfigError, SutureError
 from suture.core.files import hold, make_folder, writing
@@ -84,9 +87,14 @@ class Rounds:
     The newest `RETAINED` rounds that the server has committed stay on disk, and so does the round after
     them. Hence a round that the server never committed can be repeated, and a corrupt file has a
     predecessor.
+
+    Attributes:
+        constant: how the names of the tensors begin that no round changes, such as those of a frozen encoder;
+            one file holds them for all rounds. Empty for none.
     """
 
     folder: Path
+    constant: str = ""
 
     def save(self, round_: int, state: Packed, committed: int, *, durable: bool = True) -> None:
         """Write the state of a round, then delete all other rounds but the newest committed ones.
@@ -97,13 +105,34 @@ class Rounds:
             DiskError: nothing was written; the states on disk are unchanged.
         """
         make_folder(self.folder)
-        save(self.path(round_), replace(state, header={"format": FORMAT, **state.header}), durable)
+        changing = self._apart(state, durable)
+        save(
+            self.path(round_),
+            replace(state, tensors=changing, header={"format": FORMAT, **state.header}),
+            durable,
+        )
         self.best_path(round_).unlink(missing_ok=True)
         rounds = self.rounds()
         base = [r for r in rounds if r <= committed][-RETAINED:]
         for other in rounds:
             if other not in (round_, *base):
                 self.path(other).unlink(missing_ok=True)
+
+    def _apart(self, state: Packed, durable: bool) -> Mapping[str, Tensor]:
+        """Return the tensors that change; the others are written once, before the first round."""
+        if not self.constant:
+            return state.tensors
+        constant = {n: t for n, t in state.tensors.items() if n.startswith(self.constant)}
+        if constant and not (self._files() and self.constant_path.exists()):
+            save(self.constant_path, Packed(constant, {}), durable)
+        return {n: t for n, t in state.tensors.items() if n not in constant}
+
+    def _read(self, path: Path) -> Packed:
+        state = read_state(path)
+        if not self.constant:
+            return state
+        constant = {} if not self.constant_path.exists() else load(self.constant_path).tensors
+        return replace(state, tensors={**constant, **state.tensors})
 
     def step_back(self, round_: int, state: Packed) -> None:
         """Write the state of an earlier round again, and delete all later ones.
@@ -129,7 +158,7 @@ class Rounds:
             if not_later_than is not None and number > not_later_than:
                 continue
             try:
-                return number, read_state(path)
+                return number, self._read(path)
             except ConfigError:
                 raise
             except SutureError as error:
@@ -150,7 +179,7 @@ class Rounds:
             ConfigError: another version of Suture wrote it.
         """
         try:
-            return read_state(self.best_path(number))
+            return self._read(self.best_path(number))
         except ConfigError:
             raise
         except SutureError as error:
@@ -206,6 +235,11 @@ class Rounds:
     def best_path(self, round_: int) -> Path:
         """Return the path of a round that `keep` retains."""
         return self.folder / f"best-{round_:06d}.safetensors"
+
+    @property
+    def constant_path(self) -> Path:
+        """The path of the tensors that no round changes."""
+        return self.folder / "constant.safetensors"
 
     def path(self, round_: int) -> Path:
         """Return the path of a round."""

@@ -44,6 +44,7 @@ from suture.federation.store import Rounds
 from suture.methods.base import ClassFacts, GlobalModel
 from suture.methods.exchange import check_facts, layout_of
 from suture.models import WEIGHTS
+from suture.models.classifier import ENCODER
 from suture.models.weights import file_digest
 from suture.protocol.messages import Metrics, Scores, SiteInfo, Update
 from suture.protocol.packing import Packed
@@ -84,7 +85,8 @@ class Server:
         check_selection(schedule, plan.method, held_out)
         plan.method.phases(schedule.rounds)  # raises where there are too few
         self.plan, self.schedule = plan, schedule
-        self.record, self.states = Record(folder), Rounds(folder / "state")
+        constant = f"fixed/{ENCODER}" if plan.model.train == "head" else ""
+        self.record, self.states = Record(folder), Rounds(folder / "state", constant)
         self.collector = UpdateCollector(self.states.folder / "spool", self.record.event)
         held = SiteLedgers(ledgers or self.states.folder / LEDGERS)
         self.exchanges = Exchanges(plan, schedule, self.collector, held)
