@@ -36,50 +36,17 @@ stays within bounds for thousands of names."""
 _ALIKE = 0.4
 """Share of common letter triples (Dice) from which two names are compared letter by letter."""
 
-_FILLERS = {
-    *[
-        "a",
-        "an",
-        "the",
-        "of",
-        "in",
-        "with",
-        "de",
-        "del",
-        "la",
-        "el",
-        "du",
-        "des",
-        "les",
-        "der",
-        "die",
-        "das",
-        "do",
-        "da",
-        "dos",
-        "with",
-    ]
+_WORDS = """
+fillers: a an the of in with de del la el du des les der die das do da dos
+not: no not non without absent absence negative normal sin sans ohne kein keine sem
+either: or and oder und ou et o y e
+other: other others unknown unspecified nos
+"""
+_KINDS = {
+    kind: frozenset(words.split()) for kind, _, words in (line.partition(": ") for line in _WORDS.split("\n"))
 }
-_NOT = {
-    *[
-        "no",
-        "not",
-        "non",
-        "without",
-        "absent",
-        "absence",
-        "negative",
-        "normal",
-        "sin",
-        "sans",
-        "ohne",
-        "kein",
-        "keine",
-        "sem",
-    ]
-}
-_EITHER = {*["or", "and", "oder", "und", "ou", "et", "o", "y", "e"]}
-_OTHER = {*["other", "others", "unknown", "unspecified", "nos"]}
+_FILLERS, _NOT, _EITHER, _OTHER = (_KINDS[kind] for kind in ("fillers", "not", "either", "other"))
+"""Words of several languages that say nothing of a finding, deny it, join two, or leave it open."""
 
 
 @dataclass(frozen=True)

@@ -234,3 +234,11 @@ def test_a_file_of_another_network_is_refused(case: str, tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=said) as caught:
         built(name, 64, path)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_network_that_cannot_train_on_one_image_can_be_a_frozen_encoder() -> None:
+    """Batch norm of a pooled image has one value for each channel, which training refuses."""
+    with pytest.raises(ConfigError, match=r"resnest14d.*or model\.train='head'"):
+        built("timm:resnest14d", 64)
+    model = built("timm:resnest14d", 64, train="head")
+    assert model.features({"image": images(64)}).shape == (2, 2048)

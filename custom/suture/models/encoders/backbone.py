@@ -104,6 +104,11 @@ def refused(spec: ModelSpec, size: int | None, error: Exception) -> ConfigError:
     return ConfigError(
         f"model.size {spec.size}: {spec.name}{trained} does not take images of that size "
         f"({as_word(error)}); set another model.size"
+        + (
+            ", or model.train='head'"
+            if spec.train == "all" and "per channel when training" in str(error)
+            else ""
+        )
     )
 
 
@@ -128,11 +133,11 @@ def checked(network: nn.Module, spec: ModelSpec, size: int | None) -> tuple[nn.M
         patches = ValueError(f"it is no multiple of its patches of {first.stride[0]} px")
         raise refused(spec, size, patches)
     image = torch.zeros(1, spec.preprocessing.channels, spec.size, spec.size)
-    # In training mode, where batch norm refuses a single value, on copies of what it would change.
+    # In the mode of training, where batch norm refuses a single value, on copies of what it would change.
     changed = {name: buffer.clone() for name, buffer in network.named_buffers()}
     try:
         with torch.no_grad():
-            out = torch.func.functional_call(network.train(), changed, (image,))
+            out = torch.func.functional_call(network.train(spec.train == "all"), changed, (image,))
     except BUILD_ERRORS as error:
         raise refused(spec, size, error) from error
     if not isinstance(out, Tensor) or out.dim() != 2:
