@@ -372,7 +372,7 @@ def a_run(folder: Path, names: tuple[str, ...]) -> Path:
     metrics |= {"intervals": dict.fromkeys(names, (0.7, 0.8)), "counts": dict.fromkeys(names, (20, 30))}
     metrics |= {
         "sites": {site: dict.fromkeys(of["labels"], 0.7) for site, of in sites.items()},
-        "site_counts": {site: dict.fromkeys(of["labels"], (5, 5)) for site, of in sites.items()},
+        "site_counts": {},  # whose place depends on the order of the names
         "undefined": {},
     }
     metrics["attributes"] = {"values": {name: {"auroc": 0.5} for name in names}, "mean": {"auroc": 0.5}}
@@ -387,7 +387,10 @@ def test_the_report_and_the_page_of_watch_have_the_elements_of_harmless_names(tm
             Structure(render_report(a_run(tmp_path / kind, names), live))
             for kind, names in (("hostile", NAMES), ("plain", PLAIN))
         )
-        assert hostile.elements == plain.elements
+        # Not `==` of the whole: to show the difference of so many takes minutes.
+        assert len(hostile.elements) == len(plain.elements)
+        others = [pair for pair in zip(hostile.elements, plain.elements, strict=True) if pair[0] != pair[1]]
+        assert others[:5] == []
         for name in NAMES:
             assert printable_lines(name) in hostile.text, name
     page = render_report(tmp_path / "hostile")
