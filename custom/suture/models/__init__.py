@@ -269,7 +269,7 @@ def self_contained(spec: ModelSpec) -> ModelSpec:
         return replace(spec, encoder_config=_package(spec.name))
     if family not in STORED or spec.encoder_config is not None:
         return spec
-    read, _ = STORED[family]
+    _, read, _ = STORED[family]
     network, described = read(Path(path).expanduser())
     return replace(
         spec, name=f"{family}:{network}", encoder_config=str(described), weights=spec.weights or path

@@ -43,7 +43,16 @@ def read_weights(weights: str, official: Any = None) -> Mapping[str, Tensor]:
     for key in ("state_dict", "model_state_dict", "model"):  # of checkpoints of a training
         inner = loaded.get(key)
         loaded = inner if isinstance(inner, Mapping) else loaded
-    return {str(name): tensor for name, tensor in loaded.items() if isinstance(tensor, Tensor)}
+    return {str(n): _dense(str(n), t, weights) for n, t in loaded.items() if isinstance(t, Tensor)}
+
+
+def _dense(name: str, tensor: Tensor, weights: str) -> Tensor:
+    """Return a table of real numbers; refuse another, and one that repeats the few that the file holds."""
+    dense = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_nested
+    real = dense and not tensor.is_complex() and not tensor.is_quantized
+    if not real or tensor.nbytes > tensor.untyped_storage().nbytes():
+        raise ConfigError(f"{weights}: {as_word(name)} is no dense tensor of real numbers; write it as one")
+    return tensor
 
 
 def weights_file(weights: str) -> Path:
@@ -106,20 +115,23 @@ def fill(
             classifier; None permits any.
 
     Raises:
-        ConfigError: naming the file, and the first tensor that is missing, has another shape or is too many.
+        ConfigError: naming the file, and the first tensor that is missing, has another shape, is not
+            finite or is too many.
     """
-    source = within(source, target, weights)
+    source = {n: _dense(n, t, weights) for n, t in within(source, target, weights).items()}
     for name, tensor in target.items():
         if name.endswith(_CONSTANT):
             continue
         found = source.get(name)
-        if found is not None and found.ndim == 4 and (found.shape[1], tensor.shape[1]) == (1, 3):
+        if found is not None and found.ndim == 4 and found.shape[1:2] + tensor.shape[1:2] == (1, 3):
             found = found.expand(-1, 3, -1, -1) / 3  # for gray images, which have three equal channels here
         if found is None or found.shape != tensor.shape:
             has = "missing" if found is None else f"{list(found.shape)} instead of {list(tensor.shape)}"
             raise ConfigError(f"{weights} does not contain {what}: {name} is {has}")
         with torch.no_grad():
             tensor.copy_(found)
+        if not tensor.isfinite().all():
+            raise ConfigError(f"{weights}: {name} is not finite; name another file")
     if leave_out is None:
         return
     more = [name for name in source.keys() - target.keys() if not name.startswith(leave_out)]

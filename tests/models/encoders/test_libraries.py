@@ -22,6 +22,7 @@ from suture.core.labels import LabelSet
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier, shared_names
 from suture.models.saved import load_model, save_model
+from suture.models.weights import fill
 
 LABELS = LabelSet(("Edema", "Mass"))
 
@@ -174,11 +175,13 @@ def test_the_same_seed_gives_the_same_tensors() -> None:
         ("torchvision:inception_v3", 64, r"unknown network of torchvision"),
         ("torchvision:squeezenet1_0", 64, r"no linear classifier"),
         ("monai:UNet", 64, r"unknown 2-D network of MONAI"),
+        ("timm:test_vit", 70, r"timm:test_vit cannot be built for model\.size 70: .*divisible by patch size"),
         (
-            "timm:test_vit",
-            70,
-            r"model\.size 70: timm:test_vit, pretrained at 160 px, .* no multiple .* 16 px",
+            "timm:vit_7b_patch16_dinov3",
+            64,
+            r"with 6,716,030,976 parameters needs [\d.]+ GB .* at most 8\.6 GB",
         ),
+        ("timm:vit_tiny_patch16_224", 4096, r"parameters needs [\d.]+ GB for an image of model\.size 4096"),
         ("torchvision:maxvit_t", 64, r"model\.size 64: torchvision:maxvit_t, .*does not take"),
         (
             "torchvision:vit_b_32",
@@ -234,6 +237,51 @@ def test_a_file_of_another_network_is_refused(case: str, tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=said) as caught:
         built(name, 64, path)
     assert len(str(caught.value).splitlines()) == 1
+
+
+UNUSABLE = {
+    "sparse": lambda tensor: tensor.to_sparse(),
+    "meta": lambda tensor: tensor.to("meta"),
+    "complex": lambda tensor: tensor.to(torch.complex64),
+    "quantized": lambda tensor: torch.quantize_per_tensor(tensor, 0.1, 0, torch.qint8),
+    "nested": lambda tensor: torch.nested.nested_tensor([tensor, tensor]),
+    "repeated": lambda tensor: tensor.sum().expand(10**12),
+    "nan": lambda tensor: tensor * torch.nan,
+    "too large": lambda tensor: tensor.double() + 1e300,
+    "more dimensions": lambda tensor: tensor.reshape(-1, 1, 1, 1),
+    "no dimension": lambda tensor: tensor.sum(),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_a_tensor_that_cannot_be_copied_is_refused_by_name(kind: str, tmp_path: Path) -> None:
+    norm = nn.LayerNorm(64).state_dict()
+    with pytest.raises(ConfigError, match=r"a\.pth.*weight"):
+        fill(norm, norm | {"weight": UNUSABLE[kind](norm["weight"])}, "a.pth", "a norm")
+    state = timm.create_model("test_vit", pretrained=False).state_dict()
+    torch.save(state | {"pos_embed": UNUSABLE[kind](state["pos_embed"])}, tmp_path / "a.pth")
+    with pytest.raises(ConfigError, match=r"a\.pth.*pos_embed") as caught:  # which timm resamples before
+        built("timm:test_vit", 64, tmp_path / "a.pth")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_what_the_network_does_not_take_may_be_not_finite(tmp_path: Path) -> None:
+    state = timm.create_model("test_vit", pretrained=False).state_dict()
+    torch.save(state | {"head.bias": torch.full((5,), torch.nan)}, tmp_path / "a.pth")
+    model = built("timm:test_vit", 64, tmp_path / "a.pth")
+    assert model({"image": images(64)}).isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(8,), (2, 5, 8), (1, 0, 8), (1, 1, 8), (1, 5, 8, 1)])
+def test_positions_of_torchvision_that_cannot_be_are_refused(
+    shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = torchvision.models.VisionTransformer(64, 16, 1, 1, 8, 8)
+    monkeypatch.setattr(torchvision.models, "get_model", lambda *_args, **_settings: small)
+    torch.save(small.state_dict() | {"encoder.pos_embedding": torch.ones(shape)}, tmp_path / "a.pth")
+    with pytest.raises(ConfigError, match=r"encoder\.pos_embedding is \[.* instead of \[1, 17, 8\]"):
+        built("torchvision:vit_b_16", 64, tmp_path / "a.pth")
 
 
 def test_a_network_that_cannot_train_on_one_image_can_be_a_frozen_encoder() -> None:

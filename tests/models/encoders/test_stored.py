@@ -151,7 +151,16 @@ def changed(folder: Path, name: str, **values: Any) -> None:
         ("config.json", {"hidden_act": "relux"}, r"cannot be built.*relux"),
         ("config.json", {"num_attention_heads": 0}, r"cannot be built"),
         ("config.json", {"num_attention_heads": "two"}, r"cannot be built.*num_attention_heads"),
-        ("config.json", {"hidden_size": 65_536, "num_hidden_layers": 200}, r"parameters; at most"),
+        (
+            "config.json",
+            {"hidden_size": 65_536, "num_hidden_layers": 200},
+            r"parameters needs .* GB .* at most",
+        ),
+        ("config.json", {"num_channels": 10**12}, r"config\.json: the number of channels is 1000000000000"),
+        ("config.json", {"num_channels": "x"}, r"config\.json: the number of channels is 'x'; it must be 1"),
+        ("config.json", {"num_channels": True}, r"config\.json: the number of channels is True"),
+        ("config.json", {"num_channels": None}, r"config\.json: the number of channels is None"),
+        ("config.json", {"num_channels": float("inf")}, r"config\.json"),
         ("preprocessor_config.json", {"rescale_factor": 1.0}, r"another number than 255"),
         ("preprocessor_config.json", {"image_mean": None}, r"mean"),
         ("preprocessor_config.json", {"image_std": [0.2]}, r"mean has 3 values and std 1"),
@@ -194,6 +203,69 @@ def test_another_party_s_job_names_no_folder_here(tmp_path: Path) -> None:
     for config in ("", "[]", '{"arguments": {"a": {"b": 1}}, "mean": [0], "std": [1]}', "{"):
         with pytest.raises(ConfigError, match=r"model\.encoder_config of hf:vit"):
             encoder_of(ModelSpec("hf:vit", encoder_config=config))
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "arguments"),
+    [
+        ("swin", 512, {"window_size": 300, "embed_dim": 8, "depths": [1], "num_heads": [1]}),
+        ("swin", 1024, {"window_size": 150, "embed_dim": 8, "depths": [1], "num_heads": [1]}),
+        ("vit", 512, {"hidden_size": 8, "num_attention_heads": 1, "patch_size": 1}),
+        ("dinov2", 512, {"hidden_size": 8, "num_attention_heads": 1, "patch_size": 1}),
+        ("convnext", 512, {**STAGES, "hidden_sizes": [65_536, 8], "patch_size": 1}),
+        ("resnet", 512, {"embedding_size": 65_536, "hidden_sizes": [8], "depths": [1]}),
+    ],
+)
+def test_a_network_that_needs_too_much_memory_is_refused_before_it_is_made(
+    name: str, size: int, arguments: dict[str, Any]
+) -> None:
+    config = json.dumps({"arguments": arguments, "mean": [0.5] * 3, "std": [0.2] * 3})
+    spec = ModelSpec(f"hf:{name}", size=size, encoder_config=config)
+    with pytest.raises(ConfigError, match=r"parameters needs [\d,.]+ GB .*; at most 8\.6 GB can be used"):
+        build(spec, LABELS, 1, pretrained=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("hf:dinov3", r"unknown network of hf 'dinov3'; did you mean 'dinov2'"),
+        ("hf:llama", r"unknown network of hf 'llama'; known: .*dinov2"),
+        ("hf:", r"unknown network of hf ''; known"),
+        ("xrv:densenet169", r"unknown network of xrv 'densenet169'; did you mean 'densenet121'"),
+        ("bundle:UNet", r"unknown network of bundle 'UNet'; known"),
+        ("bundle:resnet19", r"did you mean 'resnet1"),
+    ],
+)
+def test_a_network_that_is_not_known_is_refused_with_the_nearest(name: str, said: str) -> None:
+    config = json.dumps({"arguments": {}, "mean": [0.5], "std": [0.2]})
+    with pytest.raises(ConfigError, match=said):
+        encoder_of(ModelSpec(name, encoder_config=config))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "said"),
+    [
+        (torch.full((1, 17, 16), torch.nan), r"position_embeddings is not finite"),
+        (torch.full((1, 17, 16), 1e300, dtype=torch.float64), r"position_embeddings is not finite"),
+        (torch.ones(1, 17, 16, device="meta"), r"position_embeddings is no dense tensor"),
+        (torch.ones(1, 17, 16).to_sparse(), r"position_embeddings is no dense tensor"),
+        (torch.ones(1, 17, 16) * 1j, r"position_embeddings is no dense tensor"),
+        (torch.ones(1, 1, 1).expand(1, 17, 10**9), r"position_embeddings is no dense tensor"),
+        (torch.ones(1, 0, 16), r"position_embeddings is \[1, 0, 16\]"),
+        (torch.ones(1, 1, 16), r"position_embeddings is \[1, 1, 16\]"),
+        (torch.ones(2, 10, 16), r"position_embeddings is \[2, 10, 16\]"),
+        (torch.ones(16), r"position_embeddings is \[16\]"),
+    ],
+)
+def test_positions_that_are_no_numbers_are_refused(tensor: Tensor, said: str, tmp_path: Path) -> None:
+    network = made("vit")
+    folder = folder_of(tmp_path / "encoder", network)
+    state = network.state_dict() | {"embeddings.position_embeddings": tensor}
+    torch.save(state, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=said) as caught:
+        built(f"hf:{folder}")
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def xrv_file(path: Path, **metadata: str) -> torchvision.models.DenseNet:
@@ -276,6 +348,11 @@ def test_a_bundle_gives_network_weights_and_range(tmp_path: Path) -> None:
         ({"act": ["relu", {"inplace": True}]}, r"arguments\.act"),
         ({"block_config": [10**6]}, r"block_config is 1000000|block_config"),
         ({"unheard": 1}, r"cannot be built.*unheard"),
+        ({"in_channels": 10**12}, r"inference\.json: the number of channels is 1000000000000"),
+        ({"in_channels": "x"}, r"inference\.json: the number of channels is 'x'"),
+        ({"in_channels": True}, r"inference\.json: the number of channels is True"),
+        ({"in_channels": 2.0}, r"inference\.json: the number of channels is 2\.0"),
+        ({"init_features": 65_536}, r"needs [\d,.]+ GB"),
         ({"growth_rate": 8}, r"model\.pt|bundle does not contain DenseNet121 of MONAI"),
     ],
 )

@@ -6,7 +6,7 @@ tensors and a configuration of plain values, from which the library's own classe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from suture.core.errors import as_word, unknown
 from suture.models.encoders import monai_bundle, transformers_folder, xrv_file
 from suture.models.encoders.backbone import Backbone
 from suture.models.encoders.described import Description
-from suture.models.encoders.libraries import monai_encoder, timm_encoder, torchvision_encoder
+from suture.models.encoders.libraries import MONAI_NETS, monai_encoder, timm_encoder, torchvision_encoder
 
 if TYPE_CHECKING:
     from suture.models import ModelSpec
@@ -36,12 +36,12 @@ Read = Callable[[Path], tuple[str, Description]]
 Build = Callable[[str, Description, "ModelSpec", str | None], tuple[nn.Module, int]]
 """Builds such a network for the images of a specification, and fills it with weights."""
 
-STORED: dict[str, tuple[Read, Build]] = {
-    "hf": (transformers_folder.read_folder, transformers_folder.build_network),
-    "xrv": (xrv_file.read_file, xrv_file.build_network),
-    "bundle": (monai_bundle.read_bundle, monai_bundle.build_network),
+STORED: dict[str, tuple[Collection[str], Read, Build]] = {
+    "hf": (transformers_folder.NETWORKS, transformers_folder.read_folder, transformers_folder.build_network),
+    "xrv": (("densenet121",), xrv_file.read_file, xrv_file.build_network),
+    "bundle": (MONAI_NETS, monai_bundle.read_bundle, monai_bundle.build_network),
 }
-"""The families whose encoders come from a file or folder."""
+"""The families whose encoders come from a file or folder, with the names of their networks."""
 
 FAMILIES = {
     "timm:NAME": "an image network of timm, such as timm:vit_small_patch14_dinov2 (suture[encoders])",
@@ -80,7 +80,9 @@ def family_encoder(name: str, config: str | None) -> Backbone:
     family, _, network = name.partition(":")
     if family in BY_NAME:
         return BY_NAME[family](network)
-    _, build = STORED[family]
+    names, _, build = STORED[family]
+    if network not in names:
+        raise unknown(f"network of {family}", network, names)
     described = Description.read(config or "", f"model.encoder_config of {as_word(name)}")
     return Backbone(
         f"{network} of {family}",

@@ -6,17 +6,22 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from suture.core.errors import ConfigError, SutureError, as_word, shown
 from suture.core.plain import parse_json, read_bounded
 from suture.core.validation import STRICT, parse
 from suture.models.classifier import Mean, Std
+
+if TYPE_CHECKING:
+    from suture.models import ModelSpec
 
 Number = Annotated[int, Field(ge=-(2**16), le=2**16)] | Annotated[float, Field(ge=-(2**16), le=2**16)]
 Text = Annotated[str, Field(max_length=64)]
@@ -28,8 +33,8 @@ _MOST_LAYERS = 256
 
 _LAYERS = ("num_hidden_layers", "depths", "layers", "block_config")
 
-_MOST_PARAMETERS = 2**31
-"""Largest number of parameters of an encoder: 8 GiB, as much as a saved model may have."""
+_MOST_BYTES = 2**33
+"""Most memory for an encoder and what it computes of one image: as much as a saved model may have."""
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -99,17 +104,51 @@ def normalised(low: float, high: float, channels: int) -> tuple[tuple[float, ...
     return (-low / (high - low),) * channels, (1 / (high - low),) * channels
 
 
-def bounded(make: Callable[[], nn.Module], name: str) -> nn.Module:
-    """Make a network of arguments that another party may have chosen, once its size is known.
+def channels_of(value: object, where: Path) -> int:
+    """Return a number of channels that a file states.
 
     Raises:
-        ConfigError: the arguments do not go together, or the network would be too large.
+        ConfigError: it is no integer from 1 to 3.
     """
+    if type(value) is int and 1 <= value <= 3:
+        return value
+    raise ConfigError(f"model.name: {where}: the number of channels is {shown(value)}; it must be 1, 2 or 3")
+
+
+class _Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the size of the largest tensor that is computed, in bytes."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.size = max([self.size, *(x.nbytes for x in tree_leaves(out) if isinstance(x, Tensor))])
+        return out
+
+
+def bounded(make: Callable[[], nn.Module], spec: ModelSpec) -> nn.Module:
+    """Make a network that another party may have chosen, once it is known what memory it needs.
+
+    Raises:
+        ConfigError: the arguments do not go together, or not with the images of the job, or the network would
+            be too large.
+    """
+    largest = _Largest()  # type: ignore[no-untyped-call]
     try:
-        with torch.device("meta"):  # without memory
-            number = sum(tensor.numel() for tensor in make().state_dict().values())
-        if number <= _MOST_PARAMETERS:
+        with torch.device("meta"), torch.no_grad(), largest:  # without memory
+            network = make().eval()
+            kept = sum(tensor.nbytes for tensor in (*network.parameters(), *network.buffers()))
+            if kept <= _MOST_BYTES:
+                network(torch.zeros(1, spec.preprocessing.channels, spec.size, spec.size))
+        needed = kept + 2 * largest.size  # what the largest operation reads and gives
+        if needed <= _MOST_BYTES:
             return make()
     except Exception as error:  # whatever a library raises for arguments that it does not take
-        raise ConfigError(f"{name} cannot be built: {as_word(error)}; correct its arguments") from error
-    raise ConfigError(f"{name} would have {number:,} parameters; at most {_MOST_PARAMETERS:,} can be built")
+        raise ConfigError(
+            f"{spec.name} cannot be built for model.size {spec.size}: {as_word(error)}; correct one of them"
+        ) from error
+    number = sum(tensor.numel() for tensor in network.parameters())
+    raise ConfigError(
+        f"{spec.name} with {number:,} parameters needs {needed / 1e9:,.1f} GB for an image of model.size "
+        f"{spec.size}; at most {_MOST_BYTES / 1e9:.1f} GB can be used; choose a smaller one"
+    )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
-from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from suture.models.encoders.backbone import (
     refused,
     without_classifier,
 )
-from suture.models.encoders.described import read_config
+from suture.models.encoders.described import bounded, read_config
 from suture.models.weights import fill, read_weights, within
 
 if TYPE_CHECKING:
@@ -62,10 +62,8 @@ def _timm_network(name: str, own: Any, spec: ModelSpec, weights: str | None) -> 
     # Only networks that must know the size have this argument.
     size: dict[str, Any] = {"img_size": spec.size} if own.fixed_input_size else {}
     channels, trained = spec.preprocessing.channels, own.input_size[1]
-    try:
-        network = timm.create_model(name, pretrained=False, num_classes=0, in_chans=channels, **size)
-    except BUILD_ERRORS as error:
-        raise refused(spec, trained, error) from error
+    make = partial(timm.create_model, name, pretrained=False, num_classes=0, in_chans=channels, **size)
+    network = bounded(make, spec)
     if weights:
         _check_normalisation(Path(weights).expanduser() / "config.json", spec)
         head = (own.classifier,) if isinstance(own.classifier, str) else tuple(own.classifier or ())
@@ -75,7 +73,8 @@ def _timm_network(name: str, own: Any, spec: ModelSpec, weights: str | None) -> 
         # patches, too, which would make one network of another.
         if convert := getattr(sys.modules[type(network).__module__], "checkpoint_filter_fn", None):
             patches = {key: found[key] for key in ("patch_embed.proj.weight",) if key in found}
-            found = {**convert(found, network), **patches}
+            with suppress(*BUILD_ERRORS):  # `fill` names the tensor that it does not take
+                found = {**convert(found, network), **patches}
         fill(tensors, found, weights, f"{name} of timm", tuple(f"{part}." for part in head))
     return checked(network, spec, trained)
 
@@ -99,7 +98,7 @@ _OTHER_INPUT = ("googlenet", "inception_v3")
 
 
 def torchvision_encoder(name: str) -> Backbone:
-    """Return a network of torchvision's that classifies images.
+    """Return a network of torchvision's that classifies images; the largest has 645 million parameters.
 
     Raises:
         ConfigError: there is none of that name.
@@ -134,8 +133,7 @@ def _torchvision_network(
     head = without_classifier(network, f"torchvision:{name}")
     if weights:
         found = within(read_weights(weights), network.state_dict(), weights)
-        table = found.get("encoder.pos_embedding")
-        if table is not None and table.dim() == 3 and isqrt(table.shape[1] - 1) ** 2 == table.shape[1] - 1:
+        with suppress(*BUILD_ERRORS):  # there are no positions, or `fill` says what is wrong with them
             found = interpolate_embeddings(spec.size, network.patch_size, found)
         fill(network.state_dict(), found, weights, f"{name} of torchvision", (f"{head}.",))
     return checked(network, spec, trained)

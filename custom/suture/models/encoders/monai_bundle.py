@@ -12,7 +12,7 @@ from torch import nn
 
 from suture.core.errors import ConfigError, shown, unknown
 from suture.core.validation import parse
-from suture.models.encoders.described import Description, bounded, normalised, read_config
+from suture.models.encoders.described import Description, bounded, channels_of, normalised, read_config
 from suture.models.encoders.libraries import MONAI_CHANNELS, MONAI_NETS, filled_monai, monai_network
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def read_bundle(folder: Path) -> tuple[str, Description]:
     name = str(defined.get("_target_")).rpartition(".")[2]
     if name not in MONAI_NETS:
         raise unknown(f"2-D network of MONAI in {path}", name, MONAI_NETS)
-    arguments = {key: value for key, value in defined.items() if key not in ("_target_", "_desc_")}
+    arguments = {key: value for key, value in defined.items() if key not in _LEFT_OUT}
     for key, value in arguments.items():
         if key.startswith("_") or (isinstance(value, str) and value.startswith(("$", "@", "%"))):
             raise ConfigError(
@@ -44,14 +44,12 @@ def read_bundle(folder: Path) -> tuple[str, Description]:
                 "not evaluate; write its value"
             )
     channels = next((arguments[key] for key in MONAI_CHANNELS if key in arguments), 3)
-    values = _input(folder, channels) | {
-        "arguments": {k: v for k, v in arguments.items() if k not in _LOADING}
-    }
+    values = _input(folder, channels_of(channels, path)) | {"arguments": arguments}
     return name, parse(Description, values, str(path))
 
 
-_LOADING = ("pretrained", "progress")
-"""Arguments by which MONAI would download weights."""
+_LEFT_OUT = ("_target_", "_desc_", "pretrained", "progress")
+"""Entries that are no arguments, and those by which MONAI would download weights."""
 
 
 def _definition(folder: Path) -> tuple[Path, dict[str, Any]]:
@@ -70,13 +68,13 @@ def _definition(folder: Path) -> tuple[Path, dict[str, Any]]:
     )
 
 
-def _input(folder: Path, channels: Any) -> dict[str, Any]:
+def _input(folder: Path, channels: int) -> dict[str, Any]:
     """Return normalisation and size of the images that metadata.json describes."""
     path = folder / "configs" / "metadata.json"
     try:
         image = read_config(path)["network_data_format"]["inputs"]["image"]
         low, high = (float(value) for value in image["value_range"])
-        mean, std = normalised(low, high, int(channels))
+        mean, std = normalised(low, high, channels)
         size, other = image["spatial_shape"]
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ConfigError(
@@ -94,5 +92,5 @@ def build_network(
     Raises:
         ConfigError: the arguments do not go together, or the weights are another network's.
     """
-    network = bounded(lambda: monai_network(kind, described.arguments), spec.name)
+    network = bounded(lambda: monai_network(kind, described.arguments), spec)
     return filled_monai(network, kind, spec, weights, described.size)

@@ -1,6 +1,6 @@
 """``hf:FOLDER``: an image encoder that transformers has saved to a folder, such as RAD-DINO.
 
-Only networks of `_NETWORKS` are built, by transformers' own classes, from a configuration of plain values;
+Only networks of `NETWORKS` are built, by transformers' own classes, from a configuration of plain values;
 what the folder holds besides configuration and tensors is never read.
 """
 
@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from suture.core.errors import ConfigError, as_word, shown, unknown
 from suture.core.validation import parse
 from suture.models.encoders.backbone import checked, needed
-from suture.models.encoders.described import Description, bounded, read_config
+from suture.models.encoders.described import Description, bounded, channels_of, read_config
 from suture.models.weights import read_weights
 
 if TYPE_CHECKING:
     from suture.models import ModelSpec
 
 
-_NETWORKS = {
+NETWORKS = {
     "vit": "ViTModel",
     "dinov2": "Dinov2Model",
     "dinov2_with_registers": "Dinov2WithRegistersModel",
@@ -69,16 +69,16 @@ def read_folder(folder: Path) -> tuple[str, Description]:
                 "which Suture does not run; choose another model"
             )
     kind = str(config.get("model_type"))
-    if kind not in _NETWORKS:
-        raise unknown(f"model_type in {folder}/config.json", kind, _NETWORKS)
+    if kind not in NETWORKS:
+        raise unknown(f"model_type in {folder}/config.json", kind, NETWORKS)
     arguments = {name: value for name, value in config.items() if name in _ARGUMENTS}
-    channels = arguments.get("num_channels", 3)
+    channels = channels_of(arguments.get("num_channels", 3), folder / "config.json")
     mean, std, size = _preprocessing(folder, channels)
     values = {"arguments": arguments, "mean": mean, "std": std, "size": config.get("image_size") or size}
     return kind, parse(Description, values, f"{folder}/config.json")
 
 
-def _preprocessing(folder: Path, channels: Any) -> tuple[Any, Any, Any]:
+def _preprocessing(folder: Path, channels: int) -> tuple[Any, Any, Any]:
     """Return mean, std and size of the folder's preprocessor_config.json, for values in [0, 1]."""
     found = read_config(folder / "preprocessor_config.json")
     if found.get("do_normalize", True):
@@ -106,12 +106,12 @@ def build_network(
         ConfigError: transformers is not installed, or the weights are another network's.
     """
     transformers = needed("transformers", f"hf:{kind}")
-    made, arguments = getattr(transformers, _NETWORKS[kind]), dict(described.arguments)
+    made, arguments = getattr(transformers, NETWORKS[kind]), dict(described.arguments)
     if wrong := arguments.keys() - {*_ARGUMENTS}:
         raise unknown(f"argument of hf:{kind}", min(wrong), _ARGUMENTS)
     extra = {"add_pooling_layer": False} if kind == "vit" else {}
     own_size = {"image_size": spec.size} if kind in _POSITIONED else {}
-    network = bounded(lambda: made(made.config_class(**arguments, **own_size), **extra), f"hf:{kind}")
+    network = bounded(lambda: made(made.config_class(**arguments, **own_size), **extra), spec)
     if weights:
         network = _filled(made, extra, network, weights)
     return checked(_Pooled(network, token=kind == "vit"), spec, described.size)
@@ -152,6 +152,8 @@ def _filled(made: Any, extra: dict[str, Any], network: Any, weights: str) -> nn.
         f"{name} is {list(has)} instead of {list(needs)}" for name, has, needs in found["mismatched_keys"]
     ]
     wrong += [f"{name} is missing" for name in found["missing_keys"]]
+    module: nn.Module = filled.float()
+    wrong += [f"{name} is not finite" for name, t in module.state_dict().items() if not t.isfinite().all()]
     for name in found["unexpected_keys"]:
         if name.removeprefix(prefix).partition(".")[0] in layers:
             wrong.append(f"it has {name}, too")
@@ -160,8 +162,7 @@ def _filled(made: Any, extra: dict[str, Any], network: Any, weights: str) -> nn.
             f"{weights} does not contain the {made.__name__} of the configuration: {as_word(min(wrong))}; "
             "name the folder's own file"
         )
-    module: nn.Module = filled
-    return module.float()
+    return module
 
 
 def resampled(table: Tensor, number: int) -> Tensor:
@@ -175,10 +176,10 @@ def resampled(table: Tensor, number: int) -> Tensor:
         number: of positions that are needed, 1 + m * m.
 
     Returns:
-        ``[1, number, d]``; the table itself where the numbers are equal, or not of squares.
+        ``[1, number, d]``; the table itself where the numbers are equal or not of squares.
     """
-    old, new = round((table.shape[1] - 1) ** 0.5), round((number - 1) ** 0.5)
-    if table.shape[1] == number or (old * old + 1, new * new + 1) != (table.shape[1], number):
+    old, new = round(max(table.shape[1] - 1, 1) ** 0.5), round((number - 1) ** 0.5)
+    if table.shape[1] == number or (len(table), old * old + 1, new * new + 1) != (1, table.shape[1], number):
         return table
     grid = table[:, 1:].float().reshape(1, old, old, -1).permute(0, 3, 1, 2)
     grid = nn.functional.interpolate(grid, (new, new), mode="bicubic", align_corners=False)
