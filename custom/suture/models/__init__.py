@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from suture.core.entry_points import Registry, package_of, registered
+from suture.core.entry_points import MODEL_GROUP, Registry, package_of, registered
 from suture.core.errors import ConfigError, as_word, unknown
 from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for, seeded
@@ -60,9 +60,6 @@ WEIGHTS = ("download", "package")
 
 CORPUS = "corpus"
 """As `ModelSpec.vocabulary`: the vocabulary of all documents of a simulation."""
-
-MODEL_GROUP = "suture.encoders"
-"""The entry points by which a package names its encoders."""
 
 MODELS: Registry[Backbone] = Registry(
     MODEL_GROUP,
