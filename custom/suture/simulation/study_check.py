@@ -233,9 +233,9 @@ def _warnings(
         n, least = _behind_the_loss(found, limits), limits.min_loss
         if found.images.get("validation") and n < least:
             yield (
-                f"{site} has {n} validation images of classes with [privacy] min_count = "
-                f"{limits.min_count} present and absent ones, fewer than min_loss = {least}: it sends "
-                "no loss, so it does not contribute to the selection"
+                f"{site}: the loss of {n} validation images counts, those with a class of which [privacy] "
+                f"min_count = {limits.min_count} are present and absent; {least} are needed (min_loss), so "
+                "it sends no loss and does not contribute to the selection"
             )
 
 
