@@ -37,7 +37,7 @@ from suture.models.classifier import (
     load_tensors,
     set_momentum,
 )
-from suture.models.encoders import STORED, family_encoder, family_of
+from suture.models.encoders import FAMILIES, STORED, family_encoder, family_of
 from suture.models.encoders.backbone import Backbone
 from suture.models.heads import HeadKind, RowInit, head_rows
 
@@ -210,7 +210,7 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         if not family_of(self.name) and self.name not in MODELS and self.name not in MODELS.names():
-            raise unknown("model", self.name, MODELS.names())
+            raise unknown("model", self.name, (*MODELS.names(), *FAMILIES))
 
     @property
     def reads_features(self) -> bool:
