@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
+from nvflare.apis.client import Client
 from nvflare.apis.dxo import DXO, DataKind, from_shareable
-from nvflare.apis.fl_constant import FilterKey, FLContextKey
+from nvflare.apis.fl_constant import FilterKey, FLContextKey, ServerCommandKey
 from nvflare.apis.fl_context import FLContext, FLContextManager
+from nvflare.apis.shareable import ReservedHeaderKey
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
@@ -41,22 +44,35 @@ class FlareJob:
         aggregator.system_panic = lambda reason, _: self.panics.append(reason)
         aggregator.reset_stats()
 
-    def task(self, site: str) -> DXO:
-        """What a site that asks is sent."""
+    def task(self, site: str, stated: str | None = None) -> DXO:
+        """What a site that asks is sent; it may state another name than its own."""
         data = DXO(DataKind.WEIGHTS, self.params, {"left over": 1}).to_shareable()
         data.set_header(AppConstants.CURRENT_ROUND, self.round)
         data.set_header(AppConstants.NUM_ROUNDS, self.rounds)
-        ctx = context(site)
+        ctx = context(stated or site)
         ctx.set_prop(AppConstants.TRAIN_SHAREABLE, data, private=True, sticky=False)
         self.aggregator.handle_event(AppEventType.BEFORE_TRAIN_TASK, ctx)
+        under_way = {f"task of {site}": SimpleNamespace(client=Client(site, "token"))}
+        data.set_header(ReservedHeaderKey.TASK_ID, f"task of {site}")
+        communicator = SimpleNamespace(process_task_check=lambda number, _: under_way.get(number))
+        workflow = SimpleNamespace(controller=SimpleNamespace(communicator=communicator))
+        ctx.set_prop(FLContextKey.RUNNER, SimpleNamespace(current_wf=workflow), private=True, sticky=False)
         return from_shareable(SiteRowsFilter().process(data, ctx))
 
-    def introduce(self, site: str, labels: Iterable[str], images: int = 0, counts: Any = None) -> None:
-        """A site answers to its empty task."""
+    def introduce(
+        self,
+        site: str,
+        labels: Iterable[str],
+        images: int = 0,
+        counts: Any = None,
+        stated: str | None = None,
+    ) -> None:
+        """A site answers to its empty task; it may state another name than its own."""
         self.task(site)
         meta = {"labels": list(labels), "images": images, **({"counts": counts} if counts else {})}
-        ctx = context(site)
+        ctx = context(stated or site)
         result = DXO(DataKind.WEIGHTS, {}, meta).to_shareable()
+        result.set_header(ServerCommandKey.FL_CLIENT, Client(site, "token"))
         ctx.set_prop(AppConstants.TRAINING_RESULT, result, private=True, sticky=False)
         self.aggregator.handle_event(AppEventType.AFTER_CONTRIBUTION_ACCEPT, ctx)
 

@@ -1,4 +1,6 @@
-"""The script of a site: its data name their classes, and it trains and sends the rows of these."""
+"""The script of a site: it trains the rows of the site's classes and sends them."""
+
+import sys
 
 import nvflare.client as flare
 import torch
@@ -8,7 +10,7 @@ from data import load
 from suture.flare.client import receive, send
 
 flare.init()
-x, y, labels = load(flare.get_site_name())
+x, y = load(flare.get_site_name(), labels := sys.argv[1:])  # the job names to each site its own classes
 
 while (received := receive(labels, images=len(x))) is not None:
     model = Net(classes=len(received.meta["labels"]))

@@ -14,9 +14,10 @@ from pathlib import Path
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe import PocEnv, ProdEnv, SimEnv, set_per_site_config
 
-from data import LABELS, SITES
 from suture.flare.components import DeclaredResultFilter, MethodAggregator, SiteRowsFilter
 
+LABELS = ["Edema", "Hernia", "Mass", "Nodule", "Pneumonia"]
+SITES = {"site-1": ["Mass", "Nodule"], "site-2": ["Hernia", "Nodule"], "site-3": ["Edema", "Mass", "Nodule"]}
 HERE = Path(__file__).resolve().parent
 
 parser = argparse.ArgumentParser()
@@ -43,7 +44,8 @@ recipe = FedAvgRecipe(
     aggregator=MethodAggregator(args.method, LABELS, head=HEAD),
 )
 recipe._job.set_app_packages(["suture", "suture_papers"])  # installed everywhere: no copies in the job
-set_per_site_config(recipe, {site: {} for site in SITES})
+# A site is told its own classes only: as the arguments of its script, and in its filter.
+set_per_site_config(recipe, {site: {"train_args": " ".join(own)} for site, own in SITES.items()})
 recipe.add_server_output_filter(SiteRowsFilter(), tasks=["train"])
 for site, own in SITES.items():  # or each site names its classes in its own privacy.json
     guard = DeclaredResultFilter(args.method, own, head=HEAD, metrics={"accuracy": [0, 1]})

@@ -30,7 +30,7 @@ FOREIGN = {
         "--value",
     ),  # nvflare, systemd
     *("--logdir", "--backend-store-uri"),  # TensorBoard, MLflow
-    *("--export", "--export-dir"),  # a job.py
+    *("--export", "--export-dir", "--kit", "--method"),  # a job.py
 }
 """Options of other programs, and of a job's own file."""
 

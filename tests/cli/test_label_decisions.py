@@ -119,3 +119,34 @@ def test_a_faulty_file_ends_the_commands_that_read_it(study: Path) -> None:
     for read in (lambda: suture("labels", str(study)), lambda: load_job(study)):
         with pytest.raises(ConfigError, match=r"labels.toml: 'A' < 'A': a class cannot be its own ancestor"):
             read()
+
+
+def test_two_classes_of_one_site_are_not_made_one(study: Path) -> None:
+    with pytest.raises(ConfigError, match=r"alpha has both classes, so they are two"):
+        suture("labels", str(study), "--same", "Lung Opacity=Lung Lesion", "--by", "M. Ruiz")
+    assert not (study / "labels.toml").exists()
+
+
+def test_a_name_that_nobody_has_is_told_with_the_nearest(study: Path) -> None:
+    said = suture("labels", str(study), "--child", "Consolidation=Lung Opacityy", "--by", "M. Ruiz")
+    assert "no site and no atlas has 'Lung Opacityy': did you mean 'Lung Opacity'?" in said
+
+
+def test_the_first_decision_makes_the_file_that_a_site_names_already(study: Path) -> None:
+    for site in HEADERS:
+        with (study / site / "suture.toml").open("a") as file:
+            file.write('atlas = "../labels.toml"\n')
+    suture("labels", str(study), "--child", "Consolidation=Lung Opacity", "--by", "M. Ruiz")
+    assert (study / "labels.toml").exists()
+
+
+def test_the_check_follows_a_decision_that_two_names_are_one(study: Path) -> None:
+    def alike() -> bool:
+        return "nearly the same" in " ".join(RUNNER.invoke(app, ["check", str(study)]).output.split())
+
+    for site, name in (("alpha", "Consolidations"), ("beta", "Consolidation")):
+        text = (study / site / "labels.csv").read_text()
+        (study / site / "labels.csv").write_text(text.replace(HEADERS[site].split(",")[0], name))
+    assert alike()
+    suture("labels", str(study), "--same", "Consolidations=Consolidation", "--by", "M. Ruiz")
+    assert not alike()

@@ -75,7 +75,7 @@ CHECKED = ("file", "opened", "source", "io.BytesIO", "BytesIO", "f'/dev/fd/", "l
 OWN = {
     "core/plain.py": "opens for all others",
     "core/cores.py": "/sys",
-    "core/codes.py": "a file of this package",
+    "core/vocabulary.py": "files of this package",
     "simulation/activity.py": "/proc",
     "simulation/partition.py": "a file of this package",
     "simulation/catalogue.py": "files of this package",

@@ -124,16 +124,20 @@ def folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_
         sys.modules.pop(name, None)
 
 
-def test_each_script_of_the_example_learns(folder: Path, at_site: Any) -> None:
+def test_each_script_of_the_example_learns(
+    folder: Path, at_site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip(
         {"with_lightning": "lightning", "with_huggingface": "transformers"}.get(folder.name, "torch")
     )
+    monkeypatch.setattr(sys, "argv", ["client.py", "Mass", "Nodule"])
     torch.manual_seed(0)
     net = import_module("net")
     aggregator = MethodAggregator("surgical", LABELS, head=net.HEAD)
     site = at_site(FlareJob(aggregator, net.Net(classes=5).state_dict(), rounds=5))
     runpy.run_path(str(folder / "client.py"))
     assert site.job.round == 5
+    assert site.sent[0].meta["labels"] == ["Mass", "Nodule"]
     accuracies = [model.metrics["accuracy"] for model in site.sent[1:]]
     assert accuracies[-1] > accuracies[0]
     assert len((folder / "client.py").read_text().splitlines()) < 30

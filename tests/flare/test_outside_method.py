@@ -185,6 +185,18 @@ def test_a_prior_of_another_package_is_listed_too(tmp_path: Path, installed: Pat
     assert MODULE not in sys.modules
 
 
+def test_an_encoder_of_another_package_is_listed_too(tmp_path: Path, installed: Path) -> None:
+    points = tmp_path / "installed" / METADATA / "entry_points.txt"
+    points.write_text(points.read_text() + f"[suture.encoders]\nown = {MODULE}:OWN\n")
+    for name in ("cnn", "timm:resnet18", "unknown"):
+        check_allowed({"model": {"name": name}}, context(tmp_path / name.replace(":", "-"), []))
+    chosen = {"model": {"name": "own"}}
+    check_allowed(chosen, context(tmp_path / "alpha", [f"{MODULE}."]))
+    with pytest.raises(ConfigError, match=rf"alpha does not allow the encoder 'own' \({MODULE}.OWN"):
+        check_allowed(chosen, context(tmp_path / "beta", []))
+    assert MODULE not in sys.modules
+
+
 def test_a_server_that_has_not_listed_it_ends_the_job(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,9 @@ def test_server_and_site_refuse_it_too(
         def get_identity_name(self) -> str:
             return "harbor"
 
+        def get_prop(self, _: str, default: object = None) -> object:
+            return default
+
     config = hospital(tmp_path / "local", ("Mass",), 10, 0)
     assert load_site_config(config)
     executor = SiteExecutor(as_text(plan_of_another_tool()), 2)

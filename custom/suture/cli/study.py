@@ -175,9 +175,10 @@ def labels(
     import datetime
 
     from suture.core.atlas import LABELS, Decision, record, study_atlas
-    from suture.core.errors import unknown
+    from suture.core.errors import nearest, unknown
     from suture.core.labels import canonical
     from suture.core.validation import parse
+    from suture.core.vocabulary import CANONICAL
     from suture.simulation.study_labels import render_lists, study_lists
 
     lists = study_lists(study)
@@ -196,6 +197,15 @@ def labels(
                 raise unknown("class of a site", name, known)
             values = {"name": name, "relation": relation, "of": of, "by": by, "on": datetime.date.today()}
             decisions.append(parse(Decision, values, f"--{relation} {text}"))
+            names = {canonical(name), canonical(of)}
+            both = [site for site, own in lists.sites.items() if len(names & {*own}) == 2]
+            if relation == "same" and both:
+                raise ConfigError(
+                    f"--same {text!r}: {both[0]} has both classes, so they are two; write --different or "
+                    "--child, or correct its table"
+                )
+            if not names <= {*known, *CANONICAL}:
+                print_line(f"no site and no atlas has {of!r}: {nearest(of, [*known, *CANONICAL])}")
     if decisions:
         record(study, decisions)
         print_line(f"recorded: {study / LABELS}")

@@ -16,8 +16,8 @@ from suture.core.errors import ConfigError, shown, unknown
 GROUP = "suture.methods"
 """The entry points by which a package names its methods."""
 
-PRIOR_GROUP = "suture.priors"
-"""Those by which it names its priors."""
+MODEL_GROUP, PRIOR_GROUP = "suture.encoders", "suture.priors"
+"""Those by which it names its encoders and its priors."""
 
 PACKAGES = ("suture", "suture_papers")
 """The packages of this distribution: they travel together, and one hash covers their code."""

@@ -27,7 +27,7 @@ from suture.flare.recipe import FederationRecipe
 from suture.methods import entry_of
 from suture.methods.base import Method
 from suture.methods.source import list_entry
-from suture.simulation.job import Job
+from suture.simulation.job import Job, located
 from suture.simulation.run import with_vocabulary
 from suture.simulation.simulator import check_paths
 
@@ -48,6 +48,7 @@ def main(folder: Path, threads: int) -> None:
     except ConfigError as error:
         Record(folder).update(error=str(error))
         raise
+    plan = located(plan, Path.cwd())  # FLARE's processes have folders of their own
     # A site that waits would keep the others from the thread that they share.
     recipe = FederationRecipe(job["name"], plan, schedule, sites, bell=threads >= len(sites))
     workspace = folder / "flare"

@@ -12,7 +12,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey, get_job_meta_study
 
-from suture.core.entry_points import PRIOR_GROUP, registered
+from suture.core.entry_points import MODEL_GROUP, PRIOR_GROUP, registered
 from suture.core.errors import ConfigError
 from suture.data.config import SiteConfig
 from suture.federation.ownership import Submitter, claim
@@ -49,7 +49,7 @@ def claim_experiment(folder: Path, fl_ctx: FLContext) -> None:
 
 
 def check_allowed(plan: Mapping[str, Any], fl_ctx: FLContext) -> None:
-    """Check a plan's method and prior against FLARE's class_allow_list, before their packages are imported.
+    """Check a plan's method, encoder and prior against FLARE's class_allow_list, before they are imported.
 
     Only those of other packages are checked, as FLARE checks the components of a job: not in jobs that bring
     their own code, since the right to submit them (``byoc``) permits any code. An unknown name passes;
@@ -63,6 +63,9 @@ def check_allowed(plan: Mapping[str, Any], fl_ctx: FLContext) -> None:
     """
     method = entry_of(str(plan.get("method")))
     named = [("method", method)] if method else []
+    model = plan.get("model")
+    if isinstance(model, Mapping):
+        named += [("encoder", point) for point in registered(MODEL_GROUP).get(str(model.get("name")), [])]
     hyperparameters = plan.get("hyperparameters")
     prior = hyperparameters.get("prior") if isinstance(hyperparameters, Mapping) else None
     if isinstance(prior, Mapping) and not simulated():

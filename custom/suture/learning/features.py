@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from suture.core.devices import moved
 from suture.core.files import make_folder, writing
 from suture.core.seeds import generator_for
 from suture.data.augmentation import Augmentation, augment
@@ -121,7 +122,7 @@ class FeatureStore:
     ) -> Tensor:
         model.backbone.eval()
         device = model.head.weight.device
-        inputs = {name: tensor[rows].to(device) for name, tensor in part.inputs.items()}
+        inputs = {name: moved(tensor[rows], device) for name, tensor in part.inputs.items()}
         if "image" in inputs:
             inputs["image"] = self._prepare(inputs["image"])
             if augmentation and noise:

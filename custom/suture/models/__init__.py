@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from suture.core.entry_points import Registry, package_of, registered
+from suture.core.entry_points import MODEL_GROUP, Registry, package_of, registered
 from suture.core.errors import ConfigError, as_word, unknown
 from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for, seeded
@@ -37,7 +37,7 @@ from suture.models.classifier import (
     load_tensors,
     set_momentum,
 )
-from suture.models.encoders import STORED, family_encoder, family_of
+from suture.models.encoders import FAMILIES, STORED, family_encoder, family_of
 from suture.models.encoders.backbone import Backbone
 from suture.models.heads import HeadKind, RowInit, head_rows
 
@@ -60,9 +60,6 @@ WEIGHTS = ("download", "package")
 
 CORPUS = "corpus"
 """As `ModelSpec.vocabulary`: the vocabulary of all documents of a simulation."""
-
-MODEL_GROUP = "suture.encoders"
-"""The entry points by which a package names its encoders."""
 
 MODELS: Registry[Backbone] = Registry(
     MODEL_GROUP,
@@ -213,7 +210,7 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         if not family_of(self.name) and self.name not in MODELS and self.name not in MODELS.names():
-            raise unknown("model", self.name, MODELS.names())
+            raise unknown("model", self.name, (*MODELS.names(), *FAMILIES))
 
     @property
     def reads_features(self) -> bool:

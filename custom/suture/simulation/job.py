@@ -14,7 +14,7 @@ import types
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, ValidationError
 from pydantic.dataclasses import dataclass
@@ -56,6 +56,9 @@ _FLARE: dict[str, tuple[type, str]] = {
     "launcher_spec": (dict, "a table"),
 }
 """The entries of `Job.flare`, with the type of each and how a message calls it."""
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)
@@ -198,6 +201,13 @@ def beside(job: Job, folder: Path) -> Job:
 
     A job without a simulation has the sites of its folder, if there are any.
     """
+    if job.simulation is None and StudySites(str(folder)).found():
+        job = dataclasses.replace(job, simulation=StudySites())
+    return located(job, folder)
+
+
+def located(settings: T, folder: Path) -> T:
+    """Return a job, or a part of it, whose relative paths start at a folder; files that others hold stay."""
     words = {"clinical", CORPUS, TFIDF, *WEIGHTS}
 
     def placed(key: str, value: str, mark: str) -> str:
@@ -210,9 +220,7 @@ def beside(job: Job, folder: Path) -> Job:
         elsewhere = mark == NAMED_FILE and (value in words or not ("/" in value or path.exists()))
         return value if elsewhere else str(path)
 
-    if job.simulation is None and StudySites(str(folder)).found():
-        job = dataclasses.replace(job, simulation=StudySites())
-    return with_paths(job, placed)
+    return with_paths(settings, placed)
 
 
 def _read_toml(path: Path) -> Job:

@@ -107,12 +107,12 @@ def _by_code(
     ], []
 
 
-def _owners(findings: Mapping[str, Findings]) -> dict[str, list[str]]:
-    """The sites that annotate each class."""
+def _owners(findings: Mapping[str, Findings], label_map: Mapping[str, str]) -> dict[str, list[str]]:
+    """The sites that annotate each class, by its name in the job."""
     owners: dict[str, list[str]] = {}
     for site, found in findings.items():
         for label in found.counts:
-            owners.setdefault(label, []).append(site)
+            owners.setdefault(label_map.get(label, label), []).append(site)
     return owners
 
 
@@ -135,7 +135,8 @@ def _problems(
     configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings], job: Job | None
 ) -> Iterator[str]:
     own_targets = job is not None and job.method.labels.view == "target"
-    owners, accept = _owners(findings), own_targets or (job.accept_labels if job else ())
+    mapped = {canonical(own): canonical(name) for own, name in job.label_map.items()} if job else {}
+    owners, accept = _owners(findings, mapped), own_targets or (job.accept_labels if job else ())
     accepted = {canonical(name) for name in accept} if isinstance(accept, tuple) else set()
     pairs = [] if accept is True else [{*pair} for pair in lookalikes(owners) if not {*pair} & accepted]
     unnamed = sorted({name for pair in pairs if all(map(is_generic, pair)) for name in pair})
@@ -232,16 +233,16 @@ def _warnings(
         n, least = _behind_the_loss(found, limits), limits.min_loss
         if found.images.get("validation") and n < least:
             yield (
-                f"{site} has {n} validation images of classes with [privacy] min_count = "
-                f"{limits.min_count} present and absent ones, fewer than min_loss = {least}: it sends "
-                "no loss, so it does not contribute to the selection"
+                f"{site}: the loss of {n} validation images counts, those with a class of which [privacy] "
+                f"min_count = {limits.min_count} are present and absent; {least} are needed (min_loss), so "
+                "it sends no loss and does not contribute to the selection"
             )
 
 
 def _unmeasured(findings: Mapping[str, Findings]) -> Iterator[str]:
     """Classes without a positive image in a split, anywhere or at a site that annotates them."""
     lacking: dict[tuple[str, Split], list[str]] = {}
-    for label, sites in _owners(findings).items():
+    for label, sites in _owners(findings, {}).items():
         for split in _SAY:
             without = [site for site in sites if not findings[site].counts[label][split].positives]
             if not any(found.images.get(split) for found in findings.values()):

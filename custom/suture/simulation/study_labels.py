@@ -87,7 +87,11 @@ def study_lists(study: Path) -> LabelLists:
     """
     configs = StudySites(str(study)).configs()
     return compare_lists(
-        {site: read_table(config.data).table.labels.names for site, config in configs.items()},
+        # Without the atlas, whose file a first decision makes: it adds no class.
+        {
+            site: read_table(config.data.model_copy(update={"atlas": None})).table.labels.names
+            for site, config in configs.items()
+        },
         study_atlas(study),
     )
 
@@ -194,7 +198,7 @@ def render_lists(lists: LabelLists) -> RenderableType:
     for child, parent in lists.contains:
         below.setdefault(parent, []).append(child)
     if below:
-        parts.append("[bold]contained, where the atlas of a site says so[/]")
+        parts.append("[bold]contained, at sites that set \\[data] atlas[/]")
         parts += [
             f"{rich(parent)}: {rich(', '.join(children))}" for parent, children in sorted(below.items())
         ]

@@ -1,5 +1,7 @@
 """A site that trains with Lightning. FLARE's `patch` would send the model without the names of its rows."""
 
+import sys
+
 import nvflare.client as flare
 from lightning import Trainer
 from net import Net
@@ -9,7 +11,7 @@ from data import load
 from suture.flare.client import receive, send
 
 flare.init()
-x, y, labels = load(flare.get_site_name())
+x, y = load(flare.get_site_name(), labels := sys.argv[1:])  # the job names to each site its own classes
 batches = DataLoader(TensorDataset(x, y), batch_size=16)
 
 while (received := receive(labels, images=len(x))) is not None:

@@ -17,14 +17,21 @@ from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import nvflare
 import pytest
 import torch
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import Task
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import FLContextKey, RunProcessKey
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, RunProcessKey, ServerCommandKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.task_manager import TaskCheckStatus
+from nvflare.apis.impl.wf_comm_server import WFCommServer
 from nvflare.apis.job_def import RunStatus
+from nvflare.apis.server_engine_spec import ServerEngineSpec
+from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
@@ -42,13 +49,17 @@ from nvflare.private.fed.client.client_runner import ClientRunner
 from nvflare.private.fed.client.client_status import ClientStatus
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed.server.job_runner import JobRunner
+from nvflare.private.fed.server.server_commands import GetTaskCommand
 from nvflare.private.fed.server.server_engine import ServerEngine
+from nvflare.private.fed.server.server_runner import ServerRunner
 from nvflare.tool.deploy import deploy_common
 from nvflare.tool.poc import poc_commands
 from test_plain_json import deploy, exported, strict, zipped
 from test_stale_jobs import Store
 
 import suture
+from flare_job import context
+from suture.flare.compat.task_client import client_of
 
 PACKAGE = Path(suture.__file__).parent
 SIMULATOR = [PACKAGE / "simulation" / name for name in ("simulator.py", "start_watch.py")]
@@ -179,6 +190,40 @@ def test_flare_leaves_the_jobs_of_a_killed_server_as_running() -> None:
     fl_ctx.get_engine = lambda: SimpleNamespace(get_component=components.get)
     runner.handle_event(EventType.SYSTEM_START, fl_ctx)
     assert store.jobs == {"old": RunStatus.RUNNING}, "stale_jobs.py may go"
+
+
+# task_client.py
+
+
+def test_flare_gives_a_task_to_a_site_that_states_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FLARE's own code, from a request with the client of its token to the task."""
+    communicator, task = WFCommServer(), Task("train", Shareable())
+    manager = SimpleNamespace(check_task_send=lambda *_: TaskCheckStatus.SEND)
+    task.props["___mgr"] = manager
+    communicator._tasks.append(task)
+    runner: Any = object.__new__(ServerRunner)
+    runner.__dict__ |= {
+        "status": "started",
+        "job_id": "job",
+        "wf_lock": threading.RLock(),
+        "abort_signal": Signal(),
+        "_processing_tasks": {},
+        "_processing_tasks_lock": threading.Lock(),
+        "config": SimpleNamespace(task_data_filters={}, task_request_interval=0.0),
+        "current_wf": SimpleNamespace(id="train", controller=SimpleNamespace(communicator=communicator)),
+    }
+    for silenced in ("fire_event", "log_debug", "log_info", "_report_client_active"):
+        monkeypatch.setattr(ServerRunner, silenced, lambda *_, **__: None)
+    fl_ctx, stated = context("beta"), context("beta").get_peer_context()
+    fl_ctx.set_prop(ReservedKey.ENGINE, Mock(spec=ServerEngineSpec), private=True, sticky=False)
+    fl_ctx.set_prop(FLContextKey.RUNNER, runner, private=True, sticky=False)
+    request = Shareable()
+    request.set_peer_context(stated)
+    request.set_header(ServerCommandKey.FL_CLIENT, Client("alpha", "token"))
+    given = GetTaskCommand().process(request, fl_ctx)
+    assert given.get_header(ServerCommandKey.TASK_NAME) == "train", "FLARE needs no task_client.py"
+    assert fl_ctx.get_peer_context().get_identity_name() == "beta"
+    assert client_of(given, fl_ctx) == "alpha"
 
 
 # tensors.py, tensor_files.py

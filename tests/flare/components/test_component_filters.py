@@ -85,6 +85,34 @@ def test_arrays_leave_as_arrays() -> None:
     assert all(isinstance(value, np.ndarray) for value in from_shareable(out).data.values())
 
 
+class Described(torch.Tensor):
+    """A tensor with a word about it."""
+
+    note = "patient 17"
+
+
+def test_a_tensor_leaves_alone() -> None:
+    """A view would take the whole storage along, a subclass its attributes."""
+    guard, ctx = training()
+    storage = torch.arange(100.0)
+    mixed = {
+        "b": torch.ones(3).as_subclass(Described),
+        "head.weight": storage[:4].view(2, 2).T,
+        "head.bias": torch.nn.Parameter(storage[10:12]),
+    }
+    out = from_shareable(guard.process(shareable(mixed, labels=OWN), ctx)).data
+    for name, tensor in mixed.items():
+        assert type(out[name]) is torch.Tensor
+        assert out[name].is_contiguous()
+        assert out[name].untyped_storage().nbytes() == 4 * tensor.numel()
+        assert out[name].tolist() == tensor.tolist()
+    arrays = {"b": np.ones(3, np.float32), "head.weight": np.arange(100, dtype=np.float32)[:4].reshape(2, 2)}
+    arrays["head.bias"] = arrays["head.weight"][:, 1]
+    array = from_shareable(guard.process(shareable(arrays, labels=OWN), ctx)).data["head.bias"]
+    assert array.flags.c_contiguous
+    assert not np.shares_memory(array, arrays["head.weight"])
+
+
 def test_what_leaves_is_built_from_checked_values() -> None:
     guard, ctx = training()
     out = guard.process(shareable(GOOD, labels=OWN, weight="0001.000"), ctx)
@@ -108,6 +136,8 @@ def test_what_leaves_is_built_from_checked_values() -> None:
         (GOOD, {"labels": OWN, "weight": 17.0}),
         (GOOD, {"labels": OWN, "channels": {"x": np.ones(3)}}),
         ({**GOOD, "b": torch.tensor([0.0, 0.0, float("inf")])}, {"labels": OWN}),
+        ({**GOOD, "b": torch.tensor([0.0, 0.0, 1e23])}, {"labels": OWN}),
+        (GOOD, {"labels": OWN, MetaKey.INITIAL_METRICS: {3: 0.5}}),
         ({**GOOD, "b": torch.zeros(3).double()}, {"labels": OWN}),
         ({**GOOD, "more": torch.ones(1)}, {"labels": OWN}),
         ({**GOOD, "head.bias": torch.ones(3)}, {"labels": OWN}),

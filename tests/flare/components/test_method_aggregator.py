@@ -13,8 +13,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from nvflare.apis.client import Client
 from nvflare.apis.dxo import DXO, DataKind
-from nvflare.apis.fl_constant import ReservedKey
+from nvflare.apis.fl_constant import ReservedKey, ServerCommandKey
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.app_constant import AppConstants
@@ -350,14 +351,32 @@ def test_a_result_that_was_not_declared_is_left_out(params: Any, meta: Any, why:
     assert known.close().params["b"].tolist() == [2.0] * 3
 
 
-@pytest.mark.parametrize("metrics", [{"auroc": float("nan")}, {"auroc": "high"}, {"auroc": 0.1234567}, [1.0]])
-def test_a_metric_that_is_no_number_of_six_digits_is_left_out(metrics: Any) -> None:
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"auroc": float("nan")},
+        {"auroc": "high"},
+        {"auroc": 0.1234567},
+        [1.0],
+        {1: 0.5, "auroc": 0.5},
+        {("auroc",): 0.5},
+        {None: 0.5},
+        {"": 0.5},
+        {"a" * 65: 0.5},
+        {"auroc\n2026-11-25 ERROR": 0.5},
+        {str(i): 0.5 for i in range(101)},
+    ],
+)
+def test_a_metric_that_is_no_number_of_six_digits_by_a_short_name_is_left_out(metrics: Any) -> None:
     known = job()
     known.task("alpha")
     model = FLModel(params=full(1.0, 2), meta={"labels": ["Mass", "Nodule"], "client_name": "alpha"})
     model.metrics = metrics
     with pytest.raises(RejectedUpdate, match="metric"):
         known.aggregator.accept_model(model)
+    model.metrics = {"a" * 64: 0.5, **{str(i): 0.5 for i in range(99)}}
+    known.aggregator.accept_model(model)
+    assert known.close().metrics == model.metrics
 
 
 def test_a_difference_is_refused_with_the_remedy() -> None:
@@ -431,6 +450,46 @@ def test_a_weight_that_is_for_the_site_to_say_is_never_made_up(method: str, coun
         )
 
 
+def test_more_images_than_the_job_expects_are_refused() -> None:
+    aggregator = MethodAggregator("fedavg", LABELS, settings={"class_weights": "none"}, images=100)
+    known = FlareJob(aggregator, START)
+    known.introduce("alpha", ["Mass"], 101)
+    known.introduce("beta", ["Mass"], 100)
+    known.close()
+    assert known.task("alpha").data == {}
+    assert known.task("beta").data.keys() == START.keys()
+
+
+def test_a_site_that_states_the_name_of_another_one_gets_no_rows_and_introduces_nobody(caplog: Any) -> None:
+    known = job()
+    stolen = known.task("alpha", stated="gamma")
+    assert (stolen.data, stolen.meta) == ({}, {})
+    assert "alpha states the name 'gamma'" in caplog.text
+    assert known.task("gamma").meta["labels"] == list(SITES["gamma"])
+    known.introduce("alpha", ["Pneumonia"], stated="delta")
+    assert "'alpha' sent it and states the name 'delta'" in caplog.text
+    assert known.task("delta").data == {}
+    known.introduce("delta", ["Edema"])
+    assert known.task("delta").meta["labels"] == ["Edema"]
+
+
+@pytest.mark.parametrize("value", [1e23, -1e23, 1.01e15])
+def test_a_finite_value_whose_square_is_not_is_left_out_and_the_job_goes_on(value: float) -> None:
+    known = FlareJob(MethodAggregator("metafl", LABELS), START)
+    for site in ("alpha", "beta"):
+        known.introduce(site, ["Mass"])
+    known.close()
+    rows = len(known.task("alpha").meta["labels"])
+    known.task("beta")
+    labels = known.task("alpha").meta["labels"]
+    with pytest.raises(RejectedUpdate, match="above 1e\\+15"):
+        known.answer("alpha", {**full(1.0, rows), "b": torch.tensor([0, value, 0])}, labels=labels)
+    known.answer("beta", {**full(1.0, rows), "b": torch.tensor([0, 1e15, -1e15])}, labels=labels)
+    merged = known.close().params
+    assert all(bool(tensor.isfinite().all()) for tensor in merged.values())
+    assert merged["b"][1] != 0
+
+
 def test_a_method_that_weights_by_images_needs_their_number() -> None:
     known = FlareJob(MethodAggregator("fedavg", LABELS, settings={"class_weights": "none"}), START)
     known.introduce("alpha", ["Mass"])
@@ -442,8 +501,9 @@ def test_scatter_and_gather_is_told_whether_a_result_counts() -> None:
     known = job()
     known.task("alpha")
 
-    def accepted(params: Any, meta: dict[str, Any], round_: int = 1) -> bool:
+    def accepted(params: Any, meta: dict[str, Any], round_: int = 1, client: str | None = "alpha") -> bool:
         result = DXO(DataKind.WEIGHTS, params, meta).to_shareable()
+        result.set_header(ServerCommandKey.FL_CLIENT, client and Client(client, "token"))
         result.set_peer_props({ReservedKey.IDENTITY_NAME: "alpha"})
         result.add_cookie(AppConstants.CONTRIBUTION_ROUND, round_)
         return known.aggregator.accept(result, context("alpha"))
@@ -461,6 +521,8 @@ def test_scatter_and_gather_is_told_whether_a_result_counts() -> None:
     assert not accepted({}, {"labels": ["Mass", "Nodule"]})  # an introduction is no contribution
     assert not accepted(full(1.0, 3), meta)
     assert not accepted(full(1.0, 2), meta, round_=0)  # of the round before
+    assert not accepted(full(1.0, 2), meta, client="beta")  # which states the name of alpha
+    assert not accepted(full(1.0, 2), meta, client=None)  # no server has looked at the token
     assert accepted(full(1.0, 2), meta)
     assert known.close().params["b"].tolist() == [1.0] * 3
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,12 @@ class Net(nn.Module):
 
 
 def entry(fault: str = "", width: int = 4) -> Backbone:
+    times = count(1)
+
     def made(spec: ModelSpec, weights: str | None) -> tuple[nn.Module, int]:
         if fault == "seeds":
             with torch.random.fork_rng():
-                torch.seed()
+                torch.manual_seed(next(times))
                 return Net(), width
         return Net(fault), width
 

@@ -16,6 +16,7 @@ from suture.core.codes import Stated
 from suture.core.errors import FederationError, LabelError
 from suture.core.labels import LabelType, canonical, is_generic, lookalikes
 from suture.core.printable import printable
+from suture.core.vocabulary import CANONICAL
 from suture.federation.plan import Quorum, needed
 from suture.federation.server.classes import (
     EXPERIMENT,
@@ -405,12 +406,14 @@ def _refuse_lookalikes(registry: SiteRegistry, accept: bool | tuple[str, ...]) -
     ]
     if len(pairs) > _SHOWN:
         lines.append(f"  and {len(pairs) - _SHOWN} more pairs")
+    own, name = sorted(pairs[0], key=lambda one: one in CANONICAL)  # the usual name stays
     raise FederationError(
         "these names of different sites are nearly the same:\n"
         + "\n".join(lines)
         + "\nIf they are one class, map one to the other in the job's label_map "
-        + f"(for example --set label_map.{pairs[0][0].replace(' ', '_')}={pairs[0][1].replace(' ', '_')}); "
-        + f'if they are different classes, accept them (--accept-labels "{pairs[0][0]}").'
+        + f"(for example --set label_map.{own.replace(' ', '_')}={name.replace(' ', '_')}); "
+        + f'if they are different classes, accept them (--accept-labels "{own}"). '
+        + "`suture labels` records such decisions for a study."
     )
 
 

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
-from nvflare.apis.fl_constant import ReservedKey
+from nvflare.apis.fl_constant import ReservedKey, ServerCommandKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
@@ -18,16 +18,16 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from torch import Tensor
 
-from suture.core.errors import ConfigError, FederationError, RejectedUpdate, SutureError
+from suture.core.errors import ConfigError, FederationError, RejectedUpdate, SutureError, shown
 from suture.core.labels import LabelType
 from suture.federation.plan import round_context
 from suture.flare.components import contract
-from suture.flare.components.filters import TASK
+from suture.flare.components.filters import TASK, stated_name
 from suture.methods.base import GlobalModel, LabelStatistics, Phase, RoundContext
 from suture.methods.exchange import check_channels, layout_of, with_channels
 from suture.protocol.check import AllowedReply, all_finite
 from suture.protocol.egress import Shapes, in_order
-from suture.protocol.messages import Labels, SiteInfo, Update
+from suture.protocol.messages import LARGEST, Labels, SiteInfo, Update
 
 _OF_FLARE = frozenset({"client_name", "props", MetaKey.INITIAL_METRICS, MetaKey.JOB_ID, MetaKey.SITE_NAME})
 """What FLARE's controller adds to the meta of a result, and the metrics by which it selects a model."""
@@ -48,6 +48,7 @@ class MethodAggregator(ModelAggregator):
         head: name of the layer whose rows are the classes: ``head`` has ``head.weight`` and ``head.bias``.
         label_type: ``multilabel`` or ``multiclass``.
         settings: of the method, as in a job's ``[method]``.
+        images: the largest number of training images that a site may announce, and so the largest weight.
 
     Raises:
         ConfigError: there is no such method, it does not run in a federation, or an argument does not fit.
@@ -60,10 +61,11 @@ class MethodAggregator(ModelAggregator):
         head: str = "head",
         label_type: LabelType = "multilabel",
         settings: Mapping[str, Any] | None = None,
+        images: int = LARGEST,
     ) -> None:
         super().__init__()
         # FLARE exports an argument that is an attribute of the same name.
-        self.method, self.head, self.label_type = method, head, label_type
+        self.method, self.head, self.label_type, self.images = method, head, label_type, images
         self.labels, self.settings = list(labels), dict(settings or {})
         self._contract = contract.Contract.of(method, head, label_type, self.settings)
         self._names = contract.check_labels(labels)
@@ -95,7 +97,7 @@ class MethodAggregator(ModelAggregator):
         Raises:
             ConfigError: the model has no such head or another number of rows, or the job has too few rounds.
         """
-        site, data = _peer(fl_ctx), fl_ctx.get_prop(AppConstants.TRAIN_SHAREABLE)
+        site, data = stated_name(fl_ctx), fl_ctx.get_prop(AppConstants.TRAIN_SHAREABLE)
         self._round = data.get_header(AppConstants.CURRENT_ROUND, 0)
         # The first round is spent on the sites' classes.
         number = max(self._round, 1)
@@ -144,11 +146,12 @@ class MethodAggregator(ModelAggregator):
 
     def _introduce(self, fl_ctx: FLContext) -> None:
         """Take the classes of a site from its answer to an empty task."""
-        site, result = _peer(fl_ctx), fl_ctx.get_prop(AppConstants.TRAINING_RESULT)
+        site, result = stated_name(fl_ctx), fl_ctx.get_prop(AppConstants.TRAINING_RESULT)
         if result is None or site in self._sites:
             return
         try:
-            info = self._contract.introduction(from_shareable(result))
+            _check_sender(site, result)
+            info = self._contract.introduction(from_shareable(result), self.images)
             if strange := sorted(set(info.labels) - set(self._names)):
                 raise RejectedUpdate(f"the class {strange[0]!r}; add it to the job's labels, with a row")
         except Exception as error:  # noqa: BLE001 - FLARE's code has no one error for what is no model
@@ -162,8 +165,9 @@ class MethodAggregator(ModelAggregator):
         try:
             if shareable.get_cookie(AppConstants.CONTRIBUTION_ROUND, self._round) != self._round:
                 raise RejectedUpdate("a result of another round")
+            _check_sender(site := shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, ""), shareable)
             model = FLModelUtils.from_shareable(shareable)
-            model.meta["client_name"] = shareable.get_peer_prop(ReservedKey.IDENTITY_NAME, "")
+            model.meta["client_name"] = site
             if model.params:  # else an introduction: see `_introduce`
                 self.accept_model(model)
             return bool(model.params)
@@ -235,5 +239,8 @@ class _Updates:
         return self.rules.update(*self.received[site])
 
 
-def _peer(fl_ctx: FLContext) -> str:
-    return str(fl_ctx.get_peer_context().get_identity_name())
+def _check_sender(site: str, result: Shareable) -> None:
+    """Refuse a name that is not the one of the token, whose client FLARE's server puts into the result."""
+    name = getattr(result.get_header(ServerCommandKey.FL_CLIENT), "name", None)
+    if name != site:
+        raise RejectedUpdate(f"{shown(name)} sent it and states the name {shown(site)}")

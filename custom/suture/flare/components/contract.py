@@ -34,6 +34,12 @@ _RESULT = frozenset({LABELS, CHANNELS, "weight", "class_weights", "scalars", "tr
 _HEAD, _BACKBONE = HEADS[0], "backbone."
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
+LARGEST_VALUE = 1e15
+"""Largest absolute value of a tensor: the squares that a server's optimiser sums stay finite in float32."""
+
+MOST_METRICS, LONGEST_METRIC = 100, 64
+"""Largest number of metrics of a result, and of characters of the name of one."""
+
 
 @dataclass(frozen=True)
 class Contract:
@@ -95,12 +101,16 @@ class Contract:
         """
         return AllowedReply(task, 0, 0, "validation", rows, own, self.method.egress(layout), images)
 
-    def introduction(self, dxo: DXO) -> SiteInfo:
+    def introduction(self, dxo: DXO, images: int) -> SiteInfo:
         """Return what a site says of itself, checked.
 
+        Args:
+            dxo: its message.
+            images: the largest number of training images that it may announce.
+
         Raises:
-            RejectedUpdate: it has tensors, undeclared fields, wrong names, or other counts than the method
-                requests.
+            RejectedUpdate: it has tensors, undeclared fields, wrong names, too many images, or other counts
+                than the method requests.
         """
         meta = _declared(dxo, _INTRODUCTION)
         header = {"type": "siteinfo", "threads": 1, "code": "flare", "label_type": self.label_type}
@@ -108,6 +118,8 @@ class Contract:
         info = unpack(Packed(dxo.data, {**header, "counts": meta.get(COUNTS, {})}))
         assert isinstance(info, SiteInfo)
         check_reply(info, allowed := self.allowed("handshake", Layout({}, {}), (), info.labels, 0))
+        if info.n["train"] > images:
+            raise RejectedUpdate(f"{info.n['train']} training images; the declared limit is {images}")
         if allowed.egress.weight == egress.IMAGES and not info.n["train"]:
             raise RejectedUpdate("no training images, by which the method weights sites; name their number")
         return info
@@ -118,7 +130,8 @@ class Contract:
         Weights may be left out where the method fixes them.
 
         Raises:
-            RejectedUpdate: names the first field, tensor or class that was not declared.
+            RejectedUpdate: names the first field, tensor or class that was not declared, or the tensor with a
+                value above `LARGEST_VALUE`.
         """
         meta, declared = _declared(dxo, _RESULT), allowed.egress
         if LABELS not in meta:
@@ -139,6 +152,9 @@ class Contract:
         update = unpack(Packed(tensors, header))
         assert isinstance(update, Update)
         check_reply(update, allowed)
+        for name, t in {**update.shared, **update.head, **update.channels}.items():
+            if t.numel() and not t.is_complex() and max(abs(e.item()) for e in t.aminmax()) > LARGEST_VALUE:
+                raise RejectedUpdate(f"{name} has a value above {LARGEST_VALUE:g}, so the training diverged")
         return update
 
 
@@ -164,6 +180,13 @@ def as_tensor(name: str, value: Any, dtype: torch.dtype | None = None) -> Tensor
     return tensor if tensor.is_meta else tensor.detach().cpu()  # `unpack` refuses one without values
 
 
+def plain(tensor: Tensor) -> Tensor:
+    """Return a contiguous copy: no subclass, no attributes, and none of the storage behind a view."""
+    copied = torch.empty(tensor.shape, dtype=tensor.dtype)
+    copied.copy_(tensor)  # what it returns may be of the subclass
+    return copied
+
+
 def like(value: Any, tensor: Tensor) -> Any:
     """Return a tensor in the form of another value of the message: as a tensor, or as an array."""
     return tensor if isinstance(value, Tensor) else tensor.numpy()
@@ -181,11 +204,14 @@ def check_metrics(metrics: Any, bounds: Mapping[str, Sequence[float]] | None = N
         bounds: closed range of each metric that may be there; None for any number.
 
     Raises:
-        RejectedUpdate: there is another metric, or one outside its range or of more than six digits.
+        RejectedUpdate: there is another metric, or one outside its range or of more than six digits; or a
+            name is no short printable text, or there are too many.
     """
-    if not isinstance(metrics, Mapping):
-        raise RejectedUpdate(f"metrics are a {type(metrics).__name__} instead of a table")
+    if not isinstance(metrics, Mapping) or len(metrics) > MOST_METRICS:
+        raise RejectedUpdate(f"metrics are no table of at most {MOST_METRICS}")
     for name, value in metrics.items():
+        if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= LONGEST_METRIC:
+            raise RejectedUpdate(f"{shown(name)} is no name of a metric: printable, {LONGEST_METRIC} letters")
         low, high = (-LARGEST, LARGEST) if bounds is None else bounds.get(name, (1, 0))
         if type(value) not in (int, float) or not low <= value <= high or value != rounded(value):
             raise RejectedUpdate(f"the metric {shown(name)} is undeclared, outside its range or not rounded")

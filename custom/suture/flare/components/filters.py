@@ -16,8 +16,9 @@ from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 
-from suture.core.errors import ConfigError, RejectedUpdate
+from suture.core.errors import ConfigError, RejectedUpdate, shown
 from suture.core.labels import LabelType
+from suture.flare.compat.task_client import client_of
 from suture.flare.components import contract
 from suture.flare.filters import RETURN_CODES
 from suture.models.classifier import Layout
@@ -32,11 +33,16 @@ _RECEIVED = "suture.received"
 asks for the site's classes."""
 
 
+def stated_name(fl_ctx: FLContext) -> str:
+    """Return the name that the site of a request states: changed code of a site can state any."""
+    return str(fl_ctx.get_peer_context().get_identity_name())
+
+
 class SiteRowsFilter(Filter):
     """At the server, on task data that goes out: each site gets the rows of its own classes, and their names.
 
-    A site whose classes are not known yet gets an empty task. Task data that no `MethodAggregator` has
-    prepared do not leave.
+    A site whose classes are not known yet gets an empty task, and so does one that states the name of another
+    site. Task data that no `MethodAggregator` has prepared do not leave.
     """
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
@@ -48,6 +54,9 @@ class SiteRowsFilter(Filter):
         task = fl_ctx.get_prop(TASK)
         if fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) != FilterKey.OUT or not isinstance(task, DXO):
             raise RejectedUpdate("no MethodAggregator has prepared this task; the job needs one")
+        if (stated := stated_name(fl_ctx)) != (client := client_of(shareable, fl_ctx)):
+            self.log_warning(fl_ctx, f"{client} states the name {shown(stated)}; it gets no rows")
+            task = DXO(DataKind.WEIGHTS, {}, {})
         return task.update_shareable(copy.copy(shareable))  # every site gets the same one of a broadcast
 
 
@@ -130,9 +139,9 @@ class DeclaredResultFilter(DXOFilter):
         return labels, Layout.of(shared, head, contract.statistics_of(shared))
 
     def _introduction(self, dxo: DXO) -> DXO:
-        info = self._contract.introduction(dxo)
-        if set(info.labels) != set(self._own) or info.n["train"] > self.images:
-            raise RejectedUpdate("other classes, or more images, than the site declares to its filter")
+        info = self._contract.introduction(dxo, self.images)
+        if set(info.labels) != set(self._own):
+            raise RejectedUpdate("other classes than the site declares to its filter")
         about = {contract.LABELS: list(info.labels), contract.IMAGES: info.n["train"]}
         return DXO(DataKind.WEIGHTS, {}, {**about, contract.COUNTS: dict(info.counts)})
 
@@ -146,8 +155,8 @@ class DeclaredResultFilter(DXOFilter):
         allowed = self._contract.allowed("train", layout, labels, self._own, images)
         update = self._contract.update(DXO(dxo.data_kind, dxo.data, given), allowed)
         checked = {**pack(update).header, "class_weights": update.class_weights.tolist()}
-        checked["channels"] = {name: tensor.numpy() for name, tensor in update.channels.items()}
+        checked["channels"] = {name: contract.plain(t).numpy() for name, t in update.channels.items()}
         meta = {n: checked[n] for n in given} | ({MetaKey.INITIAL_METRICS: metrics} if metrics else {})
         tensors = self._contract.joined(update.shared, update.head)
-        data = {name: contract.like(dxo.data[name], tensor) for name, tensor in tensors.items()}
+        data = {name: contract.like(dxo.data[name], contract.plain(t)) for name, t in tensors.items()}
         return DXO(DataKind.WEIGHTS, data, meta)

@@ -41,7 +41,7 @@ def read_file(path: Path) -> tuple[str, Description]:
     if not path.is_file():
         raise ConfigError(f"model.name=xrv:{path}: there is no such file; {remedy}")
     try:
-        with named_regular(path) as name, safe_open(name, framework="pt") as file:
+        with named_regular(path) as opened, safe_open(opened, framework="pt") as file:
             found = file.metadata() or {}
         low, high = parse_json(found["range"])
         labels, size = parse_json(found.get("labels", "[]")), parse_json(found.get("size", "null"))
