@@ -542,6 +542,8 @@ def _configure(case: tuple[str, Any]) -> None:
 @cache
 def _encoders() -> tuple[tuple[str, dict[str, Any]], ...]:
     """Models, and the JSON of which their encoders are made, by the names of its files."""
+    import monai.networks.nets  # noqa: F401 - whose import takes more memory than an input may
+
     transformer = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "patch_size": 8}
     stages = {"hidden_sizes": [4, 8], "depths": [1, 1], "num_stages": 2, "hidden_act": "gelu"}
     normalised = {"mean": [0.5] * 3, "std": [0.25] * 3, "size": 32, "labels": ["Mass"]}

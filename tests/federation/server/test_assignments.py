@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,9 @@ from suture.learning.training import LocalTraining
 from suture.methods.base import GlobalModel, Method
 from suture.methods.fedavg import FedAvg
 from suture.methods.surgical import SurgicalAggregation
+from suture.models.classifier import Layout
 from suture.protocol.check import AllowedReply
+from suture.protocol.egress import CLASSES, Channel, Egress
 from suture.protocol.messages import SiteInfo, TaskData
 from suture_papers.fedlsm.fedlsm import FedLSM
 from suture_papers.fedlsm.mean_teacher import Teaching
@@ -23,6 +26,23 @@ SITES = {
     "a": SiteInfo(("Effusion", "Mass"), {"train": 7, "test": 2}, 1, "code"),
     "b": SiteInfo(("Nodule", "Edema"), {"test": 2}, 1, "code"),
 }
+
+
+VALUE = Channel("value", "facts", (CLASSES,))
+
+
+class Own(SurgicalAggregation):
+    """Sites see their own classes, and are told a value of each."""
+
+    def egress(self, layout: Layout) -> Egress:
+        return replace(super().egress(layout), channels=(VALUE,))
+
+
+class All(FedAvg):
+    """Sites see all classes, and are told a value of each."""
+
+    def egress(self, layout: Layout) -> Egress:
+        return replace(super().egress(layout), channels=(VALUE,))
 
 
 def assigned(method: Method) -> dict[str, tuple[TaskData, AllowedReply]]:
@@ -35,7 +55,7 @@ def assigned(method: Method) -> dict[str, tuple[TaskData, AllowedReply]]:
 
 
 def test_a_site_receives_its_own_classes_in_its_own_order() -> None:
-    sent = {site: payload for site, (payload, _) in assigned(SurgicalAggregation()).items()}
+    sent = {site: payload for site, (payload, _) in assigned(Own()).items()}
     assert sent["a"].labels == ("Effusion", "Mass")
     assert sent["a"].channels["value"].tolist() == [30, 10]
     assert sent["a"].head["head.bias"].tolist() == [31, 11]
@@ -44,7 +64,7 @@ def test_a_site_receives_its_own_classes_in_its_own_order() -> None:
 
 
 def test_a_site_that_sees_all_classes_receives_all() -> None:
-    sent = {site: payload for site, (payload, _) in assigned(FedAvg()).items()}
+    sent = {site: payload for site, (payload, _) in assigned(All()).items()}
     assert sent["a"].labels == ("Edema", "Mass", "Nodule", "Effusion")  # its own spelling of what it knows
     for payload in sent.values():
         assert payload.channels["value"].tolist() == [0, 10, 20, 30]
@@ -52,7 +72,7 @@ def test_a_site_that_sees_all_classes_receives_all() -> None:
 
 def test_sites_that_see_the_same_classes_share_tensors_and_declaration() -> None:
     """So that memory grows neither with the number of sites times rows, nor with sites times tensors."""
-    (first, held), (second, likewise) = assigned(FedAvg()).values()
+    (first, held), (second, likewise) = assigned(All()).values()
     assert first.labels != second.labels  # each in its own spelling
     assert first.head["head.bias"] is second.head["head.bias"]
     assert first.channels["value"] is second.channels["value"]
@@ -60,7 +80,7 @@ def test_sites_that_see_the_same_classes_share_tensors_and_declaration() -> None
 
 
 def test_a_site_is_held_to_the_images_that_it_announced() -> None:
-    expected = {site: expectation for site, (_, expectation) in assigned(FedAvg()).items()}
+    expected = {site: expectation for site, (_, expectation) in assigned(All()).items()}
     assert {site: e.images for site, e in expected.items()} == {"a": 7, "b": 0}
     assert expected["a"].own == ("Effusion", "Mass")
     assert expected["a"].labels == ("Edema", "Mass", "Nodule", "Effusion")
