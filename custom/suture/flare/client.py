@@ -77,8 +77,9 @@ def send(
         model: its `params` have the names and shapes that were received; `metrics` are those by which FLARE
             selects a model.
         labels: the classes of the head's rows, as received.
-        weight, class_weights, scalars, train_loss, channels: what the method declares besides; see `Update`,
-            and the page of what leaves a site. Weights may be left out only where the method fixes them.
+
+    The other arguments are what the method declares besides; see `Update`, and the page of what leaves a site.
+    Weights may be left out only where the method fixes them.
     """
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in (channels or {}).items()}
     said: dict[str, Any] = {"weight": weight, "train_loss": rounded(train_loss), CHANNELS: arrays or None}

@@ -47,7 +47,7 @@ def entry(fault: str = "", width: int = 4) -> Backbone:
 
     def made(spec: ModelSpec, weights: str | None) -> tuple[nn.Module, int]:
         if fault == "seeds":
-            with torch.random.fork_rng():
+            with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(next(times))
                 return Net(), width
         return Net(fault), width

@@ -68,8 +68,9 @@ class DeclaredResultFilter(DXOFilter):
     What leaves is built anew from the checked values. The filter does not know the model: shapes are those of
     the task.
 
+    `method`, `head`, `label_type` and `settings` are as in `MethodAggregator`.
+
     Args:
-        method, head, label_type, settings: as in `MethodAggregator`.
         labels: the classes that the site annotates.
         images: the largest number of training images that the site may announce.
         metrics: closed range of each metric that may leave, such as ``{"accuracy": [0, 1]}``.
