@@ -78,8 +78,8 @@ def send(
             selects a model.
         labels: the classes of the head's rows, as received.
 
-    The other arguments are what the method declares besides; see `Update`, and the page of what leaves a site.
-    Weights may be left out only where the method fixes them.
+    The other arguments are what the method declares besides; see `Update`, and the page of what leaves a
+    site. Weights may be left out only where the method fixes them.
     """
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in (channels or {}).items()}
     said: dict[str, Any] = {"weight": weight, "train_loss": rounded(train_loss), CHANNELS: arrays or None}
