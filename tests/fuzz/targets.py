@@ -52,6 +52,7 @@ from suture.models.encoders import described
 from suture.models.saved import save_model
 from suture.protocol import packing
 from suture.protocol.messages import (
+    LARGEST,
     Abstain,
     ClassScore,
     Evaluation,
@@ -288,7 +289,7 @@ def _understand(case: Any) -> None:
     dxo = DXO("WEIGHTS", {}, case["meta"])
     dxo.data_kind, dxo.data = case.get("kind"), case.get("data")
     if isinstance(dxo.data, dict) and not dxo.data:
-        contract.introduction(dxo)
+        contract.introduction(dxo, LARGEST)
     else:
         contract.update(dxo, contract.allowed("train", layout, labels, ("Mass",), 10))
 
