@@ -208,10 +208,10 @@ def check_metrics(metrics: Any, bounds: Mapping[str, Sequence[float]] | None = N
             name is no short printable text, or there are too many.
     """
     if not isinstance(metrics, Mapping) or len(metrics) > MOST_METRICS:
-        raise RejectedUpdate(f"metrics are no table of at most {MOST_METRICS}")
+        raise RejectedUpdate(f"metrics must be a table of at most {MOST_METRICS}")
     for name, value in metrics.items():
         if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= LONGEST_METRIC:
-            raise RejectedUpdate(f"{shown(name)} is no name of a metric: printable, {LONGEST_METRIC} letters")
+            raise RejectedUpdate(f"metric {shown(name)}: give 1 to {LONGEST_METRIC} printable letters")
         low, high = (-LARGEST, LARGEST) if bounds is None else bounds.get(name, (1, 0))
         if type(value) not in (int, float) or not low <= value <= high or value != rounded(value):
             raise RejectedUpdate(f"the metric {shown(name)} is undeclared, outside its range or not rounded")
