@@ -5,8 +5,8 @@ python benchmarks/task_requests.py [--sites 3 12] [--rounds 12] [--slow 2000] [-
 FLARE's POC on this machine, processes with TLS, four images of 16 px a site; one site has `--slow` training
 images more, so that the others wait. The same job runs with the signal, with FLARE's `task_request_interval`
 of 0.01 s alone, and with its default of 2 s, in turns. Requests are those of the whole job, of all sites, by
-its number of rounds, as FLARE's statistics count them. Seconds and CPU are of a round after the second: CPU of
-the job's processes, of the server's and the mean of the sites that wait.
+its number of rounds, as FLARE's statistics count them. Seconds and CPU are of a round after the second, the
+CPU of the job's processes: the server's, and the mean of the sites that wait.
 """
 
 from __future__ import annotations
