@@ -179,7 +179,7 @@ def labels(
     from suture.core.labels import canonical
     from suture.core.validation import parse
     from suture.core.vocabulary import CANONICAL
-    from suture.simulation.study_labels import render_lists, study_lists
+    from suture.simulation.study_labels import misspelt, render_lists, study_lists
 
     lists = study_lists(study)
     known = {own for names in lists.sites.values() for own in names}
@@ -193,7 +193,7 @@ def labels(
             name, separator, of = text.partition("=")
             if not separator:
                 raise ConfigError(f"--{relation} {text!r} names one class; write NAME=OF")
-            if canonical(name) not in known:
+            if canonical(name) not in {*known, *CANONICAL}:
                 raise unknown("class of a site", name, known)
             values = {"name": name, "relation": relation, "of": of, "by": by, "on": datetime.date.today()}
             decisions.append(parse(Decision, values, f"--{relation} {text}"))
@@ -210,6 +210,8 @@ def labels(
         record(study, decisions)
         print_line(f"recorded: {study / LABELS}")
         lists = study_lists(study)
+    if wrong := misspelt(study_atlas(study), lists):
+        raise ConfigError("\n".join(f"{study / LABELS}: {text}" for text in wrong))
     console.print(render_lists(lists))
     if lists.proposals and not decisions:
         one = lists.proposals[0]
