@@ -17,11 +17,13 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 
-from suture.core.atlas import Atlas, Relation, study_atlas
+from suture.core.atlas import LABELS, Atlas, Relation
+from suture.core.errors import ConfigError
 from suture.core.labels import key, lookalikes
 from suture.core.targets import rich
 from suture.core.vocabulary import AREAS, CANONICAL, SYNONYMS
 from suture.data.readers import read_table
+from suture.data.table import Table
 from suture.simulation.study import StudySites
 
 LEAST = 0.8
@@ -87,21 +89,32 @@ class LabelLists:
     proposals: tuple[Proposal, ...]
 
 
-def study_lists(study: Path) -> LabelLists:
-    """Read and compare the label lists of a study.
+def read_tables(study: Path) -> dict[str, Table]:
+    """Read the tables of a study's sites, without what an atlas implies.
 
     Raises:
-        ConfigError, DataError: a site or the labels.toml cannot be read.
+        ConfigError, DataError: a site cannot be read.
     """
     configs = StudySites(str(study)).configs()
-    return compare_lists(
-        # Without the atlas, whose file a first decision makes: it adds no class.
-        {
-            site: read_table(config.data.model_copy(update={"atlas": None})).table.labels.names
-            for site, config in configs.items()
-        },
-        study_atlas(study),
-    )
+    # Without the atlas, whose file a first decision makes: it adds no class.
+    plain = {site: config.data.model_copy(update={"atlas": None}) for site, config in configs.items()}
+    return {site: read_table(data).table for site, data in plain.items()}
+
+
+def study_lists(tables: Mapping[str, Table], atlas: Atlas) -> LabelLists:
+    """Compare the label lists of a study's sites.
+
+    Raises:
+        ConfigError: the decisions make one class of two that a site has.
+    """
+    lists = compare_lists({site: table.labels.names for site, table in tables.items()}, atlas)
+    for site, names in lists.sites.items():
+        if twice := [name for name, times in Counter(names).items() if times > 1]:
+            raise ConfigError(
+                f"{site} has two classes that {LABELS} makes one, {twice[0]!r}; they are two: record "
+                "--different, or correct the site's table"
+            )
+    return lists
 
 
 def compare_lists(lists: Mapping[str, Sequence[str]], atlas: Atlas) -> LabelLists:
