@@ -123,10 +123,7 @@ def plot_frequencies(
 
 
 def plot_cooccurrence(
-    labels: Sequence[str],
-    matrix: ArrayLike,
-    title: str = "Which classes occur together",
-    per: Unit = "image",
+    labels: Sequence[str], matrix: ArrayLike, title: str = "Which classes occur together", per: Unit = "image"
 ) -> bytes:
     """Plot a co-occurrence matrix in percent (MIDL 2023, Fig. 3), as SVG; undefined entries have a dash.
 
