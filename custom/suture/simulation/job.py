@@ -312,7 +312,7 @@ def with_settings(job: Job, settings: Iterable[str]) -> Job:
         job = (
             _with_method(job, text)
             if key.strip() == "method"
-            else _set(job, _path(job, key.strip()), value, key)
+            else with_setting(job, _path(job, key.strip()), value, key)
         )
     return job
 
@@ -350,7 +350,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default if made is dataclasses.MISSING else made()
 
 
-def _leaves(value: Any, prefix: tuple[str, ...] = (), *, absent: bool = False) -> dict[str, tuple[str, ...]]:
+def leaves(value: Any, prefix: tuple[str, ...] = (), *, absent: bool = False) -> dict[str, tuple[str, ...]]:
     """Return the path of every setting of a value by its dotted name; a table of free keys counts as one.
 
     Args:
@@ -363,7 +363,7 @@ def _leaves(value: Any, prefix: tuple[str, ...] = (), *, absent: bool = False) -
             found[".".join(path)] = path
             inner = _optional_part(value, field.name) if absent and inner is None else None
         if inner is not None:
-            found |= _leaves(inner, path, absent=absent)
+            found |= leaves(inner, path, absent=absent)
     return found
 
 
@@ -375,19 +375,19 @@ def _optional_part(value: Any, name: str) -> Any:
 
 def settings_of(job: Job) -> dict[str, Any]:
     """Return the value of every setting of a job by its dotted name."""
-    return {name: operator.attrgetter(name)(job) for name in _leaves(job)}
+    return {name: operator.attrgetter(name)(job) for name in leaves(job)}
 
 
 def _path(job: Job, key: str) -> tuple[str, ...]:
-    leaves, possible = _leaves(job), _leaves(job, absent=True)
-    if path := (leaves.get(key) or possible.get(key)):
+    present, possible = leaves(job), leaves(job, absent=True)
+    if path := (present.get(key) or possible.get(key)):
         return path
     if table := next((table for table in ("label_map", "flare") if key.startswith(f"{table}.")), ""):
         return (table, key.removeprefix(f"{table}."))
-    ends = [path for path in leaves.values() if path[-1] == key]
+    ends = [path for path in present.values() if path[-1] == key]
     if len(ends) > 1:
         raise ConfigError(f"{key!r} is ambiguous: {', '.join('.'.join(p) for p in ends)}; write one of them")
-    if inside := [name for name in leaves if name.startswith(f"{key}.")]:
+    if inside := [name for name in present if name.startswith(f"{key}.")]:
         raise ConfigError(
             f"{key!r} stands for several settings; set one of them: {', '.join(sorted(inside))}"
         )
@@ -400,17 +400,17 @@ def _path(job: Job, key: str) -> tuple[str, ...]:
                 f"{'has' if len(others) == 1 else 'have'} it: set method before it"
             )
         raise unknown(
-            "setting", key, {*possible, "method", *(path[-1] for path in leaves.values())}, listed=leaves
+            "setting", key, {*possible, "method", *(path[-1] for path in present.values())}, listed=present
         )
     return ends[0]
 
 
 def _methods_with(key: str) -> list[str]:
     """The names of this package's methods that have a setting."""
-    return [name for name, kind in METHODS.items() if key in _leaves(kind(), ("method",), absent=True)]
+    return [name for name, kind in METHODS.items() if key in leaves(kind(), ("method",), absent=True)]
 
 
-def _set(value: Any, path: tuple[str, ...], new: Any, key: str) -> Any:
+def with_setting(value: Any, path: tuple[str, ...], new: Any, key: str) -> Any:
     """Return a copy of a nested value with one setting replaced and validated."""
     name, *rest = path
     if isinstance(value, dict):
@@ -418,6 +418,6 @@ def _set(value: Any, path: tuple[str, ...], new: Any, key: str) -> Any:
     part = getattr(value, name)
     if part is None and rest:
         part = _optional_part(value, name)
-    inner = _set(part, tuple(rest), new, key) if rest else new
+    inner = with_setting(part, tuple(rest), new, key) if rest else new
     fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     return parse(type(value), {**fields, name: inner}, f"--set {key}")

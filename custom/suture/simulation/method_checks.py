@@ -129,7 +129,7 @@ def subject_of(
         ConfigError: see `check_method`.
     """
     _check_instance(method)
-    known = list(names(method))
+    known = names(method)
     groups = {name[:i] for name in known for i, letter in enumerate(name) if letter == "."}
     _known("hyperparameter in variants", variants or {}, known)
     exempt = _known("hyperparameter in exempt", exempt, {*known, *groups})
@@ -180,8 +180,7 @@ def it_describes_itself(subject: Subject) -> None:
         _ensure(bool(getattr(method.about, word)), f"it has no {word}")
     for kind, name in _undeclared(type(method)):
         _ensure(
-            False,
-            f"{name} of {kind.__name__} is not a hyperparameter; decorate it with @hyperparameters",
+            False, f"{name} of {kind.__name__} is not a hyperparameter; decorate it with @hyperparameters"
         )
     values = json.loads(json.dumps(dataclasses.asdict(method)))  # type: ignore[call-overload]
     again = parse(type(method), values, method.about.name)
@@ -345,10 +344,7 @@ def unknown_labels_are_not_trained(subject: Subject) -> None:
         return
     for label_type in subject.label_types:
         # A batch has 0 there, so a method may count positives by `y == 1` without the mask: hence not 1.
-        with (
-            subject.trial(label_type, hidden=0.0) as one,
-            subject.trial(label_type, hidden=0.5) as two,
-        ):
+        with subject.trial(label_type, hidden=0.0) as one, subject.trial(label_type, hidden=0.5) as two:
             for site in SITES:
                 a, b = one.update(site), two.update(site)
                 # Where nothing leaves the site, its loss still tells.

@@ -13,14 +13,7 @@ from typing import Any, Literal, get_args
 
 from suture.core.codes import Stated
 from suture.core.errors import ConfigError, DataError, FederationError, InUse, SutureError, unknown
-from suture.core.files import (
-    hold,
-    is_temporary,
-    read_json,
-    remove_leftovers,
-    write_json,
-    writing,
-)
+from suture.core.files import hold, is_temporary, read_json, remove_leftovers, write_json, writing
 from suture.core.labels import LabelSet, canonical
 from suture.core.names import check_experiment, shown_name
 from suture.core.printable import printable
@@ -250,11 +243,7 @@ def _with_words(job: Job, words: str | tuple[str, ...]) -> Job:
 
 
 def _rounds(
-    job: Job,
-    folder: Path,
-    sites: list[str],
-    processes: Simulator | Workers | None,
-    workers: int | None,
+    job: Job, folder: Path, sites: list[str], processes: Simulator | Workers | None, workers: int | None
 ) -> None:
     """Run the federation: in FLARE's simulator, or in a loop with the sites in this process or in several."""
     if isinstance(processes, Simulator):
