@@ -71,7 +71,7 @@ WIDTH = 256
 
 F1, MEASURED = "f1", "f1_measured"
 
-_RELIABLE = 0.75
+RELIABLE = 0.75
 """A class whose F1 is not above it gets no positive pseudo-label."""
 
 _Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -112,7 +112,7 @@ class Matching:
         s = torch.sigmoid(z) if self.compare == "probability" else z
         cut = s.quantile(self.rank, dim=0)
         positive, negative = s > cut.clamp(min=self.threshold), s < cut.clamp(max=self.threshold)
-        return y.masked_fill(guess & negative, 0.0).masked_fill(guess & positive & (f1 > _RELIABLE), 1.0)
+        return y.masked_fill(guess & negative, 0.0).masked_fill(guess & positive & (f1 > RELIABLE), 1.0)
 
 
 @hyperparameters
