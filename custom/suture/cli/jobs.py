@@ -103,15 +103,16 @@ def run_remotely(
     check_federated(job)
     check_finetuning(job)
     kit = admin_kit(startup_kit, env, study)
-    if env == "poc":
-        # A kit lies in FOLDER/PROJECT/prod_NN/NAME.
-        check_study(job, kit.folder.resolve().parents[2], how.sites)
+    # A kit lies in FOLDER/PROJECT/prod_NN/NAME.
+    poc = kit.folder.resolve().parents[2] if env == "poc" else None
+    if poc:
+        check_study(job, poc, how.sites)
     job_id = submit(job, env, kit, folder, experiment, how)
     if _follow(job.title, env, kit, folder, job_id, detach):
-        if env == "poc" and getattr(job.simulation, "synthetic", False):
+        if poc and getattr(job.simulation, "synthetic", False):
             _mark_synthetic(folder)
         if job.finetuning:
-            _tune(job, env, kit, folder)
+            _tune(job, poc, folder)
         show_run(folder)
 
 
@@ -123,13 +124,12 @@ def _mark_synthetic(folder: Path) -> None:
     write_pages(folder)
 
 
-def _tune(job: Job, env: str, kit: Kit, folder: Path) -> None:
+def _tune(job: Job, poc: Path | None, folder: Path) -> None:
     """Fine-tune on the tasks of the job's simulation, which a POC has; in production their owner does it."""
     from suture.flare.admin.poc import data_of
     from suture.simulation.run import finetune_on
 
-    # A kit lies in FOLDER/PROJECT/prod_NN/NAME.
-    if env != "poc" or not finetune_on(job, folder, data_of(job, kit.folder.resolve().parents[2])):
+    if poc is None or not finetune_on(job, folder, data_of(job, poc)):
         model = shlex.quote(str(folder / "model"))
         print_line(f"not fine-tuned here; on the data of a task, run: suture finetune {model} suture.toml")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import operator
+import shlex
 import sys
 import traceback
 import types
@@ -45,7 +46,7 @@ from suture.models import CORPUS, WEIGHTS, ModelSpec, encoder_of, self_contained
 from suture.models.documents import with_digest
 from suture.models.encoders import STORED
 from suture.protocol.half import Transport
-from suture.simulation.job_files import job_file
+from suture.simulation.job_files import job_file, known_jobs
 from suture.simulation.kinds import SIMULATIONS, Simulation
 from suture.simulation.study import StudySites
 
@@ -421,3 +422,39 @@ def with_setting(value: Any, path: tuple[str, ...], new: Any, key: str) -> Any:
     inner = with_setting(part, tuple(rest), new, key) if rest else new
     fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     return parse(type(value), {**fields, name: inner}, f"--set {key}")
+
+
+# The command line of a job
+
+
+def command_of(job: Job, env: str) -> str | None:
+    """Return a command line, quoted for a POSIX shell, that runs an equal job.
+
+    Returns:
+        None where there is none: the job is no file in jobs/ and no study folder, or it differs from its file
+        in what ``--set`` cannot express.
+    """
+    source = job.name if job.name in known_jobs() else None
+    if isinstance(job.simulation, StudySites):
+        source = job.simulation.folder
+    if source is None:
+        return None
+    try:
+        settings = _differing(load_job(source), job)
+        if with_settings(load_job(source), settings) != job:
+            return None
+    except (SutureError, TypeError):  # a file that has changed since, or a value that JSON has not
+        return None
+    options = [option for setting in settings for option in ("--set", setting)]
+    return shlex.join(["suture", "run", source, "--env", env, *options])
+
+
+def _differing(base: Job, job: Job) -> list[str]:
+    """Return the settings, as for ``--set``, in which a job differs from that of its file."""
+    settings = []
+    if type(base.method) is not type(job.method):
+        settings = [f"method={job.method.about.name}"]
+        base = with_settings(base, settings)
+    usual = settings_of(base)
+    differing = {k: v for k, v in settings_of(job).items() if k not in usual or usual[k] != v}
+    return settings + [f"{key}={json.dumps(value)}" for key, value in differing.items()]

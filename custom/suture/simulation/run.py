@@ -39,9 +39,8 @@ from suture.protocol.messages import SiteInfo
 from suture.reports.card import try_card
 from suture.reports.progress import following
 from suture.reports.report import try_report, write_report
-from suture.simulation.again import command
 from suture.simulation.exact_figures import without_limits
-from suture.simulation.job import Job, check_federated, check_finetuning
+from suture.simulation.job import Job, check_federated, check_finetuning, command_of
 from suture.simulation.partition import SERVER
 from suture.simulation.run_files import LOCK, MADE, PREPARING, begin_here, delete, files_of_run, refuse_links
 from suture.simulation.simulator import Simulator, check_paths, simulate, with_first_error
@@ -146,7 +145,7 @@ def _check(job: Job, env: str, folder: Path, workers: int | None) -> None:
 
 def _begin(job: Job, folder: Path, env: str) -> tuple[Job, list[str]]:
     """Write the simulated sites and describe the run; return the job with its vocabulary, and the sites."""
-    simulation, again = job.simulation, command(job, env)
+    simulation, again = job.simulation, command_of(job, env)
     assert simulation is not None
     sites = simulation.prepare(folder / "sites", folder.parent, job.seed, job.method)
     job = with_vocabulary(job, folder / "sites")

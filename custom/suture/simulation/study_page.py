@@ -92,12 +92,12 @@ def _examples(config: SiteConfig, found: Findings, size: int) -> Iterator[tuple[
             yield picture, png_uri(resize_pad(image, size))
 
 
-def choose(pictures: Sequence[Picture], most: int = EXAMPLES) -> list[Picture]:
+def choose(pictures: Sequence[Picture]) -> list[Picture]:
     """Choose a few images: the first of each class while there is room, then others evenly over the table."""
     first: dict[str, int] = {}
     for row, picture in enumerate(pictures):
         for label in picture.present:
             first.setdefault(label, row)
-    evenly = range(0, len(pictures), max(1, len(pictures) // most))
+    evenly = range(0, len(pictures), max(1, len(pictures) // EXAMPLES))
     rows = dict.fromkeys([*sorted(first.values()), *evenly, *range(len(pictures))])
-    return [pictures[row] for row in sorted(list(rows)[:most])]
+    return [pictures[row] for row in sorted(list(rows)[:EXAMPLES])]
