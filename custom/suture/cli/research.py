@@ -121,8 +121,6 @@ def decide(
     Writes them into model.json, for predict --decide and exports. Fit them on data that the model was not
     trained on, and measure it on others.
     """
-    from suture.core.validation import parse
-    from suture.protocol.decisions import DecisionSettings
     from suture.reports.formatting import area, count
     from suture.simulation import actions
 
@@ -131,7 +129,7 @@ def decide(
     if len(given) + youden > 1:
         raise ConfigError("give one of --sensitivity, --specificity, --cost and --youden")
     rule = next(iter(given), "youden" if youden else "sensitivity")
-    settings = parse(DecisionSettings, {"rule": rule, **given}, "suture decide")
+    settings = {"rule": rule, **given}
     points = actions.decide(
         model, data, split, settings=settings, overwrite=overwrite, device=device_of(device)
     )

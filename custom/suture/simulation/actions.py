@@ -149,7 +149,7 @@ def decide(
     data: AnyPath,
     split: Which | None = None,
     *,
-    settings: DecisionSettings | None = None,
+    settings: DecisionSettings | Mapping[str, Any] | None = None,
     overwrite: bool = False,
     device: str = "cpu",
 ) -> dict[str, Point]:
@@ -161,7 +161,7 @@ def decide(
     Args:
         data: as for `evaluate`; none that the model was trained or will be tested on.
         split: by default ``validation``, and all images of a table that has no splits.
-        settings: the rule and its target; by default a sensitivity of 0.9.
+        settings: the rule and its target, or the keys of ``[decision]``; by default a sensitivity of 0.9.
         overwrite: replace the thresholds that the model has.
 
     Returns:
@@ -171,7 +171,9 @@ def decide(
         ConfigError: the model has thresholds already.
         DataError: no class has positive and negative images.
     """
-    folder, settings = model_folder(model), settings or DecisionSettings()
+    if not isinstance(settings, DecisionSettings):
+        settings = parse(DecisionSettings, settings or {}, "suture decide")
+    folder = model_folder(model)
     open_model(folder)  # raises where there is none
     described = read_json(folder / "model.json")
     if described.get("decisions") and not overwrite:
