@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import model_folder, read_json, write_json
 from suture.core.validation import parse
-from suture.data.config import load_site_config
+from suture.data.config import SiteConfig, load_site_config
 from suture.data.discovery import Answers
 from suture.data.quality import Findings
 from suture.data.quality import check as check_site
@@ -36,6 +37,9 @@ from suture.simulation.study import StudySites
 from suture.simulation.study_check import Together
 from suture.simulation.study_check import compare as compare_sites
 from suture.simulation.study_page import job_of, write_page
+from suture.simulation.trained_images import remark
+
+log = logging.getLogger(__name__)
 
 AnyPath = str | Path
 Which = Split | Literal["all"]
@@ -116,9 +120,18 @@ def evaluate(
     Raises:
         ConfigError, DataError: the model or the data cannot be read, or share no class.
     """
+    folder = model_folder(model)
     with labelled_data(Path(data)) as (config, has_splits):
         which = split or ("test" if has_splits else "all")
-        return saved_models.evaluate(model_folder(model), config, which, device, per_patient=per_patient)
+        done = saved_models.evaluate(folder, config, which, device, per_patient=per_patient)
+        return replace(done, remark=_warn(folder, config, which, split is not None or has_splits))
+
+
+def _warn(model: Path, config: SiteConfig, which: Which, divided: bool) -> str:
+    """Log that images were among those of the training, or may have been; return the remark."""
+    if said := remark(model, config, which, divided=divided):
+        log.warning("%s", said)
+    return said
 
 
 def compare(
@@ -134,7 +147,10 @@ def compare(
     with labelled_data(Path(data)) as (config, has_splits):
         which = split or ("test" if has_splits else "all")
         folders = model_folder(first), model_folder(second)
-        return comparison.compare(*folders, config, which, device, per_patient=per_patient)
+        compared = comparison.compare(*folders, config, which, device, per_patient=per_patient)
+        for folder in dict.fromkeys(folders):
+            _warn(folder, config, which, split is not None or has_splits)
+        return compared
 
 
 @dataclass(frozen=True)
@@ -183,6 +199,7 @@ def decide(
     with labelled_data(Path(data)) as (config, has_splits):
         which = split or ("validation" if has_splits else "all")
         done = saved_models.evaluate(folder, config, which, device)
+        _warn(folder, config, which, split is not None or has_splits)
     alone = np.arange(len(done.patients))
     points, found = {}, {}
     for name in done.tested:
