@@ -35,7 +35,7 @@ from suture.cli.study import check, init, labels
 from suture.core import VERSION
 from suture.core.allocator import keep_memory
 from suture.core.entry_points import found
-from suture.core.errors import ConfigError
+from suture.core.errors import ConfigError, unknown
 from suture.core.printable import clean_warnings
 
 
@@ -102,14 +102,26 @@ class Kind(StrEnum):
     tables = "tables"
 
 
+def _kind(word: str) -> Kind:
+    if word not in tuple(Kind):
+        raise unknown("kind of list", word, [kind.value for kind in Kind])
+    return Kind(word)
+
+
 def list_(
     kind: Annotated[
         Kind | None,
-        typer.Argument(help="List only these; methods by the question that they answer."),
+        typer.Argument(
+            help="List only these; methods by the question that they answer.",
+            parser=_kind,
+            metavar=f"[{'|'.join(Kind)}]",
+        ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Argument(help="With models: describe this one, such as timm:resnet50."),
+        typer.Argument(
+            help="With models: describe this one, such as timm:resnet50, or search, such as timm:vit."
+        ),
     ] = None,
 ) -> None:
     """List methods, models, priors, data sets, simulations, jobs and tables."""

@@ -30,7 +30,7 @@ def from_shareable_(shareable: Shareable) -> Packed:
     try:
         dxo = from_shareable(shareable)
     except Exception:  # noqa: BLE001 - FLARE's code has no one error for what is no DXO
-        raise RejectedUpdate("not a message of suture: it is no DXO") from None
+        raise RejectedUpdate("not a message of suture: it is not a DXO") from None
     if not isinstance(dxo.data_kind, str) or dxo.data_kind != DataKind.WEIGHTS:
         raise RejectedUpdate(f"unexpected kind of data {shown(dxo.data_kind)}")
     if not isinstance(dxo.data, dict):
@@ -64,7 +64,7 @@ def from_text(text: str) -> dict[str, Any]:
     try:
         settings = json.loads(text.replace("<", "{").replace(">", "}"))
     except (AttributeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"the job's settings are no JSON text ({error}); export the job again") from error
+        raise ConfigError(f"the job's settings are not JSON ({error}); export the job again") from error
     if not isinstance(settings, dict):
-        raise ConfigError("the job's settings are no table; export the job again")
+        raise ConfigError("the job's settings are not a table; export the job again")
     return settings

@@ -14,7 +14,7 @@ from suture.core.errors import ConfigError, DataError
 from suture.core.files import model_folder, read_json, write_json
 from suture.core.validation import parse
 from suture.data.config import SiteConfig, load_site_config
-from suture.data.discovery import Answers
+from suture.data.description import Answers
 from suture.data.quality import Findings
 from suture.data.quality import check as check_site
 from suture.data.table import Split

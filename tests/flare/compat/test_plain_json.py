@@ -154,7 +154,7 @@ def test_no_other_file_lies_in_the_configuration(name: str, installed: Any, tmp_
     path.parent.mkdir(exist_ok=True)
     path.write_text("{}")
     assert installed().validate(str(app))[0] == (
-        f"config/{name} is no JSON file; this party reads no other configuration of a job"
+        f"config/{name} is not JSON; this party reads no other configuration of a job"
     )
 
 
