@@ -19,7 +19,7 @@ from suture.data.layouts import Layout
 from suture.data.patient_columns import patient_columns
 from suture.data.readers import DATASETS, DataSet, read_table
 from suture.data.reading import Sheet
-from suture.data.table_form import JSON, TABLES, Form, tables
+from suture.data.table_form import JSON, TABLES, Form, doubtful_encoding, tables
 
 _OTHER_TABLES = (".xls", ".xlsb", ".ods", ".numbers", ".sav", ".dta", ".feather", ".mdb", ".sas7bdat")
 _MANY_WORDS = 5
@@ -52,7 +52,9 @@ def discover(path: Path, answers: Answers | None = None) -> Discovery:
         return texts
     found = _published(levels, folder, images) or _own(levels, folder, images, answers)
     found = _with_depth(found, images)
-    return replace(found, warnings=(*found.warnings, *(f"skipped: {fault}" for fault in levels.faults)))
+    doubts = dict.fromkeys(filter(None, map(doubtful_encoding, levels.read())))
+    faults = (f"skipped: {fault}" for fault in levels.faults)
+    return replace(found, warnings=(*doubts, *found.warnings, *faults))
 
 
 class _Levels:
@@ -88,6 +90,10 @@ class _Levels:
                         raise
                     self.faults += [] if path.suffix == ".txt" else [str(error)]  # such as a README.txt
         return self._forms[level]
+
+    def read(self) -> list[Path]:
+        """The tables that were read so far."""
+        return list(dict.fromkeys(form.sheet.path for forms in self._forms.values() for form in forms))
 
     def every(self) -> list[Form]:
         """The tables of all levels."""
