@@ -17,6 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 NOTEBOOK = Path(__file__).resolve().parents[1] / "docs" / "own_hospitals.ipynb"
 
 
@@ -30,7 +32,8 @@ def executed(notebook: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             number += 1
-            outputs = _outputs("".join(cell["source"]), number, names)
+            with pd.option_context("display.max_colwidth", None, "display.width", 100):  # paths are not cut
+                outputs = _outputs("".join(cell["source"]), number, names)
             cell = {**cell, "execution_count": number, "outputs": outputs}
         cells.append(cell)
     return {**notebook, "cells": cells}
