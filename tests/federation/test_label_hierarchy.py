@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from suture.cli.ledger import ledger_totals
 
 from rounds import conformant, reply_of
-from suture.cli.ledger import ledger_totals
 from suture.federation.loop import Loop, federate
 from suture.federation.site.ledger import FILE
 from suture.federation.site.site import Site

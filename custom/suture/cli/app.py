@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 from rich.markup import escape
@@ -31,7 +31,7 @@ from suture.cli.study import check, init, labels
 from suture.core import VERSION
 from suture.core.allocator import keep_memory
 from suture.core.entry_points import found
-from suture.core.errors import ConfigError
+from suture.core.errors import ConfigError, unknown
 from suture.core.printable import clean_warnings
 
 
@@ -86,12 +86,28 @@ Kind = Literal["methods", "models", "priors", "datasets", "simulations", "jobs",
 """A kind of thing that can be listed alone."""
 
 
+def _kind(word: str) -> Kind:
+    kinds: tuple[Kind, ...] = get_args(Kind)
+    for kind in kinds:
+        if word == kind:
+            return kind
+    raise unknown("kind of list", word, kinds)
+
+
 def list_(
     kind: Annotated[
-        Kind | None, typer.Argument(help="List only these; methods by the question that they answer.")
+        Kind | None,
+        typer.Argument(
+            help="List only these; methods by the question that they answer.",
+            parser=_kind,
+            metavar=f"[{'|'.join(get_args(Kind))}]",
+        ),
     ] = None,
     name: Annotated[
-        str | None, typer.Argument(help="With models: describe this one, such as timm:resnet50.")
+        str | None,
+        typer.Argument(
+            help="With models: describe this one, such as timm:resnet50, or search, such as timm:vit."
+        ),
     ] = None,
 ) -> None:
     """List methods, models, priors, data sets, simulations, jobs and tables."""

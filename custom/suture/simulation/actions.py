@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,8 +13,8 @@ import numpy as np
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import model_folder, read_json, write_json
 from suture.core.validation import parse
-from suture.data.config import load_site_config
-from suture.data.discovery import Answers
+from suture.data.config import SiteConfig, load_site_config
+from suture.data.description import Answers
 from suture.data.quality import Findings
 from suture.data.quality import check as check_site
 from suture.export.pictures import Drawn, explain_files
@@ -35,6 +36,9 @@ from suture.simulation.study import StudySites
 from suture.simulation.study_check import Together
 from suture.simulation.study_check import compare as compare_sites
 from suture.simulation.study_page import job_of, write_page
+from suture.simulation.trained_images import remark
+
+log = logging.getLogger(__name__)
 
 AnyPath = str | Path
 Format = Literal["onnx", "torch", "monai"]
@@ -114,8 +118,18 @@ def evaluate(
     Raises:
         ConfigError, DataError: the model or the data cannot be read, or share no class.
     """
+    folder = model_folder(model)
     with labelled_data(Path(data), split, "test") as (config, which):
-        return saved_models.evaluate(model_folder(model), config, which, device, per_patient=per_patient)
+        done = saved_models.evaluate(folder, config, which, device, per_patient=per_patient)
+        return replace(done, remark=_warn(folder, config, which, split))
+
+
+def _warn(model: Path, config: SiteConfig, which: Which, split: Which | None) -> str:
+    """Log that images were among those of the training, or may have been; return the remark."""
+    divided = split is not None or which != "all"
+    if said := remark(model, config, which, divided=divided):
+        log.warning("%s", said)
+    return said
 
 
 def compare(
@@ -128,9 +142,12 @@ def compare(
     device: str = "cpu",
 ) -> dict[str, Compared]:
     """Compare two saved models on the same images, class by class; arguments as for `evaluate`."""
-    folders = model_folder(first), model_folder(second)
     with labelled_data(Path(data), split, "test") as (config, which):
-        return comparison.compare(*folders, config, which, device, per_patient=per_patient)
+        folders = model_folder(first), model_folder(second)
+        compared = comparison.compare(*folders, config, which, device, per_patient=per_patient)
+        for folder in dict.fromkeys(folders):
+            _warn(folder, config, which, split)
+        return compared
 
 
 @dataclass(frozen=True)
@@ -180,6 +197,7 @@ def decide(
         raise ConfigError(f"{folder} has thresholds already; --overwrite replaces them")
     with labelled_data(Path(data), split, "validation") as (config, which):
         done = saved_models.evaluate(folder, config, which, device)
+        _warn(folder, config, which, split)
     alone = np.arange(len(done.patients))
     points, found = {}, {}
     for name in done.tested:

@@ -18,7 +18,8 @@ from suture.core.names import as_job
 from suture.core.printable import escaped, number_of, printable
 from suture.core.spreadsheets import as_csv
 from suture.data.config import CONFIG, SiteConfig, StorageConfig, load_site_config, parse_data, site_files
-from suture.data.discovery import Answers, Discovery, discover
+from suture.data.description import Answers, Discovery
+from suture.data.discovery import discover
 from suture.data.label_discovery import CONSTANT
 from suture.data.readers import read_table
 from suture.data.readers.hospital_labels import inline

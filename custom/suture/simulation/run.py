@@ -333,7 +333,9 @@ def check_folder(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
         raise ConfigError(f"{out} is a file; choose another --out")
     if not out.exists() or not any(out.iterdir()):
         if resume:
-            raise ConfigError(f"{out} contains no run to resume; leave out --resume to begin one")
+            raise ConfigError(
+                f"{out} contains no run to resume; name the folder of one with --out, or leave out --resume"
+            )
     elif _unprepared(out):
         files_of_run(out)
     elif not (out / "run.json").exists():
