@@ -42,7 +42,7 @@ from suture.core.names import check_label
 from suture.core.printable import escaped, printable, printable_lines
 from suture.core.spreadsheets import as_cell, from_cell
 from suture.data.config import load_site_config
-from suture.data.discovery import Discovery
+from suture.data.description import Discovery
 from suture.data.label_discovery import discover_labels
 from suture.data.quality import Count, Findings, render
 from suture.data.readers import read_table

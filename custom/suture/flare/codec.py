@@ -26,7 +26,7 @@ def from_shareable_(shareable: Shareable) -> Packed:
     try:
         dxo = from_shareable(shareable)
     except Exception:  # noqa: BLE001 - FLARE's code has no one error for what is no DXO
-        raise RejectedUpdate("not a message of suture: it is no DXO") from None
+        raise RejectedUpdate("not a message of suture: it is not a DXO") from None
     if not isinstance(dxo.data_kind, str) or dxo.data_kind != DataKind.WEIGHTS:
         raise RejectedUpdate(f"unexpected kind of data {shown(dxo.data_kind)}")
     if not isinstance(dxo.data, dict):

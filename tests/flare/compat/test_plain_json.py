@@ -117,7 +117,7 @@ def test_a_servers_meta_conf_fetches_nothing(fetched: Any, installed: Any, tmp_p
     installed()
     valid, error = submit(job)
     assert not valid
-    assert "no JSON" in error
+    assert "not JSON" in error
     assert paths == ["/secret"]
 
 
@@ -142,7 +142,7 @@ def test_a_sites_app_in_hocon_fetches_nothing(
     assert deploy(app, tmp_path / "open", monkeypatch, None) == ""
     assert paths
     paths.clear()
-    assert "no JSON" in deploy(app, tmp_path / "strict", monkeypatch, installed())
+    assert "not JSON" in deploy(app, tmp_path / "strict", monkeypatch, installed())
     assert not paths
 
 
@@ -154,7 +154,7 @@ def test_no_other_file_lies_in_the_configuration(name: str, installed: Any, tmp_
     path.parent.mkdir(exist_ok=True)
     path.write_text("{}")
     assert installed().validate(str(app))[0] == (
-        f"config/{name} is no JSON file; this party reads no other configuration of a job"
+        f"config/{name} is not JSON; this party reads no other configuration of a job"
     )
 
 

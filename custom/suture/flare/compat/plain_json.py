@@ -61,12 +61,12 @@ class Refusing(ConfigLoader):
 
     def load_config(self, file_path: str) -> NoReturn:
         raise ValueError(
-            f"{Path(file_path).name} is no JSON; this party reads no other configuration of a job"
+            f"{Path(file_path).name} is not JSON; this party reads no other configuration of a job"
         )
 
     def load_config_from_str(self, config_str: str) -> NoReturn:
         raise ValueError(
-            "the job has a configuration that is no JSON (meta.conf, meta.yml); export it as JSON"
+            "the job has a configuration that is not JSON (meta.conf, meta.yml); export it as JSON"
         )
 
     load_config_from_dict = load_config_from_str
@@ -81,7 +81,7 @@ def faults(config: Path) -> Iterator[str]:
     for path in sorted(path for path in config.rglob("*") if not path.is_dir() and path.name not in _SIGNED):
         name = path.relative_to(config)
         if path.suffix != ".json":
-            yield f"config/{name} is no JSON file; this party reads no other configuration of a job"
+            yield f"config/{name} is not JSON; this party reads no other configuration of a job"
             continue
         try:
             content = json.loads(read_regular(path))

@@ -199,7 +199,7 @@ def as_tensor(name: str, value: Any, dtype: torch.dtype | None = None) -> Tensor
     try:
         tensor = torch.as_tensor(read() if callable(read) else value, dtype=dtype)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise RejectedUpdate(f"{name} is no tensor and no array of numbers") from None
+        raise RejectedUpdate(f"{name} is neither a tensor nor an array of numbers") from None
     return tensor if tensor.is_meta else tensor.detach().cpu()  # `unpack` refuses one without values
 
 
