@@ -39,7 +39,7 @@ if args.where == "prod" and not (args.kit and Path(args.kit, "startup", "fed_adm
     parser.error("prod needs --kit: the folder of an administrator's kit, with startup/fed_admin.json")
 if args.rounds < 2:
     parser.error("--rounds: give 2 or more, since the first one trains nothing")
-kit = read_kit(Path(args.kit).resolve()) if args.kit else None
+kit = read_kit(Path(args.kit).resolve()) if args.where == "prod" else None
 os.chdir(script)
 sys.path.insert(0, os.getcwd())
 try:
