@@ -92,6 +92,7 @@ class Site:
             task = received(task) if self.plan.half else task
             with self.trainer.on_device():
                 allowed = self._allowed(task)
+                self.releases.accept_labels(allowed.own)
                 request = self.releases.request(task, allowed)
                 kept = self.releases.kept(task, request, allowed)
                 if kept is None:
