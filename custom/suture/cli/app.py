@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 from rich.markup import escape
@@ -87,9 +87,11 @@ Kind = Literal["methods", "models", "priors", "datasets", "simulations", "jobs",
 
 
 def _kind(word: str) -> Kind:
-    if word not in get_args(Kind):
-        raise unknown("kind of list", word, get_args(Kind))
-    return cast(Kind, word)
+    kinds: tuple[Kind, ...] = get_args(Kind)
+    for kind in kinds:
+        if word == kind:
+            return kind
+    raise unknown("kind of list", word, kinds)
 
 
 def list_(

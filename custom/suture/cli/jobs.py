@@ -100,7 +100,7 @@ def run_remotely(
     from suture.flare.admin.remote import submit
     from suture.simulation.job import check_federated, check_finetuning
 
-    check_federated(job)
+    check_federated(job.method)
     check_finetuning(job)
     kit = admin_kit(startup_kit, env, study)
     # A kit lies in FOLDER/PROJECT/prod_NN/NAME.

@@ -23,7 +23,7 @@ from suture.core.labels import LabelSet, LabelType
 from suture.core.plain import open_regular
 from suture.core.printable import printable
 from suture.core.validation import OPEN, lasting, parse
-from suture.models import ModelSpec, build, check_portable, self_contained
+from suture.models import ModelSpec, build, check_portable, self_contained, without_adapters
 from suture.models.classifier import Classifier, Preprocessing, check_tensors
 from suture.protocol.messages import Labels
 from suture.protocol.packing import read_tensors
@@ -32,10 +32,13 @@ from suture.protocol.packing import read_tensors
 def save_model(model: Classifier, spec: ModelSpec, folder: Path, facts: Mapping[str, Any]) -> None:
     """Write the weights, and beside them their SHA-256, class names, backbone and preprocessing.
 
+    Adapters are merged into the weights, so that whoever loads the model needs no peft.
+
     Args:
         facts: further entries of model.json (job, round).
     """
     make_folder(folder)
+    model, spec = without_adapters(model, spec)
     weights = save({name: t.contiguous() for name, t in model.state_dict().items()})
     with replacing(folder / "model.safetensors") as temporary:
         temporary.write_bytes(weights)  # not `save_file`: only the owner may read its file

@@ -254,15 +254,16 @@ def _fault(channel: Channel) -> str:
 _LOCAL = "the model that the site trained in the selected round, before aggregation, on its test data"
 
 
-def declared(egress: Egress, *, local: bool = False, half: bool = False) -> list[dict[str, str]]:
+def declared(egress: Egress, *, local: bool = False, transport: str = "float32") -> list[dict[str, str]]:
     """Return the fields that may leave a site, each with its shape and purpose.
 
     Args:
         local: whether a site also evaluates the model that it trained itself.
-        half: whether tensors of the model travel in half precision; see `suture.protocol.half`.
+        transport: the type in which tensors of the model travel; see `suture.protocol.precision`.
     """
-    how = ", in float16" if half else ""
-    how += ", as changes of what the site received" if half and egress.kind == "weights" else ""
+    narrowed = transport != "float32"
+    how = f", in {transport}" if narrowed else ""
+    how += ", as changes of what the site received" if narrowed and egress.kind == "weights" else ""
     shapes = (
         {
             "shared": f"the model's tensors{how}",

@@ -124,9 +124,10 @@ def evaluate(
         return replace(done, remark=_warn(folder, config, which, split))
 
 
-def _warn(model: Path, config: SiteConfig, which: Which, asked: Which | None) -> str:
+def _warn(model: Path, config: SiteConfig, which: Which, split: Which | None) -> str:
     """Log that images were among those of the training, or may have been; return the remark."""
-    if said := remark(model, config, which, divided=asked is not None or which != "all"):
+    divided = split is not None or which != "all"
+    if said := remark(model, config, which, divided=divided):
         log.warning("%s", said)
     return said
 
@@ -141,8 +142,8 @@ def compare(
     device: str = "cpu",
 ) -> dict[str, Compared]:
     """Compare two saved models on the same images, class by class; arguments as for `evaluate`."""
-    folders = model_folder(first), model_folder(second)
     with labelled_data(Path(data), split, "test") as (config, which):
+        folders = model_folder(first), model_folder(second)
         compared = comparison.compare(*folders, config, which, device, per_patient=per_patient)
         for folder in dict.fromkeys(folders):
             _warn(folder, config, which, split)

@@ -45,7 +45,7 @@ from suture.methods.source import source_of
 from suture.models import CORPUS, WEIGHTS, ModelSpec, encoder_of, self_contained, vocabulary_of
 from suture.models.documents import with_digest
 from suture.models.encoders import STORED
-from suture.protocol.half import Transport
+from suture.protocol.precision import Transport
 from suture.simulation.job_files import job_file, known_jobs
 from suture.simulation.kinds import SIMULATIONS, Simulation
 from suture.simulation.study import StudySites
@@ -100,10 +100,7 @@ class Job(Schedule):
             kind, form = _FLARE[key]
             if type(value) is not kind or (isinstance(value, int) and value < 0):
                 raise ConfigError(f"{self.name}: flare.{key}={shown(value)}: give {form}")
-        if not (self.method.local.epochs or self.method.local.iterations):
-            raise ConfigError(
-                f"{self.name}: method.local.epochs=0 would not train; set 1 or more, or local.iterations"
-            )
+        check_trains(self.method)
 
     def plan(self, experiment: str) -> Plan:
         """Return the part of the job that every party receives.
@@ -255,14 +252,20 @@ def _sites(values: Any, where: str) -> Simulation:
     return parse(kind, {key: value for key, value in values.items() if key != "kind"}, where)
 
 
-def check_federated(job: Job) -> None:
-    """Check that the method of a job can run in a federation of several processes.
+def check_trains(method: Method) -> None:
+    """Raise `ConfigError` if a method's settings leave the sites nothing to train."""
+    if not (method.local.epochs or method.local.iterations):
+        raise ConfigError("method.local.epochs=0 would not train; set 1 or more, or local.iterations")
+
+
+def check_federated(method: Method) -> None:
+    """Check that a method can run in a federation of several processes.
 
     Raises:
-        ConfigError: the method exchanges nothing or needs the pooled data, or is in no installed
-            package, so that no other process can load it.
+        ConfigError: the method exchanges nothing or needs the pooled data, would not train, or is in no
+            installed package, so that no other process can load it.
     """
-    method = job.method
+    check_trains(method)
     if method.about.local_only:
         raise ConfigError(
             f"{method.about.title} {method.about.local_only}, so it cannot run in a federation; "

@@ -30,9 +30,9 @@ from suture.methods.retraining import Retraining
 from suture.models import ModelSpec
 from suture.models.classifier import Layout, split_state
 from suture.protocol.egress import CLASSES, Shapes, blank, check_declared, prefixed, whole
-from suture.protocol.half import Transport
 from suture.protocol.messages import Abstain, Update, ones
 from suture.protocol.packing import Packed, load, tensors_of, unpack
+from suture.protocol.precision import Transport
 from suture.simulation.trial import SITES, Trial, least_rounds
 from suture.simulation.variants import alternatives, changed, names, numbers, with_value, within
 

@@ -127,7 +127,7 @@ def _check(job: Job, env: str, folder: Path, workers: int | None) -> None:
     if env not in get_args(Environment):
         raise unknown("environment of simulated sites", env, get_args(Environment))
     if env != "local":
-        check_federated(job)
+        check_federated(job.method)
     elif (workers or 1) > 1:
         source_of(type(job.method))  # raises where other processes could not load it
     if env == "sim":

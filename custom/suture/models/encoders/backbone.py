@@ -57,11 +57,12 @@ class Backbone:
         return ("vector",) if self.vectors else _INPUTS[self.reads]
 
 
-def needed(package: str, name: str) -> Any:
+def needed(package: str, name: str, extra: str = "encoders") -> Any:
     """Import an optional package.
 
     Args:
-        name: of the model that needs it.
+        name: of the model, or the setting, that needs it.
+        extra: of Suture, which has it.
 
     Raises:
         ConfigError: it is not installed; names the extra that has it.
@@ -70,7 +71,7 @@ def needed(package: str, name: str) -> Any:
         return importlib.import_module(package)
     except ImportError as error:
         raise ConfigError(
-            f'{as_word(name)} needs {package}, which cannot be imported: pip install "suture[encoders]"'
+            f'{as_word(name)} needs {package}, which cannot be imported: pip install "suture[{extra}]"'
         ) from error
 
 
