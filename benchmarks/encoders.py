@@ -1,10 +1,10 @@
 """What a round carries and costs by encoder and by the part that is trained: `python benchmarks/encoders.py`.
 
-`surgical_nih` (set SUTURE_DATA) in the plain loop with one thread, for each encoder with all of the model, with
-adapters, and with the head alone, over seeds. The ViT begins with random weights: its row is of bytes. The
-first run of a frozen encoder computes the features that the others read; SUTURE_CACHE says where they stay.
-AUROC is the mean over classes on the server's labelled test set; seconds of a round are the median of those
-after the first.
+`surgical_nih` (set SUTURE_DATA) in the plain loop with one thread, for each encoder with all of the model,
+with adapters, and with the head alone, over seeds. The ViT begins with random weights: its row is of bytes.
+The first run of a frozen encoder computes the features that the others read; SUTURE_CACHE says where they
+stay. AUROC is the mean over classes on the server's labelled test set; seconds of a round are the median of
+those after the first.
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ def method_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]
     entry = encoder_of(spec)
     if spec.weights and entry.size not in (None, spec.size):
         notes.append(
-            f"{spec.name} was pretrained on images of {entry.size} px, and model.size is {spec.size}."
+            f"{spec.name} was pretrained on images of {entry.size} px, and model.size is {spec.size}; for "
+            f"the size of its pretraining: --set model.size={entry.size}"
         )
     if spec.train != "all" and not spec.weights:
         but = " but for its adapters" if spec.train == "adapters" else ""

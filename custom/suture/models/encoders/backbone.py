@@ -102,9 +102,10 @@ def refused(spec: ModelSpec, size: int | None, error: Exception) -> ConfigError:
         size: side of the images of its pretraining, in pixels.
     """
     trained = f", pretrained at {size} px," if size else ""
+    remedy = f"--set model.size={size}" if size not in (None, spec.size) else "set another model.size"
     return ConfigError(
         f"model.size {spec.size}: {spec.name}{trained} does not take images of that size "
-        f"({as_word(error)}); set another model.size"
+        f"({as_word(error)}); {remedy}"
         + (
             ", or model.train='head'"
             if spec.train == "all" and "per channel when training" in str(error)
@@ -131,7 +132,7 @@ def checked(network: nn.Module, spec: ModelSpec, size: int | None) -> tuple[nn.M
                 module.register_buffer(name, buffer, persistent=False)
     first = next((module for module in network.modules() if isinstance(module, nn.Conv2d)), None)
     if first and first.kernel_size == first.stride and spec.size % first.stride[0]:
-        patches = ValueError(f"it is no multiple of its patches of {first.stride[0]} px")
+        patches = ValueError(f"not a multiple of its patches of {first.stride[0]} px")
         raise refused(spec, size, patches)
     image = torch.zeros(1, spec.preprocessing.channels, spec.size, spec.size)
     # In the mode of training, where batch norm refuses a single value, on copies of what it would change.
