@@ -172,7 +172,8 @@ class ModelSpec:
         train: the part that is trained: ``all``; or the ``head``, with hidden block, neck and projector. The
             backbone is then a frozen encoder, batch norm included: sites receive it once, and a round carries
             the rest alone. ``adapters`` trains a small part of the encoder, too.
-        adapters: that part; see `Adapters`. A saved model has them merged into its weights.
+        adapters: what of the encoder ``train = "adapters"`` trains. A saved model has them merged into its
+            weights.
         views: of a frozen encoder: each image is read once for all runs, and for each augmentation in this
             number of random views, whose features a site keeps in its cache; 0 keeps none, and reads every
             image in each step.
