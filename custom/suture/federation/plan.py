@@ -107,7 +107,7 @@ class Plan:
         check_declared(self.method.egress(Layout({}, {})), self.method.about.title)
         # Here, so that every party settles it alike, whoever made the plan.
         object.__setattr__(self, "model", self.method.adapted(self.model))
-        if self.model.train == "head":
+        if self.model.train != "all":
             self._check_frozen_encoder()
 
     def _check_frozen_encoder(self) -> None:
@@ -120,11 +120,17 @@ class Plan:
             )
         if exchange.batch_norm == "local":
             raise ConfigError(
-                "batch_norm='local' (FedBN) keeps each site's batch norm, but model.train='head' freezes it "
-                "at every site; set method.batch_norm='average', or model.train='all'"
+                "batch_norm='local' (FedBN) keeps each site's batch norm, but "
+                f"model.train={model.train!r} freezes its statistics at every site; set "
+                "method.batch_norm='average', or model.train='all'"
+            )
+        if model.adapters and model.adapters.kind == "bias" and exchange.batch_norm == "frozen":
+            raise ConfigError(
+                "batch_norm='frozen' (FedBN+) keeps batch norm as it was, but model.adapters.kind='bias' "
+                "trains it; set method.batch_norm='average', or model.adapters.kind='lora'"
             )
         head_stays = exchange.personal == "head" or (exchange.share and exchange.share.fraction < 1)
-        if head_stays and not (model.hidden or model.neck or model.projection):
+        if model.train == "head" and head_stays and not (model.hidden or model.neck or model.projection):
             raise ConfigError(
                 f"{title} keeps the head at each site and shares what is before it, which model.train='head' "
                 "freezes: sites would exchange nothing; set model.hidden, a block that they share, or "

@@ -87,7 +87,7 @@ def check_reply(reply: Reply, expected: AllowedReply) -> None:
     if isinstance(reply, Abstain):
         return
     if not isinstance(reply, _ANSWERS[expected.task]):
-        raise RejectedUpdate(f"a {type(reply).__name__} is no answer to {expected.task!r}")
+        raise RejectedUpdate(f"a {type(reply).__name__} is not an answer to {expected.task!r}")
     if expected.ledger is not None and reply.ledger != expected.ledger:
         raise RejectedUpdate("the digest of another ledger")
     if isinstance(reply, SiteInfo):

@@ -248,7 +248,7 @@ def _fault(channel: Channel) -> str:
         if ANY in shape and channel.way not in ("site", "up"):
             return f"which has an axis ANY and goes {channel.way}: only the ways site and up may have one"
     if channel.rows is not None and not channel.of_classes:
-        return "whose rows are no classes: remove rows, or let its shape begin with CLASSES"
+        return "whose rows are not classes: remove rows, or let its shape begin with CLASSES"
     if channel.way == "facts" and not channel.of_classes:
         return "which tells of each class: let its shape begin with CLASSES"
     return ""

@@ -15,7 +15,9 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
+from suture.core.atlas import read_atlas
 from suture.core.errors import SutureError
+from suture.core.relations import Relations
 from suture.core.validation import in_words
 from suture.data.config import SiteConfig
 from suture.federation.differential_privacy import protected
@@ -59,6 +61,7 @@ class Releases:
         self._plan, self._config, self._rounds, self._folder = plan, config, rounds, folder
         self._privacy = config.privacy
         self.first_counts = FirstCounts(folder)
+        self._accepted = False  # whether the ledger has the names and parents of the classes as they are
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -66,6 +69,26 @@ class Releases:
         ledger = Ledger(self._folder.parents[1] / FILE, self._privacy, self._folder)
         ledger.begin()
         return ledger
+
+    def accept_labels(self, own: Labels) -> None:
+        """Write into the ledger the site's names of classes and their parents, where it has others.
+
+        Once, like the data: a server could leave out the handshake.
+
+        Args:
+            own: the classes that it annotates.
+
+        Raises:
+            ConfigError: the atlas cannot be read.
+            LedgerBroken, OSError: as `Ledger.record`.
+        """
+        if self._accepted:
+            return
+        data = self._config.data
+        relations = read_atlas(data.atlas).relations() if data.atlas else Relations()
+        related = [name for name in relations.with_ancestors(own) if name in relations.parents]
+        self.ledger.accept_labels(data.synonyms, {name: relations.parents[name] for name in related})
+        self._accepted = True
 
     def allowed(self, task: TaskData, own: Labels, images: int, layout: Layout) -> AllowedReply:
         """Return what the site may answer to a task.

@@ -92,6 +92,7 @@ class Site:
             with self.trainer.on_device():
                 task = received(task, self._layout(task), self.plan.transport)
                 allowed = self._allowed(task)
+                self.releases.accept_labels(allowed.own)
                 request = self.releases.request(task, allowed)
                 kept = self.releases.kept(task, request, allowed)
                 if kept is None:
