@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from suture.cli.ledger import ledger_totals
 
 from rounds import conformant, reply_of
 from suture.federation.loop import Loop, federate
