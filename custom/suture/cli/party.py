@@ -77,9 +77,12 @@ def policy(
 
 
 def forget(
-    site: Annotated[str, typer.Argument(help="The site.")],
+    site: Annotated[str, typer.Argument(metavar="SITE", help="Name of the site.")],
     folder: Annotated[
-        Path, typer.Argument(help="The experiment's folder at the server, or a run on this machine.")
+        Path,
+        typer.Argument(
+            metavar="FOLDER", help="The experiment's folder at the server, or a run on this machine."
+        ),
     ],
 ) -> None:
     """Remove a site from a model exactly, as if it had never taken part (afl); other methods say why not."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from suture.core.errors import ConfigError
-from suture.core.files import FolderLock, make_folder, read_json
+from suture.core.files import hold, make_folder, read_json
 from suture.federation.plan import Plan, round_context
 from suture.federation.server.global_model import classifier, pack_model, read_model, with_labels
 from suture.federation.server.record import LOCK
@@ -82,10 +82,8 @@ def forget(folder: Path, site: str) -> list[Path]:
     settings = {key: run[key] for key in _PLAN} | {"method": run["method"]["name"]}
     plan = Plan.from_dict({**settings, "hyperparameters": run["method"]["hyperparameters"]})
     plan.check_code("the server")
-    lock = FolderLock.take(folder / LOCK, 0)
-    deleted = _remove(folder, site, plan, run)
-    del lock
-    return deleted
+    with hold(folder / LOCK, 0):
+        return _remove(folder, site, plan, run)
 
 
 def _remove(folder: Path, site: str, plan: Plan, run: dict[str, Any]) -> list[Path]:
