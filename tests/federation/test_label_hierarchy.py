@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from suture.cli.ledger import ledger_totals
+import torch
 
 from rounds import conformant, reply_of
 from suture.federation.loop import Loop, federate
+from suture.federation.server.server import Server
 from suture.federation.site.ledger import FILE
 from suture.federation.site.site import Site
 from suture.federation.site.statement import read_statement
 from suture.federation.store import experiment_folder
+from suture.flare.admin.ledger import ledger_totals
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import SiteInfo, TaskData, TaskName
-from suture.protocol.packing import Packed, save
+from suture.protocol.packing import Packed, save, unpack
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 
@@ -53,7 +56,9 @@ def hierarchy(tiny: Any, tmp_path: Path) -> Any:
     """Makes federations of a method; alpha has a parent of beta's classes, each a class that is its own."""
 
     def make(method: Any) -> Any:
-        federation = tiny(method, {"alpha": ("Mass", "Nodule"), "beta": ("Hernia", "Fibrosis")}, view="own")
+        federation = tiny(
+            method, {"alpha": ("Mass", "Nodule"), "beta": ("Hernia", "Fibrosis")}, view="own", rounds=3
+        )
         (tmp_path / "labels.toml").write_text(ATLAS)
         for site, names in (("alpha", "Mass,Nodule"), ("beta", "Hernia,Fibrosis")):
             table = federation.configs[site].data.table
@@ -178,3 +183,92 @@ def test_a_spelling_of_a_site_stays_there(hierarchy: Any, tmp_path: Path) -> Non
     federate(federation.server(), recorded)
     assert b"schatten" not in b"".join([*recorded.up.values(), *recorded.down.values()]).lower()
     assert lines(tmp_path)[0]["names"] == {"Schatten": "Lung Opacity"}
+
+
+class Begun(Loop):
+    """Keeps what alpha receives in the first round that is trained."""
+
+    received: TaskData | None = None
+
+    def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Any) -> dict[str, str]:
+        if task == "train" and self.received is None:
+            data = unpack(payloads["alpha"])
+            assert isinstance(data, TaskData)
+            self.received = data
+        return super().exchange(task, payloads, receive)
+
+    def row(self, name: str) -> torch.Tensor:
+        """The row of a class that alpha began with."""
+        assert self.received
+        return self.received.head["head.weight"][self.received.labels.index(name)]
+
+
+def continued(federation: Any, rounds: int, sites: Mapping[str, Site]) -> tuple[Server, Begun]:
+    """The server, and what alpha began with, after the experiment went on to so many rounds."""
+    server = replace(federation, schedule=replace(federation.schedule, rounds=rounds)).server()
+    loop = Begun(sites)
+    federate(server, loop)
+    loop.close()
+    assert server.record.run["status"] == "finished"
+    return server, loop
+
+
+def row(server: Server, name: str) -> torch.Tensor:
+    """The row of a class in the newest model."""
+    return server.model.head["head.weight"][server.model.labels.index(name)]
+
+
+def test_a_parent_and_a_class_that_are_added_later_continue_the_run(hierarchy: Any, tmp_path: Path) -> None:
+    federation = hierarchy(METHOD)
+    plain = sites_of(federation, tmp_path, atlas=None, contradictions="refuse")
+    first, _ = continued(federation, 1, plain)
+    second, begun = continued(federation, 2, sites_of(federation, tmp_path))
+    assert second.model.labels == first.model.labels
+    assert torch.equal(begun.row("Lung Opacity"), row(first, "Lung Opacity"))
+    (tmp_path / "labels.toml").write_text(ATLAS + '"Edema" = ["Lung Opacity"]\n"Walrus Sign" = ["Shadow"]\n')
+    table = federation.configs["beta"].data.table
+    head, *rows = table.read_text().splitlines()
+    table.write_text("\n".join([f"{head},Edema", *(f"{line},{i % 2}" for i, line in enumerate(rows))]) + "\n")
+    server, begun = continued(federation, 3, sites_of(federation, tmp_path))
+    assert torch.equal(begun.row("Lung Opacity"), row(second, "Lung Opacity"))
+    assert {*server.model.labels} == {"Edema", *OWN["alpha"], *OWN["beta"]}
+    history = (server.record.folder / "history.jsonl").read_text().splitlines()
+    assert [json.loads(line)["status"] for line in history] == ["committed"] * 3
+
+
+def test_a_renamed_class_keeps_its_row_by_the_sites_synonym(hierarchy: Any, tmp_path: Path) -> None:
+    federation = hierarchy(METHOD)
+    first, _ = continued(federation, 1, sites_of(federation, tmp_path))
+    table = federation.configs["alpha"].data.table
+    table.write_text(table.read_text().replace("Zebra Sign", "Striped Sign"))
+    own = {"labels": ("Lung Opacity", "Striped Sign"), "synonyms": {"Striped Sign": "Zebra Sign"}}
+    sites = {**sites_of(federation, tmp_path), "alpha": sites_of(federation, tmp_path, **own)["alpha"]}
+    server, begun = continued(federation, 2, sites)
+    assert server.model.labels == first.model.labels
+    assert torch.equal(begun.row("Zebra Sign"), row(first, "Zebra Sign"))
+    assert not server.record.run.get("new_labels")
+
+
+def test_a_class_that_is_split_stays_as_the_parent_of_its_parts(hierarchy: Any, tmp_path: Path) -> None:
+    """Zebra Sign becomes Left and Right Zebra Sign: its column stays, blank, and the atlas fills it."""
+    federation = hierarchy(METHOD)
+    first, _ = continued(federation, 1, sites_of(federation, tmp_path))
+    parts = ("Left Zebra Sign", "Right Zebra Sign")
+    split = "".join(f'"{part}" = ["Zebra Sign"]\n' for part in parts)
+    whole = f'[exhaustive]\n"Zebra Sign" = [["{parts[0]}", "{parts[1]}"]]\n'
+    (tmp_path / "labels.toml").write_text(ATLAS + split + whole)
+    table = federation.configs["alpha"].data.table
+    head, *rows = table.read_text().splitlines()
+    parted = []
+    for i, line in enumerate(rows):
+        others, _, zebra = line.rpartition(",")
+        left, right = (zebra, "0") if i % 2 else ("0", zebra)
+        parted.append(f"{others},,{left},{right}")
+    table.write_text("\n".join([f"{head},{','.join(parts)}", *parted]) + "\n")
+    sites = sites_of(federation, tmp_path)
+    _, samples = sites["alpha"].trainer.data
+    assert not samples["train"].y.isnan().any(), "the parent is known by its parts"
+    server, begun = continued(federation, 2, sites)
+    assert {*server.model.labels} == {*OWN["alpha"], *OWN["beta"], *parts}
+    assert {*server.record.run["new_labels"]} == {*parts}
+    assert torch.equal(begun.row("Zebra Sign"), row(first, "Zebra Sign"))

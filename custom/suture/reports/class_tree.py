@@ -25,6 +25,13 @@ class Node:
     again: bool = False
 
 
+def related_classes(names: Iterable[str], relations: Relations) -> list[Node]:
+    """Return the lines of `class_tree` without classes that have neither parents nor children."""
+    nodes = class_tree(names, relations)
+    above = {node.parent for node in nodes}
+    return [node for node in nodes if node.depth or node.name in above]
+
+
 def class_tree(names: Iterable[str], relations: Relations) -> list[Node]:
     """Return the lines of classes and all of their ancestors: trees first, then classes without relations."""
     shown = relations.with_ancestors(names)

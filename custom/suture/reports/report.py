@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from suture.core.files import atomic_write
 from suture.core.printable import escaped
+from suture.core.relations import Relations
 from suture.data.split import HEAD, TAIL
 from suture.learning.metrics import mean_defined
 from suture.protocol.outliers import LONG, OPPOSED, rejected_sites, site_updates
@@ -33,6 +34,7 @@ from suture.protocol.records import (
 )
 from suture.reports import formatting as formats
 from suture.reports.charts import COLOURS, Chart, Scale, Series, Tick, bar_chart, phases_of, round_charts
+from suture.reports.class_tree import related_classes
 from suture.reports.configuration import configuration
 from suture.reports.decision_section import decision_section
 from suture.reports.finetuning_results import nothing_measured, read_finetuning_results, section
@@ -198,6 +200,7 @@ def _visible(value: Any) -> Any:
 def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[str, Any]:
     """Return the values of the template that every run has."""
     sites = metrics.sites if metrics else {}
+    groups = class_groups(run, metrics) if metrics else []
     # Sites do not annotate the same classes: a mean over different ones would rank them by their classes.
     common = [c for c in run.labels if sites and all(at.get(c) is not None for at in sites.values())]
     local = metrics.local_models.sites.values() if metrics else ()
@@ -208,7 +211,9 @@ def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[st
         "history": history,
         "seconds": (run.finished - run.started).total_seconds() if run.finished else None,
         "unique": [label for label in run.labels if kind(run, label) == UNIQUE],
-        "groups": class_groups(run, metrics) if metrics else [],
+        "groups": groups,
+        "tree": related_classes(run.labels, Relations(run.parents)),
+        "figures_of": {row.name: row for group in groups for row in group.rows},
         "overall": overall(metrics) if metrics else {},
         "axis": _axis(metrics) if metrics else None,
         "head_above": HEAD,
