@@ -70,7 +70,7 @@ class AFL(Method):
         ridge: added to the diagonal of the sums over all sites, but for the bias.
     """
 
-    about = About("afl", "AFL", "He et al., CVPR 2025")
+    about = About("afl", "AFL", "He et al., CVPR 2025", removable=True)
     labels = LabelUse(view="own")
     local: LocalTraining = field(default_factory=LocalTraining)
     ridge: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
