@@ -100,8 +100,8 @@ _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 200, 200
 
 
-_LIST = 4_000
-"""Most characters of a list of known names, which may come out of a file."""
+_LIST, _FEW = 4_000, 20
+"""Most characters of a list of known names, which may come out of a file; and names shown of a longer one."""
 
 
 def shown(value: object) -> str:
@@ -118,14 +118,17 @@ def as_word(name: object) -> str:
 
 
 def nearest(name: str, options: Iterable[str], listed: Iterable[str] | None = None) -> str:
-    """Return the hint of an "unknown name" message: the nearest valid word, or all (of `listed`)."""
+    """Return the hint of an "unknown name" message: the nearest valid word, or all (of `listed`) if short."""
     known = sorted(options)
     close = difflib.get_close_matches(name[:200].casefold(), [o.casefold() for o in known], n=1, cutoff=0.6)
     if close:
         word = next(o for o in known if o.casefold() == close[0])
         return f"did you mean {shown(word)}?"
     words = ", ".join(map(as_word, known if listed is None else sorted(listed)))
-    return f"known: {words}" if len(words) <= _LIST else f"known: {words[:_LIST]} ..."
+    if len(words) <= _LIST:
+        return f"known: {words}"
+    few = difflib.get_close_matches(name[:200], known, n=_FEW, cutoff=0)
+    return f"the nearest of {len(known):,}: {', '.join(map(as_word, few))}"
 
 
 def unknown(kind: str, name: str, options: Iterable[str], listed: Iterable[str] | None = None) -> ConfigError:
