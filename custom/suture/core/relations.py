@@ -88,6 +88,15 @@ class Relations:
         graph = {name: self.parents.get(name, ()) for name in sorted(related | {*self.parents})}
         return tuple(TopologicalSorter(graph).static_order())
 
+    @cached_property
+    def ancestors(self) -> dict[str, frozenset[str]]:
+        """All classes above each related class."""
+        above: dict[str, frozenset[str]] = {}
+        for name in self.order:
+            parents = self.parents.get(name, ())
+            above[name] = frozenset(parents).union(*(above[parent] for parent in parents))
+        return above
+
     def with_ancestors(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return the names and all of their ancestors: parents before children, unrelated ones at the end."""
         found = set(names)

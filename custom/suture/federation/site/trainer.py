@@ -26,6 +26,7 @@ from suture.learning.compiling import compile_backbone
 from suture.learning.features import FeatureStore
 from suture.learning.loss_scale import GradientOverflow
 from suture.learning.memory import check_memory
+from suture.learning.one_sided import expected
 from suture.learning.samples import SiteSamples, load_samples, single_target
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, on_known
 from suture.methods.base import RoundContext, local_round, loss_of
@@ -61,7 +62,9 @@ class Trainer:
         self._site, self._config, self._plan, self._states = site, config, plan, states
         self._folder = folder
         noted = partial(write_left_out, folder)
-        self.load = load or (lambda: load_samples(config, plan.model, site, left_out=noted))
+        one_sided = plan.method.learns_one_sided
+        read = partial(load_samples, config, plan.model, site, left_out=noted, one_sided=one_sided)
+        self.load = load or read
         self._cache: dict[str, Tensor] = {}
         self._models: dict[Labels, Classifier] = {}
         self._features: FeatureStore | None = None
@@ -147,7 +150,7 @@ class Trainer:
             self._halved or training.batch_size,
             self.prior.to(training.device) if self.prior else None,
             self._cache,
-            torch.tensor([name in own for name in wanted]),
+            torch.tensor([name in own.annotated for name in wanted]),
             cache_dir=config.storage.cache,
             min_count=privacy.min_count,
             round_counts=privacy.round_counts,
@@ -187,7 +190,9 @@ class Trainer:
     def _attempt(
         self, context: SiteContext, task: TaskData, state: Packed, where: RoundContext
     ) -> tuple[Update, dict[str, Tensor], LocalTraining]:
-        method = self._plan.method
+        method, own = self._plan.method, self.data[0]
+        if not method.labels.pseudo:
+            context = expected(context, own)
         last = Packed(self._states.kept_by_method(state, context.model), state.header)
         round_ = local_round(method, context, last, where)
         if context.model is not self._checked:
