@@ -238,7 +238,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nih", action="store_true", help="NIH ChestX-ray14 rather than phantoms")
     parser.add_argument("--method", default="surgical")
-    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--seeds", type=int, nargs="+", default=range(1, 11))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument(
         "--images", type=int, default=500, help="of each site; the server has three times these"
@@ -247,7 +247,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
     args = parser.parse_args()
     found: dict[Arm, list[tuple[float, ...]]] = {arm: [] for arm in args.arms}
-    for seed in range(1, args.seeds + 1):
+    for seed in args.seeds:
         for arm, rows in found.items():
             rows.append(measured(arm, seed, args))
             print(f"seed {seed}, {arm}: {', '.join(f'{value:.3f}' for value in rows[-1])}", flush=True)

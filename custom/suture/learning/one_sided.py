@@ -3,12 +3,17 @@
 A site that annotates consolidation knows a lung opacity where there is a consolidation, and nothing where
 there is none. To learn from positives alone makes everything positive; to take the others for negatives makes
 every other opacity negative. So a round begins with an E step (Dempster, Laird, Rubin 1977) under the
-received model: where the annotated classes c below a class a are known to be absent, the target of a is
+received model: where the annotated classes below a class are known to be absent, its target is
 
-    q = P(a | none of c) = (p_a - u) / (1 - u), at least 0,    u = 1 - prod_c (1 - p_c)
+    q = max(0, (p - pi) / (1 - pi))
 
-For a model whose probabilities are right, the expected gradient of positives and targets together is zero:
-u (p_a - 1) + (1 - u) (p_a - q) = 0.
+with p its probability, and pi the share of the site's images that show one of the classes below. Of images
+with p > pi of which nobody knows more, a share pi is taught 1 and the others q: pi (p - 1) + (1 - pi) (p - q) = 0,
+so that the positives alone do not draw the class upwards.
+
+The model's own probability of the classes below, image by image, would take the place of pi in a model that is
+right. One that has seen an image in training remembers that they are absent: q is then p, and nothing
+balances the positives.
 """
 
 from __future__ import annotations
@@ -35,22 +40,24 @@ def expected(site: SiteContext, own: LabelSet) -> SiteContext:
     p = torch.sigmoid(predict(site, train).double())
     taught = torch.full_like(train.y, torch.nan) if train.taught is None else train.taught.clone()
     for name in classes:
-        column, below = labels.index(name), [labels.index(child) for child in own.one_sided[name]]
-        q = given_absent(p[:, column], p[:, below])
-        unknown = train.y[:, column].isnan() & (train.y[:, below] == 0).all(dim=1)
+        column = labels.index(name)
+        below = train.y[:, [labels.index(child) for child in own.one_sided[name]]]
+        absent = (below == 0).all(dim=1)
+        present = int((below == 1).any(dim=1).sum())
+        q = given_absent(p[:, column], present / max(present + int(absent.sum()), 1))
+        unknown = absent & train.y[:, column].isnan()
         taught[unknown, column] = q[unknown].to(taught)
     return replace(site, samples={**site.samples, "train": replace(train, taught=taught)})
 
 
-def given_absent(p: Tensor, below: Tensor) -> Tensor:
-    """Return the probability of a class where some classes below it are absent.
+def given_absent(p: Tensor, below: float) -> Tensor:
+    """Return the probability of a class in images without any of the annotated classes below it.
 
     Args:
         p: of the class, ``[n]``.
-        below: of the classes below it, ``[n, c]``.
+        below: the share of images that show one of these, less than 1.
 
-    >>> given_absent(torch.tensor([0.6, 0.1]), torch.tensor([[0.5], [0.5]]))
+    >>> given_absent(torch.tensor([0.6, 0.1]), 0.5)
     tensor([0.2000, 0.0000])
     """
-    none = (1 - below).prod(dim=1)
-    return ((p - (1 - none)) / none.clamp(min=1e-12)).clamp(min=0)
+    return ((p - below) / (1 - below)).clamp(min=0)

@@ -69,6 +69,13 @@ def load_samples(
     return table.labels, _by_split(inputs, table)
 
 
+def annotated(data: SiteSamples) -> SiteSamples:
+    """Return the classes that a site annotates, and its samples with these alone."""
+    labels, samples = data
+    own = LabelSet(labels.annotated, labels.label_type)
+    return own, {split: columns(part, labels, own) for split, part in samples.items()}
+
+
 def _by_split(inputs: dict[str, Tensor], table: Table) -> dict[Split, Samples]:
     """Cut rows that lie in the order of their splits."""
     y = torch.from_numpy(table.y)

@@ -57,6 +57,11 @@ class Member:
     computed_on: str = ""
     one_sided: Labels = ()
 
+    @property
+    def annotated(self) -> Labels:
+        """The federation's names of the classes of which it knows positives and negatives."""
+        return tuple(name for name in self.names if name not in self.one_sided)
+
     def only(self, labels: Collection[str]) -> Member:
         """Return the site without the classes that are not among the federation's `labels`."""
         kept = [(own, name) for own, name in zip(self.own, self.names, strict=True) if name in labels]
@@ -92,7 +97,7 @@ class SiteRegistry:
         """Return for each class the sites that annotate it, sorted."""
         owners: dict[str, list[str]] = {name: [] for name in self.labels}
         for site, member in sorted(self.members.items()):
-            for name in owners.keys() & set(member.names):
+            for name in owners.keys() & set(member.annotated):
                 owners[name].append(site)
         return {name: tuple(sites) for name, sites in owners.items()}
 
@@ -331,7 +336,7 @@ def _registry(members: Mapping[str, Member], previous: Labels) -> SiteRegistry:
 
     A class of which all sites know positives alone would be learned as present everywhere: it is left out.
     """
-    labels = {name for m in members.values() for name in m.names if name not in m.one_sided}.union(previous)
+    labels = {name for member in members.values() for name in member.annotated}.union(previous)
     kept = {
         site: member if labels.issuperset(member.names) else member.only(labels)
         for site, member in members.items()

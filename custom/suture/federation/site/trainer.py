@@ -27,7 +27,7 @@ from suture.learning.features import FeatureStore
 from suture.learning.loss_scale import GradientOverflow
 from suture.learning.memory import check_memory
 from suture.learning.one_sided import expected
-from suture.learning.samples import SiteSamples, load_samples, single_target
+from suture.learning.samples import SiteSamples, annotated, load_samples, single_target
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, on_known
 from suture.methods.base import RoundContext, local_round, loss_of
 from suture.models import build
@@ -62,8 +62,7 @@ class Trainer:
         self._site, self._config, self._plan, self._states = site, config, plan, states
         self._folder = folder
         noted = partial(write_left_out, folder)
-        one_sided = plan.method.learns_one_sided
-        read = partial(load_samples, config, plan.model, site, left_out=noted, one_sided=one_sided)
+        read = partial(load_samples, config, plan.model, site, left_out=noted, one_sided=True)
         self.load = load or read
         self._cache: dict[str, Tensor] = {}
         self._models: dict[Labels, Classifier] = {}
@@ -73,9 +72,17 @@ class Trainer:
 
     @cached_property
     def data(self) -> SiteSamples:
-        """The site's own classes and its samples, which are read once."""
-        data = self.load()
-        if self._plan.method.labels.view != "target":
+        """The site's own classes and its samples, which are read once.
+
+        A method that cannot learn one-sided classes gets none.
+        """
+        data, method = self.load(), self._plan.method
+        if data[0].one_sided and not method.learns_one_sided:
+            left_out = ", ".join(data[0].one_sided)
+            title = method.about.title
+            log.info("%s: %s needs positives and negatives; left out: %s", self._site, title, left_out)
+            data = annotated(data)
+        if method.labels.view != "target":
             return data
         return single_target(data, self._config.data.target, self._site)
 
@@ -150,7 +157,7 @@ class Trainer:
             self._halved or training.batch_size,
             self.prior.to(training.device) if self.prior else None,
             self._cache,
-            torch.tensor([name in own.annotated for name in wanted]),
+            torch.tensor([name in own for name in wanted]),
             cache_dir=config.storage.cache,
             min_count=privacy.min_count,
             round_counts=privacy.round_counts,
@@ -190,9 +197,7 @@ class Trainer:
     def _attempt(
         self, context: SiteContext, task: TaskData, state: Packed, where: RoundContext
     ) -> tuple[Update, dict[str, Tensor], LocalTraining]:
-        method, own = self._plan.method, self.data[0]
-        if not method.labels.pseudo:
-            context = expected(context, own)
+        method, context = self._plan.method, expected(context, self.data[0])
         last = Packed(self._states.kept_by_method(state, context.model), state.header)
         round_ = local_round(method, context, last, where)
         if context.model is not self._checked:
