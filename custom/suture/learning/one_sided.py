@@ -8,11 +8,14 @@ received model: where the annotated classes below a class are known to be absent
     q = max(0, (p - pi) / (1 - pi))
 
 with p its probability, and pi the share of the site's images that show one of the classes below. Of images
-with p > pi of which nobody knows more, a share pi is taught 1 and the others q: pi (p - 1) + (1 - pi) (p - q) = 0,
+with p > pi of which nobody knows more, a share pi is taught 1 and the others q. Then
+
+    pi (p - 1) + (1 - pi) (p - q) = 0
+
 so that the positives alone do not draw the class upwards.
 
-The model's own probability of the classes below, image by image, would take the place of pi in a model that is
-right. One that has seen an image in training remembers that they are absent: q is then p, and nothing
+The model's own probability of the classes below, image by image, would take the place of pi in a model that
+is right. One that has seen an image in training remembers that they are absent: q is then p, and nothing
 balances the positives.
 """
 
