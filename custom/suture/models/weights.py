@@ -51,7 +51,9 @@ def _dense(name: str, tensor: Tensor, weights: str) -> Tensor:
     dense = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_nested
     real = dense and not tensor.is_complex() and not tensor.is_quantized
     if not real or tensor.nbytes > tensor.untyped_storage().nbytes():
-        raise ConfigError(f"{weights}: {as_word(name)} is no dense tensor of real numbers; write it as one")
+        raise ConfigError(
+            f"{weights}: {as_word(name)} is not a dense tensor of real numbers; write it as one"
+        )
     return tensor
 
 
@@ -66,7 +68,7 @@ def weights_file(weights: str) -> Path:
         raise ConfigError(f"the pretrained weights {path} do not exist; name a file or a folder")
     if not path.is_dir():
         return path
-    places = [folder / name for folder in (path, path / "models") for name in _FILES]
+    places = [folder / name for folder in (path, path / "models", path / "0_Transformer") for name in _FILES]
     if found := next((place for place in places if place.is_file()), None):
         return found
     raise ConfigError(f"{path} contains no file of weights ({', '.join(_FILES)}); name the file itself")

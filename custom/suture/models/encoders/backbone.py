@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -35,7 +35,10 @@ class Backbone:
             that is made for gray images, or built for those of the job.
         reads: kind of its input.
         vectors: whether it reads a document as one vector rather than as words; see `documents.py`.
-        size: side of the images of its pretraining, in pixels; None where it is not known.
+        size: side of the images of its pretraining, in pixels, or tokens that it reads of a document; None
+            where it is not known.
+        tokenise: maps documents, and the largest number of tokens of each, to tokens and lengths; None for a
+            network of words of `ModelSpec.vocabulary`, or of images.
     """
 
     text: str
@@ -46,6 +49,7 @@ class Backbone:
     reads: Reads = "image"
     vectors: bool = False
     size: int | None = None
+    tokenise: Callable[[Sequence[str], int | None], tuple[Tensor, Tensor]] | None = None
 
     def __str__(self) -> str:
         """Return the line for `suture list`."""
@@ -57,11 +61,12 @@ class Backbone:
         return ("vector",) if self.vectors else _INPUTS[self.reads]
 
 
-def needed(package: str, name: str) -> Any:
+def needed(package: str, name: str, extra: str = "encoders") -> Any:
     """Import an optional package.
 
     Args:
-        name: of the model that needs it.
+        name: of the model, or the setting, that needs it.
+        extra: of Suture, which has it.
 
     Raises:
         ConfigError: it is not installed; names the extra that has it.
@@ -70,7 +75,7 @@ def needed(package: str, name: str) -> Any:
         return importlib.import_module(package)
     except ImportError as error:
         raise ConfigError(
-            f'{as_word(name)} needs {package}, which cannot be imported: pip install "suture[encoders]"'
+            f'{as_word(name)} needs {package}, which cannot be imported: pip install "suture[{extra}]"'
         ) from error
 
 
@@ -101,9 +106,10 @@ def refused(spec: ModelSpec, size: int | None, error: Exception) -> ConfigError:
         size: side of the images of its pretraining, in pixels.
     """
     trained = f", pretrained at {size} px," if size else ""
+    remedy = f"--set model.size={size}" if size not in (None, spec.size) else "set another model.size"
     return ConfigError(
         f"model.size {spec.size}: {spec.name}{trained} does not take images of that size "
-        f"({as_word(error)}); set another model.size"
+        f"({as_word(error)}); {remedy}"
         + (
             ", or model.train='head'"
             if spec.train == "all" and "per channel when training" in str(error)
@@ -130,7 +136,7 @@ def checked(network: nn.Module, spec: ModelSpec, size: int | None) -> tuple[nn.M
                 module.register_buffer(name, buffer, persistent=False)
     first = next((module for module in network.modules() if isinstance(module, nn.Conv2d)), None)
     if first and first.kernel_size == first.stride and spec.size % first.stride[0]:
-        patches = ValueError(f"it is no multiple of its patches of {first.stride[0]} px")
+        patches = ValueError(f"not a multiple of its patches of {first.stride[0]} px")
         raise refused(spec, size, patches)
     image = torch.zeros(1, spec.preprocessing.channels, spec.size, spec.size)
     # In the mode of training, where batch norm refuses a single value, on copies of what it would change.
