@@ -142,7 +142,7 @@ class TreeSites(SimulatedSites):
             write_site(folder / name, table, LabelSet(own) if own else table.labels)
             atlas = str(folder / "atlas.toml") if self.arm == "atlas" and own else None
             at = folder / name / "labels.csv"
-            data[name] = HospitalConfig(root=table.root, table=at, atlas=atlas)
+            data[name] = HospitalConfig(root=table.root, table=at, atlas=atlas, ancestors=atlas is not None)
         return write_sites(Destination(folder, runs, method), data)
 
     def _inherited(self, own: tuple[str, ...], table: Table) -> tuple[tuple[str, ...], Table]:

@@ -100,8 +100,12 @@ e.png,5,test,0,1
 """
 
 
+def with_all(folder: Path, table: str) -> Any:
+    return site(folder, table, atlas="chest").data.model_copy(update={"ancestors": True})
+
+
 def test_ancestors_are_known_where_a_class_below_is_present_and_in_training_alone(tmp_path: Path) -> None:
-    config = site(tmp_path, CHILDREN, atlas="chest").data
+    config = with_all(tmp_path, CHILDREN)
     table = with_ancestors(load_table(config), config)
     assert table.labels.names == ("Consolidation", "Edema", "Lung Opacity")
     assert table.labels.one_sided == {"Lung Opacity": ("Consolidation", "Edema")}
@@ -111,9 +115,9 @@ def test_ancestors_are_known_where_a_class_below_is_present_and_in_training_alon
 
 
 def test_a_class_that_the_site_annotates_is_none_of_them(tmp_path: Path) -> None:
-    config = site(tmp_path, OPEN, atlas="chest").data
+    config = with_all(tmp_path, OPEN)
     assert with_ancestors(load_table(config), config).labels.one_sided == {}
-    plain = site(tmp_path, CHILDREN).data
+    plain = site(tmp_path, CHILDREN, atlas="chest").data
     assert with_ancestors(load_table(plain), plain).labels.names == ("Consolidation", "Edema")
 
 
@@ -125,7 +129,7 @@ def test_an_unrelated_class_changes_no_label_of_the_others(tmp_path: Path) -> No
     found = []
     for folder, text in ((tmp_path / "a", CHILDREN), (tmp_path / "b", wider)):
         folder.mkdir()
-        config = site(folder, text, atlas="chest").data
+        config = with_all(folder, text)
         found.append(with_ancestors(load_table(config), config))
     one, two = found
     assert {*two.labels} - {*one.labels} == {"Hernia"}

@@ -67,7 +67,7 @@ def with_ancestors(table: Table, config: DatasetConfig) -> Table:
     negatives nobody knows would mislead.
     """
     own = table.labels
-    if config.atlas is None:
+    if config.atlas is None or not config.ancestors:
         return table
     relations = read_atlas(config.atlas).relations()
     below: dict[str, tuple[str, ...]] = {}
