@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from federated import ROUND
 from suture.core.labels import LabelSet
-from suture.learning.one_sided import expected, given_absent
-from suture.learning.training import predict
+from suture.learning.one_sided import as_trained, expected, given_absent
 from suture.methods.surgical import SurgicalAggregation
 from suture.simulation.method_checks import SMALL
 from suture.simulation.trial import Trial
@@ -47,11 +47,11 @@ def test_only_unknown_labels_of_images_without_any_class_below_get_a_target() ->
     y = before.y.clone()
     y[0] = torch.nan  # nothing is known of this image
     context = replace(context, samples={**context.samples, "train": replace(before, y=y)})
-    after = expected(context, own).samples["train"]
+    after = expected(context, own, ROUND).samples["train"]
     assert after.taught is not None
     absent = y[:, hernia] == 0
     assert torch.equal(~after.taught[:, mass].isnan(), absent)
-    p = torch.sigmoid(predict(context, before).double())
+    p = torch.sigmoid(as_trained(context, ROUND).double())
     share = float((y[1:, hernia] == 1).double().mean())
     wanted = given_absent(p[:, mass], share)[absent]
     torch.testing.assert_close(after.taught[absent, mass].double(), wanted, atol=1e-6, rtol=0)
@@ -59,7 +59,7 @@ def test_only_unknown_labels_of_images_without_any_class_below_get_a_target() ->
     assert torch.equal(known[:, mass], absent | (y[:, hernia] == 1))
     assert bool((taught[y[:, hernia] == 1, mass] == 1).all())
     assert torch.equal(after.y.nan_to_num(-1), y.nan_to_num(-1)), "labels stay what is known"
-    assert torch.equal(expected(context, LabelSet(own.names)).samples["train"].y.isnan(), y.isnan())
+    assert torch.equal(expected(context, LabelSet(own.names), ROUND).samples["train"].y.isnan(), y.isnan())
 
 
 def test_validation_and_counts_know_nothing_of_them() -> None:

@@ -16,7 +16,8 @@ so that the positives alone do not draw the class upwards.
 
 The model's own probability of the classes below, image by image, would take the place of pi in a model that
 is right. One that has seen an image in training remembers that they are absent: q is then p, and nothing
-balances the positives.
+balances the positives. And p is taken with the batch statistics that training sees, without dropout: under
+the averaged ones, targets and steps would disagree, and the targets drift.
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from suture.core.devices import repeatable
 from suture.core.labels import LabelSet
-from suture.learning.training import SiteContext, predict
+from suture.learning.training import LocalRound, SiteContext, ready_inputs
+from suture.models.classifier import ENCODER, frozen_copy
 
 
-def expected(site: SiteContext, own: LabelSet) -> SiteContext:
+def expected(site: SiteContext, own: LabelSet, round_: LocalRound) -> SiteContext:
     """Return the site with targets for the unknown labels of its one-sided classes; the same without any.
 
     Args:
@@ -40,7 +44,7 @@ def expected(site: SiteContext, own: LabelSet) -> SiteContext:
     classes = [name for name in own.one_sided if name in labels]
     if not classes or not len(train):
         return site
-    p = torch.sigmoid(predict(site, train).double())
+    p = torch.sigmoid(as_trained(site, round_).double())
     taught = torch.full_like(train.y, torch.nan) if train.taught is None else train.taught.clone()
     for name in classes:
         column = labels.index(name)
@@ -51,6 +55,19 @@ def expected(site: SiteContext, own: LabelSet) -> SiteContext:
         unknown = absent & train.y[:, column].isnan()
         taught[unknown, column] = q[unknown].to(taught)
     return replace(site, samples={**site.samples, "train": replace(train, taught=taught)})
+
+
+@torch.no_grad()
+def as_trained(site: SiteContext, round_: LocalRound) -> Tensor:
+    """Return the logits of the training images, ``[n, c]``, in batches and with batch norm as in training."""
+    model, train = frozen_copy(site.model), site.samples["train"]
+    for name, module in model.named_modules():
+        frozen = round_.norm == "frozen" or (name.startswith(ENCODER) and model.trains == "head")
+        if isinstance(module, _BatchNorm) and not frozen:
+            module.train()
+    with repeatable(site.device):
+        batches = train.batches(round_.local.batch_size)
+        return torch.cat([model(ready_inputs(site, batch).inputs).cpu() for batch in batches])
 
 
 def given_absent(p: Tensor, below: float) -> Tensor:

@@ -197,11 +197,12 @@ class Trainer:
     def _attempt(
         self, context: SiteContext, task: TaskData, state: Packed, where: RoundContext
     ) -> tuple[Update, dict[str, Tensor], LocalTraining]:
-        method, context = self._plan.method, expected(context, self.data[0])
+        method = self._plan.method
         last = Packed(self._states.kept_by_method(state, context.model), state.header)
         round_ = local_round(method, context, last, where)
         if context.model is not self._checked:
             self._prepare(context, round_)
+        context = expected(context, self.data[0], round_)
         watch = self._diagnostics.watching(context.model.labels) if self._diagnostics else None
         update, keep = method.train(watch.over(context) if watch else context, task, round_)
         if watch:
