@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from suture.cli.ledger import ledger_totals
 
 from rounds import conformant, reply_of
-from suture.cli.ledger import ledger_totals
 from suture.federation.loop import Loop, federate
 from suture.federation.server.server import Server
 from suture.federation.site.ledger import FILE

@@ -17,7 +17,7 @@ from nvflare.private.fed.server.server_json_config import ServerJsonConfigurator
 
 from suture.core.errors import ConfigError
 from suture.federation.plan import Plan, Schedule
-from suture.flare.codec import from_text
+from suture.flare import PLAN, SCHEDULE
 from suture.flare.filters import EgressFilter
 from suture.flare.recipe import export_job, recipe_of
 from suture.simulation.job import Job, load_job, with_settings
@@ -43,16 +43,17 @@ def test_every_argument_survives_export(name: str, tmp_path: Path) -> None:
     )
     folder = export_job(job, tmp_path, "trial", ("a", "b"))
     (server,) = configs(folder, "config_fed_server.json")
-    controller = built(server["workflows"][0])
-    assert Schedule.from_dict(from_text(controller.schedule)) == job.schedule()
-    assert Plan.from_dict(from_text(controller.plan)) == job.plan("trial")
+    assert server["workflows"][0]["args"] == {"plan": PLAN, "schedule": SCHEDULE}
+    assert built(server["workflows"][0]).plan == PLAN
+    (schedule,) = configs(folder, SCHEDULE)
+    assert Schedule.from_dict(schedule) == job.schedule()
+    assert [Plan.from_dict(plan) for plan in configs(folder, PLAN)] == [job.plan("trial")] * 2
     assert (
         0 < server["server"]["task_request_interval"] < 0.5
     )  # FLARE's own default of 2 s would rule every round
     (client,) = configs(folder, "config_fed_client.json")  # of both sites, whose apps do not differ
     executor = built(client["executors"][0]["executor"])
-    assert Plan.from_dict(from_text(executor.plan)) == job.plan("trial")
-    assert executor.rounds == 7
+    assert (executor.plan, executor.rounds) == (PLAN, 7)
     assert set(client["executors"][0]["tasks"]) == set(TASKS)
     (entry,) = client["task_result_filters"]
     assert built(entry["filters"][0]).process
@@ -158,8 +159,9 @@ def test_flare_itself_builds_the_job_whatever_a_prior_is_called(
         ["method.prior.name=checkpoint", f"method.prior.path={path}", "label_map.path=a.b"],
     )
     folder = export_job(job, tmp_path, "trial", ("alpha",), bundle)
-    (executor,) = configured(folder, "app_alpha")
-    assert Plan.from_dict(from_text(executor.plan)) == job.plan("trial")
-    (controller,) = configured(folder, "app_server")
-    assert Plan.from_dict(from_text(controller.plan)) == job.plan("trial")
-    assert Schedule.from_dict(from_text(controller.schedule)) == job.schedule()
+    assert [executor.plan for executor in configured(folder, "app_alpha")] == [PLAN]
+    assert [controller.schedule for controller in configured(folder, "app_server")] == [SCHEDULE]
+    for plan in configs(folder, PLAN):
+        assert Plan.from_dict(plan) == job.plan("trial")
+    (schedule,) = configs(folder, SCHEDULE)
+    assert Schedule.from_dict(schedule) == job.schedule()

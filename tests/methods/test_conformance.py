@@ -24,7 +24,7 @@ EXEMPT = {
     # It must see all classes, and takes no re-training: another head predicts.
     "creff": {"label_view", "retrain"},
     # Views and thresholds have tests of their own; a few steps on 18 images do not show them all.
-    "fedlsm": {f"teaching.{name}" for name in ("weak", "strong", "mixed_positive", "mixed_negative", "ema")},
+    "fedlsm": {f"teaching.{name}" for name in ("weak", "strong", "mixed_positive", "mixed_negative")},
     # What the prior sees differs under augmentation alone; the program's loss needs a second head.
     "fedmas": {"prior_view", "supervision"},
     # What it restricts, and its own softmax; the other value is refused.

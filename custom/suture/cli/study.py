@@ -15,7 +15,7 @@ from suture.core.printable import escaped, number_of
 from suture.core.targets import rich
 
 if TYPE_CHECKING:
-    from suture.data.discovery import Answers, Discovery
+    from suture.data.description import Answers, Discovery
 
 _Study = Annotated[Path, typer.Argument(help="Folder of the study.")]
 
@@ -76,7 +76,7 @@ def _can_ask() -> bool:
 def _ask(site: str, guess: Discovery) -> Answers | None:
     """Ask about what is doubtful at a site; None where the answers change nothing."""
     from suture.core.labels import is_generic
-    from suture.data.discovery import Answers
+    from suture.data.description import Answers
 
     no_labels = guess.doubtful
     if len(no_labels) > 1 and _confirm(

@@ -245,7 +245,7 @@ def _fault(channel: Channel) -> str:
         if ANY in shape and channel.way != "site":
             return f"which has an axis ANY and goes {channel.way}: only what stays at a site may have one"
     if channel.rows is not None and not channel.of_classes:
-        return "whose rows are no classes: remove rows, or let its shape begin with CLASSES"
+        return "whose rows are not classes: remove rows, or let its shape begin with CLASSES"
     if channel.way == "facts" and not channel.of_classes:
         return "which tells of each class: let its shape begin with CLASSES"
     return ""
@@ -254,15 +254,16 @@ def _fault(channel: Channel) -> str:
 _LOCAL = "the model that the site trained in the selected round, before aggregation, on its test data"
 
 
-def declared(egress: Egress, *, local: bool = False, half: bool = False) -> list[dict[str, str]]:
+def declared(egress: Egress, *, local: bool = False, transport: str = "float32") -> list[dict[str, str]]:
     """Return the fields that may leave a site, each with its shape and purpose.
 
     Args:
         local: whether a site also evaluates the model that it trained itself.
-        half: whether tensors of the model travel in half precision; see `suture.protocol.half`.
+        transport: the type in which tensors of the model travel; see `suture.protocol.precision`.
     """
-    how = ", in float16" if half else ""
-    how += ", as changes of what the site received" if half and egress.kind == "weights" else ""
+    narrowed = transport != "float32"
+    how = f", in {transport}" if narrowed else ""
+    how += ", as changes of what the site received" if narrowed and egress.kind == "weights" else ""
     shapes = (
         {
             "shared": f"the model's tensors{how}",

@@ -61,7 +61,8 @@ def test_a_model_without_batch_norm_and_a_size_that_is_not_the_pretraining_s_are
     plan = replace(tiny(replace(FROZEN, batch_norm="frozen")).plan, model=model)
     first = initial(replace(plan, model=replace(model, weights=None)), ("Mass",))
     assert method_notes(first, plan, ClassFacts()) == [
-        "timm:test_vit was pretrained on images of 160 px, and model.size is 32.",
+        "timm:test_vit was pretrained on images of 160 px, and model.size is 32; for the size of its "
+        "pretraining: --set model.size=160",
         "timm:test_vit has no batch norm, so batch_norm='frozen' changes nothing.",
     ]
     usual = replace(plan, method=replace(FROZEN, batch_norm="average"), model=replace(model, size=160))

@@ -28,9 +28,9 @@ from suture.federation.site.ledger import FILE, Ledger, Release, release_of
 from suture.federation.store import Rounds, read_state
 from suture.models.classifier import Layout
 from suture.protocol.check import AllowedReply
-from suture.protocol.half import sent
 from suture.protocol.messages import Labels, Reply, TaskData, Update
 from suture.protocol.packing import Packed, digest, pack, unpack
+from suture.protocol.precision import sent
 
 log = logging.getLogger(__name__)
 
@@ -99,8 +99,8 @@ class Releases:
             layout: of the tensors that are exchanged each round, by its own model.
         """
         task, method = replace(task, labels=task.labels or own), self._plan.method
-        egress, half = method.egress(layout), self._plan.half
-        return expected_answer(method, task, egress, own, images, self._privacy, half=half)
+        egress, transport = method.egress(layout), self._plan.transport
+        return expected_answer(method, task, egress, own, images, self._privacy, transport=transport)
 
     def kept(self, task: TaskData, request: str, allowed: AllowedReply) -> tuple[Packed, Release] | None:
         """Return the kept answer to a repeated task, and its release; None where a new one may be made.
@@ -127,7 +127,7 @@ class Releases:
         egress = allowed.egress
         samples = allowed.images // egress.loss_parts if egress.loss_parts else images
         update = protected(update, task, self._privacy, egress.losses, samples)
-        return sent(update, task) if self._plan.half else update
+        return sent(update, task, self._plan.transport)
 
     def keep(
         self, task: TaskData, request: str, allowed: AllowedReply, reply: Reply

@@ -47,7 +47,8 @@ _ONE_HEADER = 4096
 _FILES = "suture.files"
 """Key of the same context: the files of the message."""
 
-_TYPES = {str(t): t for t in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64)}
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_TYPES = {str(t): t for t in (*_FLOATS, torch.int8, torch.int64)}
 """The types of such tensors, by the name that travels; others go as FLARE sends them."""
 
 

@@ -158,6 +158,29 @@ class Contract:
         return update
 
 
+class ByMethod:
+    """What the aggregator and the filter of a site are both told, kept where FLARE's export finds it."""
+
+    def configure(
+        self,
+        method: str,
+        labels: Sequence[str],
+        head: str,
+        label_type: LabelType,
+        settings: Mapping[str, Any] | None,
+        images: int,
+    ) -> None:
+        """Keep the arguments: FLARE exports one that is an attribute of the same name.
+
+        Raises:
+            ConfigError: see `Contract.of`; or a label cannot be a name.
+        """
+        self.method, self.head, self.label_type, self.images = method, head, label_type, images
+        self.labels, self.settings = list(labels), dict(settings or {})
+        self._contract = Contract.of(method, head, label_type, self.settings)
+        self._names = check_labels(labels)
+
+
 def _fixed(declared: egress.Range | str, otherwise: float) -> float | None:
     """Return the weight that a declaration fixes, by a word or a range of one number; else None."""
     if isinstance(declared, str):
@@ -176,7 +199,7 @@ def as_tensor(name: str, value: Any, dtype: torch.dtype | None = None) -> Tensor
     try:
         tensor = torch.as_tensor(read() if callable(read) else value, dtype=dtype)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise RejectedUpdate(f"{name} is no tensor and no array of numbers") from None
+        raise RejectedUpdate(f"{name} is neither a tensor nor an array of numbers") from None
     return tensor if tensor.is_meta else tensor.detach().cpu()  # `unpack` refuses one without values
 
 
