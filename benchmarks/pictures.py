@@ -43,6 +43,14 @@ split_column = "split"
 attribute_column = "sex"
 """
 
+TOP = """
+const sections = [...document.querySelectorAll("main > section")];
+if (sections.length < 3) throw new Error();
+for (const one of sections.slice(2)) one.remove();
+document.querySelectorAll("footer").forEach((one) => one.remove());
+"""
+"""A script that leaves a report's head, labels and results."""
+
 ROWS = """
 const rows = [...table.tBodies[0].rows], kept = new Set();
 let name = "";
@@ -89,23 +97,22 @@ def shot(page: Path, width: int, height: int) -> Image.Image:
     return Image.open(picture).convert("RGB")
 
 
-def part(report: Path, script: str) -> Image.Image:
-    """A part of a report, without the white around it.
+def part(report: Path, script: str, margin: int = 8) -> Image.Image:
+    """What a script leaves of a report, without the white around it.
 
     Raises:
         ValueError: the report no longer has it.
     """
     page = report.with_name("part.html")
     whole = report.read_text().replace("</body>", "")
-    style = "<style>body { background: white; padding: 14px; max-width: 940px }</style>"
-    page.write_text(
-        f'{whole}{style}<script>try {{ {script} }} catch {{ document.body.textContent = "" }}</script>'
-    )
-    picture = shot(page, 980, 1600)
-    box = ImageChops.difference(picture, Image.new("RGB", picture.size, picture.getpixel((0, 0)))).getbbox()
+    page.write_text(f'{whole}<script>try {{ {script} }} catch {{ document.body.textContent = "" }}</script>')
+    picture = shot(page, 1100, 2400)
+    around = Image.new("RGB", picture.size, picture.getpixel((0, 0)))
+    box = ImageChops.difference(picture, around).getbbox()
     if box is None:
         raise ValueError(f"{report} has no such part; correct PARTS")
-    return picture.crop((max(box[0] - 8, 0), max(box[1] - 8, 0), box[2] + 8, box[3] + 8))
+    left, top, right, bottom = box
+    return picture.crop((max(left - margin, 0), max(top - margin, 0), right + margin, bottom + margin))
 
 
 def save(picture: Image.Image, path: Path) -> None:
@@ -162,7 +169,7 @@ def main() -> None:
         run = place / "walk"
         words = ("run", "demo", "--env", "local", "--set", "decision.sensitivity=0.9", "--out", str(run))
         suture(*words, cwd=place)
-        save(shot(run / "report.html", 1100, 1345), DOCS / "report.png")
+        save(part(run / "report.html", TOP, 40), DOCS / "report.png")
         with_groups(run, place / "study")
         for name, script in PARTS.items():
             report = (place / "groups" if name == "groups" else run) / "report.html"

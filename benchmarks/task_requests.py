@@ -20,6 +20,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -34,7 +35,7 @@ from suture.flare.admin.kit import Kit, kits_in, project_admin
 from suture.flare.admin.poc import parties
 from suture.flare.admin.policy import make_strict, survive
 from suture.flare.admin.processes import Party, check_alive, start, stop
-from suture.flare.admin.session import connected, wait_for_sites
+from suture.flare.admin.session import NoAnswer, connected, wait_for_sites
 from suture.flare.compat.provisioning import provision
 from suture.flare.recipe import export_job
 from suture.simulation.job import load_job, with_settings
@@ -93,8 +94,10 @@ def run(
     with tempfile.TemporaryDirectory() as folder, connected(admin) as federation:
         job = federation.submit(export(Path(folder) / "job", name, sites, rounds, way))
         first = last = None
+        events: list[dict[str, Any]] = []
         while not str(federation.meta(job).get("status")).startswith("FINISHED"):
-            events = federation.recent(job).get("events") or []
+            with suppress(NoAnswer):  # with many sites on few cores the server is late
+                events = federation.recent(job).get("events") or []
             done = max((e["round"] for e in events if e.get("event") == "committed"), default=0)
             cpu = cpu_of_jobs(begun, job)
             if done >= 2:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from embedding_model import embedding
 from suture.core.errors import ConfigError
 from suture.data.embedding import (
     clinical_frequencies,
     document_frequencies,
     folder_digest,
-    model_vectors,
     signs,
     tfidf_vectors,
 )
@@ -62,19 +59,6 @@ def test_the_frequencies_of_the_package_are_made_again(data_root: Path) -> None:
     assert made == clinical_frequencies()
 
 
-def test_without_the_package_the_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with pytest.raises(ConfigError, match=r"sentence-transformers.*=tfidf"):
-        model_vectors(tmp_path, ["a"])
-
-
-def test_a_model_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    embedding(tmp_path / "model", monkeypatch)
-    assert model_vectors(tmp_path / "model", ["ab", "abc"]).tolist() == [[2.0, 1.0], [3.0, 1.0]]
-    with pytest.raises(ConfigError, match="cannot be read as a sentence-transformers model"):
-        model_vectors(tmp_path / "none", ["ab"])
-
-
 def test_a_digest_tells_models_apart(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     for folder in (one, two):
@@ -85,5 +69,5 @@ def test_a_digest_tells_models_apart(tmp_path: Path) -> None:
     assert folder_digest(one) != folder_digest(two)
     (one / "sub" / "weights").rename(one / "weights")
     assert len({folder_digest(one), folder_digest(two)}) == 2
-    with pytest.raises(ConfigError, match="folder of a sentence-transformers model"):
+    with pytest.raises(ConfigError, match="folder of an encoder of text"):
         folder_digest(tmp_path / "none")

@@ -48,6 +48,7 @@ from suture.methods.source import code_hash
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import MODELS, Backbone, ModelSpec, build, check_portable, encoder_of, self_contained
 from suture.models.classifier import Layout, load_tensors, split_state
+from suture.models.documents import document_inputs
 from suture.models.encoders import described
 from suture.models.saved import save_model
 from suture.protocol import packing
@@ -553,7 +554,25 @@ def _encoders() -> tuple[tuple[str, dict[str, Any]], ...]:
     net |= {"growth_rate": 2, "bn_size": 1, "dropout_prob": 0.5}
     image = {"image": {"value_range": [0, 255], "spatial_shape": [32, 32]}}
     defined = {"network_def": {"_target_": "monai.networks.nets.DenseNet121", **net}}
+    words = {"type": "WordLevel", "vocab": {"no": 0, "[UNK]": 1}, "unk_token": "[UNK]"}
+    rules = {"version": "1.0", "normalizer": {"type": "Lowercase"}, "pre_tokenizer": {"type": "Whitespace"}}
+    rules |= {"model": words, "added_tokens": []}
+    small = {"vocab_size": 2, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    small |= {"intermediate_size": 8, "max_position_embeddings": 8}
+    pooled = {"arguments": small | {"pooling": "mean", "normalize": True}, "size": 8}
+    modules = [{"type": f"models.{kind}", "path": kind} for kind in ("Transformer", "Pooling", "Normalize")]
     return (
+        ("hf:bert", {"": pooled | {"tokeniser": json.dumps(rules)}}),
+        (
+            "hf",
+            {
+                "config.json": {"model_type": "bert", **small},
+                "tokenizer.json": rules,
+                "modules.json": modules,
+                "Pooling/config.json": {"pooling_mode_mean_tokens": True},
+                "sentence_bert_config.json": {"max_seq_length": 8},
+            },
+        ),
         ("hf:dinov2", {"": {"arguments": transformer, **normalised}}),
         ("hf:convnext", {"": {"arguments": stages, **normalised}}),
         ("bundle:DenseNet121", {"": {"arguments": net, "mean": [0.5], "std": [0.25]}}),
@@ -583,14 +602,16 @@ def _encoders() -> tuple[tuple[str, dict[str, Any]], ...]:
 def _encoder(rng: Random) -> ModelSpec:
     name, files = rng.choice(_encoders())
     home = folder() / "encoder"
-    (home / "configs").mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(home, ignore_errors=True)
+    for inner in ("configs", "Pooling"):
+        (home / inner).mkdir(parents=True)
     texts = {file: json.dumps(content) for file, content in files.items()}
     if rng.random() < 0.9:
         changed = rng.choice(list(files))
         texts[changed] = text_of(mutated(files[changed], rng), rng)
     if ":" in name:
         config = texts[""].encode("utf-8", "replace").decode()
-        return ModelSpec(name, size=32, encoder_config=config[:65_536])
+        return ModelSpec(name, size=32, encoder_config=config)
     if name == "xrv":
         text = f'{{"__metadata__": {texts["metadata"]}}}'
         (home / "a.safetensors").write_bytes(file_of(text.encode("utf-8", "surrogatepass"), b""))
@@ -607,6 +628,9 @@ def _build(spec: ModelSpec) -> None:
     with patch.object(described, "_MOST_BYTES", 10**6):  # a larger one takes its time
         if spec.name.startswith("xrv"):
             encoder_of(found)
+        elif encoder_of(found).reads == "text":
+            inputs = document_inputs(found, ["No effusion", ""])
+            build(found, LabelSet(LABELS), 1, pretrained=False)(inputs)
         else:
             build(found, LabelSet(LABELS), 1, pretrained=False)
 

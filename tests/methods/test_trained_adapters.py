@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,12 @@ from torch import Tensor, nn
 from rounds import configured, conformant
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
+from suture.export.bundle import write_bundle
+from suture.export.onnx import write_onnx
+from suture.export.program import write_torch
 from suture.federation.plan import Plan
 from suture.federation.server.global_model import classifier
+from suture.learning.prediction import open_model
 from suture.methods import METHODS
 from suture.methods.base import GlobalModel, Method, Phase, RoundContext
 from suture.methods.fedavg import FedAvg
@@ -21,7 +26,7 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.adapters import Adapters, add_adapters, merged
 from suture.models.classifier import ENCODER, Classifier, frozen_copy
-from suture.models.saved import load_model
+from suture.models.saved import load_model, weights_digest
 from suture.protocol.messages import Update
 from suture.protocol.packing import load
 from suture.simulation.method_checks import (
@@ -128,6 +133,29 @@ def test_the_saved_model_has_the_figures_of_the_last_round(model: ModelSpec) -> 
     images = {"image": torch.randn(5, 1, 16, 16)}
     with torch.no_grad():
         assert (saved(images) - served(images)).abs().max() <= 1e-6
+
+
+def test_exports_have_the_figures_of_the_last_round(tmp_path: Path) -> None:
+    """As ONNX, as a program and as a bundle: encoder, merged adapters and head."""
+    ort = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model = replace(LORA, name="timm:test_vit", size=32)
+    with Trial(conformant("surgical"), model, "multilabel") as trial:
+        trial.run()
+        served, folder = classifier(trial.server.model, trial.plan), trial.folder / "run" / "model"
+        paths = write_onnx(folder, tmp_path), write_torch(open_model(folder), tmp_path)
+        bundle = write_bundle(folder, tmp_path / "bundle")
+        digest = weights_digest(folder)
+    assert any(tensor.any() for name, tensor in served.state_dict().items() if ".lora_B." in name)
+    images = torch.randint(0, 256, (4, 1, 32, 32), dtype=torch.uint8)
+    with torch.no_grad():
+        wanted = served({"image": model.preprocessing(images)}).sigmoid()
+        program = torch.export.load(paths[1]).module()(images)
+    session = ort.InferenceSession(str(paths[0]), providers=["CPUExecutionProvider"])
+    found = torch.from_numpy(session.run(None, {"image": images.numpy()})[0])
+    assert (found - wanted).abs().max() <= 1e-5
+    assert (program - wanted).abs().max() <= 1e-6
+    assert digest in "".join(p.read_text() for p in bundle.rglob("*.json"))
 
 
 def factors(kind: str, a: list[float], b: list[float]) -> tuple[nn.Module, dict[str, Tensor]]:

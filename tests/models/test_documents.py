@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
-from embedding_model import embedding
+from sentence_folder import static_folder
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.data.embedding import tfidf_vectors
-from suture.models import ModelSpec, build
+from suture.models import ModelSpec, build, documents
 from suture.models.documents import document_inputs, with_digest
 
 SPEC = ModelSpec("vectors")
@@ -40,25 +42,39 @@ def test_words_or_a_vector() -> None:
 
 
 def test_vectors_of_a_model_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = embedding(tmp_path / "model", monkeypatch)
-    spec = with_digest(replace(SPEC, embedding=str(tmp_path / "model"), vector=2))
-    for _ in range(2):
-        found = document_inputs(spec, ["ab", "abc"], tmp_path / "cache", "alpha")["vector"]
-        assert found.tolist() == [[2.0, 1.0], [3.0, 1.0]]
-    assert calls == [2]
-    document_inputs(spec, ["ab", "other"], tmp_path / "cache", "alpha")
-    assert calls == [2, 2]
-    assert document_inputs(spec, [], tmp_path / "cache")["vector"].shape == (0, 2)
+    table = static_folder(tmp_path / "model", unit=False)
+    spec = with_digest(replace(SPEC, embedding=str(tmp_path / "model"), vector=4))
+    found = document_inputs(spec, ["no", "Effusions"], tmp_path / "cache", "alpha")["vector"]
+    torch.testing.assert_close(found, torch.stack([table[4], table[[5, 9]].mean(0)]))
+    with monkeypatch.context() as patch:
+        patch.setattr(documents, "in_batches", None)  # would fail
+        again = document_inputs(spec, ["no", "Effusions"], tmp_path / "cache", "alpha")["vector"]
+    assert torch.equal(again, found)
+    other = document_inputs(spec, ["no", "heart"], tmp_path / "cache", "alpha")["vector"]
+    torch.testing.assert_close(other, table[[4, 6]])
+    assert document_inputs(spec, [], tmp_path / "cache")["vector"].shape == (0, 4)
 
 
-def test_another_model_or_width_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    embedding(tmp_path / "model", monkeypatch)
-    spec = with_digest(replace(SPEC, embedding=str(tmp_path / "model"), vector=2))
-    with pytest.raises(ConfigError, match=r"have 2 numbers, and model.vector is 3; set model\.vector=2"):
+def test_another_model_or_width_is_refused(tmp_path: Path) -> None:
+    static_folder(tmp_path / "model")
+    spec = with_digest(replace(SPEC, embedding=str(tmp_path / "model"), vector=4))
+    with pytest.raises(ConfigError, match=r"have 4 numbers, and model.vector is 3; set model\.vector=4"):
         document_inputs(replace(spec, vector=3), ["ab"])
     (tmp_path / "model" / "config.json").write_text("[]")
     with pytest.raises(ConfigError, match=r"the job's model \(SHA-256"):
         document_inputs(spec, ["ab"])
+    with pytest.raises(ConfigError, match=r"config\.json is not a table"):
+        document_inputs(replace(spec, embedding_digest=None), ["ab"])
+
+
+def test_an_encoder_of_images_gives_no_vectors_of_documents(tmp_path: Path) -> None:
+    transformers.ConvNextModel(
+        transformers.ConvNextConfig(depths=[1], hidden_sizes=[8], num_stages=1)
+    ).save_pretrained(tmp_path / "model")
+    preprocessing = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (tmp_path / "model" / "preprocessor_config.json").write_text(json.dumps(preprocessing))
+    with pytest.raises(ConfigError, match=r"holds an encoder of images; name one of text"):
+        document_inputs(replace(SPEC, embedding=str(tmp_path / "model"), vector=8), ["ab"])
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def test_real_nih_becomes_ten_sites(data_root: Path) -> None:
             table=folder / "Data_Entry_2017_v2020.csv",
         )
     )
-    sites = partition_table(table, client_classes(k=10))
+    sites = partition_table(table, client_classes(10))
     assert len(sites) == 11
     patients = {len(set(t.patients)) for name, t in sites.items() if name != "server"}
     assert len(patients) == 1
@@ -146,7 +146,7 @@ def test_class_lists_of_every_kind() -> None:
     assert disjoint != class_lists("disjoint", LABELS, 2, seed=1)
     assert [c.names for c in class_lists("single", LABELS, 2)] == [(name,) for name in LABELS]
     assert class_lists("all", LABELS, 3) == (LABELS,) * 3
-    assert class_lists("published", LABELS, 4, shared=8) == client_classes(shared=8)
+    assert class_lists("published", LABELS, 4, shared=8) == client_classes(4, 8)
     with pytest.raises(ConfigError, match="set clients=4"):
         class_lists("published", LABELS, 2, shared=8)
     with pytest.raises(ConfigError, match="14 classes cannot be divided among 15 sites"):

@@ -1,4 +1,4 @@
-"""A document as one vector: TF-IDF with the frequencies of a public corpus, or a local embedding model.
+"""A document as one vector: TF-IDF with the frequencies of a public corpus; the digest of an embedding model.
 
 Every party computes the same vector of the same text, and shares no text for it.
 """
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from suture.core.errors import ConfigError, as_word
+from suture.core.errors import ConfigError
 from suture.core.plain import open_regular
 from suture.data.text import clinical_vocabulary, tokenise
 
@@ -73,32 +73,6 @@ def clinical_frequencies() -> tuple[int, dict[str, int]]:
     return int(number), {word: int(n) for word, n in (line.split(" ") for line in lines)}
 
 
-def model_vectors(folder: Path, texts: Sequence[str]) -> Tensor:
-    """Return the vectors that a sentence-transformers model of a local folder gives to documents.
-
-    Returns:
-        float32 ``[n, d]``.
-
-    Raises:
-        ConfigError: the package is not installed, or the folder holds no such model.
-    """
-    try:
-        from sentence_transformers import SentenceTransformer  # a large package that few need
-    except ImportError as error:
-        raise ConfigError(
-            f"model.embedding={folder} needs sentence-transformers; install it, or set "
-            f"model.embedding={TFIDF}"
-        ) from error
-    try:
-        network = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"model.embedding={folder} cannot be read as a sentence-transformers model: {as_word(error)}"
-        ) from error
-    vectors = network.encode(list(texts), convert_to_numpy=True)
-    return torch.from_numpy(np.asarray(vectors, dtype=np.float32))
-
-
 def folder_digest(folder: Path) -> str:
     """Return the SHA-256 of the names and contents of all files below a folder.
 
@@ -108,8 +82,7 @@ def folder_digest(folder: Path) -> str:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     if not files:
         raise ConfigError(
-            f"model.embedding: {folder} is not the folder of a sentence-transformers model; name one, "
-            f"or {TFIDF}"
+            f"model.embedding: {folder} is not the folder of an encoder of text; name one, or {TFIDF}"
         )
     found = hashlib.sha256()
     for path in files:

@@ -163,16 +163,16 @@ class ModelSpec:
             words themselves; or, in a simulation, ``corpus``: the words of all documents, as in the published
             program of PMFL.
         longest: maximum number of tokens read of a document; None reads all.
-        embedding: for models of document vectors: ``tfidf``, from public word frequencies; or the folder of a
-            sentence-transformers model, at a real site its bare name in ``[storage] files``. Nothing is
-            downloaded.
+        embedding: for models of document vectors: ``tfidf``, from public word frequencies; or the folder of
+            an encoder of text, as in ``hf:FOLDER``, at a real site its bare name in ``[storage] files``.
         embedding_digest: SHA-256 of that folder, part of the job; every party compares it with its own
             folder.
         vector: width of those vectors.
         train: the part that is trained: ``all``; or the ``head``, with hidden block, neck and projector. The
             backbone is then a frozen encoder, batch norm included: sites receive it once, and a round carries
             the rest alone. ``adapters`` trains a small part of the encoder, too.
-        adapters: that part; see `Adapters`. A saved model has them merged into its weights.
+        adapters: what of the encoder ``train = "adapters"`` trains. A saved model has them merged into its
+            weights.
         views: of a frozen encoder: each image is read once for all runs, and for each augmentation in this
             number of random views, whose features a site keeps in its cache; 0 keeps none, and reads every
             image in each step.
@@ -208,7 +208,7 @@ class ModelSpec:
     embedding: Annotated[str, NAMED_FILE] = TFIDF
     embedding_digest: str | None = None
     vector: Annotated[int, Field(ge=1, le=8192)] = 384
-    encoder_config: Annotated[str, Field(max_length=65_536)] | None = None
+    encoder_config: Annotated[str, Field(max_length=2**24)] | None = None
     train: Trains = "all"
     adapters: Adapters | None = None
     views: Annotated[int, Field(ge=0, le=256)] = 4
@@ -427,6 +427,10 @@ def _check(spec: ModelSpec, entry: Backbone) -> None:
         raise ConfigError("model.longest limits words, but this model reads whole documents; remove it")
     if not entry.vectors and spec.embedding != TFIDF:
         raise ConfigError(f"model.embedding is not for {spec.name}; set model.name=vectors, or remove it")
+    if entry.tokenise and (spec.padding or spec.vocabulary != "clinical"):
+        raise ConfigError(
+            f"model.vocabulary and model.padding are for lstm; {spec.name} has its own tokeniser; remove them"
+        )
     if spec.padding and spec.longest is None:
         raise ConfigError(
             "model.padding fills every document up to model.longest; set it, for example to the "

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from suture.core.errors import ConfigError
-from suture.data.embedding import TFIDF, folder_digest, model_vectors, tfidf_vectors
-from suture.models import ModelSpec, encoder_of, vocabulary_of
-from suture.models.priors.feature_cache import cached
+from suture.core.labels import LabelSet
+from suture.data.embedding import TFIDF, folder_digest, tfidf_vectors
+from suture.models import ModelSpec, build, encoder_of, vocabulary_of
+from suture.models.priors.feature_cache import cached, in_batches
 
-FORMAT = 1
+FORMAT = 2
 """The format of an entry of the cache; a new number invalidates every older entry."""
 
 
@@ -30,15 +31,18 @@ def document_inputs(
         site: name of the site, for messages.
 
     Returns:
-        ``tokens`` and ``length``, see `Vocabulary.encode`; or ``vector``, float32 ``[n, spec.vector]``.
+        ``tokens`` and ``length``, see `Vocabulary.encode` and `Backbone.tokenise`; or ``vector``, float32
+        ``[n, spec.vector]``.
 
     Raises:
         ConfigError: the vocabulary or the embedding model cannot be read, or the latter is another one than
             the job's, or its vectors have another width.
         DataError: the cache cannot be written.
     """
-    if not encoder_of(spec).vectors:
-        tokens, length = vocabulary_of(spec).encode(texts, spec.longest)
+    entry = encoder_of(spec)
+    if not entry.vectors:
+        read = entry.tokenise or vocabulary_of(spec).encode
+        tokens, length = read(texts, spec.longest)
         return {"tokens": tokens, "length": length}
     if spec.embedding == TFIDF:
         return {"vector": tfidf_vectors(texts, spec.vector)}
@@ -56,13 +60,21 @@ def _model_vectors(spec: ModelSpec, texts: Sequence[str], folder: Path | None, s
         )
 
     def made() -> Tensor:
-        found = model_vectors(model, texts)
-        if found.shape[1:] != (spec.vector,):
+        encoder = ModelSpec(f"hf:{model}")
+        if encoder_of(encoder).reads != "text":
+            raise ConfigError(f"model.embedding: {model} holds an encoder of images; name one of text")
+        network = build(encoder, LabelSet(("any",)), 0, pretrained=True).eval()
+        if network.encoding != spec.vector:
             raise ConfigError(
-                f"the vectors of {model} have {found.shape[1]} numbers, and model.vector is {spec.vector}; "
-                f"set model.vector={found.shape[1]}"
+                f"the vectors of {model} have {network.encoding} numbers, and model.vector is {spec.vector}; "
+                f"set model.vector={network.encoding}"
             )
-        return found
+
+        @torch.no_grad()
+        def vectors(rows: slice) -> Tensor:
+            return network.encode(document_inputs(encoder, texts[rows]))
+
+        return in_batches((len(texts), spec.vector), vectors, site, "the embedding model")
 
     if not texts:
         return torch.empty(0, spec.vector)

@@ -68,7 +68,7 @@ def weights_file(weights: str) -> Path:
         raise ConfigError(f"the pretrained weights {path} do not exist; name a file or a folder")
     if not path.is_dir():
         return path
-    places = [folder / name for folder in (path, path / "models") for name in _FILES]
+    places = [folder / name for folder in (path, path / "models", path / "0_Transformer") for name in _FILES]
     if found := next((place for place in places if place.is_file()), None):
         return found
     raise ConfigError(f"{path} contains no file of weights ({', '.join(_FILES)}); name the file itself")

@@ -14,7 +14,7 @@ from suture.core.errors import LabelError, RejectedUpdate
 from suture.core.privacy import PrivacyConfig
 from suture.protocol.decisions import CELLS, JOINED, Decided, DecidedGroup
 from suture.protocol.disclosure import BOUND, is_multiple, may_be
-from suture.protocol.egress import ALIKE, CLASSES, IMAGES, WEIGHT, Channel, Egress, Range, Shapes, whole
+from suture.protocol.egress import ALIKE, ANY, CLASSES, IMAGES, WEIGHT, Channel, Egress, Range, Shapes, whole
 from suture.protocol.messages import (
     KEYS,
     LARGEST,
@@ -166,7 +166,8 @@ def _check_update(update: Update, expected: AllowedReply) -> None:
         _check_variances(update.shared)
     head = {name: ((CLASSES, *row), dtype) for name, (row, dtype) in egress.head.items()}
     _check_tensors("head", update.head, _whole(head, rows), expected.transport)
-    _check_tensors("channels", update.channels, _whole(egress.forms("up"), rows))
+    channels = egress.forms("up")
+    _check_tensors("channels", update.channels, _whole(channels, rows, _own(update.channels, channels, rows)))
     for channel in egress.going("up"):
         _check_channel(channel, update, expected)
     _check_tensors("", {"class_weights": update.class_weights}, {"class_weights": ((rows,), "torch.float64")})
@@ -371,8 +372,16 @@ def _check_rounded(name: str, value: float | None, declared: Range = (-math.inf,
         raise RejectedUpdate(f"{name} has more than six digits")
 
 
-def _whole(declared: Shapes, classes: int) -> Shapes:
-    return {name: (whole(shape, classes), dtype) for name, (shape, dtype) in declared.items()}
+def _whole(declared: Shapes, classes: int, own: int = ANY) -> Shapes:
+    return {name: (whole(shape, classes, own), dtype) for name, (shape, dtype) in declared.items()}
+
+
+def _own(sent: Mapping[str, Tensor], declared: Shapes, classes: int) -> int:
+    """Return the length that the axes `ANY` of what goes up must have: that of the first, or the most."""
+    for name, (shape, _) in declared.items():
+        if ANY in shape and name in sent and sent[name].dim() == len(shape):
+            return min(sent[name].shape[shape.index(ANY)], classes)
+    return classes
 
 
 def _difference(group: str, found: object, declared: object) -> str:

@@ -84,6 +84,8 @@ def model_facts(name: str) -> Iterator[tuple[str, str]]:
         own = "as in its pretraining" if entry.size else f"for example; {entry.smallest} or more"
         yield "images", f"{channels}; model.size={size}, {own}"
         yield "normalisation", f"of values in [0, 1]: mean {list(prepare.mean)}, std {list(prepare.std)}"
+    if entry.tokenise:
+        yield "documents", f"the first {entry.size} tokens; model.longest sets another number"
     with seeded(0):
         network, width = entry.build(spec, None)
     state = network.state_dict()

@@ -572,7 +572,7 @@ def _an_update(
 
     shared, rows = ({name: moved(t) for name, t in group.items()} for group in (shared, rows))
     tensors = {
-        name: (noise * torch.rand(whole(form[0], len(labels)), generator=g)).to(blank(form, 0))
+        name: (noise * torch.rand(whole(form[0], len(labels), 1), generator=g)).to(blank(((), form[1]), 0))
         for name, form in egress.forms("up").items()
     }
     return Update(1, labels, shared, rows, ones(labels), kind=kind, channels=tensors)

@@ -57,7 +57,7 @@ size = 64                              # of the images that it sees, in pixels
 """
 
 _TEXTS = """\
-name = "vectors"                       # reads a vector of each document; "lstm" reads its words
+name = "vectors"                       # TF-IDF; "hf:FOLDER" is an encoder of sentences, "lstm" reads words
 """
 
 _REST = """

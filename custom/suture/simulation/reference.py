@@ -275,6 +275,9 @@ def _job_sections(job: Any) -> Iterator[str]:
     for name in ("model", "augmentation", "decision", "finetuning"):
         (kind,) = _classes(_fields(job)[name].annotation)
         yield _section(f"`{name}`: `{kind.__name__}`", kind, but=FIRST.get(name, ()))
+        for key, field in _fields(kind).items():
+            for inner in _classes(field.annotation):
+                yield _section(f"`{name}.{key}`: `{inner.__name__}`", inner)
     yield "### `simulation`\n"
     yield from _family({f"`{name}`": kind for name, kind in SIMULATIONS.items()}, "Simulation")
 

@@ -175,7 +175,11 @@ def test_the_same_seed_gives_the_same_tensors() -> None:
         ("torchvision:inception_v3", 64, r"unknown network of torchvision"),
         ("torchvision:squeezenet1_0", 64, r"no linear classifier"),
         ("monai:UNet", 64, r"unknown 2-D network of MONAI"),
-        ("timm:test_vit", 70, r"timm:test_vit cannot be built for model\.size 70: .*divisible by patch size"),
+        (
+            "timm:test_vit",
+            70,
+            r"cannot be built for an image of model\.size 70: .*divisible by patch size",
+        ),
         (
             "timm:vit_7b_patch16_dinov3",
             64,

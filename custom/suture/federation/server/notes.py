@@ -45,7 +45,7 @@ def method_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]
     """
     notes, spec, policy = [], plan.model, plan.method.exchange.batch_norm
     entry = encoder_of(spec)
-    if spec.weights and entry.size not in (None, spec.size):
+    if spec.weights and entry.reads == "image" and entry.size not in (None, spec.size):
         notes.append(
             f"{spec.name} was pretrained on images of {entry.size} px, and model.size is {spec.size}; for "
             f"the size of its pretraining: --set model.size={entry.size}"

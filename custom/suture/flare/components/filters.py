@@ -11,7 +11,7 @@ from typing import Any
 
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.dxo_filter import DXOFilter
-from nvflare.apis.filter import Filter
+from nvflare.apis.filter import Filter, FilterChainType, FilterContextKey
 from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
@@ -31,6 +31,9 @@ TASK = "suture.task"
 _RECEIVED = "suture.received"
 """Property of FLARE's context of one task at a site: its classes and their layout, or an empty tuple where it
 asks for the site's classes."""
+
+_CHAINS = {FilterKey.IN: FilterChainType.TASK_DATA_CHAIN, FilterKey.OUT: FilterChainType.TASK_RESULT_CHAIN}
+"""What passes a filter of a site in each direction."""
 
 
 def stated_name(fl_ctx: FLContext) -> str:
@@ -92,7 +95,7 @@ class DeclaredResultFilter(contract.ByMethod, DXOFilter):
         super().__init__([DataKind.WEIGHTS], [DataKind.WEIGHTS])
         self.configure(method, labels, head, label_type, settings, images)
         self.metrics = dict(metrics or {})
-        if any(len(bounds) != 2 for bounds in self.metrics.values()):
+        if any(not isinstance(bounds, Sequence) or len(bounds) != 2 for bounds in self.metrics.values()):
             raise ConfigError("metrics: give the lowest and the highest value of each")
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
@@ -115,6 +118,9 @@ class DeclaredResultFilter(contract.ByMethod, DXOFilter):
 
     def process_dxo(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> DXO:
         direction = fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION)
+        # At the server, a result comes in: taken for a task, its tensors would pass.
+        if self.get_prop(FilterContextKey.CHAIN_TYPE, _CHAINS.get(direction)) != _CHAINS.get(direction):
+            raise RejectedUpdate("the wrong place; add this filter to a site's task data in and results out")
         if direction == FilterKey.IN:
             fl_ctx.set_prop(_RECEIVED, self._received(dxo), private=True, sticky=False)
             return dxo

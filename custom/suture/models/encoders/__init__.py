@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from suture.core.errors import as_word, unknown
+from suture.core.errors import ConfigError, as_word, unknown
 from suture.models.encoders import monai_bundle, transformers_folder, xrv_file
 from suture.models.encoders.backbone import Backbone
 from suture.models.encoders.described import Description
 from suture.models.encoders.libraries import MONAI_NETS, monai_encoder, timm_encoder, torchvision_encoder
+from suture.models.encoders.text_folder import TEXT_NETWORKS, tokenised
 
 if TYPE_CHECKING:
     from suture.models import ModelSpec
@@ -47,7 +48,7 @@ FAMILIES = {
     "timm:NAME": "an image network of timm, such as timm:vit_small_patch14_dinov2 (suture[encoders])",
     "torchvision:NAME": "an image network of torchvision, such as torchvision:convnext_tiny",
     "monai:NAME": "a 2-D classification network of MONAI, such as monai:SEResNet50",
-    "hf:FOLDER": "an image encoder in a folder of transformers, such as RAD-DINO (suture[encoders])",
+    "hf:FOLDER": "a folder with an encoder of images or text: transformers, model2vec (suture[encoders])",
     "xrv:FILE": "a DenseNet121 of torchxrayvision, as safetensors",
     "bundle:FOLDER": "a 2-D classification network of a MONAI bundle",
 }
@@ -84,9 +85,18 @@ def family_encoder(name: str, config: str | None) -> Backbone:
     if network not in names:
         raise unknown(f"network of {family}", network, names)
     described = Description.read(config or "", f"model.encoder_config of {as_word(name)}")
+    made = partial(build, network, described)
+    if (network in TEXT_NETWORKS) != (described.tokeniser is not None):
+        raise ConfigError(
+            f"model.encoder_config of {as_word(name)} describes another network; export the job again"
+        )
+    if described.tokeniser is not None:
+        tokenise = partial(tokenised, network, described)
+        title = f"{network} of {family}, for text"
+        return Backbone(title, made, weights=(), reads="text", size=described.size, tokenise=tokenise)
     return Backbone(
         f"{network} of {family}",
-        partial(build, network, described),
+        made,
         weights=(),
         normalisation=(described.mean, described.std),
         size=described.size,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -35,7 +35,10 @@ class Backbone:
             that is made for gray images, or built for those of the job.
         reads: kind of its input.
         vectors: whether it reads a document as one vector rather than as words; see `documents.py`.
-        size: side of the images of its pretraining, in pixels; None where it is not known.
+        size: side of the images of its pretraining, in pixels, or tokens that it reads of a document; None
+            where it is not known.
+        tokenise: maps documents, and the largest number of tokens of each, to tokens and lengths; None for a
+            network of words of `ModelSpec.vocabulary`, or of images.
     """
 
     text: str
@@ -46,6 +49,7 @@ class Backbone:
     reads: Reads = "image"
     vectors: bool = False
     size: int | None = None
+    tokenise: Callable[[Sequence[str], int | None], tuple[Tensor, Tensor]] | None = None
 
     def __str__(self) -> str:
         """Return the line for `suture list`."""

@@ -23,7 +23,7 @@ from suture.models.classifier import Mean, Std
 if TYPE_CHECKING:
     from suture.models import ModelSpec
 
-Number = Annotated[int, Field(ge=-(2**16), le=2**16)] | Annotated[float, Field(ge=-(2**16), le=2**16)]
+Number = Annotated[int, Field(ge=-(2**20), le=2**20)] | Annotated[float, Field(ge=-(2**20), le=2**20)]
 Text = Annotated[str, Field(max_length=64)]
 Value = bool | Number | Text | Annotated[tuple[Number | Text, ...], Field(max_length=32)] | None
 """A plain value; no argument of a network is larger."""
@@ -31,7 +31,7 @@ Value = bool | Number | Text | Annotated[tuple[Number | Text, ...], Field(max_le
 _MOST_LAYERS = 256
 """Largest number in an argument that says how many layers or blocks there are."""
 
-_LAYERS = ("num_hidden_layers", "depths", "layers", "block_config")
+_LAYERS = ("num_hidden_layers", "n_layers", "depths", "layers", "block_config")
 
 _MOST_BYTES = 2**33
 """Most memory for an encoder and what it computes of one image: as much as a saved model may have."""
@@ -43,19 +43,23 @@ class Description:
 
     Attributes:
         arguments: of the network, which is one of a list in this package.
-        mean, std: normalisation of each channel, of values in [0, 1]; as many as the network takes.
-        size: side of the images of its pretraining, in pixels; None where its maker does not say.
+        mean, std: normalisation of each channel, of values in [0, 1]; as many as the network takes. None for
+            text.
+        size: side of the images of its pretraining, in pixels, or tokens that it reads of a document; None
+            where its maker does not say.
         labels: the classes of its pretraining, for information.
+        tokeniser: of a network of text, as JSON of the library `tokenizers`; None for images.
 
     Raises:
-        ConfigError: it would have more layers than any encoder.
+        ConfigError: it would have more layers than any encoder, or reads neither images nor text.
     """
 
     arguments: dict[Text, Value]
-    mean: Annotated[tuple[Mean, ...], Field(min_length=1, max_length=3)]
-    std: Annotated[tuple[Std, ...], Field(min_length=1, max_length=3)]
+    mean: Annotated[tuple[Mean, ...], Field(max_length=3)] = ()
+    std: Annotated[tuple[Std, ...], Field(max_length=3)] = ()
     size: Annotated[int, Field(ge=1, le=4096)] | None = None
     labels: Annotated[tuple[Annotated[str, Field(max_length=200)], ...], Field(max_length=1000)] = ()
+    tokeniser: str | None = None
 
     def __post_init__(self) -> None:
         for name in _LAYERS:
@@ -65,6 +69,10 @@ class Description:
                     raise ConfigError(f"{name} is {shown(value)}; at most {_MOST_LAYERS} layers can be built")
         if len(self.mean) != len(self.std):
             raise ConfigError(f"mean has {len(self.mean)} values and std {len(self.std)}; write as many")
+        if bool(self.mean) == (self.tokeniser is not None):
+            raise ConfigError(
+                "an encoder of images needs mean and std, and one of text a tokeniser; write one"
+            )
 
     def __str__(self) -> str:
         """Return it as JSON."""
@@ -126,29 +134,34 @@ class _Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-def bounded(make: Callable[[], nn.Module], spec: ModelSpec) -> nn.Module:
+def bounded(make: Callable[[], nn.Module], spec: ModelSpec, tokens: int = 0) -> nn.Module:
     """Make a network that another party may have chosen, once it is known what memory it needs.
+
+    Args:
+        tokens: of the longest document that a network of text reads; 0 for images.
 
     Raises:
         ConfigError: the arguments do not go together, or not with the images of the job, or the network would
             be too large.
     """
+    what = f"a document of {tokens:,} tokens" if tokens else f"an image of model.size {spec.size}"
     largest = _Largest()  # type: ignore[no-untyped-call]
     try:
         with torch.device("meta"), torch.no_grad(), largest:  # without memory
             network = make().eval()
             kept = sum(tensor.nbytes for tensor in (*network.parameters(), *network.buffers()))
             if kept <= _MOST_BYTES:
-                network(torch.zeros(1, spec.preprocessing.channels, spec.size, spec.size))
+                image = (spec.preprocessing.channels, spec.size, spec.size)
+                network(torch.zeros(1, tokens, dtype=torch.long) if tokens else torch.zeros(1, *image))
         needed = kept + 2 * largest.size  # what the largest operation reads and gives
         if needed <= _MOST_BYTES:
             return make()
     except Exception as error:  # whatever a library raises for arguments that it does not take
         raise ConfigError(
-            f"{spec.name} cannot be built for model.size {spec.size}: {as_word(error)}; correct one of them"
+            f"{spec.name} cannot be built for {what}: {as_word(error)}; correct one of them"
         ) from error
     number = sum(tensor.numel() for tensor in network.parameters())
     raise ConfigError(
-        f"{spec.name} with {number:,} parameters needs {needed / 1e9:,.1f} GB for an image of model.size "
-        f"{spec.size}; at most {_MOST_BYTES / 1e9:.1f} GB can be used; choose a smaller one"
+        f"{spec.name} with {number:,} parameters needs {needed / 1e9:,.1f} GB for {what}; at most "
+        f"{_MOST_BYTES / 1e9:.1f} GB can be used; choose a smaller one"
     )

@@ -1,6 +1,6 @@
-"""``hf:FOLDER``: an image encoder that transformers has saved to a folder, such as RAD-DINO.
+"""``hf:FOLDER``: an encoder that transformers has saved to a folder, such as RAD-DINO; or one of text.
 
-Only networks of `NETWORKS` are built, by transformers' own classes, from a configuration of plain values;
+Only networks of a list are built, by transformers' own classes, from a configuration of plain values;
 what the folder holds besides configuration and tensors is never read.
 """
 
@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from suture.core.errors import ConfigError, as_word, shown, unknown
+from suture.core.errors import ConfigError, shown, unknown
 from suture.core.validation import parse
 from suture.models.encoders.backbone import checked, needed
 from suture.models.encoders.described import Description, bounded, channels_of, read_config
+from suture.models.encoders.text_folder import TEXT_NETWORKS, build_text_network, read_text_folder
+from suture.models.encoders.transformers_weights import filled
 from suture.models.weights import read_weights
 
 if TYPE_CHECKING:
     from suture.models import ModelSpec
 
 
-NETWORKS = {
+IMAGE_NETWORKS = {
     "vit": "ViTModel",
     "dinov2": "Dinov2Model",
     "dinov2_with_registers": "Dinov2WithRegistersModel",
@@ -31,7 +33,10 @@ NETWORKS = {
     "swin": "SwinModel",
     "resnet": "ResNetModel",
 }
-"""The classes of the networks, by their `model_type` in config.json."""
+"""The classes of the networks of images, by their `model_type` in config.json."""
+
+NETWORKS = (*IMAGE_NETWORKS, *TEXT_NETWORKS)
+"""All that are built."""
 
 _ARGUMENTS = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act"),
@@ -61,7 +66,8 @@ def read_folder(folder: Path) -> tuple[str, Description]:
             f"model.name=hf:{folder}: there is no such folder, and Suture downloads nothing; fetch the model "
             "on a machine with a network and name its folder"
         )
-    config = read_config(folder / "config.json")
+    nested = folder / "0_Transformer"  # of earlier versions of sentence-transformers
+    config = read_config((nested if nested.is_dir() else folder) / "config.json")
     for key in ("auto_map", "quantization_config"):
         if key in config:
             raise ConfigError(
@@ -71,6 +77,8 @@ def read_folder(folder: Path) -> tuple[str, Description]:
     kind = str(config.get("model_type"))
     if kind not in NETWORKS:
         raise unknown(f"model_type in {folder}/config.json", kind, NETWORKS)
+    if kind in TEXT_NETWORKS:
+        return kind, read_text_folder(folder, kind, config)
     arguments = {name: value for name, value in config.items() if name in _ARGUMENTS}
     channels = channels_of(arguments.get("num_channels", 3), folder / "config.json")
     mean, std, size = _preprocessing(folder, channels)
@@ -100,69 +108,28 @@ def _preprocessing(folder: Path, channels: int) -> tuple[Any, Any, Any]:
 def build_network(
     kind: str, described: Description, spec: ModelSpec, weights: str | None
 ) -> tuple[nn.Module, int]:
-    """Build a network for images of the job's size, to which its positions are interpolated.
+    """Build a network of text, or one for images of the job's size, to which its positions are interpolated.
 
     Raises:
         ConfigError: transformers is not installed, or the weights are another network's.
     """
+    if kind in TEXT_NETWORKS:
+        return build_text_network(kind, described, spec, weights)
     transformers = needed("transformers", f"hf:{kind}")
-    made, arguments = getattr(transformers, NETWORKS[kind]), dict(described.arguments)
+    made, arguments = getattr(transformers, IMAGE_NETWORKS[kind]), dict(described.arguments)
     if wrong := arguments.keys() - {*_ARGUMENTS}:
         raise unknown(f"argument of hf:{kind}", min(wrong), _ARGUMENTS)
     extra = {"add_pooling_layer": False} if kind == "vit" else {}
     own_size = {"image_size": spec.size} if kind in _POSITIONED else {}
     network = bounded(lambda: made(made.config_class(**arguments, **own_size), **extra), spec)
     if weights:
-        network = _filled(made, extra, network, weights)
+        tensors = dict(read_weights(weights))
+        table = network.state_dict().get(_POSITIONS)
+        for name, tensor in tensors.items():
+            if table is not None and name.endswith(_POSITIONS) and tensor.dim() == 3:
+                tensors[name] = resampled(tensor, table.shape[1])
+        network = filled(made, extra, network, tensors, weights)
     return checked(_Pooled(network, token=kind == "vit"), spec, described.size)
-
-
-def _filled(made: Any, extra: dict[str, Any], network: Any, weights: str) -> nn.Module:
-    """Return the network with the tensors of a file, whose names transformers knows of all its versions."""
-    from transformers.utils import logging
-
-    tensors = dict(read_weights(weights))
-    table = network.state_dict().get(_POSITIONS)
-    for name, tensor in tensors.items():
-        if table is not None and name.endswith(_POSITIONS) and tensor.dim() == 3:
-            tensors[name] = resampled(tensor, table.shape[1])
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        # With other shapes it would only point to a report that it prints.
-        filled, found = made.from_pretrained(
-            None,
-            config=network.config,
-            state_dict=tensors,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            local_files_only=True,
-            **extra,
-        )
-    except (RuntimeError, ValueError, TypeError) as error:
-        raise ConfigError(
-            f"{weights} cannot be read as {made.__name__}: {as_word(error)}; name the folder's own file"
-        ) from error
-    finally:
-        logging.set_verbosity(level)
-    layers = {name.partition(".")[0] for name in network.state_dict()} - {"embeddings"}
-    prefix = f"{made.base_model_prefix}."
-    wrong = [
-        f"{name} is {list(has)} instead of {list(needs)}" for name, has, needs in found["mismatched_keys"]
-    ]
-    wrong += [f"{name} is missing" for name in found["missing_keys"]]
-    module: nn.Module = filled.float()
-    wrong += [f"{name} is not finite" for name, t in module.state_dict().items() if not t.isfinite().all()]
-    for name in found["unexpected_keys"]:
-        if name.removeprefix(prefix).partition(".")[0] in layers:
-            wrong.append(f"it has {name}, too")
-    if wrong:
-        raise ConfigError(
-            f"{weights} does not contain the {made.__name__} of the configuration: {as_word(min(wrong))}; "
-            "name the folder's own file"
-        )
-    return module
 
 
 def resampled(table: Tensor, number: int) -> Tensor:
