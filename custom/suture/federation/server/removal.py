@@ -7,10 +7,10 @@ keeps these updates with the state of their round; without a site's, the others 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from suture.core.errors import ConfigError
 from suture.core.files import hold, make_folder, read_json
@@ -28,6 +28,8 @@ from suture.protocol.packing import load, pack, save, unpack
 
 UPDATES = "updates"
 """Folder of the kept updates, beside the states: one folder for each round."""
+
+T = TypeVar("T")
 
 _PLAN = ("model", "augmentation", "seed", "experiment", "code", "transport")
 
@@ -133,18 +135,17 @@ def _remove(folder: Path, site: str, plan: Plan, run: dict[str, Any]) -> list[Pa
 
 def _without(state: RunState, site: str, number: int) -> RunState:
     """The state of a run that the site had no part in."""
-    norms, excluded, sent = (
-        {name: value for name, value in part.items() if name != site}
-        for part in (state.norms, state.excluded, state.sent)
-    )
-    largest = {name: value for name, value in state.bound.largest.items() if name != site}
+
+    def others(values: Mapping[str, T]) -> dict[str, T]:
+        return {name: value for name, value in values.items() if name != site}
+
     return replace(
         state,
         standings=ModelSelection(Best(number, 0.0), by=state.standings.by),
         pending=None,
         holders=state.holders - {site},
-        norms=norms,
-        bound=replace(state.bound, largest=largest),
-        excluded=excluded,
-        sent=sent,
+        norms=others(state.norms),
+        bound=replace(state.bound, largest=others(state.bound.largest)),
+        excluded=others(state.excluded),
+        sent=others(state.sent),
     )
