@@ -84,6 +84,8 @@ class AFL(Method):
             raise ConfigError("AFL does not train, so it has no warm-up; remove method.local.warmup_epochs")
 
     def adapted(self, spec: ModelSpec) -> ModelSpec:
+        if spec.train == "adapters":
+            raise ConfigError("AFL trains no part of the encoder; set model.train='head'")
         if spec.head != "linear" or spec.hidden or spec.neck or spec.projection:
             raise ConfigError(
                 "AFL solves a linear head on the features of a frozen encoder; set model.head=linear, and "

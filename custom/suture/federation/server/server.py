@@ -181,7 +181,7 @@ class Server:
             rounds=rounds,
             egress=what_leaves(plan, layout_of(self.model, plan.method), registry.label_type),
             labels=labels,
-            sites={s: {"labels": list(m.names), "n": dict(m.n)} for s, m in self.reported_sites.items()},
+            sites={s: {"labels": list(m.annotated), "n": dict(m.n)} for s, m in self.reported_sites.items()},
             threads={"server": 1, **{s: m.threads for s, m in members.items()}},
             computed_on={s: m.computed_on for s, m in members.items()},
             protection={s: dict(m.protection) for s, m in members.items() if m.protection},
