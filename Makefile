@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN = $(VENV)/bin
 
-.PHONY: demo test faults fuzz bench canary flwr docs install lint clean
+.PHONY: demo test faults fuzz bench canary flwr docs pictures install lint clean
 
 demo: install
 	$(BIN)/suture demo
@@ -46,6 +46,11 @@ lint: install
 # The documentation as a site in site/; a broken link is an error. `suture reference` writes the generated pages.
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# All that README and docs show of runs: pictures (needs chromium), the tutorial's recording, the notebook's outputs.
+pictures: install
+	$(BIN)/python benchmarks/pictures.py && $(BIN)/python benchmarks/first_ten_minutes.py && \
+	$(BIN)/python benchmarks/notebook_outputs.py
 
 install: $(VENV)/.installed
 

@@ -1,9 +1,10 @@
 """What a round carries and costs by encoder and by the part that is trained: `python benchmarks/encoders.py`.
 
-`surgical_nih` (set SUTURE_DATA) in the plain loop with one thread, for each encoder with all of the model and
-with the head alone, over seeds. The first run of a frozen encoder computes the features that the others read;
-SUTURE_CACHE says where they stay. AUROC is the mean over classes on the server's labelled test set; seconds
-of a round are the median of those after the first.
+`surgical_nih` (set SUTURE_DATA) in the plain loop with one thread, for each encoder with all of the model,
+with adapters, and with the head alone, over seeds. The ViT begins with random weights: its row is of bytes.
+The first run of a frozen encoder computes the features that the others read; SUTURE_CACHE says where they
+stay. AUROC is the mean over classes on the server's labelled test set; seconds of a round are the median of
+those after the first.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from suture.core.files import read_json, read_records
 from suture.core.labels import LabelSet
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
+from suture.models.adapters import Adapters
 from suture.models.classifier import shared_names
 from suture.simulation.job import load_job
 from suture.simulation.run import run_job
@@ -31,8 +33,12 @@ ENCODERS = {
     "cnn": ModelSpec("cnn"),
     "resnet_small": ModelSpec("resnet_small"),
     "efficientnet_lite0": ModelSpec("efficientnet_lite0", weights="package"),
+    "vit_tiny": ModelSpec("timm:vit_tiny_patch16_224"),
 }
-MODES = ("all", "head")
+ADAPTERS = {"efficientnet_lite0": Adapters("bias")}
+"""Of encoders that do not take the default ones: Lite0's convolutions pad in their own way."""
+
+MODES = ("all", "adapters", "head")
 
 
 def travelling(spec: ModelSpec, classes: int) -> int:
@@ -58,7 +64,8 @@ def main() -> None:
     table = Table(*heading, box=None)
     for name in args.encoders:
         for mode in args.modes:
-            spec = replace(ENCODERS[name], train=mode)
+            adapters = ADAPTERS.get(name) if mode == "adapters" else None
+            spec = replace(ENCODERS[name], train=mode, adapters=adapters)
             areas, rounds, runs, carried = [], [], [], 0
             for seed in range(1, args.seeds + 1):
                 with tempfile.TemporaryDirectory() as folder:

@@ -1068,3 +1068,108 @@ def patients_in_another_table(folder: Path) -> Meant:
     rows = [["subject_id", "file"], *([f"s{i // 3}", f"{i:02}"] for i in reversed(range(N)))]
     table(folder / "meta.tsv", rows, "\t", "utf-16")
     return Meant(in_img(), {"Mass": every(0, 1)}, [f"s{i // 3}" for i in range(N)])
+
+
+# --- Encodings, and names with signs ---
+
+
+def in_encoding(encoding: str, image: str, patient: str, finding: str) -> Case:
+    """A table with foreign words in an encoding that cannot be told from its bytes."""
+
+    def write(folder: Path) -> Refused:
+        plain(folder, [image, patient, finding], _row, encoding=encoding)
+        return Refused((r"labels\.csv row 1: .*neither UTF-8 nor", "save the table as UTF-8"))
+
+    return write
+
+
+def _row(i: int) -> Cells:
+    return [f"{i:02}.png", f"p{i // 2}", i % 2]
+
+
+for _encoding, *_words in (
+    ("shift_jis", "画像", "患者ID", "胸水"),
+    ("euc_jp", "画像", "患者ID", "胸水"),
+    ("gb18030", "图像", "病人编号", "胸腔积液"),
+    ("big5", "影像", "病人編號", "胸腔積液"),
+    ("euc_kr", "영상", "환자번호", "흉수"),
+    ("cp1251", "файл", "пациент", "плеврит"),
+    ("cp1253", "αρχείο", "ασθενής", "πλευρίτιδα"),
+):
+    CASES[f"table in {_encoding}"] = in_encoding(_encoding, *_words)
+
+
+@case
+def a_class_in_another_encoding_than_the_header(folder: Path) -> Refused:
+    """Shift-JIS in row 3 alone, in a column of findings."""
+    row = lambda i: [f"{i:02}.png", f"p{i // 2}", "胸水" if i == 1 else "Mass"]  # noqa: E731
+    plain(folder, ["image", "patient", "finding"], row, encoding="shift_jis")
+    return Refused((r"labels\.csv row 3: ", "save the table as UTF-8"))
+
+
+@case
+def czech_of_windows(folder: Path) -> Meant:
+    """cp1250 reads as cp1252, with other letters: `init` shows a word, so that a person sees it."""
+    plain(folder, ["image", "patient", "Zvětšení"], _row, encoding="cp1250")
+    wrong = "Zvětšení".encode("cp1250").decode("cp1252")
+    return Meant(in_img(), {wrong: every(0, 1)}, pairs(), asks=(rf"cp1252, such as '{wrong}' in row 1",))
+
+
+@case
+def names_as_in_an_address(folder: Path) -> Meant:
+    """The table has %20 and %C3%A9 where files have a blank and an accent."""
+    images = names("img/caf\u00e9 scan {:02}.png")
+    pngs(folder, images)
+    rows = [[f"caf%C3%A9%20scan%20{i:02}.png", f"p{i // 2}", i % 2] for i in range(N)]
+    table(folder / "labels.csv", [["image", "patient", "Mass"], *rows])
+    return Meant(images, {"Mass": every(0, 1)}, pairs())
+
+
+@case
+def addresses_of_files(folder: Path) -> Meant:
+    """Addresses of a browser: file:///D:/..., with %20."""
+    images = names("img/scan {:02}.png")
+    pngs(folder, images)
+    rows = [[f"file:///D:/PACS%20export/img/scan%20{i:02}.png", f"p{i // 2}", i % 2] for i in range(N)]
+    table(folder / "labels.csv", [["image", "patient", "Mass"], *rows])
+    return Meant(images, {"Mass": every(0, 1)}, pairs())
+
+
+@case
+def names_with_signs(folder: Path) -> Meant:
+    """Blanks, #, +, %, &, commas, quotes and brackets, in names as the file system has them."""
+    signs = [" a b", "#1", "+2", "100%", "a&b", "a,b", "it's", "(1)", "[x]", "a;b", "a=b", "~c"]
+    images = [f"img/{i:02}{signs[i % len(signs)]}.png" for i in range(N)]
+    pngs(folder, images)
+    rows = [[image.removeprefix("img/"), f"p{i // 2}", i % 2] for i, image in enumerate(images)]
+    table(folder / "labels.csv", [["image", "patient", "Mass"], *rows])
+    return Meant(images, {"Mass": every(0, 1)}, pairs())
+
+
+@case
+def a_literal_percent_sign_beside_the_blank(folder: Path) -> Meant:
+    """`a%20b` and `a b` are two files here, and each cell means the one that it spells."""
+    images = [f"img/{i // 2:02}{'%20' if i % 2 else ' '}b.png" for i in range(N)]
+    pngs(folder, images)
+    rows = [[image.removeprefix("img/"), f"p{i // 2}", i % 2] for i, image in enumerate(images)]
+    table(folder / "labels.csv", [["image", "patient", "Mass"], *rows])
+    return Meant(images, {"Mass": every(0, 1)}, pairs())
+
+
+@case
+def names_with_outer_blanks(folder: Path) -> Meant:
+    """Files of which some begin with a blank, or have one before the suffix; cells have blanks around."""
+    images = [f"img/{' ' * (i % 3 == 1)}s{i:02}{' ' * (i % 3 == 2)}.png" for i in range(N)]
+    pngs(folder, images)
+    rows = [[f" s{i:02} ", f"p{i // 2}", i % 2] for i in range(N)]
+    table(folder / "labels.csv", [["image", "patient", "Mass"], *rows])
+    return Meant(images, {"Mass": every(0, 1)}, pairs())
+
+
+@case
+def plus_signs_for_blanks(folder: Path) -> Refused:
+    """`scan+01` may be another file than `scan 01`: it is shown, and not guessed."""
+    pngs(folder, names("img/scan {:02}.png"))
+    rows = [[f"scan+{i:02}.png", f"p{i // 2}", i % 2] for i in range(N)]
+    table(folder / "labels.csv", [["image", "patient", "Mass"], *rows])
+    return Refused((r"'scan\+00\.png'", r"'scan 00\.png'"))

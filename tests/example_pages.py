@@ -1,8 +1,11 @@
-"""The pages that tests look at: reports of a small, a large, a failed and a deciding run; a table."""
+"""The pages that tests look at: reports of small, large, failed and deciding runs; a table; atlases."""
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
+
+import numpy as np
 
 from example_run import (
     OVERALL,
@@ -16,18 +19,26 @@ from example_run import (
     write_run,
 )
 from stored_by_hand import result, store, table_spec
+from suture.core.atlas import Atlas, Decision
+from suture.core.labels import LabelSet
+from suture.core.vocabulary import listed
+from suture.data.table import Table
 from suture.reports.report import write_report
+from suture.simulation.atlas_page import write_atlas_page
+from suture.simulation.study_labels import study_lists
 from suture_papers.tables.outcome import collect
 from suture_papers.tables.render import write_tables
 from suture_papers.tables.runs import final_runs
 
-PAGES = ("small", "large", "failed", "decided", "table")
+PAGES = ("small", "large", "failed", "decided", "table", "atlas", "large atlas")
 
 
 def write_page(name: str, folder: Path) -> Path:
     """Write one of `PAGES` and return its path."""
     if name == "table":
         return _table(folder)
+    if name.endswith("atlas"):
+        return _atlas(folder, 24 if name.startswith("large") else 4)
     if name == "decided":
         return write_report(write_decided_run(folder))
     if name == "large":
@@ -39,6 +50,22 @@ def write_page(name: str, folder: Path) -> Path:
     history = with_pseudo_labels(history_records(14))
     run = run_record() | command
     return write_report(write_run(folder, run, history, metrics_record(OVERALL), diagnostic_records(history)))
+
+
+def _atlas(folder: Path, sites: int) -> Path:
+    names = [(*listed("chexpert"), "Cardiomegali"), listed("nih14"), (*listed("vindr"), "Small Mass")]
+    tables = {f"site-{i}": atlas_table(list(names[i % 3]), 1000 + i) for i in range(sites)}
+    decided = Decision(name="Scar", relation="same", of="Fibrosis", by="M. Ruiz", on=date(2026, 11, 25))
+    atlas = Atlas(decisions=(decided,))
+    write_atlas_page(folder / "atlas.html", "A study", tables, study_lists(tables, atlas), atlas)
+    return folder / "atlas.html"
+
+
+def atlas_table(names: list[str], rows: int) -> Table:
+    """A table with labels of a fixed pattern, a third of them unknown."""
+    y = np.resize(np.array([0, 1, np.nan, 0, 0, np.nan, 1], np.float32), (rows, len(names)))
+    every = tuple(map(str, range(rows)))
+    return Table(LabelSet.of(names), every, every, y, ("train",) * rows, Path())
 
 
 def _table(folder: Path) -> Path:

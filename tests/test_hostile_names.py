@@ -36,13 +36,13 @@ from dicom_files import dicom
 from example_run import history_records, metrics_record, run_record, write_run
 from hostile_names import CODE, PERMITTED, REFUSED
 from suture.core.errors import ConfigError, LabelError, RejectedUpdate, SutureError
-from suture.core.files import read_json
+from suture.core.files import read_json, write_json
 from suture.core.labels import LabelSet, canonical
 from suture.core.names import check_label
 from suture.core.printable import escaped, printable, printable_lines
 from suture.core.spreadsheets import as_cell, from_cell
 from suture.data.config import load_site_config
-from suture.data.discovery import Discovery
+from suture.data.description import Discovery
 from suture.data.label_discovery import discover_labels
 from suture.data.quality import Count, Findings, render
 from suture.data.readers import read_table
@@ -70,6 +70,7 @@ from suture.reports.frames import Results
 from suture.reports.plots import plot_cooccurrence, plot_frequencies
 from suture.reports.report import Live, render_report
 from suture.reports.tables import class_table
+from suture.simulation.job import load_job
 from suture.simulation.method_checks import SMALL
 from suture.simulation.new_study import as_toml
 from suture.simulation.sites import write_site
@@ -520,16 +521,19 @@ def test_flare_reads_settings_as_they_are(tmp_path: Path, monkeypatch: pytest.Mo
     from nvflare.fuel.utils.secret_utils import resolve_secret_refs
     from nvflare.fuel.utils.wfconf import resolve_var_refs
 
-    from suture.flare.codec import as_text, from_text
-    from suture.flare.compat.plain_json import references
+    from suture.flare import SCHEDULE
+    from suture.flare.compat.plain_json import faults
+    from suture.flare.recipe import export_job
 
     pyhocon = pytest.importorskip("pyhocon")
     monkeypatch.setenv("HOME", "evaluated")
     settings = {"label_map": {name: name for name in NAMES}, "accept_labels": list(NAMES)}
-    config = {"format_version": 2, "executors": [{"args": {"settings": as_text(settings)}}]}
-    assert not list(references(config))
-    path = tmp_path / "config_fed_client.json"
-    path.write_text(json.dumps(config))
+    folder = export_job(load_job("demo"), tmp_path, "trial", ("alpha",)) / "app_server" / "config"
+    write_json(folder / SCHEDULE, settings)
+    assert read_json(folder / SCHEDULE) == settings
+    assert not list(faults(folder))
+    path = folder / "config_fed_server.json"
+    config = json.loads(path.read_text())
     loaded = ConfigFactory.load_config(str(path)).to_dict()
     scanned = json.loads(json.dumps(loaded))
     resolve_var_refs(
@@ -537,7 +541,7 @@ def test_flare_reads_settings_as_they_are(tmp_path: Path, monkeypatch: pytest.Mo
     )
     hocon = pyhocon.ConfigFactory.parse_string(path.read_text()).as_plain_ordered_dict()
     for one in (loaded, scanned, resolve_secret_refs(scanned), hocon):
-        assert from_text(one["executors"][0]["args"]["settings"]) == settings
+        assert one == config, "FLARE has replaced something"
 
 
 # Terminals, notebooks, figures, shells

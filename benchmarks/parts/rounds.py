@@ -41,7 +41,7 @@ from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.classifier import NormPolicy
-from suture.protocol.half import Transport
+from suture.protocol.precision import Transport
 from suture.simulation.simulator import simulate
 
 SITES = ("a", "b", "c", "d")

@@ -14,6 +14,7 @@ from pathlib import Path
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe import PocEnv, ProdEnv, SimEnv, set_per_site_config
 
+from suture.core.errors import SutureError
 from suture.flare.components import DeclaredResultFilter, MethodAggregator, SiteRowsFilter
 
 LABELS = ["Edema", "Hernia", "Mass", "Nodule", "Pneumonia"]
@@ -30,10 +31,22 @@ parser.add_argument("--rounds", type=int, default=4, help="the first one collect
 parser.add_argument("--kit", help="folder of an administrator's startup kit")
 parser.add_argument("--to", default="workspace", help="folder of the simulator, or of the exported job")
 args = parser.parse_args()
-target = Path(args.to).resolve()
-os.chdir(HERE / args.client)
+target, script = Path(args.to).resolve(), HERE / args.client
+if not (script / "client.py").is_file():
+    parser.error(f"--client {args.client}: {script} has no client.py; name a folder such as with_monai")
+if args.where == "prod" and not (args.kit and Path(args.kit, "startup", "fed_admin.json").is_file()):
+    parser.error("prod needs --kit: the folder of an administrator's kit, with startup/fed_admin.json")
+if args.rounds < 2:
+    parser.error("--rounds: give 2 or more, since the first one trains nothing")
+kit = args.kit and os.path.abspath(args.kit)
+os.chdir(script)
 sys.path.insert(0, os.getcwd())
-from net import HEAD, Net  # noqa: E402 - of that folder
+try:
+    from net import HEAD, Net
+
+    aggregator = MethodAggregator(args.method, LABELS, head=HEAD)
+except (ModuleNotFoundError, SutureError) as error:
+    parser.error(f"--client {args.client}, --method {args.method}: {error}")
 
 recipe = FedAvgRecipe(
     name="by-class",
@@ -41,7 +54,7 @@ recipe = FedAvgRecipe(
     min_clients=len(SITES),
     num_rounds=args.rounds,
     train_script="client.py",
-    aggregator=MethodAggregator(args.method, LABELS, head=HEAD),
+    aggregator=aggregator,
 )
 recipe._job.set_app_packages(["suture", "suture_papers"])  # installed everywhere: no copies in the job
 # A site is told its own classes only: as the arguments of its script, and in its filter.
@@ -61,4 +74,4 @@ elif args.where == "sim":
 elif args.where == "poc":
     print("Results:", recipe.execute(PocEnv(num_clients=len(SITES), clients=list(SITES))).get_result())
 else:
-    print("Results:", recipe.execute(ProdEnv(startup_kit_location=args.kit)).get_result())
+    print("Results:", recipe.execute(ProdEnv(startup_kit_location=kit)).get_result())

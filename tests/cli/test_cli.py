@@ -155,4 +155,4 @@ def test_export_has_the_options_of_run_that_change_the_job(tmp_path: Path) -> No
         for folder in (tmp_path / "set", tmp_path / "options")
     )
     assert by_set == by_options
-    assert b'\\"rounds\\": 5' in by_set["demo/app_server/config/config_fed_server.json"]
+    assert b'"rounds": 5' in by_set["demo/app_server/config/schedule.json"]

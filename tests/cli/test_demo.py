@@ -20,7 +20,7 @@ MAKEFILE = Path(__file__).resolve().parents[2] / "Makefile"
 def test_the_last_lines_are_commands_for_own_data_that_exist(
     found: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "execute", lambda job, *_: run.print_line(f"report of {job.name}"))
+    monkeypatch.setattr(run, "execute", lambda job, *_, **__: run.print_line(f"report of {job.name}"))
     monkeypatch.setattr(run, "which", lambda _: found)
     monkeypatch.setattr(sys, "argv", ["a b/bin/suture", "demo"])
     result = CliRunner().invoke(app, ["demo"])
@@ -43,7 +43,7 @@ def test_each_site_has_a_process_where_there_are_cores(
     cores: int, given: list[str], workers: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int | None] = []
-    monkeypatch.setattr(run, "execute", lambda *words: seen.append(words[2].workers))
+    monkeypatch.setattr(run, "execute", lambda *_, workers, **__: seen.append(workers))
     monkeypatch.setattr(run, "usable_cores", lambda: cores)
     assert CliRunner().invoke(app, ["demo", *given]).exit_code == 0
     assert seen == [workers]

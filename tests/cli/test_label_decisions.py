@@ -121,6 +121,13 @@ def test_a_faulty_file_ends_the_commands_that_read_it(study: Path) -> None:
             read()
 
 
+def test_a_parent_with_a_typo_is_refused_with_the_nearest_name(study: Path) -> None:
+    (study / "labels.toml").write_text('[parents]\nConsolidation = ["Lung Opacitty"]\n')
+    with pytest.raises(ConfigError, match=r"labels.toml: no site and no atlas has 'Lung Opacitty'; did you"):
+        suture("labels", str(study))
+    suture("labels", str(study), "--different", "Lung Opacity=Lung Opacitty", "--by", "M. Ruiz")
+
+
 def test_two_classes_of_one_site_are_not_made_one(study: Path) -> None:
     with pytest.raises(ConfigError, match=r"alpha has both classes, so they are two"):
         suture("labels", str(study), "--same", "Lung Opacity=Lung Lesion", "--by", "M. Ruiz")

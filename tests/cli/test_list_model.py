@@ -52,3 +52,14 @@ def test_only_a_model_is_described_and_a_slip_is_answered() -> None:
     code, text = shown("models", "timm:test_vitt")
     assert code != 0
     assert "did you mean 'test_vit'?" in text
+
+
+def test_a_kind_in_the_singular_is_answered_and_a_part_of_a_name_is_searched() -> None:
+    code, text = shown("model")
+    assert code != 0
+    assert "did you mean 'models'?" in text
+    code, text = shown("models", "timm:dinov3")
+    assert code != 0
+    assert "with it: " in text
+    assert "vit_small_patch16_dinov3" in text
+    assert "resnet50" not in text

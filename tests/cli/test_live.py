@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from example_run import history_records, metrics_record, run_record, write_run
 from suture.cli.app import app
-from suture.cli.live import Tracker, accompanied
+from suture.cli.live import accompanied
 from suture.core.errors import ConfigError
 from suture.reports import trackers, watch
 
@@ -92,6 +92,6 @@ def test_a_command_that_does_not_wait_cannot_follow(option: list[str]) -> None:
 
 def test_tracking_no_run_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "find_spec", lambda _: True)
-    result = CliRunner().invoke(app, ["track", str(tmp_path), Tracker.tensorboard.value])
+    result = CliRunner().invoke(app, ["track", str(tmp_path), "tensorboard"])
     assert "is not a run folder" in str(result.exception)
     assert not list(tmp_path.iterdir())

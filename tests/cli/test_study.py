@@ -275,9 +275,9 @@ def test_a_study_of_texts_is_written_run_and_measured_on_another_table(tmp_path:
 def test_a_class_folder_is_measured_as_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     CASES["class folders"](tmp_path / "a")
-    with labelled_data(tmp_path / "a") as (config, has_splits):
+    with labelled_data(tmp_path / "a", None, "test") as (config, split):
         table = read_table(config.data).table
-    assert has_splits
+    assert split == "test"
     assert [*table.labels] == ["Pneumonia"]
     assert len(table) == 24
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from suture.core.errors import DataError
 from suture.data import archives
-from suture.data.discovery import _images
+from suture.data.image_columns import images_of
 from suture.data.images import ImageSource
 from suture.data.inputs import find_inputs
 
@@ -107,7 +107,7 @@ def test_a_file_beside_an_archive_keeps_its_name(folder: Path) -> None:
     (folder / REAL).write_bytes(png(1) + b"\0")
     with ImageSource(folder) as source:
         assert source.stamp((REAL,)) != before
-    found = _images(folder)
+    found = images_of(folder)
     assert (found.root, found.paths) == (folder, {REAL, "ward/c.png"})
 
 

@@ -81,7 +81,7 @@ def test_a_file_of_the_study_is_found_beside_the_sites_file_and_stays_found(tmp_
     [
         ({"contradictions": "leave out"}, "contradictions has no effect without atlas"),
         ({"atlas": "chest", "label_type": "multiclass"}, "no effect on multiclass labels"),
-        ({"atlas": "chset"}, "chset cannot be read.*or an area: chest"),
+        ({"atlas": "chset"}, "chset cannot be read.*did you mean .chest."),
     ],
 )
 def test_an_atlas_that_cannot_be_used(tmp_path: Path, keys: dict[str, str], says: str) -> None:

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from hospitals import german, image, listed, plain, table
 from suture.core.errors import DataError
 from suture.data.config import parse_data
-from suture.data.discovery import Answers, Discovery, discover
+from suture.data.description import Answers, Discovery
+from suture.data.discovery import discover
 from suture.data.image_names import stem
 from suture.data.images import ImageSource
 from suture.data.readers import read_table

@@ -13,7 +13,8 @@ import pytest
 from hospitals import image, table
 from suture.core.errors import DataError
 from suture.data.config import load_site_config
-from suture.data.discovery import Discovery, discover
+from suture.data.description import Discovery
+from suture.data.discovery import discover
 from suture.data.readers import load_reading
 from suture.data.table import Table
 from suture.simulation.new_study import summary, write_study

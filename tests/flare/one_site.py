@@ -16,8 +16,10 @@ from nvflare.private.fed.app.fl_conf import create_privacy_manager
 from nvflare.private.fed.client.client_engine_executor_spec import TaskAssignment
 from nvflare.private.fed.client.client_runner import ClientRunner, ClientRunnerConfig, TaskRouter
 
+from job_app import place_app
 from suture.federation.plan import Plan
-from suture.flare.codec import as_text, to_shareable
+from suture.flare import PLAN
+from suture.flare.codec import to_shareable
 from suture.flare.executor import SiteExecutor
 from suture.protocol.messages import TaskData
 from suture.protocol.packing import pack
@@ -76,12 +78,13 @@ class OneSite:
         self.engine = Engine(workspace)
         router = TaskRouter()
         tasks = ["handshake", "train", "evaluate"]
-        router.add_executor(tasks, executor or SiteExecutor(as_text(plan.to_dict()), rounds))
+        router.add_executor(tasks, executor or SiteExecutor(PLAN, rounds))
         filters = {f"{task}{FilterKey.DELIMITER}{FilterKey.OUT}": list(job_filters) for task in tasks}
         settings = ClientRunnerConfig(router, {}, filters)
         self.runner = ClientRunner({}, settings, JOB, self.engine)
         private = {FLContextKey.SCOPE_OBJECT: self.scope, FLContextKey.WORKSPACE_OBJECT: workspace}
         self._contexts = FLContextManager(self.engine, "alpha", JOB, {}, private)
+        place_app(self._contexts.new_context(), plan)
 
     def answer(self, task: TaskData) -> Shareable:
         """What the site sends for a task: FLARE's runner, from the executor through all filters."""

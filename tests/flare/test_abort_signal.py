@@ -13,7 +13,8 @@ from nvflare.apis.signal import Signal
 
 from rounds import conformant
 from suture.core.devices import moved
-from suture.flare.codec import as_text, to_shareable
+from suture.flare import PLAN
+from suture.flare.codec import to_shareable
 from suture.flare.executor import EXPECTATION, SiteExecutor
 from suture.flare.filters import EgressFilter
 from suture.models import ModelSpec
@@ -34,7 +35,7 @@ def test_a_site_answers_that_its_task_was_aborted() -> None:
     run, fl_ctx = Signal(), FLContext()
     signal = Signal(parent=run)
     with Trial(conformant("surgical"), ModelSpec("cnn", size=16), "multilabel") as trial:
-        executor = SiteExecutor(as_text(trial.plan.to_dict()), 1, bell=False)
+        executor = SiteExecutor(PLAN, 1, bell=False)
         executor._site = Endless()  # type: ignore[assignment]
         task = trial.payload("alpha")
     threading.Timer(0.1, lambda: run.trigger(True)).start()

@@ -18,8 +18,10 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.widgets.metrics_artifact_writer import MetricsArtifactWriter
 from nvflare.app_common.widgets.streaming import AnalyticsReceiver
+from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver
 from nvflare.fuel.utils.log_utils import LoggerNameFilter
 from nvflare.metrics.job_metrics_collector import JobMetricsCollector
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rounds import conformant
 from suture.core.errors import FederationError
@@ -109,6 +111,16 @@ def test_flares_components_see_rounds_and_figures(
     written = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["round"] for line in written][:2] == [1, 2]
     assert "validation/loss" in json.dumps(written[0])
+
+
+def test_flares_receiver_of_tensorboard_writes_each_round(trial: Trial, tmp_path: Path) -> None:
+    """What `add_experiment_tracking(recipe, "tensorboard")` adds to the server of a job."""
+    receiver = TBAnalyticsReceiver()
+    run(trial, tmp_path, receiver)
+    (folder,) = {path.parent for path in tmp_path.rglob("events.out.tfevents.*")}
+    written = EventAccumulator(str(folder)).Reload()
+    steps = [scalar.step for scalar in written.Scalars("validation/loss")]
+    assert steps == [line["round"] for line in trial.history()] == [1, 2]
 
 
 def test_a_component_that_fails_does_not_fail_the_round(

@@ -20,9 +20,9 @@ from suture.flare.filters import EgressFilter
 from suture.methods import METHODS
 from suture.methods.base import Method
 from suture.models import ModelSpec
-from suture.protocol.half import Transport
 from suture.protocol.messages import TaskData
 from suture.protocol.packing import Packed, unpack
+from suture.protocol.precision import Transport
 from suture.simulation.trial import Trial
 
 SMALL = ModelSpec("cnn", size=16)

@@ -14,12 +14,12 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext, FLContextManager
 from nvflare.apis.workspace import Workspace
 
+from job_app import place_app
 from suture.core.errors import SutureError
 from suture.federation.loop import Loop, federate
 from suture.federation.ownership import NotOwner
 from suture.federation.store import EXPERIMENTS, experiment_folder
-from suture.flare import EXPERIMENT, SHARED_WITH
-from suture.flare.codec import as_text
+from suture.flare import EXPERIMENT, PLAN, SCHEDULE, SHARED_WITH
 from suture.flare.controller import FederationController
 from suture.flare.executor import SiteExecutor
 from suture.flare.recipe import export_job
@@ -54,11 +54,10 @@ def test_the_server_opens_an_experiment_for_its_owner_only(context: Any, tiny: A
     federation = tiny(METHOD)
 
     def run(submitter: tuple[str, str], **meta: Any) -> None:
-        controller = FederationController(
-            as_text(federation.plan.to_dict()), as_text(federation.schedule.to_dict())
-        )
+        controller = FederationController(PLAN, SCHEDULE)
+        fl_ctx = place_app(context("server", submitter, **meta), federation.plan, federation.schedule)
         try:
-            federate(controller._open(context("server", submitter, **meta)), Loop(federation.sites()))
+            federate(controller._open(fl_ctx), Loop(federation.sites()))
         finally:
             if controller._lock:
                 controller._lock.close()
@@ -101,14 +100,15 @@ def test_no_name_of_an_experiment_takes_the_place_of_a_file(
     (party / "cache").mkdir()
     before = {path.name for path in party.iterdir()}
     for experiment in (name, "next"):
-        plan = as_text({**federation.plan.to_dict(), "experiment": experiment})
-        answer = SiteExecutor(plan, 2)._answer(TaskData("handshake"), context("alpha", MINE))
+        plan = {**federation.plan.to_dict(), "experiment": experiment}
+        fl_ctx = place_app(context("alpha", MINE), plan)
+        answer = SiteExecutor(PLAN, 2)._answer(TaskData("handshake"), fl_ctx)
         assert isinstance(unpack(answer.packed), SiteInfo)
-        controller = FederationController(plan, as_text(federation.schedule.to_dict()))
-        controller._open(context("server", MINE))
+        controller = FederationController(PLAN, SCHEDULE)
+        controller._open(place_app(context("server", MINE), plan, federation.schedule))
         controller._lock.close()  # type: ignore[union-attr]
         assert (party / EXPERIMENTS / experiment / "owner.json").is_file()
-    new = {path.name for path in party.glob("[!.]*")} - before
+    new = {path.name for path in party.glob("[!.]*")} - before - {"job"}  # FLARE's folder of the job
     assert new == {"ledger.jsonl", EXPERIMENTS}
     assert len((party / "ledger.jsonl").read_text().splitlines()) == 2
 
@@ -121,8 +121,8 @@ def test_experiments_of_a_former_version_are_moved_once_and_go_on(
     write_toml(party, federation.configs["alpha"].data, state="../suture")
 
     def ask(submitter: tuple[str, str]) -> object:
-        executor = SiteExecutor(as_text(federation.plan.to_dict()), 2)
-        return unpack(executor._answer(TaskData("handshake"), context("alpha", submitter)).packed)
+        fl_ctx = place_app(context("alpha", submitter), federation.plan)
+        return unpack(SiteExecutor(PLAN, 2)._answer(TaskData("handshake"), fl_ctx).packed)
 
     assert isinstance(ask(MINE), SiteInfo)
     new, former = party / "suture" / EXPERIMENTS / name, party / "suture" / name
@@ -131,11 +131,9 @@ def test_experiments_of_a_former_version_are_moved_once_and_go_on(
     assert isinstance(ask(THEIRS), Abstain)  # its owner is known
     assert isinstance(ask(MINE), SiteInfo)
     assert (new.is_dir(), former.exists()) == (True, False)
-    controller = FederationController(
-        as_text(federation.plan.to_dict()), as_text(federation.schedule.to_dict())
-    )
+    controller = FederationController(PLAN, SCHEDULE)
     new.rename(former)
-    controller._open(context("server", MINE))
+    controller._open(place_app(context("server", MINE), federation.plan, federation.schedule))
     assert (new.is_dir(), former.exists()) == (True, False)
     controller._lock.close()  # type: ignore[union-attr]
 
@@ -145,9 +143,8 @@ def test_a_site_abstains_from_the_job_of_another(context: Any, tiny: Any, tmp_pa
     write_toml(tmp_path / "party", federation.configs["alpha"].data)
 
     def ask(submitter: tuple[str, str]) -> object:
-        fl_ctx = context("alpha", submitter)
-        executor = SiteExecutor(as_text(federation.plan.to_dict()), 2)
-        return unpack(executor._answer(TaskData("handshake"), fl_ctx).packed)
+        fl_ctx = place_app(context("alpha", submitter), federation.plan)
+        return unpack(SiteExecutor(PLAN, 2)._answer(TaskData("handshake"), fl_ctx).packed)
 
     assert isinstance(ask(MINE), SiteInfo)
     state = tmp_path / "party" / "local" / "state" / EXPERIMENTS / federation.plan.experiment
@@ -161,10 +158,8 @@ def test_a_site_abstains_from_the_job_of_another(context: Any, tiny: Any, tmp_pa
 
 def test_a_simulation_has_no_users(context: Any, tiny: Any) -> None:
     federation = tiny(METHOD)
-    controller = FederationController(
-        as_text(federation.plan.to_dict()), as_text(federation.schedule.to_dict())
-    )
-    controller._open(context("server", None))
+    controller = FederationController(PLAN, SCHEDULE)
+    controller._open(place_app(context("server", None), federation.plan, federation.schedule))
     assert controller._lock
     controller._lock.close()
 
@@ -174,15 +169,16 @@ def test_a_job_names_with_whom_it_is_shared(tmp_path: Path) -> None:
     meta = json.loads((export_job(job, tmp_path, "trial", ("a",)) / "meta.json").read_text())
     assert meta[EXPERIMENT] == "trial"
     assert meta[SHARED_WITH] == [THEIRS[0]]
-    assert THEIRS[0] not in (tmp_path / "demo" / "app_a" / "config" / "config_fed_client.json").read_text()
+    config = tmp_path / "demo" / "app_a" / "config"
+    assert not [path for path in config.iterdir() if THEIRS[0] in path.read_text()]
 
 
 def test_a_broken_list_shares_nothing(context: Any, tiny: Any) -> None:
     federation = tiny(METHOD)
-    plan, schedule = as_text(federation.plan.to_dict()), as_text(federation.schedule.to_dict())
     for submitter in (MINE, THEIRS):
-        controller = FederationController(plan, schedule)
+        controller = FederationController(PLAN, SCHEDULE)
         fl_ctx = context("server", submitter, **{SHARED_WITH: THEIRS[0]})
+        place_app(fl_ctx, federation.plan, federation.schedule)
         if submitter == MINE:
             controller._open(fl_ctx)
             assert controller._lock

@@ -20,16 +20,18 @@ from nvflare.apis.workspace import Workspace
 from one_site import OneSite
 
 import outside_method
+from job_app import place_app
 from outside_method import CLASS, DISTRIBUTION, METADATA, MODULE, NAME, install, on_path
 from own_poc import own_port, wait_until_joined
 from suture.core.entry_points import PACKAGES
 from suture.core.errors import CodeMismatch, ConfigError, FederationError
 from suture.federation.plan import Plan
+from suture.flare import PLAN, SCHEDULE
 from suture.flare.admin.kit import kits_in
 from suture.flare.admin.poc import parties, project_of, project_template, provision
 from suture.flare.admin.policy import CLASSES, allow_classes, allow_packages, make_strict
 from suture.flare.admin.processes import start, stop
-from suture.flare.codec import as_text, from_shareable_, from_text
+from suture.flare.codec import from_shareable_
 from suture.flare.compat.tensors import register
 from suture.flare.controller import FederationController
 from suture.flare.recipe import FederationRecipe, export_job, recipe_of
@@ -85,8 +87,7 @@ def test_its_package_travels_and_is_found_where_it_arrives(
         assert outside()[NAME].dist.name == DISTRIBUTION  # type: ignore[union-attr]
         assert Path(sys.modules[method_class(NAME).__module__].__file__ or "").is_relative_to(folder)
         assert code_hash(method_class(NAME)) == made
-        config = json.loads((folder / "app_sites" / "config" / "config_fed_client.json").read_text())
-        plan = Plan.from_dict(from_text(config["executors"][0]["executor"]["args"]["plan"]))
+        plan = Plan.from_dict(json.loads((folder / "app_sites" / "config" / PLAN).read_text()))
         plan.check_code("a")
         assert plan.method.about.name == NAME
 
@@ -94,9 +95,11 @@ def test_its_package_travels_and_is_found_where_it_arrives(
 def test_staged_files_are_removed_with_the_recipe(installed: Path, tmp_path: Path) -> None:
     recipe = recipe_of(job(), "trial", ("a",), bundle=True)
     app = recipe._job._deploy_map["a"].get_app_config()
-    (staged,) = (Path(source) for source, dest, _ in app.file_sources if not dest)
+    plan, staged = sorted((Path(source) for source, *_ in app.file_sources), key=Path.is_dir)
+    assert plan.name == PLAN
     assert (staged / f"{MODULE}.py").is_file()
     del app, recipe
+    assert not plan.exists()
     assert not staged.exists()
 
 
@@ -107,7 +110,7 @@ def test_an_installed_package_does_not_travel(installed: Path, tmp_path: Path) -
 
 
 def test_a_method_of_an_installed_package_may_run_in_a_federation(installed: Path) -> None:
-    check_federated(job())
+    check_federated(job().method)
 
 
 # What a party allows
@@ -124,6 +127,7 @@ def context(folder: Path, entries: list[str], *, byoc: bool = False) -> FLContex
     fl_ctx.set_prop(ReservedKey.IDENTITY_NAME, "alpha", private=False)
     engine = SimpleNamespace(get_workspace=lambda: workspace)
     fl_ctx.set_prop(ReservedKey.ENGINE, engine, private=True)
+    fl_ctx.set_prop(FLContextKey.CURRENT_RUN, "job", private=False)
     return fl_ctx
 
 
@@ -201,12 +205,11 @@ def test_a_server_that_has_not_listed_it_ends_the_job(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = job()
-    controller = FederationController(
-        as_text(made.plan("trial").to_dict()), as_text(made.schedule().to_dict())
-    )
+    controller = FederationController(PLAN, SCHEDULE)
+    fl_ctx = place_app(context(tmp_path / "server", ["suture."]), made.plan("trial"), made.schedule())
     panics: list[str] = []
     monkeypatch.setattr(controller, "system_panic", lambda reason, _: panics.append(reason))
-    controller.control_flow(None, context(tmp_path / "server", ["suture."]))  # type: ignore[arg-type]
+    controller.control_flow(None, fl_ctx)  # type: ignore[arg-type]
     assert [f"--allow {MODULE}." in reason for reason in panics] == [True]
 
 

@@ -11,13 +11,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.utils.event import fire_event_to_components
 from nvflare.fuel.utils.config_service import ConfigService
+from nvflare.metrics.job_metrics_collector import JobMetricsCollector
 from nvflare.private.fed.client.client_json_config import ClientJsonConfigurator
 from nvflare.private.fed.server.server_json_config import ServerJsonConfigurator
 
 from suture.core.errors import ConfigError
 from suture.federation.plan import Plan, Schedule
-from suture.flare.codec import from_text
+from suture.flare import PLAN, SCHEDULE
+from suture.flare.compat.bell import TaskNotifier
 from suture.flare.filters import EgressFilter
 from suture.flare.recipe import export_job, recipe_of
 from suture.simulation.job import Job, load_job, with_settings
@@ -43,16 +48,17 @@ def test_every_argument_survives_export(name: str, tmp_path: Path) -> None:
     )
     folder = export_job(job, tmp_path, "trial", ("a", "b"))
     (server,) = configs(folder, "config_fed_server.json")
-    controller = built(server["workflows"][0])
-    assert Schedule.from_dict(from_text(controller.schedule)) == job.schedule()
-    assert Plan.from_dict(from_text(controller.plan)) == job.plan("trial")
+    assert server["workflows"][0]["args"] == {"plan": PLAN, "schedule": SCHEDULE}
+    assert built(server["workflows"][0]).plan == PLAN
+    (schedule,) = configs(folder, SCHEDULE)
+    assert Schedule.from_dict(schedule) == job.schedule()
+    assert [Plan.from_dict(plan) for plan in configs(folder, PLAN)] == [job.plan("trial")] * 2
     assert (
         0 < server["server"]["task_request_interval"] < 0.5
     )  # FLARE's own default of 2 s would rule every round
     (client,) = configs(folder, "config_fed_client.json")  # of both sites, whose apps do not differ
     executor = built(client["executors"][0]["executor"])
-    assert Plan.from_dict(from_text(executor.plan)) == job.plan("trial")
-    assert executor.rounds == 7
+    assert (executor.plan, executor.rounds) == (PLAN, 7)
     assert set(client["executors"][0]["tasks"]) == set(TASKS)
     (entry,) = client["task_result_filters"]
     assert built(entry["filters"][0]).process
@@ -127,8 +133,8 @@ def listed(config: dict[str, Any], *_: Any, **__: Any) -> str:
     return "" if config["path"].startswith(("suture.", "nvflare.")) else f"{config['path']} is not listed"
 
 
-def configured(folder: Path, app: str) -> list[Any]:
-    """The server's controller, or a site's executor, as FLARE's own configurator builds it."""
+def configurator(folder: Path, app: str) -> Any:
+    """FLARE's own configurator, which has built the components of an app."""
     site = app.removeprefix("app_")
     args = Namespace(
         job_id="job", client_name=site, workspace=str(folder), set=None, sp_scheme="grpc", sp_target="a:1"
@@ -138,12 +144,27 @@ def configured(folder: Path, app: str) -> list[Any]:
     if site == "server":
         kind, file = ServerJsonConfigurator, "config_fed_server.json"
     ConfigService.initialize(section_files={}, config_path=[str(folder / app / "config")])
-    configurator = kind(workspace, str(folder / app / "config" / file), args, str(folder / app))
-    configurator.set_component_build_authorizer(listed)
-    configurator.configure()
-    if site == "server":
-        return [workflow.controller for workflow in configurator.workflows]
-    return [entry.executor for entry in configurator.executors]
+    made = kind(workspace, str(folder / app / "config" / file), args, str(folder / app))
+    made.set_component_build_authorizer(listed)
+    made.configure()
+    return made
+
+
+def test_flares_metrics_do_not_time_the_wait_for_a_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_config_path", "_sections"):  # of the whole process
+        monkeypatch.setattr(ConfigService, name, type(getattr(ConfigService, name))())
+    recipe = recipe_of(load_job("demo"), "trial", ("alpha",))
+    recipe._job.to(JobMetricsCollector({}), "alpha", id="metrics")
+    recipe.export(str(tmp_path))
+    seen: list[str] = []
+    monkeypatch.setattr(TaskNotifier, "wait", lambda *_: seen.append("waits"))
+    monkeypatch.setattr(JobMetricsCollector, "handle_event", lambda *_: seen.append("times"))
+    fire_event_to_components(
+        EventType.BEFORE_PULL_TASK, configurator(tmp_path / "demo", "app_alpha").handlers, FLContext()
+    )
+    assert seen == ["waits", "times"]
 
 
 @pytest.mark.parametrize("path", ["moco_v2_800ep_pretrain.pth.tar", "os.path", "{$HOME}", "{site}.pt"])
@@ -158,8 +179,9 @@ def test_flare_itself_builds_the_job_whatever_a_prior_is_called(
         ["method.prior.name=checkpoint", f"method.prior.path={path}", "label_map.path=a.b"],
     )
     folder = export_job(job, tmp_path, "trial", ("alpha",), bundle)
-    (executor,) = configured(folder, "app_alpha")
-    assert Plan.from_dict(from_text(executor.plan)) == job.plan("trial")
-    (controller,) = configured(folder, "app_server")
-    assert Plan.from_dict(from_text(controller.plan)) == job.plan("trial")
-    assert Schedule.from_dict(from_text(controller.schedule)) == job.schedule()
+    assert [entry.executor.plan for entry in configurator(folder, "app_alpha").executors] == [PLAN]
+    assert [flow.controller.schedule for flow in configurator(folder, "app_server").workflows] == [SCHEDULE]
+    for plan in configs(folder, PLAN):
+        assert Plan.from_dict(plan) == job.plan("trial")
+    (schedule,) = configs(folder, SCHEDULE)
+    assert Schedule.from_dict(schedule) == job.schedule()

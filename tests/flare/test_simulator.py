@@ -46,6 +46,8 @@ FEDLSM = [
 ]
 
 
+ADAPTERS = ["model.name=timm:test_vit", "model.size=32", "model.train=adapters", "model.adapters.rank=4"]
+
 FEDMAS = ["method=fedmas", "model.projection=128", "method.prior_view=plain"]
 
 
@@ -67,8 +69,8 @@ def furthest(one: Path, two: Path) -> float:
 
 @pytest.mark.parametrize(
     ("threads", "settings"),
-    [(None, FEDMAS), (2, FEDLSM), (None, ["model.train=head"])],
-    ids=["Fed-MAS, a process per site", "FedLSM, threads fewer than sites", "a frozen encoder"],
+    [(None, FEDMAS), (2, FEDLSM), (None, ["model.train=head"]), (2, ADAPTERS)],
+    ids=["Fed-MAS, a process per site", "FedLSM, threads fewer than sites", "a frozen encoder", "adapters"],
 )
 def test_simulator_equals_the_loop(threads: int | None, settings: list[str], tmp_path: Path) -> None:
     loop = run("local", tmp_path / "same", settings=settings)

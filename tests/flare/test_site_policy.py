@@ -23,8 +23,9 @@ from nvflare.private.privacy_manager import PrivacyService
 from nvflare.security.security import FLAuthorizer
 from one_site import POLICY, OneSite
 
+from suture.flare import PLAN
 from suture.flare.admin.policy import CLASSES
-from suture.flare.codec import as_text, from_shareable_, to_shareable
+from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.tensors import register
 from suture.flare.executor import SiteExecutor
 from suture.flare.filters import EgressFilter
@@ -74,7 +75,7 @@ def site(tiny: Any, tmp_path: Path) -> Callable[..., OneSite]:
             f'[data]\ndataset = "hospital"\nroot = "{own.data.root}"\ntable = "{own.data.table}"\n'
             "[privacy]\nmin_count = 0\nmin_loss = 0\n"
         )
-        made = executor(as_text(federation.plan.to_dict()), 2)
+        made = executor(PLAN, 2)
         return OneSite(tmp_path / name, federation.plan, config, executor=made, **more)
 
     return make

@@ -97,7 +97,7 @@ def test_no_submitter_gets_anothers_model_runs_code_or_makes_the_server_fetch(
         include = f'include url("http://127.0.0.1:{web.server_port}/secret")'
         config.with_suffix(".conf").write_text(f"{{ {include}\n{config.read_text()[1:]}")
         config.unlink()
-        with connected(theirs) as federation, pytest.raises(FederationError, match="no JSON"):
+        with connected(theirs) as federation, pytest.raises(FederationError, match="not JSON"):
             federation.submit(folder)
     finally:
         stop(root)

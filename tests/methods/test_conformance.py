@@ -24,7 +24,7 @@ EXEMPT = {
     # It must see all classes, and takes no re-training: another head predicts.
     "creff": {"label_view", "retrain"},
     # Views and thresholds have tests of their own; a few steps on 18 images do not show them all.
-    "fedlsm": {f"teaching.{name}" for name in ("weak", "strong", "mixed_positive", "mixed_negative", "ema")},
+    "fedlsm": {f"teaching.{name}" for name in ("weak", "strong", "mixed_positive", "mixed_negative")},
     # What the prior sees differs under augmentation alone; the program's loss needs a second head.
     "fedmas": {"prior_view", "supervision"},
     # What it restricts, and its own softmax; the other value is refused.
@@ -62,6 +62,13 @@ EXEMPT = {
     "pmfl": {"share.of"},
 }
 
+SKIPPED = {
+    # It sends sums in place of a model, solves them in one round, and has no optimiser.
+    ("afl", "one_site_alone_decides"),
+    ("afl", "training_lowers_the_loss"),
+    ("afl", "optimiser_state_carries_over"),
+}
+
 TAUGHT = {"condist", "fedlsm", "fedmlp", "fednml", "fedprox", "fedpu", "fedvls", "fixmatch", "fssl", "moon"}
 """The methods that look at the received model while they train."""
 
@@ -78,7 +85,8 @@ def subject(name: str) -> Subject:
 @ALL
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_keeps_the_contract(name: str, check: Any) -> None:
-    check(subject(name))
+    if (name, check.__name__) not in SKIPPED:
+        check(subject(name))
 
 
 @pytest.mark.parametrize("name", [n for n in sorted(METHODS) if METHODS[n]().labels.view != "target"])

@@ -128,3 +128,18 @@ def test_a_pipe_of_weights_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "w.pt")
     with pytest.raises(ConfigError, match=r"w\.pt cannot be read: not a regular file"):
         read_checkpoint(tmp_path / "w.pt")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"cut off", b"<html>not found</html>", b"version https://git-lfs\n"]
+)
+def test_a_file_that_is_named_safetensors_is_not_called_a_pytorch_checkpoint(
+    tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(
+        ConfigError, match=r"model\.safetensors is damaged, or not a safetensors file; fetch"
+    ) as e:
+        read_checkpoint(path)
+    assert "PyTorch" not in str(e.value)

@@ -71,9 +71,24 @@ def test_a_folder_that_holds_no_model(tmp_path: Path) -> None:
     run = tmp_path / "run"
     site = run / "sites" / "alpha" / "state" / "experiments" / "run" / "model"
     site.mkdir(parents=True)
-    (run / "run.json").touch()
-    with pytest.raises(ConfigError, match=r"run has no model of all sites; continue it with --resume$"):
-        load_model(run)
+    for about, remedy in (
+        (
+            {"status": "failed", "env": "sim", "command": "suture run demo --env sim"},
+            r"continue it: suture run demo --env sim --out \S*run --resume$",
+        ),
+        ({"status": "interrupted", "env": "local"}, r"suture run JOB --out \S*run --resume$"),
+        (
+            {"status": "finished", "env": "local", "command": "suture run demo"},
+            r"is lost; train it again: suture run demo --out \S*run --overwrite$",
+        ),
+        (
+            {"status": "running", "env": "poc", "flare_job": "7"},
+            r"once the job has ended and `suture results JOB_ID` has fetched it$",
+        ),
+    ):
+        (run / "run.json").write_text(json.dumps(about))
+        with pytest.raises(ConfigError, match=remedy):
+            load_model(run)
     (site / "model.json").touch()
     with pytest.raises(ConfigError, match=r"run has no model of all sites; name a site's, as .*run/model$"):
         load_model(run)

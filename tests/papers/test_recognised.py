@@ -11,7 +11,8 @@ import pytest
 
 from hospitals import image, table
 from suture.data.config import load_site_config
-from suture.data.discovery import Discovery, discover
+from suture.data.description import Discovery
+from suture.data.discovery import discover
 from suture.data.layouts import Layout
 from suture.data.readers import DATASETS, load_reading
 from suture.data.table import Table

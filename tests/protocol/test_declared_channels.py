@@ -26,11 +26,12 @@ WRONG = {
     "way is 'sideways': set it to up, down": (Channel("a", ODD),),
     "type is 'torch.complex64'": (Channel("a", "up", (2,), "torch.complex64"),),
     "type is 'float32'": (Channel("a", "up", (2,), "float32"),),
-    "rows are no classes: remove rows": (Channel("a", "up", LAYOUT, rows="own"),),
+    "rows are not classes: remove rows": (Channel("a", "up", LAYOUT, rows="own"),),
     "let its shape begin with CLASSES": (Channel("a", "up", (2, CLASSES), rows="own"),),
     "tells of each class: let its shape": (Channel("a", "facts", (2, CLASSES)),),
     "so does another channel: give each a": (Channel("a", "facts", (CLASSES,)), Channel("a", "down")),
-    "axis ANY and goes up": (Channel("a", "up", (CLASSES, ANY)),),
+    "axis ANY and goes down": (Channel("a", "down", (CLASSES, ANY)),),
+    "axis ANY and goes server": (Channel("a", "server", (CLASSES, ANY)),),
 }
 
 

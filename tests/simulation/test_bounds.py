@@ -6,17 +6,20 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 import pytest
 from annotated_types import Le, Lt
+from nvflare.apis.workspace import Workspace
 from pydantic import AfterValidator, PlainValidator
 
+from job_app import place_app
 from suture.core.errors import ConfigError
 from suture.core.validation import LIMIT
 from suture.data.config import load_site_config
 from suture.federation.plan import Plan, Schedule
-from suture.flare.codec import as_text
+from suture.flare import PLAN
 from suture.flare.executor import SiteExecutor
 from suture.methods import METHODS
 from suture.methods.surgical import SurgicalAggregation
@@ -119,9 +122,17 @@ def test_server_and_site_refuse_it_too(
         def get_prop(self, _: str, default: object = None) -> object:
             return default
 
+        def get_engine(self) -> Any:
+            return SimpleNamespace(get_workspace=lambda: Workspace(str(tmp_path), "harbor"))
+
+        def get_job_id(self) -> str:
+            return "job"
+
     config = hospital(tmp_path / "local", ("Mass",), 10, 0)
+    (tmp_path / "startup").mkdir()
+    place_app(Context(), plan_of_another_tool())  # type: ignore[arg-type]
     assert load_site_config(config)
-    executor = SiteExecutor(as_text(plan_of_another_tool()), 2)
+    executor = SiteExecutor(PLAN, 2)
     reply = unpack(executor._answer(TaskData("handshake"), Context()).packed)  # type: ignore[arg-type]
     assert isinstance(reply, Abstain)
     assert (reply.reason, reply.error) == ("configuration", "ConfigError")

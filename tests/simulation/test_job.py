@@ -244,3 +244,13 @@ def test_what_flare_is_told_of_a_job_is_checked_where_it_is_set() -> None:
 def test_what_flare_would_not_take_is_refused(setting: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         with_settings(load_job("demo"), [setting])
+
+
+@pytest.mark.parametrize("file", ["run.json", "model.json"])
+def test_a_trained_model_in_place_of_a_job_is_told_where_models_are_exported(
+    tmp_path: Path, file: str
+) -> None:
+    (tmp_path / "a run").mkdir()
+    (tmp_path / "a run" / file).write_text("{}")
+    with pytest.raises(ConfigError, match=r"not a job; to export the model: suture model export '.*a run'"):
+        load_job(tmp_path / "a run")

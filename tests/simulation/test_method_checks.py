@@ -22,6 +22,7 @@ from suture.methods.averaging import LocalAveraging
 from suture.methods.base import About, GlobalModel, LabelUse, RoundContext, hyperparameters
 from suture.models.classifier import Classifier
 from suture.protocol.messages import TaskData, Update
+from suture.protocol.precision import Transport
 from suture.simulation import method_checks as checks
 from suture.simulation.method_checks import subject_of
 from suture.testing import check_method
@@ -305,8 +306,9 @@ def test_a_schedule_or_a_warm_up_is_no_other_learning_rate(settings: dict[str, A
     checks.a_sites_own_learning_rate_is_used(subject_of(FedProx(local=LocalTraining(**settings))))
 
 
+@pytest.mark.parametrize("transport", ["float16", "int8"])
 @pytest.mark.parametrize("name", ["surgical", "pmfl"])
-def test_the_checks_hold_with_half_precision_transport(name: str) -> None:
-    subject = replace(subject_of(conformant(name)), transport="float16")
+def test_the_checks_hold_where_weights_travel_in_fewer_bits(name: str, transport: Transport) -> None:
+    subject = replace(subject_of(conformant(name)), transport=transport)
     for check in set(checks.CHECKS) - {checks.every_hyperparameter_matters}:
         check(subject)

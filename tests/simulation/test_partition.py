@@ -60,7 +60,7 @@ def test_too_few_patients_are_told() -> None:
 
 
 def test_the_published_class_lists() -> None:
-    sizes = {k: [len(c) for c in client_classes(k=k)] for k in (2, 3, 4, 5, 6, 8, 10)}
+    sizes = {k: [len(c) for c in client_classes(k)] for k in (2, 3, 4, 5, 6, 8, 10)}
     assert sizes == {
         2: [11, 7],
         3: [12, 8, 8],
@@ -70,30 +70,27 @@ def test_the_published_class_lists() -> None:
         8: [5, 5, 3, 6, 5, 3, 4, 3],
         10: [5, 5, 3, 6, 5, 3, 3, 3, 3, 3],
     }
-    first, second = client_classes(k=2)
+    first, second = client_classes(2)
     assert set(first) & set(second) == {"Cardiomegaly", "Emphysema", "Mass", "Pleural Effusion"}
 
 
 @pytest.mark.parametrize("shared", [0, 1, 2, 4, 8, 12, 14])
 def test_four_clients_share_as_many_classes_as_told(shared: int) -> None:
-    clients = client_classes(shared=shared)
+    clients = client_classes(4, shared)
     assert len(clients) == 4
     assert len(set.intersection(*(set(c) for c in clients))) == shared
 
 
 def test_only_published_experiments_have_lists() -> None:
     with pytest.raises(ConfigError, match="unknown number of clients '7'"):
-        client_classes(k=7)
+        client_classes(7)
     with pytest.raises(ConfigError, match="unknown number of shared classes '3'"):
-        client_classes(shared=3)
-    for wrong in ({}, {"k": 2, "shared": 2}):
-        with pytest.raises(ConfigError, match="either k"):
-            client_classes(**wrong)
+        client_classes(4, 3)
 
 
 def test_nih_becomes_two_sites_and_a_server() -> None:
     table = pooled(40, 60)
-    sites = partition_table(table, client_classes(k=2), seed=0)
+    sites = partition_table(table, client_classes(2), seed=0)
     assert list(sites) == ["site-1", "site-2", "server"]
     assert [len(t.labels) for t in sites.values()] == [11, 7, 14]
     assert set(union(t.labels for t in (sites["site-1"], sites["site-2"]))) == set(LABELS)
@@ -134,7 +131,7 @@ def test_real_nih_becomes_ten_sites(data_root: Path) -> None:
             table=folder / "Data_Entry_2017_v2020.csv",
         )
     )
-    sites = partition_table(table, client_classes(k=10))
+    sites = partition_table(table, client_classes(10))
     assert len(sites) == 11
     patients = {len(set(t.patients)) for name, t in sites.items() if name != "server"}
     assert len(patients) == 1
@@ -149,7 +146,7 @@ def test_class_lists_of_every_kind() -> None:
     assert disjoint != class_lists("disjoint", LABELS, 2, seed=1)
     assert [c.names for c in class_lists("single", LABELS, 2)] == [(name,) for name in LABELS]
     assert class_lists("all", LABELS, 3) == (LABELS,) * 3
-    assert class_lists("published", LABELS, 4, shared=8) == client_classes(shared=8)
+    assert class_lists("published", LABELS, 4, shared=8) == client_classes(4, 8)
     with pytest.raises(ConfigError, match="set clients=4"):
         class_lists("published", LABELS, 2, shared=8)
     with pytest.raises(ConfigError, match="14 classes cannot be divided among 15 sites"):

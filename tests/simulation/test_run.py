@@ -131,7 +131,7 @@ def test_a_folder_of_something_else_is_never_touched(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="is not a run of suture"):
             run(JOB, tmp_path, overwrite=overwrite)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
-    with pytest.raises(ConfigError, match="no run to resume"):
+    with pytest.raises(ConfigError, match="no run to resume; name the folder of one with --out"):
         run(JOB, tmp_path / "nothing", resume=True)
 
 

@@ -108,8 +108,8 @@ def test_a_summary_says_how_the_images_are_read() -> None:
     )
     summary = summarise(found, config(bits=12))
     assert summary is not None
-    assert summary.pixels == "20 × 10 to 100 × 80"
-    assert summary.depth == "1 of 8 bits, 1 of 16 bits, read as 12; values to 4,000"
-    assert summary.channels == "1 of 2 in colour, read as gray"
-    assert summary.levels == "mean 75; images from 50 to 100"
-    assert summarise(Findings(), config()) is None
+    assert summary["pixels"] == "20 × 10 to 100 × 80"
+    assert summary["depth"] == "1 of 8 bits, 1 of 16 bits, read as 12; values to 4,000"
+    assert summary["channels"] == "1 of 2 in colour, read as gray"
+    assert summary["gray levels"] == "mean 75; images from 50 to 100"
+    assert summarise(Findings(), config()) == {}

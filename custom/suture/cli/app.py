@@ -7,21 +7,17 @@ import os
 import platform
 import sys
 from collections.abc import Callable
-from enum import StrEnum
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 from typer.core import TyperGroup
 
-from suture.cli.common import command_of, console, guarded, literal, print_line
+from suture.cli.common import command_of, console, guarded, literal, plain_table, print_line
 from suture.cli.data import data_app, vocab
-from suture.cli.explain import explain
-from suture.cli.finetune import finetune
 from suture.cli.former import refuse_former
 from suture.cli.jobs import report, results, resume, status
 from suture.cli.live import track, watch
@@ -29,13 +25,13 @@ from suture.cli.model import model_app
 from suture.cli.party import doctor, egress, ledger, policy
 from suture.cli.plot import plot_app
 from suture.cli.poc import poc_app
-from suture.cli.research import compare, decide, evaluate, predict
+from suture.cli.research import compare, decide, evaluate, explain, finetune, predict
 from suture.cli.run import demo, export, run
 from suture.cli.study import check, init, labels
 from suture.core import VERSION
 from suture.core.allocator import keep_memory
 from suture.core.entry_points import found
-from suture.core.errors import ConfigError
+from suture.core.errors import ConfigError, unknown
 from suture.core.printable import clean_warnings
 
 
@@ -66,11 +62,7 @@ class Commands(TyperGroup):
         return own or (points and literal(command_of(points[0])))
 
 
-app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def _print_version(wanted: bool) -> None:
@@ -90,38 +82,44 @@ def options(
     """Train one model over sites that annotate different labels."""
 
 
-class Kind(StrEnum):
-    """A kind of thing that can be listed alone."""
+Kind = Literal["methods", "models", "priors", "datasets", "simulations", "jobs", "tables"]
+"""A kind of thing that can be listed alone."""
 
-    methods = "methods"
-    models = "models"
-    priors = "priors"
-    datasets = "datasets"
-    simulations = "simulations"
-    jobs = "jobs"
-    tables = "tables"
+
+def _kind(word: str) -> Kind:
+    kinds: tuple[Kind, ...] = get_args(Kind)
+    for kind in kinds:
+        if word == kind:
+            return kind
+    raise unknown("kind of list", word, kinds)
 
 
 def list_(
     kind: Annotated[
         Kind | None,
-        typer.Argument(help="List only these; methods by the question that they answer."),
+        typer.Argument(
+            help="List only these; methods by the question that they answer.",
+            parser=_kind,
+            metavar=f"[{'|'.join(get_args(Kind))}]",
+        ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Argument(help="With models: describe this one, such as timm:resnet50."),
+        typer.Argument(
+            help="With models: describe this one, such as timm:resnet50, or search, such as timm:vit."
+        ),
     ] = None,
 ) -> None:
     """List methods, models, priors, data sets, simulations, jobs and tables."""
     if name is not None:
         _describe(kind, name)
         return
-    if kind is Kind.methods:
+    if kind == "methods":
         _list_methods()
         return
     from suture.simulation.catalogue import rows
 
-    table = _table("kind", "name", "description")
+    table = plain_table("kind", "name", "description")
     for of, *row in rows():
         if kind in (None, f"{of.replace(' ', '')}s"):
             table.add_row(*map(escape, (of, *row)))  # "suture[lite]" is no markup
@@ -130,11 +128,11 @@ def list_(
 
 def _describe(kind: Kind | None, name: str) -> None:
     """Print the input, the size and the weights of a model."""
-    if kind is not Kind.models:
+    if kind != "models":
         raise ConfigError(f"{name}: only a model is described; write suture list models NAME")
     from suture.simulation.catalogue import model_facts
 
-    table = _table("", "")
+    table = plain_table("", "")
     table.show_header = False
     for row in model_facts(name):
         table.add_row(*map(escape, row))
@@ -145,7 +143,7 @@ def _list_methods() -> None:
     """Print the methods by question: paper, labels, what a site sends and what a round costs."""
     from suture.simulation.catalogue import by_question, rows
 
-    table = _table("method", "paper", "labels an image", "a site sends", "cost")
+    table = plain_table("method", "paper", "labels an image", "a site sends", "cost")
     listed = set()
     for question, methods in by_question().items():
         table.add_section()
@@ -155,23 +153,15 @@ def _list_methods() -> None:
             about = escape(f"{entry['title']}, {entry['paper']}")
             table.add_row(escape(name), about, entry["labels"], entry["sends"], cost)
             listed.add(name)
-    others = [(name, text) for of, name, text in rows() if of == "method" and name not in listed]
-    if others:
+    if others := [(name, text) for of, name, text in rows() if of == "method" and name not in listed]:
         table.add_section()
         table.add_row("[bold]of other packages[/bold]")
-        for name, text in others:
-            table.add_row(escape(name), escape(text))
+        for row in others:
+            table.add_row(*map(escape, row))
     console.print(table)
     console.print(
         "cost: a round relative to FedAvg's on the same labels; docs/reference/methods.md", style="dim"
     )
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, no_wrap=column in ("kind", "method"))
-    return table
 
 
 def reference(

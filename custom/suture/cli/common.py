@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from enum import StrEnum
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from suture.core.entry_points import load
 from suture.core.errors import FULL, LOCKED, MISPLACED, ConfigError, DiskError, SutureError
@@ -25,12 +25,8 @@ if TYPE_CHECKING:
 console = Console(emoji=False)  # a name such as ":x:" is none
 
 
-class Part(StrEnum):
-    """A split of a data set."""
-
-    train = "train"
-    validation = "validation"
-    test = "test"
+Part = Literal["train", "validation", "test"]
+"""A split of a data set."""
 
 
 def known_names(incomplete: str) -> list[str]:
@@ -64,10 +60,8 @@ MaxFailed = Annotated[
 Device = Annotated[
     str | None,
     typer.Option(
-        help=(
-            "Device of simulated sites: cpu, cuda, or several that sites share in turn, cuda:0,cuda:1; by "
-            "default SUTURE_DEVICE."
-        )
+        help="Device of simulated sites: cpu, cuda, or several that sites share in turn, cuda:0,cuda:1; by "
+        "default SUTURE_DEVICE."
     ),
 ]
 ModelDevice = Annotated[
@@ -81,6 +75,23 @@ Amp = Annotated[bool, typer.Option("--amp", help="Simulated sites train in mixed
 def print_line(text: str, style: str = "") -> None:
     """Print text as it is: neither wrapped nor coloured, and no character that the terminal would obey."""
     console.print(printable_lines(text), style=style, soft_wrap=True, highlight=False, markup=False)
+
+
+def plain_table(*columns: str) -> Table:
+    """Return a table without lines; the words of commands in its first column are not broken."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=column in ("kind", "method"))
+    return table
+
+
+def figures_table(title: str, *figures: str) -> Table:
+    """Return a table of figures of classes, a row each."""
+    table = Table(title=title, title_justify="left", show_edge=False)
+    table.add_column("Class")
+    for head in figures:
+        table.add_column(head, justify="right")
+    return table
 
 
 def job_with(name: str, settings: list[str] | None, trust: bool = False) -> Job:

@@ -9,6 +9,8 @@ import typer
 
 from suture.cli.common import Device, JobName, Sets, Trust, console, job_with, print_line
 from suture.core.errors import ConfigError, DataError, SutureError
+from suture.core.files import atomic_write, make_folder
+from suture.core.printable import number_of
 
 data_app = typer.Typer(name="data", help="Check a site's data, or simulate some.", no_args_is_help=True)
 
@@ -38,11 +40,8 @@ def simulate(
 
 
 @data_app.command()
-def check(
-    config: Annotated[Path, typer.Argument(help="A site's suture.toml.")],
-) -> None:
+def check(config: Annotated[Path, typer.Argument(help="A site's suture.toml.")]) -> None:
     """Check a site's configuration and data: counts, unreadable images, empty classes, split leaks."""
-    from suture.core.printable import number_of
     from suture.data.config import load_site_config
     from suture.data.quality import check as check_data
     from suture.data.quality import render
@@ -71,7 +70,6 @@ def vocab(
     ] = "appearance",
 ) -> None:
     """Make a vocabulary from documents. Use public documents: every party receives the words."""
-    from suture.core.files import atomic_write, make_folder
     from suture.data.text import build_vocabulary, counted, coverage
 
     documents = _documents(data, every, texts)

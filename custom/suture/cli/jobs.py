@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from suture.cli.common import Detach, FlareStudy, RunFolder, StartupKit, console, print_line, stated
+from suture.core.files import read_json, write_json
+from suture.core.names import check_experiment, shown_name
+from suture.core.printable import printable
 
 if TYPE_CHECKING:
     from suture.flare.admin.kit import Kit
@@ -24,7 +27,6 @@ def status(
     study: FlareStudy = "default",
 ) -> None:
     """Show the jobs and sites of a running federation, or the progress of one job."""
-    from suture.core.names import shown_name
     from suture.flare.admin.kit import admin_kit
     from suture.flare.admin.session import connected
 
@@ -39,9 +41,8 @@ def status(
         meta = federation.meta(job_id)
         ended = str(meta.get("status"))
         recent = federation.recent(job_id) if ended == "RUNNING" else {}
-        failed = ended.startswith("FINISHED") and not ended.endswith("COMPLETED")
         why = ""
-        if failed:
+        if ended.startswith("FINISHED") and not ended.endswith("COMPLETED"):
             from suture.flare.admin.remote import why_ended  # imports torch
 
             why = why_ended(federation, job_id)
@@ -49,9 +50,6 @@ def status(
 
 
 def _line(job: dict[str, Any]) -> str:
-    from suture.core.names import shown_name
-    from suture.core.printable import printable
-
     submitted, took = (
         printable(job.get(key, ""), 40).partition(".")[0] for key in ("submit_time", "duration")
     )
@@ -63,17 +61,14 @@ def _line(job: dict[str, Any]) -> str:
 
 
 def _show(meta: dict[str, Any], recent: dict[str, Any], why: str) -> None:
-    from suture.core.names import shown_name
-    from suture.core.printable import printable
     from suture.flare.admin.remote import state
     from suture.reports.progress import Progress
 
     print_line(f"{shown_name(meta.get('name'))}: {printable(meta.get('status'), 40)}")
     progress = Progress("", "")
     lines = [progress.take(event) for event in recent.get("events", [])]
-    for line in [why or state(meta), *lines[-10:]]:
-        if line:
-            print_line(line)
+    for line in filter(None, [why or state(meta), *lines[-10:]]):
+        print_line(line)
 
 
 def results(
@@ -105,39 +100,36 @@ def run_remotely(
     from suture.flare.admin.remote import submit
     from suture.simulation.job import check_federated, check_finetuning
 
-    check_federated(job)
+    check_federated(job.method)
     check_finetuning(job)
     kit = admin_kit(startup_kit, env, study)
-    if env == "poc":
-        # A kit lies in FOLDER/PROJECT/prod_NN/NAME.
-        check_study(job, kit.folder.resolve().parents[2], how.sites)
+    # A kit lies in FOLDER/PROJECT/prod_NN/NAME.
+    poc = kit.folder.resolve().parents[2] if env == "poc" else None
+    if poc:
+        check_study(job, poc, how.sites)
     job_id = submit(job, env, kit, folder, experiment, how)
     if _follow(job.title, env, kit, folder, job_id, detach):
-        if env == "poc" and getattr(job.simulation, "synthetic", False):
+        if poc and getattr(job.simulation, "synthetic", False):
             _mark_synthetic(folder)
         if job.finetuning:
-            _tune(job, env, kit, folder)
+            _tune(job, poc, folder)
         show_run(folder)
 
 
 def _mark_synthetic(folder: Path) -> None:
     """Say in the run's record, report and card that its images are drawn, which a server cannot know."""
-    from suture.core.files import read_json, write_json
-    from suture.reports.card import try_card
-    from suture.reports.report import write_report
+    from suture.simulation.run import write_pages
 
     write_json(folder / "run.json", read_json(folder / "run.json") | {"synthetic": True})
-    write_report(folder)
-    try_card(folder)
+    write_pages(folder)
 
 
-def _tune(job: Job, env: str, kit: Kit, folder: Path) -> None:
+def _tune(job: Job, poc: Path | None, folder: Path) -> None:
     """Fine-tune on the tasks of the job's simulation, which a POC has; in production their owner does it."""
     from suture.flare.admin.poc import data_of
     from suture.simulation.run import finetune_on
 
-    # A kit lies in FOLDER/PROJECT/prod_NN/NAME.
-    if env != "poc" or not finetune_on(job, folder, data_of(job, kit.folder.resolve().parents[2])):
+    if poc is None or not finetune_on(job, folder, data_of(job, poc)):
         model = shlex.quote(str(folder / "model"))
         print_line(f"not fine-tuned here; on the data of a task, run: suture finetune {model} suture.toml")
 
@@ -153,7 +145,6 @@ def resume(
     detach: Detach = False,
 ) -> None:
     """Continue an experiment after its last committed round, once a lost server, job or site is back."""
-    from suture.core.names import check_experiment
     from suture.flare.admin.kit import admin_kit
     from suture.flare.admin.recovery import resume as resume_job
 
@@ -200,10 +191,9 @@ def show_run(folder: Path) -> None:
     results = open_results(folder)
     for table in results.tables():
         console.print(table)
-    for sentence in results.info.left_out:
-        print_line(f"left out: {sentence}", style="yellow")
-    for sentence in results.info.cautions:
-        print_line(f"caution: {sentence}", style="yellow")
+    for word, sentences in (("left out", results.info.left_out), ("caution", results.info.cautions)):
+        for sentence in sentences:
+            print_line(f"{word}: {sentence}", style="yellow")
     if said := results.info.without_limits:
         here, _, limited = said.partition(". ")
         if "would send" in limited:  # a line for each site and split
@@ -221,10 +211,8 @@ def report(
         bool,
         typer.Option(
             "--examples",
-            help=(
-                "Also write report_with_examples.html, with test images of each class if they are on this "
-                "machine."
-            ),
+            help="Also write report_with_examples.html, with test images of each class if they are on this "
+            "machine.",
         ),
     ] = False,
     prevalence: Annotated[

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from suture.cli.common import RunFolder, print_line
-
-
-class Tracker(StrEnum):
-    """Where the history of a run is written, besides its folder."""
-
-    tensorboard = "tensorboard"
-    mlflow = "mlflow"
+from suture.reports.trackers import Tracker
 
 
 def watch(
@@ -44,8 +37,7 @@ def track(
     """Write the history of a run to TensorBoard or MLflow; replaces what was written of it before."""
     from suture.reports.tracking import Tracking
 
-    tracking = Tracking(run, tracker.value)
-    print_line(f"written: {tracking.finish()}")
+    print_line(f"written: {Tracking(run, tracker).finish()}")
 
 
 @contextmanager
@@ -60,7 +52,7 @@ def accompanied(folder: Path, watched: bool, tracker: Tracker | None) -> Iterato
 
     with ExitStack() as stack:
         if tracker:
-            stack.enter_context(tracked(folder, tracker.value))
+            stack.enter_context(tracked(folder, tracker))
         if watched:
             try:
                 print_line(f"watch it at {stack.enter_context(served(folder)).url}")

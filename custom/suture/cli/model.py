@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,19 +12,11 @@ from suture.cli.common import Model, RunFolder, print_line
 model_app = typer.Typer(name="model", help="Export, describe, sign and verify a model.", no_args_is_help=True)
 
 
-class Format(StrEnum):
-    """What a model is exported to."""
-
-    onnx = "onnx"
-    torch = "torch"
-    monai = "monai"
-
-
 @model_app.command()
 def export(
     model: Model,
     to: Annotated[
-        Format,
+        Literal["onnx", "torch", "monai"],
         typer.Option("--to", help="torch: a program for torch.export.load; monai: a MONAI bundle."),
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write into.")],
@@ -40,7 +31,7 @@ def export(
     """Write a model as files that other programs load without Suture."""
     from suture.simulation import actions
 
-    print_line(f"written: {actions.export(model, to.value, out, licence=licence, opset=opset)}")
+    print_line(f"written: {actions.export(model, to, out, licence=licence, opset=opset)}")
 
 
 @model_app.command()
@@ -62,8 +53,7 @@ def card(
 
 @model_app.command()
 def sign(
-    model: Model,
-    key: Annotated[Path, typer.Option("--key", help="Private key in PEM, of the curve P-256.")],
+    model: Model, key: Annotated[Path, typer.Option("--key", help="Private key in PEM, of the curve P-256.")]
 ) -> None:
     """Sign a model folder, so that a changed, missing or added file is detected."""
     from suture.export.signature import sign as sign_folder

@@ -10,25 +10,12 @@ from typing import Annotated
 import typer
 
 from suture.cli.common import console, print_line
+from suture.core.files import atomic_write
+from suture.core.printable import printable
 from suture.core.targets import rich
 
 Workspace = Annotated[
     Path, typer.Argument(help="The party's FLARE workspace: the folder with startup/ and local/.")
-]
-_Loose = Annotated[
-    bool,
-    typer.Option(
-        "--loose",
-        help="Only add Suture's classes to FLARE's list; jobs may bring code and use FLARE's other classes.",
-    ),
-]
-_Allow = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--allow",
-        metavar="PACKAGE.",
-        help="Allow the methods of an installed package, or one class by its dotted path. Repeatable.",
-    ),
 ]
 _MARKS = {"ok": "[green]ok     [/]", "warning": "[yellow]warning[/]", "error": "[red]error  [/]"}
 
@@ -38,7 +25,6 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check this site or server: versions, certificates, connection, policy, data, disk, GPU."""
-    from suture.core.printable import printable
     from suture.flare.admin.doctor import examine
 
     findings = examine(workspace)
@@ -57,8 +43,22 @@ def doctor(
 
 def policy(
     workspace: Workspace,
-    loose: _Loose = False,
-    allow: _Allow = None,
+    loose: Annotated[
+        bool,
+        typer.Option(
+            "--loose",
+            help="Only add Suture's classes to FLARE's list; jobs may bring code and use FLARE's other "
+            "classes.",
+        ),
+    ] = False,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow",
+            metavar="PACKAGE.",
+            help="Allow the methods of an installed package, or one class by its dotted path. Repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Allow only Suture's jobs at this site or server: no code from jobs, no other classes, no log upload.
 
@@ -94,7 +94,7 @@ def ledger(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what this site has released by experiment (answers, ε, figures) and its remaining budgets."""
-    from suture.cli.ledger import ledger_tables, ledger_totals, statement_of
+    from suture.flare.admin.ledger import ledger_tables, ledger_totals, statement_of
 
     found = statement_of(folder, accept)
     if as_json:
@@ -110,7 +110,6 @@ def egress(
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Markdown file to write.")] = None,
 ) -> None:
     """Show what each method may send from a site: the allow-list of the site's filter."""
-    from suture.core.files import atomic_write
     from suture.simulation.egress_page import page
 
     if out is None:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from suture.cli.common import Model, ModelDevice, Part, device_of, load_sources, print_line
+from suture.core.errors import ConfigError
+from suture.core.files import atomic_write, make_folder
 
 plot_app = typer.Typer(name="plot", help="Figures of labels, predictions and features.", no_args_is_help=True)
-
-
-class _Per(StrEnum):
-    """The unit in which classes are counted."""
-
-    patient = "patient"
-    image = "image"
 
 
 @plot_app.command()
@@ -27,19 +21,20 @@ def labels(
         typer.Argument(help="The suture.toml of each data set, or a file named after it: nih.toml."),
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write into.")],
-    per: Annotated[_Per, typer.Option(help="Unit in which classes occur together.")] = _Per.patient,
+    per: Annotated[
+        Literal["patient", "image"], typer.Option(help="Unit in which classes occur together.")
+    ] = "patient",
 ) -> None:
     """Plot how often each class occurs in some data sets, and which classes occur together in each."""
-    from suture.core.files import atomic_write, make_folder
     from suture.data.readers import load_table
-    from suture.reports.cooccurrence import Unit, cooccurrence, frequencies, unit_of
+    from suture.reports.cooccurrence import cooccurrence, frequencies, unit_of
     from suture.reports.plots import plot_cooccurrence, plot_frequencies
 
     tables = {name: load_table(config.data) for name, config in load_sources(configs).items()}
     make_folder(out)
     plots = {"frequencies.svg": plot_frequencies({name: frequencies(t) for name, t in tables.items()})}
     for name, table in tables.items():
-        unit: Unit = "image" if per is _Per.image else unit_of(table)
+        unit = per if per == "image" else unit_of(table)
         shares = cooccurrence(table, per=unit)
         plots[f"cooccurrence-{name}.svg"] = plot_cooccurrence(table.labels.names, shares, name, unit)
     for file, content in plots.items():
@@ -60,12 +55,10 @@ def predictions(
     pair: Annotated[
         list[str] | None, typer.Option(help="Two classes, 'Mass:Lung Lesion'; by default those of the paper.")
     ] = None,
-    split: Annotated[Part, typer.Option(help="Which images.")] = Part.test,
+    split: Annotated[Part, typer.Option(help="Which images.")] = "test",
     device: ModelDevice = None,
 ) -> None:
     """Plot how the predictions of a model for related classes occur together."""
-    from suture.core.errors import ConfigError
-    from suture.core.files import atomic_write
     from suture.data.config import load_site_config, site_files
     from suture.reports.cooccurrence import RELATED, predicted_together
     from suture.reports.plots import plot_contingencies
@@ -75,7 +68,7 @@ def predictions(
             raise ConfigError(f"--pair {text!r} must name two classes: 'First Class:Second Class'")
     pairs = [(a.strip(), b.strip()) for a, b in (text.split(":") for text in pair or ())] or RELATED
     configs = [load_site_config(file) for path in data for file in site_files(path) or [path]]
-    found = predicted_together(model, configs, split.value, pairs, device_of(device))
+    found = predicted_together(model, configs, split, pairs, device_of(device))
     for one in found:
         print_line(f"P({one.second} | {one.first}) = {one.second_given_first:.2f}")
         print_line(f"P({one.first} | {one.second}) = {one.first_given_second:.2f}")
@@ -89,18 +82,16 @@ def predictions(
 def features(
     model: Model,
     data: Annotated[
-        list[Path],
-        typer.Argument(help="The suture.toml of each source, or a file named after it: nih.toml."),
+        list[Path], typer.Argument(help="The suture.toml of each source, or a file named after it: nih.toml.")
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="SVG to write.")],
     images: Annotated[int, typer.Option(min=3, help="Maximum number of images of each source.")] = 500,
-    split: Annotated[Part, typer.Option(help="Which images.")] = Part.test,
+    split: Annotated[Part, typer.Option(help="Which images.")] = "test",
     seed: int = 1,
     device: ModelDevice = None,
 ) -> None:
     """Plot a model's features of images from several sources in two dimensions (t-SNE)."""
-    from suture.core.files import atomic_write
     from suture.reports.plots import plot_features
 
-    atomic_write(out, plot_features(model, load_sources(data), split.value, images, seed, device_of(device)))
+    atomic_write(out, plot_features(model, load_sources(data), split, images, seed, device_of(device)))
     print_line(f"written: {out}")

@@ -1,4 +1,4 @@
-"""Commands on saved models: predict, evaluate, compare and decide."""
+"""Commands on saved models: predict, evaluate, compare, decide, explain and finetune."""
 
 from __future__ import annotations
 
@@ -8,9 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.table import Table
 
-from suture.cli.common import MaxFailed, Model, ModelDevice, console, device_of, print_line, stated
+from suture.cli.common import (
+    MaxFailed,
+    Model,
+    ModelDevice,
+    console,
+    device_of,
+    figures_table,
+    print_line,
+    stated,
+)
+from suture.core.errors import ConfigError, DataError
+from suture.core.files import write_json
+from suture.core.printable import number_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -43,17 +54,13 @@ def evaluate(
     device: ModelDevice = None,
 ) -> None:
     """Measure a saved model on labelled data: AUROC of every class, with its interval."""
-    from suture.core.files import write_json
     from suture.learning.saved_models import as_metrics, write_scores
     from suture.reports.formatting import area, count, interval
     from suture.simulation import actions
 
     done = actions.evaluate(model, data, split, per_patient=per_patient, device=device_of(device))
     what = "patients" if per_patient else "images"
-    table = Table(title=f"{count(len(done.patients))} {what}", title_justify="left", show_edge=False)
-    table.add_column("Class")
-    for head in ("AUROC", "95 % CI", "Positives"):
-        table.add_column(head, justify="right")
+    table = figures_table(f"{count(len(done.patients))} {what}", "AUROC", "95 % CI", "Positives")
     for name, score in done.classes.items():
         bounds = None if score.low is None or score.high is None else (score.low, score.high)
         table.add_row(name, area(score.auroc), interval(bounds), count(score.positives))
@@ -81,15 +88,10 @@ def compare(
     from suture.reports.formatting import area
     from suture.simulation import actions
 
+    found = actions.compare(first, second, data, split, per_patient=per_patient, device=device_of(device))
     title = "AUROC (95 % CI), difference first - second, p"
-    table = Table(title=title, title_justify="left", show_edge=False)
-    table.add_column("Class")
-    for head in ("first", "second", "difference (95 % CI)", "p"):
-        table.add_column(head, justify="right")
-    where = device_of(device)
-    for name, one in actions.compare(
-        first, second, data, split, per_patient=per_patient, device=where
-    ).items():
+    table = figures_table(title, "first", "second", "difference (95 % CI)", "p")
+    for name, one in found.items():
         d = one.difference
         scores = [f"{area(s.auroc)} {_bounds(s.low, s.high)}" for s in (one.a, one.b)]
         change = f"{d.difference:+.3f} {_bounds(d.low, d.high)}" if d.difference == d.difference else "—"
@@ -119,9 +121,6 @@ def decide(
     Writes them into model.json, for predict --decide and exports. Fit them on data that the model was not
     trained on, and measure it on others.
     """
-    from suture.core.errors import ConfigError
-    from suture.core.validation import parse
-    from suture.protocol.decisions import DecisionSettings
     from suture.reports.formatting import area, count
     from suture.simulation import actions
 
@@ -130,14 +129,12 @@ def decide(
     if len(given) + youden > 1:
         raise ConfigError("give one of --sensitivity, --specificity, --cost and --youden")
     rule = next(iter(given), "youden" if youden else "sensitivity")
-    settings = parse(DecisionSettings, {"rule": rule, **given}, "suture decide")
+    settings = {"rule": rule, **given}
     points = actions.decide(
         model, data, split, settings=settings, overwrite=overwrite, device=device_of(device)
     )
-    table = Table(title="on the images that they were fitted to", title_justify="left", show_edge=False)
-    table.add_column("Class")
-    for head in ("Threshold", "Sensitivity", "Specificity", "Positives", "Negatives"):
-        table.add_column(head, justify="right")
+    heads = ("Threshold", "Sensitivity", "Specificity", "Positives", "Negatives")
+    table = figures_table("on the images that they were fitted to", *heads)
     for name, one in points.items():
         rates = (area(one.threshold), area(one.sensitivity), area(one.specificity))
         table.add_row(name, *rates, count(one.positives), count(one.negatives))
@@ -149,71 +146,60 @@ def _bounds(low: float | None, high: float | None) -> str:
     return "" if low is None or high is None or low != low else f"({low:.3f}, {high:.3f})"
 
 
-Sources = Annotated[
-    list[Path],
-    typer.Argument(
-        help="Images, folders or archives of them, tables that name them, or suture.toml files; for a "
-        "model of text .txt files, or tables with a text column."
-    ),
-]
-Column = Annotated[
-    str | None, typer.Option(help="Column of a table with the images or texts; by default it is detected.")
-]
-ImageRoot = Annotated[
-    Path | None,
-    typer.Option(help="Folder or archive of a table's images; by default the folder of the table."),
-]
-Bits = Annotated[
-    int | None,
-    typer.Option(
-        min=8,
-        max=16,
-        help="True bit depth of images stored with 16 bits; for a suture.toml, set [data] bits there.",
-    ),
-]
-
-BatchSize = Annotated[
-    int | None,
-    typer.Option(
-        min=1, help="Images or documents per batch; by default 64, or fewer if they are large and on a CPU."
-    ),
-]
-
-Decide = Annotated[
-    str | None,
-    typer.Option(
-        help="Add calibrated values, and decisions by the thresholds of this site, or of 'all' sites."
-    ),
-]
-
-Prevalence = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="'CLASS=0.02': prevalence of the class in these images; corrects calibrated values. Repeatable."
-    ),
-]
-
-DicomSr = Annotated[
-    Path | None,
-    typer.Option(
-        "--dicom-sr", help="Folder for a DICOM Structured Report of the decisions on each DICOM image."
-    ),
-]
-
-
 def predict(
     model: Model,
-    sources: Sources,
+    sources: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Images, folders or archives of them, tables that name them, or suture.toml files; for a "
+            "model of text .txt files, or tables with a text column."
+        ),
+    ],
     out: Annotated[Path, typer.Option("-o", "--out", help="CSV to write.")],
-    column: Column = None,
-    root: ImageRoot = None,
-    bits: Bits = None,
-    batch: BatchSize = None,
+    column: Annotated[
+        str | None,
+        typer.Option(help="Column of a table with the images or texts; by default it is detected."),
+    ] = None,
+    root: Annotated[
+        Path | None,
+        typer.Option(help="Folder or archive of a table's images; by default the folder of the table."),
+    ] = None,
+    bits: Annotated[
+        int | None,
+        typer.Option(
+            min=8,
+            max=16,
+            help="True bit depth of images stored with 16 bits; for a suture.toml, set [data] bits there.",
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Images or documents per batch; by default 64, or fewer if they are large and on a CPU.",
+        ),
+    ] = None,
     max_failed: MaxFailed = 0,
     device: ModelDevice = None,
-    decide: Decide = None,
-    prevalence: Prevalence = None,
-    dicom_sr: DicomSr = None,
+    decide: Annotated[
+        str | None,
+        typer.Option(
+            help="Add calibrated values, and decisions by the thresholds of this site, or of 'all' sites."
+        ),
+    ] = None,
+    prevalence: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="'CLASS=0.02': prevalence of the class in these images; corrects calibrated values. "
+            "Repeatable."
+        ),
+    ] = None,
+    dicom_sr: Annotated[
+        Path | None,
+        typer.Option(
+            "--dicom-sr", help="Folder for a DICOM Structured Report of the decisions on each DICOM image."
+        ),
+    ] = None,
 ) -> None:
     """Write one probability per class for each image or document.
 
@@ -271,7 +257,6 @@ def _write_reports(
     """
     if folder is None or site is None:
         return 0
-    from suture.core.printable import number_of
     from suture.export.dicom_report import open_reporter, write_reports
 
     with inputs as them:
@@ -286,8 +271,6 @@ def _write_reports(
 
 def _print_left_out(frame: DataFrame, listed: Path) -> None:
     """Print the first of what was taken for granted, cannot be used or is no image."""
-    from suture.core.printable import number_of
-
     for note in frame.attrs["notes"]:
         print_line(note)
     failed, others = frame.attrs["failed"], frame.attrs["others"]
@@ -308,8 +291,6 @@ def _limit_failed(frame: DataFrame, listed: Path, most: int, unreported: int = 0
     Raises:
         DataError: there are more; says how many, and where the reasons are.
     """
-    from suture.core.errors import DataError
-
     failed = len(frame.attrs["failed"])
     if failed > most:
         raise DataError(
@@ -336,3 +317,62 @@ def _progress() -> Iterator[Callable[[int, int], None] | None]:
     ) as shown:
         task = shown.add_task("", total=None)
         yield lambda done, total: shown.update(task, completed=done, total=total)
+
+
+def explain(
+    model: Model,
+    sources: Annotated[list[Path], typer.Argument(help="Images, or folders or archives of them.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder of the pictures.")],
+    classes: Annotated[
+        list[str] | None,
+        typer.Option("--class", help="Class to explain; by default the three most likely. Repeatable."),
+    ] = None,
+    images: Annotated[int, typer.Option("-n", min=1, help="Maximum number of images.")] = 20,
+    kind: Annotated[
+        str, typer.Option("--map", help="Kind of map: grad-cam, grad-cam++ or occlusion.")
+    ] = "grad-cam",
+    max_failed: MaxFailed = 0,
+) -> None:
+    """Draw the regions that a prediction depends on: each image beside its maps, and a table of them."""
+    from suture.simulation import actions
+
+    done = actions.explain(model, sources, out, classes or (), images, kind)
+    for name, reason in done.failed.items():
+        print_line(f"left out: {name}: {reason}", style="yellow")
+    for note in done.notes:
+        print_line(f"note: {note}", style="yellow")
+    if done.beyond:
+        print_line(f"not drawn: {done.beyond} more images; -n draws more")
+    print_line(f"{number_of(len(done.written), 'picture')}: {out}")
+    if (failed := len(done.failed)) > max_failed:
+        raise DataError(
+            f"{failed} of {failed + len(done.written)} images cannot be used: the reasons are above. "
+            f"The others are drawn; --max-failed {failed} accepts this"
+        )
+
+
+def finetune(
+    model: Model,
+    data: Annotated[Path, typer.Argument(help="The suture.toml of the data.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Folder for tuned.json and the model.")],
+    target: Annotated[str | None, typer.Option(help="Class to train; by default [data] target.")] = None,
+    epochs: Annotated[int, typer.Option(min=1)] = 10,
+    runs: Annotated[int, typer.Option(min=1, help="Random splits of the data; each trains a model.")] = 5,
+    examples: Annotated[int | None, typer.Option(min=4, help="Maximum number of training examples.")] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start from random weights, for comparison.")
+    ] = False,
+    seed: int = 1,
+) -> None:
+    """Fine-tune a trained model on a task of your own, and test it.
+
+    The model of the first run is saved in OUT/model. Learning rate, batch size, device, threads and
+    precision are those of [training] in the suture.toml.
+    """
+    from suture.learning.finetuning import FILE
+    from suture.reports.finetuning_results import finetuning_table
+    from suture.simulation import actions
+
+    tuned = actions.finetune(model, data, out, target, epochs, runs, examples, fresh, seed)
+    console.print(finetuning_table(tuned))
+    print_line(f"written: {out / FILE}")

@@ -6,11 +6,9 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from shutil import which
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -31,21 +29,18 @@ from suture.cli.common import (
     print_line,
 )
 from suture.cli.jobs import run_remotely, show_run
-from suture.cli.live import Tracker, accompanied
+from suture.cli.live import accompanied
 from suture.core.cores import usable_cores
+from suture.core.errors import ConfigError
+from suture.core.files import read_json
+from suture.reports.trackers import Tracker
 
 if TYPE_CHECKING:
     from suture.simulation.job import Job
 
 
-class Env(StrEnum):
-    """Where a job runs."""
-
-    local = "local"
-    sim = "sim"
-    poc = "poc"
-    prod = "prod"
-
+Env = Literal["local", "sim", "poc", "prod"]
+"""Where a job runs."""
 
 Where = Annotated[
     Env,
@@ -58,83 +53,29 @@ Seed = Annotated[int | None, typer.Option(help="Random seed of initialisation, s
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/JOB-TIME.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the unfinished run in --out.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="Processes that simulated sites share; by default 1 with local, one for each site with sim.",
-    ),
-]
 Sites = Annotated[str | None, typer.Option(help="Names of the sites, comma-separated.")]
 Bundle = Annotated[
-    bool,
-    typer.Option(help="Send the package with the job; by default every party has it installed."),
+    bool, typer.Option(help="Send the package with the job; by default every party has it installed.")
 ]
 Gpus = Annotated[
     int | None, typer.Option(min=0, help="GPUs of each site that FLARE reserves for the job; see flare.gpus.")
 ]
-_Watched = Annotated[bool, typer.Option("--watch", help="Serve a live page of the run: see suture watch.")]
-Track = Annotated[Tracker | None, typer.Option(help="Also write the history there: see suture track.")]
-_Limits = Annotated[
-    bool,
-    typer.Option(
-        "--limits",
-        help=(
-            "Apply the sites' limits of disclosure in local and sim too; without it a study's figures are "
-            "exact there."
-        ),
-    ),
-]
 Accept = Annotated[
     list[str] | None,
     typer.Option(
-        help=(
-            "Accept a label that resembles another, or a general one such as 'Label', as a class; or "
-            "'all'. Repeatable."
-        )
+        help="Accept a label that resembles another, or a general one such as 'Label', as a class; or "
+        "'all'. Repeatable."
     ),
 ]
 
 
-@dataclass(frozen=True)
-class Execution:
-    """How a job is run; the options of `suture run` that are no settings of the job.
-
-    Attributes:
-        out: run folder; None for runs/JOB-TIME.
-        resume, overwrite: what happens to a run that the folder holds.
-        workers: number of processes that simulated sites share.
-        startup_kit, sites, bundle, detach, study: of a job that is submitted to a POC or in production.
-        command: the words of the command line that continues a run of simulated sites, but for its folder.
-        watch: whether its page is served.
-        track: where its history is written, besides the run folder.
-    """
-
-    out: Path | None = None
-    resume: bool = False
-    overwrite: bool = False
-    workers: int | None = None
-    startup_kit: Path | None = None
-    sites: Sequence[str] = ()
-    bundle: bool = False
-    detach: bool = False
-    command: Sequence[str] = ()
-    watch: bool = False
-    track: Tracker | None = None
-    study: str = "default"
-
-
-def demo(
-    env: Where = Env.local,
-    rounds: Rounds = None,
-    out: Out = None,
-) -> None:
+def demo(env: Where = "local", rounds: Rounds = None, out: Out = None) -> None:
     """Train on three simulated hospitals that annotate different findings; takes about a minute."""
-    workers = 3 if env is Env.local and usable_cores() > 1 else None
+    workers = 3 if env == "local" and usable_cores() > 1 else None
     run("demo", env=env, rounds=rounds, out=out, workers=workers)
     # As it was called: `make demo` has it in an environment that is not active.
     suture = "suture" if which("suture") else shlex.quote(sys.argv[0])
-    if env is Env.local:
+    if env == "local":
         print_line("the same in NVIDIA FLARE's simulator, with the same model byte for byte:")
         print_line(f"  {suture} demo --env sim")
     print_line("your own hospitals:")
@@ -145,7 +86,7 @@ def demo(
 
 def run(
     job: JobName,
-    env: Where = Env.local,
+    env: Where = "local",
     rounds: Rounds = None,
     seed: Seed = None,
     out: Out = None,
@@ -156,16 +97,33 @@ def run(
     device: Device = None,
     site_threads: SiteThreads = None,
     amp: Amp = False,
-    workers: Workers = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Processes that simulated sites share; by default 1 with local, one for each site with sim.",
+        ),
+    ] = None,
     startup_kit: StartupKit = None,
     sites: Sites = None,
     bundle: Bundle = False,
     study: FlareStudy = "default",
     gpus: Gpus = None,
     detach: Detach = False,
-    watch: _Watched = False,
-    track: Track = None,
-    limits: _Limits = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Serve a live page of the run: see suture watch.")
+    ] = False,
+    track: Annotated[
+        Tracker | None, typer.Option(help="Also write the history there: see suture track.")
+    ] = None,
+    limits: Annotated[
+        bool,
+        typer.Option(
+            "--limits",
+            help="Apply the sites' limits of disclosure in local and sim too; without it a study's figures "
+            "are exact there.",
+        ),
+    ] = False,
     compare: Annotated[
         str | None,
         typer.Option(
@@ -196,22 +154,22 @@ def run(
         return
     options = {"--device": device, "--site-threads": site_threads, "--workers": workers, "--track": track}
     flags = [name for name, given in (("--amp", amp), ("--watch", watch), ("--trust", trust)) if given]
-    again = ["suture", "run", job, *_words(env, every, options), *flags]
-    how = Execution(
-        out,
-        resume,
-        overwrite,
-        workers,
-        startup_kit,
-        _names(sites),
-        bundle,
-        detach,
-        again,
-        watch,
-        track,
-        study,
+    execute(
+        chosen,
+        env,
+        ["suture", "run", job, *_words(env, every, options), *flags],
+        out=out,
+        resume=resume,
+        overwrite=overwrite,
+        workers=workers,
+        startup_kit=startup_kit,
+        study=study,
+        sites=_names(sites),
+        bundle=bundle,
+        detach=detach,
+        watch=watch,
+        track=track,
     )
-    execute(chosen, env, how)
 
 
 def _compare(
@@ -226,10 +184,9 @@ def _compare(
     """Compare methods on a study, and show their means; Ctrl-C leaves what the same command continues."""
     from rich.table import Table
 
-    from suture.core.errors import ConfigError
     from suture.simulation.method_comparison import compare_methods
 
-    if env is not Env.local:
+    if env != "local":
         raise ConfigError("--compare trains each site alone, too, which needs --env local")
     folder = (out or Path("runs") / f"{job.name}-comparison").resolve()
     done = compare_methods(job, methods, folder, seeds=seeds, folds=folds, workers=workers, report=print_line)
@@ -251,12 +208,11 @@ def _with_limits(job: Job, env: Env) -> Job:
     Raises:
         ConfigError: they apply anyhow, or the sites have none.
     """
-    from suture.core.errors import ConfigError
     from suture.simulation.job import with_settings
     from suture.simulation.study import StudySites
 
-    if env in (Env.poc, Env.prod):
-        raise ConfigError(f"the sites' limits always apply with --env {env.value}; leave out --limits")
+    if env in ("poc", "prod"):
+        raise ConfigError(f"the sites' limits always apply with --env {env}; leave out --limits")
     if not isinstance(job.simulation, StudySites):
         raise ConfigError(f"the sites of {job.name} are simulated and have no limits; leave out --limits")
     return with_settings(job, ["simulation.limits=true"])
@@ -268,21 +224,20 @@ def _compute_on(env: Env, device: str | None, threads: int | None, amp: bool) ->
     Raises:
         ConfigError: torch cannot use the device, or the sites are not simulated.
     """
-    from suture.core.errors import ConfigError
     from suture.simulation.sites import compute_on
 
-    if env in (Env.local, Env.sim):
+    if env in ("local", "sim"):
         compute_on(device, threads, amp)
     elif device is not None or threads is not None or amp:
         raise ConfigError(
-            f"--device, --site-threads and --amp are for simulated sites; with --env {env.value} they are "
+            f"--device, --site-threads and --amp are for simulated sites; with --env {env} they are "
             "settings of each site's own suture.toml: [training] device, threads, amp"
         )
 
 
 def _words(env: Env, settings: Sequence[str], options: Mapping[str, object]) -> list[str]:
     """Return the words of a command line that has these settings, and the options that were given."""
-    words = ["--env", env.value, *(word for setting in settings for word in ("--set", setting))]
+    words = ["--env", env, *(word for setting in settings for word in ("--set", setting))]
     for name, value in options.items():
         words += [] if value is None else [name, str(value)]
     return words
@@ -300,60 +255,66 @@ def _all_settings(
     gpus: int | None = None,
 ) -> list[str]:
     """Return the settings of --set, with those that have an option of their own added."""
-    found = list(settings or ())
-    if rounds is not None:
-        found.append(f"rounds={rounds}")
-    if gpus is not None:
-        found.append(f"flare.gpus={gpus}")
-    if seed is not None:
-        found.append(f"seed={seed}")
+    named = {"rounds": rounds, "flare.gpus": gpus, "seed": seed}
+    found = [*(settings or ()), *(f"{key}={value}" for key, value in named.items() if value is not None)]
     if accept:
         found.append(f"accept_labels={'true' if accept == ['all'] else json.dumps(accept)}")
     return found
 
 
-def execute(job: Job, env: Env, how: Execution) -> None:
-    """Run a job and show its table; Ctrl-C says how to go on."""
+def execute(
+    job: Job,
+    env: Env,
+    command: Sequence[str],
+    *,
+    out: Path | None,
+    resume: bool,
+    overwrite: bool,
+    workers: int | None = None,
+    startup_kit: Path | None = None,
+    study: str = "default",
+    sites: Sequence[str] = (),
+    bundle: bool = False,
+    detach: bool = False,
+    watch: bool = False,
+    track: Tracker | None = None,
+) -> None:
+    """Run a job and show its table; Ctrl-C says how to go on.
+
+    Args:
+        command: the words of the command line that continues a run of simulated sites, but for its folder.
+        startup_kit, study, sites, bundle, detach: of a job that is submitted to a POC or in production.
+
+    The others are the options of `suture run` of that name.
+    """
     from suture.simulation.run import run_folder, run_job
 
-    if env in (Env.poc, Env.prod):
-        from suture.core.errors import ConfigError
+    if env == "poc" or env == "prod":
         from suture.flare.admin.remote import Submission
 
-        if how.workers is not None:
+        if workers is not None:
             raise ConfigError(
-                f"--workers is for simulated sites; with --env {env.value} each site has its own process"
+                f"--workers is for simulated sites; with --env {env} each site has its own process"
             )
         new = run_folder(job)
-        folder = run_folder(job, how.out) if how.out else new
-        submission = Submission(how.sites, how.bundle, how.resume, how.overwrite)
+        folder = run_folder(job, out) if out else new
+        submission = Submission(sites, bundle, resume, overwrite)
         # The parties store their states under the new name, whatever the folder is called here.
-        with accompanied(folder, how.watch, how.track):
-            kit = how.startup_kit
-            run_remotely(job, env.value, folder, new.name, kit, how.study, submission, how.detach)
+        with accompanied(folder, watch, track):
+            run_remotely(job, env, folder, new.name, startup_kit, study, submission, detach)
         return
-    folder = run_folder(job, how.out)
+    folder = run_folder(job, out)
     try:
-        with accompanied(folder, how.watch, how.track):
-            run_job(
-                job,
-                "local" if env is Env.local else "sim",
-                folder,
-                resume=how.resume,
-                overwrite=how.overwrite,
-                workers=how.workers,
-                progress=True,
-            )
+        with accompanied(folder, watch, track):
+            run_job(job, env, folder, resume=resume, overwrite=overwrite, workers=workers, progress=True)
         show_run(folder)
     except KeyboardInterrupt:
-        print_line(_how_to_go_on(folder, how.command), style="yellow")
+        print_line(_how_to_go_on(folder, command), style="yellow")
         raise typer.Exit(130) from None
 
 
 def _how_to_go_on(folder: Path, command: Sequence[str]) -> str:
     """Say what an interruption has left, and the command that continues it."""
-    from suture.core.files import read_json
-
     if not (folder / "run.json").is_file():
         return "interrupted before the run began; no files are left"
     if read_json(folder / "run.json").get("status") == "finished":
@@ -418,7 +379,7 @@ def run_job_file(job: Job) -> None:
 
     @file_app.command(help=job.title)
     def main_(
-        env: Where = Env.local,
+        env: Where = "local",
         rounds: Rounds = None,
         seed: Seed = None,
         out: Out = None,
@@ -439,6 +400,6 @@ def run_job_file(job: Job) -> None:
             return
         _compute_on(env, device, None, amp=False)
         again = ["python", sys.argv[0], *_words(env, every, {"--device": device})]
-        execute(chosen, env, Execution(out, resume, overwrite, startup_kit=startup_kit, command=again))
+        execute(chosen, env, again, out=out, resume=resume, overwrite=overwrite, startup_kit=startup_kit)
 
     guarded(literal(file_app))

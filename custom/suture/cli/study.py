@@ -15,7 +15,7 @@ from suture.core.printable import escaped, number_of
 from suture.core.targets import rich
 
 if TYPE_CHECKING:
-    from suture.data.discovery import Answers, Discovery
+    from suture.data.description import Answers, Discovery
 
 _Study = Annotated[Path, typer.Argument(help="Folder of the study.")]
 
@@ -76,7 +76,7 @@ def _can_ask() -> bool:
 def _ask(site: str, guess: Discovery) -> Answers | None:
     """Ask about what is doubtful at a site; None where the answers change nothing."""
     from suture.core.labels import is_generic
-    from suture.data.discovery import Answers
+    from suture.data.description import Answers
 
     no_labels = guess.doubtful
     if len(no_labels) > 1 and _confirm(
@@ -170,6 +170,10 @@ def labels(
         typer.Option("--child", metavar="NAME=OF", help="NAME is a kind of OF, its parent. Repeatable."),
     ] = None,
     by: Annotated[str | None, typer.Option("--by", help="Who decides; needed for a decision.")] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option("--page", metavar="FILE", help="Write the atlas as a page (HTML) to print and discuss."),
+    ] = None,
 ) -> None:
     """Compare the label lists of the sites of a study, and record decisions about names in labels.toml."""
     import datetime
@@ -179,9 +183,10 @@ def labels(
     from suture.core.labels import canonical
     from suture.core.validation import parse
     from suture.core.vocabulary import CANONICAL
-    from suture.simulation.study_labels import render_lists, study_lists
+    from suture.simulation.study_labels import misspelt, read_tables, render_lists, study_lists
 
-    lists = study_lists(study)
+    tables = read_tables(study)
+    lists = study_lists(tables, study_atlas(study))
     known = {own for names in lists.sites.values() for own in names}
     known.update(canonical(one.name) for one in study_atlas(study).decisions)
     given = {"same": same or (), "different": different or (), "child": child or ()}
@@ -193,7 +198,7 @@ def labels(
             name, separator, of = text.partition("=")
             if not separator:
                 raise ConfigError(f"--{relation} {text!r} names one class; write NAME=OF")
-            if canonical(name) not in known:
+            if canonical(name) not in {*known, *CANONICAL}:
                 raise unknown("class of a site", name, known)
             values = {"name": name, "relation": relation, "of": of, "by": by, "on": datetime.date.today()}
             decisions.append(parse(Decision, values, f"--{relation} {text}"))
@@ -209,8 +214,15 @@ def labels(
     if decisions:
         record(study, decisions)
         print_line(f"recorded: {study / LABELS}")
-        lists = study_lists(study)
+        lists = study_lists(tables, study_atlas(study))
+    if wrong := misspelt(study_atlas(study), lists):
+        raise ConfigError("\n".join(f"{study / LABELS}: {text}" for text in wrong))
     console.print(render_lists(lists))
+    if page:
+        from suture.simulation.atlas_page import write_atlas_page
+
+        write_atlas_page(page, study.expanduser().resolve().name, tables, lists, study_atlas(study))
+        print_line(f"page: {page} (exact counts: share it with the study's sites only)")
     if lists.proposals and not decisions:
         one = lists.proposals[0]
         pair = shlex.quote(f"{one.name}={one.of}")

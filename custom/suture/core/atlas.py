@@ -31,7 +31,7 @@ from typing import Annotated, Literal
 import tomli_w
 from pydantic import Field
 
-from suture.core.errors import ConfigError, LabelError, unknown
+from suture.core.errors import ConfigError, LabelError, nearest, unknown
 from suture.core.files import atomic_write
 from suture.core.labels import canonical
 from suture.core.names import check_value
@@ -140,8 +140,9 @@ def read_atlas(where: str | Path) -> Atlas:
         atlas = parse(Atlas, read_toml(path), str(path))
         atlas.relations()
     except OSError as error:
+        areas = nearest(path.name, AREAS)
         raise ConfigError(
-            f"{path} cannot be read: {error.strerror}; name such a file, or an area: {', '.join(AREAS)}"
+            f"{path} cannot be read: {error.strerror}; name such a file, or an area of the atlas: {areas}"
         ) from error
     except LabelError as error:
         raise ConfigError(f"{path}: {error}") from error

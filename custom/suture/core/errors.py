@@ -118,17 +118,23 @@ def as_word(name: object) -> str:
 
 
 def nearest(name: str, options: Iterable[str], listed: Iterable[str] | None = None) -> str:
-    """Return the hint of an "unknown name" message: the nearest valid word, or all (of `listed`) if short."""
+    """Return the hint of an "unknown name" message: the nearest valid word, or else those that contain it, or
+    all (of `listed`), or the nearest of many.
+    """
     known = sorted(options)
     close = difflib.get_close_matches(name[:200].casefold(), [o.casefold() for o in known], n=1, cutoff=0.6)
     if close:
         word = next(o for o in known if o.casefold() == close[0])
         return f"did you mean {shown(word)}?"
-    words = ", ".join(map(as_word, known if listed is None else sorted(listed)))
-    if len(words) <= _LIST:
-        return f"known: {words}"
-    few = difflib.get_close_matches(name[:200], known, n=_FEW, cutoff=0)
-    return f"the nearest of {len(known):,}: {', '.join(map(as_word, few))}"
+    shown_names = known if listed is None else sorted(listed)
+    with_it = [o for o in shown_names if name and name.casefold() in o.casefold()]
+    with_it.sort(key=lambda o: not o.casefold().startswith(name.casefold()))
+    words = ", ".join(map(as_word, with_it or shown_names))
+    if len(words) > _LIST and not with_it:
+        few = difflib.get_close_matches(name[:200], known, n=_FEW, cutoff=0)
+        return f"the nearest of {len(known):,}: {', '.join(map(as_word, few))}"
+    what = f"{len(with_it)} with it" if with_it else "known"
+    return f"{what}: {words}" if len(words) <= _LIST else f"{what}: {words[:_LIST]} ..."
 
 
 def unknown(kind: str, name: str, options: Iterable[str], listed: Iterable[str] | None = None) -> ConfigError:

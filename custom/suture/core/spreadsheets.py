@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
+from collections.abc import Iterable
 
 from suture.core.printable import escaped
 
@@ -34,6 +37,13 @@ def as_cell(text: str) -> str:
 def no_formula(text: str) -> str:
     """Return a text with an apostrophe before what would be a formula, for a table that Suture reads back."""
     return _FORMULA.sub(r"\1'\2", text)
+
+
+def as_csv(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table that Suture reads back, without formulas, as the text of a CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(map(no_formula, row) for row in (header, *rows))
+    return text.getvalue()
 
 
 def from_cell(text: str) -> str:

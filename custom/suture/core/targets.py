@@ -1,13 +1,13 @@
 """Text of other parties as data in files that programs interpret: one encoder for each kind of file.
 
-Others are in `suture.core.printable` (terminals, logs), `suture.core.spreadsheets` (CSV), the templates of
-`suture.reports.report` (HTML) and `suture.flare.codec.as_text` (FLARE's configuration). Libraries write TOML,
-JSON and YAML.
+Others are in `suture.core.printable` (terminals, logs), `suture.core.spreadsheets` (CSV) and the templates of
+`suture.reports.report` (HTML). Libraries write TOML, JSON and YAML.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.markup import escape
@@ -35,6 +35,12 @@ def markdown(text: object) -> str:
     ('a\\\\|\\\\<b\\\\>', '\\\\- 1. x', 'T\\\\<2, N=0')
     """
     return _NUMBERED.sub(r"\1\\", _MARKDOWN.sub(r"\\\g<0>", escaped(str(text))))
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table of Markdown; its cells are Markdown, in which only a ``|`` is escaped."""
+    lines = (head, ["---"] * len(head), *rows)
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
 
 
 def monai(value: Any) -> Any:

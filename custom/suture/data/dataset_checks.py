@@ -91,5 +91,7 @@ def _refused(dataset: DataSet, config: DatasetConfig, word: str, what: str) -> N
     except (SutureError, OSError) as error:
         said = str(error)
     except Exception as error:  # a reader of somebody else may raise anything
-        raise AssertionError(f"{what}: {type(error).__name__}, which is no SutureError: {error}") from error
+        raise AssertionError(
+            f"{what}: {type(error).__name__}, which is not a SutureError: {error}"
+        ) from error
     assert word in said.casefold(), f"{what}: {word!r} is not in what the reader says: {said}"

@@ -404,7 +404,7 @@ def with_patients(form: Form, image: str, split: Sequence[str]) -> tuple[Form, l
     if not split:
         keys, lines = f"{keys}, split and split_file", f'{lines}\nsplit = "patients"'
     made = f"the patient is how the name of the file begins, such as {begins[0]}"
-    remark = f"{such}, which counts as the patient; if it is none, write in place of {keys}:\n{lines}"
+    remark = f"{such}, which counts as the patient; if that is wrong, write in place of {keys}:\n{lines}"
     return with_column(form, "patient", begins, made), [remark]
 
 

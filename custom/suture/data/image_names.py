@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Container, Iterable
 from pathlib import Path
+from urllib.parse import unquote
 
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:/")
 
@@ -66,7 +67,8 @@ def loosely(paths: Iterable[str]) -> Callable[[str], str | None]:
     """Return what finds an image by a cell that spells its path otherwise; None where none or several fit.
 
     The same are: upper and lower case, composed and decomposed accents, any suffix of an image, zeros before
-    a number, and separators of thousands (1,017 for 00001017). Of a path the first folders may be absent
+    a number, separators of thousands (1,017 for 00001017), outer blanks, and characters as in an address
+    (%20). Of a path the first folders may be absent
     from `paths`; a name without a folder is found in any folder.
     """
     found: dict[str, set[str]] = {}
@@ -87,9 +89,9 @@ def loosely(paths: Iterable[str]) -> Callable[[str], str | None]:
 
 def _folded(cell: str) -> str:
     """A path as `loosely` compares it."""
-    path = unicodedata.normalize("NFC", unicodedata.normalize("NFC", cell.strip()).casefold())
+    path = unicodedata.normalize("NFC", unicodedata.normalize("NFC", unquote(cell).strip()).casefold())
     folder, _, _ = path.replace("\\", "/").rpartition("/")
-    name = stem(path)
+    name = stem(path).strip()
     if _GROUPED.fullmatch(name):
         name = re.sub(r"\D", "", name)
     name = number[1] if (number := _WHOLE.fullmatch(name)) else name

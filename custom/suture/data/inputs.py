@@ -20,7 +20,7 @@ from suture.core.files import contained
 from suture.core.plain import open_regular
 from suture.data.config import load_site_config, site_files
 from suture.data.decoding import SUFFIXES
-from suture.data.discovery import find_image_column
+from suture.data.image_columns import find_image_column
 from suture.data.images import ARCHIVES, ImageSource
 from suture.data.limits import MOST_ENCODED, MOST_TEXT, file_bytes
 from suture.data.readers import read_table

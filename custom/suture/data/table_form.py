@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -86,23 +87,44 @@ def read_form(path: Path) -> Form:
 
 
 def encoding_of(path: Path) -> str:
-    """The encoding of a text file: UTF-16 by its mark, else the first that fits.
+    """The encoding of a text file: UTF-16 by its mark, else UTF-8, or that of Windows in western Europe.
 
     Raises:
-        DataError: as `read_text`.
+        DataError: as `read_text`; or it is in another script, whose encoding cannot be told from the bytes.
     """
     with open_regular(path) as file:
         if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
             return "utf-16"
-    for encoding in (UTF8, "cp1252"):  # that of Windows; Latin-1 but for characters that few tables have
-        try:
-            read_text(path, encoding)
-        except DataError as error:
-            if not isinstance(error.__cause__, UnicodeError):
-                raise
-        else:
-            return encoding
-    return "latin-1"
+    try:
+        read_text(path)
+        return UTF8
+    except DataError as error:
+        if not isinstance(error.__cause__, UnicodeError):
+            raise
+    # Latin words have no three letters in a row that are not ASCII, and no table has control characters.
+    if other := re.search(r"[^\0-\x7f]{3}|[\x81\x8d\x8f\x90\x9d]", text := read_text(path, "latin-1")):
+        row = text.count("\n", 0, other.start()) + 1
+        raise DataError(
+            f"{path} row {row}: the text is neither UTF-8 nor that of Windows in western Europe (cp1252); "
+            "save the table as UTF-8 (in Excel: CSV UTF-8)"
+        )
+    return "cp1252"
+
+
+def doubtful_encoding(path: Path) -> str:
+    """What to look at in a table that is read as cp1252, and reads otherwise by a related encoding."""
+    if is_workbook(path) or path.name.lower().endswith(JSON) or encoding_of(path) != "cp1252":
+        return ""
+    text = read_text(path, "cp1252")
+    for row, line in enumerate(text.split("\n"), 1):
+        for other in ("cp1250", "cp1254", "cp1257"):
+            for word in re.findall(r"[\w.-]*[^\0-\x7f][\w.-]*", line):
+                if word.encode("cp1252").decode(other, "replace") != word:
+                    return (
+                        f"{path.name} is not UTF-8 and is read as cp1252, such as {word!r} in row {row}; if "
+                        "that is wrong, save it as UTF-8 (in Excel: CSV UTF-8)"
+                    )
+    return ""
 
 
 def _delimiter(text: str) -> tuple[str, str]:

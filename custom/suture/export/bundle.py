@@ -54,7 +54,18 @@ def write_bundle(source: Path, folder: Path, licence: str = NO_LICENCE) -> Path:
     apart = temporary_beside(folder / "bundle" if folder.exists() else folder.absolute())
     try:
         with writing(folder):
-            _fill(apart, model, facts, decisions, licence, digest)
+            for name in ("configs", "docs", "scripts"):
+                make_folder(apart / name)
+            write_torch(model, apart / "models")
+            write_json(apart / "configs" / "metadata.json", monai(_metadata(model, facts, licence, digest)))
+            write_json(apart / "configs" / "inference.json", _inference(model, decisions))
+            if decisions is not None:
+                points = operating_points(model.labels, decisions)
+                write_json(apart / "configs" / "operating_points.json", points)
+            _write(apart / "scripts" / "__init__.py", "")
+            _write(apart / "scripts" / "inference.py", _file("inference.py"))
+            _write(apart / "docs" / "README.md", _readme(model, facts, decisions, digest))
+            _write(apart / "LICENSE", licence + "\n")
             if folder.exists():
                 for part in apart.iterdir():
                     os.replace(part, folder / part.name)
@@ -63,28 +74,6 @@ def write_bundle(source: Path, folder: Path, licence: str = NO_LICENCE) -> Path:
     finally:
         shutil.rmtree(apart, ignore_errors=True)
     return folder
-
-
-def _fill(
-    folder: Path,
-    model: Model,
-    facts: dict[str, Any],
-    decisions: Decisions | None,
-    licence: str,
-    digest: str,
-) -> None:
-    """Write all files of the bundle."""
-    for name in ("configs", "docs", "scripts"):
-        make_folder(folder / name)
-    write_torch(model, folder / "models")
-    write_json(folder / "configs" / "metadata.json", monai(_metadata(model, facts, licence, digest)))
-    write_json(folder / "configs" / "inference.json", _inference(model, decisions))
-    if decisions is not None:
-        write_json(folder / "configs" / "operating_points.json", operating_points(model.labels, decisions))
-    _write(folder / "scripts" / "__init__.py", "")
-    _write(folder / "scripts" / "inference.py", _file("inference.py"))
-    _write(folder / "docs" / "README.md", _readme(model, facts, decisions, digest))
-    _write(folder / "LICENSE", licence + "\n")
 
 
 def operating_points(labels: tuple[str, ...], decisions: Decisions) -> dict[str, Any]:

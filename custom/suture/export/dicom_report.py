@@ -154,13 +154,12 @@ def open_reporter(model: Path, site: str = ALL, corrected: Collection[str] = ())
     """
     facts = parse(_Facts, read_json(model / "model.json"), str(model / "model.json"))
     decisions = read_decisions(model, site)
-    digest = weights_digest(model)
     return Reporter(
         {label: concept(label, facts.codes.get(label, ())) for label in facts.labels},
         {label: threshold_of(label, decisions, site)[1] for label in facts.labels},
         facts.suture,
         f"job {facts.job}, round {'unknown' if facts.round is None else facts.round}",
-        digest,
+        weights_digest(model),
         corrected,
     )
 
@@ -278,9 +277,9 @@ def report(reporter: Reporter, image: Dataset, row: pd.Series[Any]) -> Comprehen
         image: with `_NEEDED`, and `_MAY_BE_EMPTY`, which may be empty.
         row: its probabilities and decisions.
     """
-    from highdicom.sr import ComprehensiveSR
+    from highdicom import sr
 
-    found = ComprehensiveSR(
+    found = sr.ComprehensiveSR(
         evidence=[image],
         content=_content(reporter, image, row)[0],
         series_instance_uid=generate_uid(),
@@ -303,48 +302,38 @@ def report(reporter: Reporter, image: Dataset, row: pd.Series[Any]) -> Comprehen
 
 
 def _content(reporter: Reporter, image: Dataset, row: pd.Series[Any]) -> MeasurementReport:
-    from highdicom.sr import (
-        DeviceObserverIdentifyingAttributes,
-        MeasurementReport,
-        ObservationContext,
-        ObserverContext,
-    )
+    from highdicom import sr
 
-    device = DeviceObserverIdentifyingAttributes(
+    device = sr.DeviceObserverIdentifyingAttributes(
         uid=f"2.25.{uuid.uuid5(uuid.NAMESPACE_OID, reporter.digest).int}",
         name=printable(f"Suture {reporter.version}"),
         manufacturer_name="Suture",
         model_name=printable(reporter.trained),
         serial_number=reporter.digest,
     )
-    observer = ObserverContext(Code("121007", "DCM", "Device"), device)
+    observer = sr.ObserverContext(Code("121007", "DCM", "Device"), device)
     groups = [_finding(reporter, image, row, label) for label in reporter.concepts]
-    return MeasurementReport(ObservationContext(observer_device_context=observer), _IMAGING, groups)
+    context = sr.ObservationContext(observer_device_context=observer)
+    return sr.MeasurementReport(context, _IMAGING, groups)
 
 
 def _finding(
     reporter: Reporter, image: Dataset, row: pd.Series[Any], label: str
 ) -> MeasurementsAndQualitativeEvaluations:
     """Return the group (TID 1501) of a class: whether it is present, by what probability and threshold."""
-    from highdicom.sr import (
-        Measurement,
-        MeasurementsAndQualitativeEvaluations,
-        QualitativeEvaluation,
-        SourceImageForMeasurementGroup,
-        TrackingIdentifier,
-    )
+    from highdicom import sr
 
     presence = PRESENCE[row[f"{label} decision"]]
     threshold = None if row.get(f"{label} threshold") == STATED else reporter.thresholds[label]
     how = _CORRECTED if label in reporter.corrected else _CALIBRATED
     numbers = ((PROBABILITY, row[label], None), (PROBABILITY, row.get(f"{label} calibrated"), how))
-    return MeasurementsAndQualitativeEvaluations(
-        TrackingIdentifier(uid=generate_uid(), identifier=printable(label)),
+    return sr.MeasurementsAndQualitativeEvaluations(
+        sr.TrackingIdentifier(uid=generate_uid(), identifier=printable(label)),
         measurements=[
-            Measurement(name, float(value), _NO_UNITS, method=method)
+            sr.Measurement(name, float(value), _NO_UNITS, method=method)
             for name, value, method in (*numbers, (THRESHOLD, threshold, None))
             if not pd.isna(value)
         ],
-        qualitative_evaluations=[QualitativeEvaluation(reporter.concepts[label], presence)],
-        source_images=[SourceImageForMeasurementGroup(image.SOPClassUID, image.SOPInstanceUID)],
+        qualitative_evaluations=[sr.QualitativeEvaluation(reporter.concepts[label], presence)],
+        source_images=[sr.SourceImageForMeasurementGroup(image.SOPClassUID, image.SOPInstanceUID)],
     )

@@ -31,8 +31,8 @@ from suture.core.errors import ConfigError
 from suture.core.privacy import PrivacyConfig
 from suture.learning.step_losses import NonFiniteLoss
 from suture.protocol.disclosure import training_loss
-from suture.protocol.half import VARIANCE
 from suture.protocol.messages import Spent, TaskData, Trait, Update, fields_with, rounded
+from suture.protocol.precision import VARIANCE
 
 Draw = Callable[[int], bytes]
 """Gives a number of random bytes; only tests use another one than the system's."""

@@ -7,6 +7,7 @@ from suture.methods.base import Method
 from suture.protocol.check import AllowedReply
 from suture.protocol.egress import Egress
 from suture.protocol.messages import Labels, TaskData
+from suture.protocol.precision import Transport
 
 
 def expected_answer(
@@ -17,7 +18,7 @@ def expected_answer(
     images: int = 0,
     limits: PrivacyConfig | None = None,
     *,
-    half: bool = False,
+    transport: Transport = "float32",
     ledger: str | None = None,
 ) -> AllowedReply:
     """Return what one site may answer to a task.
@@ -28,7 +29,7 @@ def expected_answer(
             widen what the other side lets through. Before there is a model, of an empty layout.
         own: the classes that the site annotates, in its own spelling.
         images: number of training images that the site has announced.
-        half: whether the model's tensors travel in half precision; only those of a round of training do.
+        transport: the type in which the model's tensors travel in a round of training.
         limits: of the site; None at the server, which does not know them.
         ledger: the digest of its ledger that the site states; None at the server.
     """
@@ -42,7 +43,7 @@ def expected_answer(
         egress,
         images,
         method.exchange.keep_local,
-        half and task.task == "train",
+        transport if task.task == "train" else "float32",
         limits,
         tuple(task.decisions),
         ledger,

@@ -23,8 +23,8 @@ from suture.methods.source import code_hash as code_hash
 from suture.models import ModelSpec, check_portable, encoder_of
 from suture.protocol.decisions import DecisionSettings
 from suture.protocol.egress import Layout, check_declared
-from suture.protocol.half import Transport
 from suture.protocol.messages import Word
+from suture.protocol.precision import Transport
 
 Selection = Literal["site_loss", "server_metric", "server_balanced_accuracy", "last"]
 
@@ -60,8 +60,8 @@ class Plan:
         experiment: identifier under which server and sites store their states; a new job of the same
             experiment continues it.
         code: hash of the package that created the job.
-        transport: the type in which float32 weights and gradients travel in the rounds; ``float16`` halves
-            the bytes. See `suture.protocol.half`.
+        transport: the type in which float32 weights and gradients travel in the rounds: ``float16`` halves
+            the bytes, ``int8`` takes about 0.26 of them. See `suture.protocol.precision`.
 
     Raises:
         ConfigError: the experiment's name cannot be used, the settings contradict one another, or the model
@@ -107,7 +107,7 @@ class Plan:
         check_declared(self.method.egress(Layout({}, {})), self.method.about.title)
         # Here, so that every party settles it alike, whoever made the plan.
         object.__setattr__(self, "model", self.method.adapted(self.model))
-        if self.model.train == "head":
+        if self.model.train != "all":
             self._check_frozen_encoder()
 
     def _check_frozen_encoder(self) -> None:
@@ -120,11 +120,17 @@ class Plan:
             )
         if exchange.batch_norm == "local":
             raise ConfigError(
-                "batch_norm='local' (FedBN) keeps each site's batch norm, but model.train='head' freezes it "
-                "at every site; set method.batch_norm='average', or model.train='all'"
+                "batch_norm='local' (FedBN) keeps each site's batch norm, but "
+                f"model.train={model.train!r} freezes its statistics at every site; set "
+                "method.batch_norm='average', or model.train='all'"
+            )
+        if model.adapters and model.adapters.kind == "bias" and exchange.batch_norm == "frozen":
+            raise ConfigError(
+                "batch_norm='frozen' (FedBN+) keeps batch norm as it was, but model.adapters.kind='bias' "
+                "trains it; set method.batch_norm='average', or model.adapters.kind='lora'"
             )
         head_stays = exchange.personal == "head" or (exchange.share and exchange.share.fraction < 1)
-        if head_stays and not (model.hidden or model.neck or model.projection):
+        if model.train == "head" and head_stays and not (model.hidden or model.neck or model.projection):
             raise ConfigError(
                 f"{title} keeps the head at each site and shares what is before it, which model.train='head' "
                 "freezes: sites would exchange nothing; set model.hidden, a block that they share, or "
@@ -191,11 +197,6 @@ class Plan:
             return name if stays else str(named_file(name, folder, key))
 
         return with_paths(self, own)
-
-    @property
-    def half(self) -> bool:
-        """Whether the model's tensors travel in half precision."""
-        return self.transport == "float16"
 
     def check_code(self, party: str) -> None:
         """Refuse a job that another version of the package created.

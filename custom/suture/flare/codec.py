@@ -1,15 +1,11 @@
-"""Conversion of packed messages to FLARE's Shareable and back, and of settings to text."""
+"""Conversion of packed messages to FLARE's Shareable and back."""
 
 from __future__ import annotations
-
-import json
-from collections.abc import Mapping
-from typing import Any
 
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.shareable import Shareable
 
-from suture.core.errors import ConfigError, RejectedUpdate, shown
+from suture.core.errors import RejectedUpdate, shown
 from suture.core.privacy import NO_ENCRYPTION
 from suture.protocol.packing import Packed
 
@@ -30,7 +26,7 @@ def from_shareable_(shareable: Shareable) -> Packed:
     try:
         dxo = from_shareable(shareable)
     except Exception:  # noqa: BLE001 - FLARE's code has no one error for what is no DXO
-        raise RejectedUpdate("not a message of suture: it is no DXO") from None
+        raise RejectedUpdate("not a message of suture: it is not a DXO") from None
     if not isinstance(dxo.data_kind, str) or dxo.data_kind != DataKind.WEIGHTS:
         raise RejectedUpdate(f"unexpected kind of data {shown(dxo.data_kind)}")
     if not isinstance(dxo.data, dict):
@@ -43,28 +39,3 @@ def from_shareable_(shareable: Shareable) -> Packed:
     if not isinstance(header, dict):
         raise RejectedUpdate("the message has no header")
     return Packed(dxo.data, header)
-
-
-def as_text(settings: Mapping[str, Any]) -> str:
-    """Return settings as an argument of a component of a job.
-
-    As text, because FLARE takes a dict with a `path` for the configuration of a component and builds it; and
-    with angle brackets for braces, because it replaces what is in braces in a text.
-    """
-    text = json.dumps(settings).replace("<", r"\u003c").replace(">", r"\u003e")
-    return text.replace("{", "<").replace("}", ">")
-
-
-def from_text(text: str) -> dict[str, Any]:
-    """Return the settings of `as_text`.
-
-    Raises:
-        ConfigError: the text holds something else.
-    """
-    try:
-        settings = json.loads(text.replace("<", "{").replace(">", "}"))
-    except (AttributeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"the job's settings are no JSON text ({error}); export the job again") from error
-    if not isinstance(settings, dict):
-        raise ConfigError("the job's settings are no table; export the job again")
-    return settings

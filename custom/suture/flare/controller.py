@@ -33,8 +33,8 @@ from suture.federation.server.ledgers import LEDGERS
 from suture.federation.server.record import LOCK, TAKEOVER
 from suture.federation.server.server import Server, open_server
 from suture.federation.store import open_experiment
-from suture.flare import GROUP
-from suture.flare.codec import from_shareable_, from_text, to_shareable
+from suture.flare import FINGERPRINT, GROUP
+from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.bell import ring
 from suture.flare.compat.job_guard import JobGuard, asked_to_stop
 from suture.flare.compat.tensor_files import written_once
@@ -43,6 +43,8 @@ from suture.flare.events import RunEvents
 from suture.flare.workspace import (
     check_allowed,
     claim_experiment,
+    fingerprint,
+    read_settings,
     simulated,
     with_own_files,
     workspace_root,
@@ -50,6 +52,7 @@ from suture.flare.workspace import (
 from suture.protocol.messages import TaskName
 from suture.protocol.packing import Packed
 from suture.reports.report import try_report
+from suture.simulation.job import check_federated
 from suture.simulation.simulator import tell_over
 
 log = logging.getLogger(__name__)
@@ -68,13 +71,14 @@ class FederationController(Controller):
     """Runs the server's half of a federation.
 
     Args:
-        plan, schedule: `Plan.to_dict()` and `Schedule.to_dict()` as text; see `as_text`.
+        plan, schedule: names of the files in the app's config folder; see `read_settings`.
     """
 
     def __init__(self, plan: str, schedule: str) -> None:
         super().__init__()
         self.plan = plan
         self.schedule = schedule
+        self._fingerprint = ""
         self._feed: EventFeed | None = None
         self._lock: IO[str] | None = None  # held while the process of this job lives
 
@@ -102,7 +106,9 @@ class FederationController(Controller):
             return
         self._feed = EventFeed(server.record.folder / "events.jsonl")
         server.record.listen = RunEvents(self, fl_ctx, server.record.folder).take
-        transport = FlareTransport(self, fl_ctx, abort_signal, server.schedule.round_timeout)
+        transport = FlareTransport(
+            self, fl_ctx, abort_signal, server.schedule.round_timeout, self._fingerprint
+        )
         guard: JobGuard | None = None
         try:
             guard = JobGuard(fl_ctx.get_engine(), transport.refuse)
@@ -134,7 +140,7 @@ class FederationController(Controller):
         log.warning("an answer of %s to %r came too late and is dropped", client.name, task_name)
 
     def _open(self, fl_ctx: FLContext) -> Server:
-        settings = from_text(self.plan)
+        settings = read_settings(self.plan, fl_ctx)
         check_allowed(settings, fl_ctx)
         own = find_server_config(workspace_root(fl_ctx))
         plan = with_own_files(
@@ -145,7 +151,9 @@ class FederationController(Controller):
         folder = state / plan.experiment if simulated() else open_experiment(state, plan.experiment)
         claim_experiment(folder, fl_ctx)
         self._lock = hold(folder / LOCK, TAKEOVER)
-        schedule = Schedule.from_dict(from_text(self.schedule))
+        check_federated(plan.method)  # the file may have been edited
+        schedule = Schedule.from_dict(read_settings(self.schedule, fl_ctx))
+        self._fingerprint = fingerprint(settings, schedule.rounds)
         ledgers = None if simulated() else state / LEDGERS
         return open_server(plan, schedule, own.held_out, folder.parent, ledgers=ledgers)
 
@@ -198,8 +206,11 @@ def copy_results(folder: Path, target: Path, without: Collection[str] = ()) -> N
 class FlareTransport:
     """Carries tasks to FLARE's clients and their answers back."""
 
-    def __init__(self, controller: Controller, fl_ctx: FLContext, abort: Signal, timeout: int) -> None:
+    def __init__(
+        self, controller: Controller, fl_ctx: FLContext, abort: Signal, timeout: int, fingerprint: str
+    ) -> None:
         self._controller = controller
+        self._fingerprint = fingerprint
         self._fl_ctx = fl_ctx
         self._abort = abort
         self._timeout = timeout
@@ -256,9 +267,11 @@ class FlareTransport:
             self._controller.cancel_task(task, fl_ctx=self._fl_ctx)
 
     def _task(self, name: TaskName, packed: Packed, answers: _Answers) -> Task:
+        data = to_shareable(packed)
+        data.set_header(FINGERPRINT, self._fingerprint)
         return Task(
             name,
-            to_shareable(packed),
+            data,
             timeout=self._timeout,
             before_task_sent_cb=answers.note_fetch,
             result_received_cb=answers.take,

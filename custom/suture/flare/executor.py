@@ -14,21 +14,24 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from suture.core.abort import abortable
-from suture.core.errors import Aborted, RejectedUpdate
+from suture.core.errors import Aborted, ConfigError, RejectedUpdate
 from suture.data.config import find_site_config, load_site_config
 from suture.federation.plan import Plan
 from suture.federation.site.abstention import abstention, record_error
 from suture.federation.site.releases import Answer
 from suture.federation.site.site import Site
 from suture.federation.store import open_experiment
-from suture.flare.codec import from_shareable_, from_text, to_shareable
+from suture.flare import FINGERPRINT
+from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.bell import TaskNotifier
 from suture.flare.compat.tensors import register
 from suture.flare.scopes import check_scope
 from suture.flare.workspace import (
     check_allowed,
     claim_experiment,
+    fingerprint,
     on_assigned,
+    read_settings,
     with_own_files,
     workspace_root,
 )
@@ -46,8 +49,8 @@ class SiteExecutor(Executor):
     """Runs the site's half of a federation.
 
     Args:
-        plan: `Plan.to_dict()` as text; see `as_text`.
-        rounds: number of rounds of the run.
+        plan: name of the file in the app's config folder; see `read_settings`.
+        rounds: number of rounds of the run, as in the server's schedule.json.
         bell: whether the site waits for the server's bell before it asks for a task; not where sites take
             turns in one thread of the simulator.
     """
@@ -59,6 +62,7 @@ class SiteExecutor(Executor):
         self.bell = bell
         self._bell = TaskNotifier() if bell else None
         self._site: Site | None = None
+        self._fingerprint = ""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
@@ -79,7 +83,7 @@ class SiteExecutor(Executor):
         began = time.monotonic()
         try:
             with abortable(lambda: abort_signal.triggered):
-                answer = self._answer(task, fl_ctx)
+                answer = self._answer(task, fl_ctx, shareable.get_header(FINGERPRINT))
             log.info("%s of round %d: %.1f s", task.task, task.round, time.monotonic() - began)
         except Aborted:
             return make_reply(ReturnCode.TASK_ABORTED)
@@ -88,9 +92,15 @@ class SiteExecutor(Executor):
         fl_ctx.set_prop(EXPECTATION, answer.allowed, private=True, sticky=False)
         return to_shareable(answer.packed)
 
-    def _answer(self, task: TaskData, fl_ctx: FLContext) -> Answer:
+    def _answer(self, task: TaskData, fl_ctx: FLContext, servers: str | None = None) -> Answer:
         try:
             self._site = self._site or self._open(fl_ctx)
+            if servers and self._fingerprint and servers != self._fingerprint:
+                raise ConfigError(
+                    f"plan.json of this site's app, or its number of rounds ({self.rounds}), is not the "
+                    "server's; change it in every app of the job alike (rounds: schedule.json of the server, "
+                    "config_fed_client.json of the sites), or export the job again"
+                )
         except Aborted:
             raise
         except Exception as error:
@@ -103,7 +113,8 @@ class SiteExecutor(Executor):
     def _open(self, fl_ctx: FLContext) -> Site:
         name = fl_ctx.get_identity_name()
         root = workspace_root(fl_ctx)
-        settings = from_text(self.plan)
+        settings = read_settings(self.plan, fl_ctx)
+        self._fingerprint = fingerprint(settings, self.rounds)
         check_allowed(settings, fl_ctx)
         meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
         check_scope(name, root, str(meta.get(JobMetaKey.SCOPE.value) or ""))

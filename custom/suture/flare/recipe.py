@@ -26,8 +26,7 @@ from suture.core.names import check_sites
 from suture.core.privacy import NO_ENCRYPTION
 from suture.core.validation import with_paths
 from suture.federation.plan import Plan, Schedule, needed
-from suture.flare import EXPERIMENT, SHARED_WITH
-from suture.flare.codec import as_text
+from suture.flare import EXPERIMENT, PLAN, SCHEDULE, SHARED_WITH
 from suture.flare.controller import FederationController
 from suture.flare.executor import SiteExecutor
 from suture.flare.filters import EgressFilter
@@ -87,24 +86,28 @@ class FederationRecipe(Recipe):
         # So that `suture resume` finds the job of an experiment.
         meta = {EXPERIMENT: plan.experiment, SHARED_WITH: list(shared_with), **(more or {})}
         job = FedJob(name=name, min_clients=min_clients, meta_props=meta)
-        settings = as_text(plan.to_dict())
-        job.to_server(FederationController(settings, as_text(schedule.to_dict())), id="controller")
+        targets = sites or [ALL_SITES]
+        folder = _temporary(self)
+        write_json(folder / PLAN, plan.to_dict())
+        write_json(folder / SCHEDULE, schedule.to_dict())
+        job.add_file_to_server(str(folder / SCHEDULE), app_folder_type="config")
+        for target in (SERVER_SITE_NAME, *targets):
+            job.add_file_to(str(folder / PLAN), target, app_folder_type="config")
+        job.to_server(FederationController(PLAN, SCHEDULE), id="controller")
         job.to_server({"server": {"task_request_interval": _POLL}})
-        for target in sites or [ALL_SITES]:
-            job.to(SiteExecutor(settings, schedule.rounds, bell), target, tasks=_TASKS)
+        for target in targets:
+            job.to(SiteExecutor(PLAN, schedule.rounds, bell), target, tasks=_TASKS)
             job.to(EgressFilter(), target, tasks=_TASKS, filter_type=FilterType.TASK_RESULT)
         source = source_of(type(plan.method))
         if bundle:
-            self._bundle(job, source, [SERVER_SITE_NAME, *(sites or [ALL_SITES])])
+            self._bundle(job, source, [SERVER_SITE_NAME, *targets])
         else:
             job.set_app_packages([*PACKAGES, *([source.package] if source else [])])
         super().__init__(job)
 
     def _bundle(self, job: FedJob, source: Source | None, targets: Sequence[str]) -> None:
         """Add this package, and that of a method from outside, to the apps of a job."""
-        # FLARE copies the files only when the recipe is exported or run.
-        folder = Path(tempfile.mkdtemp(prefix="suture-packages-"))
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        folder = _temporary(self)
         _write_own_distribution(folder)
         if source:
             _write_distribution(source, folder)
@@ -132,6 +135,13 @@ class FederationRecipe(Recipe):
     def add_server_input_filter(self, filter: Filter, tasks: list[str] | None = None) -> None:
         """As in FLARE; filters for homomorphic encryption are refused."""
         super().add_server_input_filter(_plain(filter), tasks)
+
+
+def _temporary(recipe: Recipe) -> Path:
+    """Return a folder that lives as long as the recipe: FLARE copies files when it is exported or run."""
+    folder = Path(tempfile.mkdtemp(prefix="suture-job-"))
+    weakref.finalize(recipe, shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _write_distribution(source: Source, folder: Path) -> None:
@@ -189,7 +199,7 @@ def recipe_of(
     Raises:
         ConfigError: its method cannot run in a federation.
     """
-    check_federated(job)
+    check_federated(job.method)
     name = experiment or f"{job.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     # Each party has the files that the job names in a folder of its own, see `workspace`.
     plan = with_paths(job.plan(name), lambda _key, path, _mark: Path(path).name)

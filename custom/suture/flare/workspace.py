@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey, get_job_meta_study
+from nvflare.apis.workspace import Workspace
 
 from suture.core.entry_points import MODEL_GROUP, PRIOR_GROUP, registered
-from suture.core.errors import ConfigError
+from suture.core.errors import ConfigError, DataError
+from suture.core.files import read_json
 from suture.data.config import SiteConfig
 from suture.federation.ownership import Submitter, claim
 from suture.federation.plan import Plan
-from suture.flare import SHARED_WITH
+from suture.flare import PLAN, SCHEDULE, SHARED_WITH
 from suture.flare.compat.allow_list import refusal
 from suture.methods import entry_of
 from suture.methods.source import class_path, list_entry
@@ -26,6 +30,33 @@ from suture.methods.source import class_path, list_entry
 def workspace_root(fl_ctx: FLContext) -> Path:
     """Return the folder of this party that outlives its jobs."""
     return Path(fl_ctx.get_engine().get_workspace().get_root_dir()).resolve()
+
+
+def read_settings(name: str, fl_ctx: FLContext) -> dict[str, Any]:
+    """Return the content of plan.json or schedule.json, in the config folder of the job's app.
+
+    They are files of their own because FLARE takes a dict with a `path` for the configuration of a component,
+    and replaces what is in braces in a text.
+
+    Raises:
+        ConfigError: the job names another file, as one of an earlier version does, or the file is absent or
+            damaged.
+    """
+    if name not in (PLAN, SCHEDULE):
+        raise ConfigError(
+            "an earlier version of suture made this job: its plan is not in plan.json; export the job again "
+            "with `suture export`"
+        )
+    workspace: Workspace = fl_ctx.get_engine().get_workspace()
+    try:
+        return read_json(Path(workspace.get_app_config_dir(fl_ctx.get_job_id())) / name)
+    except DataError as error:
+        raise ConfigError(f"{error}; export the job again with `suture export`") from error
+
+
+def fingerprint(plan: Mapping[str, Any], rounds: int) -> str:
+    """Return a digest of a plan and the number of rounds, by which sites compare theirs with the server's."""
+    return sha256(json.dumps([plan, rounds], sort_keys=True).encode()).hexdigest()
 
 
 def claim_experiment(folder: Path, fl_ctx: FLContext) -> None:

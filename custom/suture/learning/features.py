@@ -31,7 +31,7 @@ FOLDER = "features"
 """Of the entries, in a party's cache."""
 
 _AFTER = {"hidden", "dropout", "projection", "second_head", "neck", "head", "row_init", "name_vectors"}
-_ELSEWHERE = {"weights", "norm_momentum", "train", "views"}
+_ELSEWHERE = {"weights", "norm_momentum", "train", "views", "adapters"}
 """Settings of a model on which the encoder's features do not depend: of what comes after it; and where its
 tensors came from, which are hashed themselves, or what becomes of the features."""
 

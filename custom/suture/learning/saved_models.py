@@ -74,6 +74,7 @@ class Evaluated:
         unlearned: classes of the data that the model does not have.
         together: figures of `tested`.
         groups: for each group with a class of `tested`, by its name, the figures of these classes.
+        remark: what makes the figures too good, as far as is known; see `suture.simulation.trained_images`.
     """
 
     labels: tuple[str, ...]
@@ -87,6 +88,7 @@ class Evaluated:
     groups: Mapping[str, GroupFigures] = field(default_factory=dict)
     images: tuple[str, ...] = ()
     called: Mapping[str, str] = field(default_factory=dict)
+    remark: str = ""
 
     @property
     def columns(self) -> dict[str, int]:
@@ -245,6 +247,7 @@ def as_metrics(done: Evaluated) -> dict[str, Any]:
         "auroc": {name: score.auroc for name, score in done.classes.items()},
         "classes": {name: asdict(score) for name, score in done.classes.items()},
         "unlearned": list(done.unlearned),
+        **({"remark": done.remark} if done.remark else {}),
     }
 
 

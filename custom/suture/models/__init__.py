@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import torch
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
+from torch import Tensor
 
 from suture.core.entry_points import MODEL_GROUP, Registry, package_of, registered
 from suture.core.errors import ConfigError, as_word, unknown
@@ -17,6 +19,7 @@ from suture.core.seeds import seed_for, seeded
 from suture.core.validation import NAMED_FILE, STRICT
 from suture.data.embedding import TFIDF
 from suture.data.text import Vocabulary, clinical_vocabulary, read_vocabulary
+from suture.models.adapters import Adapters, add_adapters, merged
 from suture.models.backbones import (
     IMAGENET,
     LITE,
@@ -167,7 +170,9 @@ class ModelSpec:
         vector: width of those vectors.
         train: the part that is trained: ``all``; or the ``head``, with hidden block, neck and projector. The
             backbone is then a frozen encoder, batch norm included: sites receive it once, and a round carries
-            the rest alone.
+            the rest alone. ``adapters`` trains a small part of the encoder, too.
+        adapters: what of the encoder ``train = "adapters"`` trains. A saved model has them merged into its
+            weights.
         views: of a frozen encoder: each image is read once for all runs, and for each augmentation in this
             number of random views, whose features a site keeps in its cache; 0 keeps none, and reads every
             image in each step.
@@ -205,6 +210,7 @@ class ModelSpec:
     vector: Annotated[int, Field(ge=1, le=8192)] = 384
     encoder_config: Annotated[str, Field(max_length=2**24)] | None = None
     train: Trains = "all"
+    adapters: Adapters | None = None
     views: Annotated[int, Field(ge=0, le=256)] = 4
 
     def __post_init__(self) -> None:
@@ -330,6 +336,11 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
     with seeded(seed_for(seed, "model")):
         weights = spec.weights if pretrained else None
         backbone, features = entry.build(spec, weights)
+        adapted: frozenset[str] = frozenset()
+        if spec.train == "adapters":
+            adapted = add_adapters(
+                backbone, spec.adapters or Adapters(), spec.name, seed, _example(spec, entry)
+            )
         model = Classifier(
             backbone,
             features,
@@ -342,6 +353,7 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
             spec.neck,
             spec.head,
             spec.train,
+            adapted,
         )
     if spec.norm_momentum is not None:
         set_momentum(model, spec.norm_momentum)
@@ -352,6 +364,29 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
     if model.second_head is not None:
         load_tensors(model, head_rows(labels, spec.projection, seed, "second_head"))
     return model
+
+
+def _example(spec: ModelSpec, entry: Backbone) -> tuple[Tensor, ...]:
+    """The inputs of a backbone for one image or document, of zeros."""
+    if entry.reads == "image":
+        return (torch.zeros(1, spec.preprocessing.channels, spec.size, spec.size),)
+    if entry.vectors:
+        return (torch.zeros(1, spec.vector),)
+    return torch.zeros(1, 4, dtype=torch.long), torch.tensor([4])
+
+
+def without_adapters(model: Classifier, spec: ModelSpec) -> tuple[Classifier, ModelSpec]:
+    """Return a copy of a model with its adapters merged into the weights, and its specification.
+
+    The encoder is frozen then, as with ``train = "head"``. A model without adapters is returned as it is.
+    """
+    if spec.train != "adapters":
+        return model, spec
+    plain = replace(self_contained(spec), train="head", adapters=None)
+    whole = build(plain, model.labels, 0, pretrained=False)
+    load_tensors(whole, model.state_dict())
+    whole.backbone.load_state_dict(merged(model.backbone).state_dict())
+    return whole.train(model.training), plain
 
 
 def _check(spec: ModelSpec, entry: Backbone) -> None:
@@ -373,13 +408,15 @@ def _check(spec: ModelSpec, entry: Backbone) -> None:
         raise ConfigError("model.dropout applies to the hidden block; set model.hidden, or remove it")
     if spec.second_head and not spec.projection:
         raise ConfigError("model.second_head belongs to the projection; set model.projection, or remove it")
-    if spec.norm_momentum is not None and spec.train == "head" and not spec.projection:
+    if spec.norm_momentum is not None and spec.train != "all" and not spec.projection:
         raise ConfigError(
-            "model.norm_momentum has no effect with model.train='head': the batch norm of a frozen encoder "
-            "does not adapt; remove it"
+            f"model.norm_momentum has no effect with model.train={spec.train!r}: the batch norm of a frozen "
+            "encoder does not adapt; remove it"
         )
-    if spec.views != ModelSpec.views and spec.train == "all":
+    if spec.views != ModelSpec.views and spec.train != "head":
         raise ConfigError("model.views is for a frozen encoder; set model.train='head', or remove it")
+    if spec.adapters and spec.train != "adapters":
+        raise ConfigError("model.adapters needs model.train='adapters'; set that, or remove model.adapters")
     if spec.name_vectors and spec.row_init != "named":
         raise ConfigError("model.name_vectors is for named rows; set model.row_init=named, or remove it")
     if spec.neck and spec.projection:

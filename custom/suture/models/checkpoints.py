@@ -50,6 +50,8 @@ def read_checkpoint(path: Path, what: str = "") -> Mapping[object, object]:
             f"{path} cannot be read as safetensors{of}: {as_word(error)}; fetch it again"
         ) from None
     except Exception as error:  # noqa: BLE001 - torch.load raises whatever the unpickler meets
+        if path.suffix == ".safetensors":
+            raise ConfigError(f"{path} is damaged, or not a safetensors file{of}; fetch it again") from None
         raise ConfigError(f"{path} cannot be read as a PyTorch checkpoint{of}: {_why(error)}") from None
     if not isinstance(loaded, Mapping):
         raise ConfigError(f"{path} contains a {type(loaded).__name__} instead of tensors by name; {_REMEDY}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Literal, Self, cast
 
 import torch
@@ -30,9 +30,9 @@ HEADS = ("head.", "second_head.")
 ENCODER = "backbone."
 """Prefix of the names of the backbone's tensors."""
 
-Trains = Literal["all", "head"]
+Trains = Literal["all", "adapters", "head"]
 """The part of a model that is trained: all of it; or what comes after the backbone, which is then a frozen
-encoder, in eval mode with its statistics of batch norm."""
+encoder, in eval mode with its statistics of batch norm; or that and the encoder's adapters."""
 
 
 Mean = Annotated[float, Field(ge=-1e3, le=1e3)]
@@ -96,6 +96,7 @@ class Classifier(nn.Module):
             too; features are its output.
         kind: of the head.
         trains: the part that is trained; the rest is frozen for good, and no round sends it.
+        adapters: names of the backbone's tensors that are trained nevertheless.
 
     Attributes:
         encoding: number of the backbone's features.
@@ -118,11 +119,13 @@ class Classifier(nn.Module):
         neck: int = 0,
         kind: HeadKind = "linear",
         trains: Trains = "all",
+        adapters: Collection[str] = (),
     ) -> None:
         super().__init__()
         self.labels = labels
         self.reads = reads
         self.trains = trains
+        self._adapters = {f"{ENCODER}{name}" for name in adapters}
         self.encoding = features
         self.backbone = backbone
         self.hidden: nn.Module = (
@@ -151,7 +154,7 @@ class Classifier(nn.Module):
     def train(self, mode: bool = True) -> Self:
         """Set training mode, but for a frozen encoder."""
         super().train(mode)
-        if self.trains == "head":
+        if self.trains != "all":
             self.backbone.eval()
         return self
 
@@ -193,8 +196,9 @@ class Classifier(nn.Module):
 
     @functools.cached_property
     def frozen_names(self) -> frozenset[str]:
-        """The names of the tensors that are never trained: those of a frozen encoder."""
-        return frozenset(n for n in self.names if self.trains == "head" and n.startswith(ENCODER))
+        """The names of the tensors that are never trained: those of a frozen encoder but for its adapters."""
+        encoder = frozenset(n for n in self.names if self.trains != "all" and n.startswith(ENCODER))
+        return encoder - self._adapters
 
     @functools.cached_property
     def norm_names(self) -> frozenset[str]:
@@ -225,8 +229,10 @@ def train_parameters(model: Classifier, *, head_only: bool = False) -> None:
 
 
 def frozen_copy(model: Classifier) -> Classifier:
-    """A copy of the model as it is now, in eval mode and without gradients; a frozen encoder is shared."""
-    same = {id(model.backbone): model.backbone} if model.trains == "head" else {}
+    """A copy of the model as it is now, in eval mode and without gradients; what is frozen is shared."""
+    same: dict[int, object] = {id(model.backbone): model.backbone} if model.trains == "head" else {}
+    tensors = model.state_dict(keep_vars=True)
+    same |= {id(tensors[name]): tensors[name] for name in model.frozen_names}
     return copy.deepcopy(model, same).eval().requires_grad_(False)
 
 

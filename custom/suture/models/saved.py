@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,8 +21,9 @@ from suture.core.errors import ConfigError, DataError, SutureError, as_word
 from suture.core.files import make_folder, read_json, replacing, write_json
 from suture.core.labels import LabelSet, LabelType
 from suture.core.plain import open_regular
+from suture.core.printable import printable
 from suture.core.validation import OPEN, lasting, parse
-from suture.models import ModelSpec, build, check_portable, self_contained
+from suture.models import ModelSpec, build, check_portable, self_contained, without_adapters
 from suture.models.classifier import Classifier, Preprocessing, check_tensors
 from suture.protocol.messages import Labels
 from suture.protocol.packing import read_tensors
@@ -30,10 +32,13 @@ from suture.protocol.packing import read_tensors
 def save_model(model: Classifier, spec: ModelSpec, folder: Path, facts: Mapping[str, Any]) -> None:
     """Write the weights, and beside them their SHA-256, class names, backbone and preprocessing.
 
+    Adapters are merged into the weights, so that whoever loads the model needs no peft.
+
     Args:
         facts: further entries of model.json (job, round).
     """
     make_folder(folder)
+    model, spec = without_adapters(model, spec)
     weights = save({name: t.contiguous() for name, t in model.state_dict().items()})
     with replacing(folder / "model.safetensors") as temporary:
         temporary.write_bytes(weights)  # not `save_file`: only the owner may read its file
@@ -148,10 +153,8 @@ def _described(folder: Path) -> _Description:
     path = folder / "model.json"
     if (folder / "run.json").is_file() and not path.is_file():
         at_sites = sorted(folder.glob("sites/*/state/**/model/model.json"))
-        raise ConfigError(
-            f"the run {folder} has no model of all sites; "
-            + (f"name a site's, as {at_sites[0].parent}" if at_sites else "continue it with --resume")
-        )
+        remedy = f"name a site's, as {at_sites[0].parent}" if at_sites else _how_to_get(folder)
+        raise ConfigError(f"the run {folder} has no model of all sites; {remedy}")
     if not path.is_file():
         raise ConfigError(f"{folder} does not contain model.json; name the model/ folder of a finished run")
     try:
@@ -166,6 +169,19 @@ def _described(folder: Path) -> _Description:
     except SutureError as error:
         raise ConfigError(f"{folder} cannot be read as a model: {error}") from error
     return found
+
+
+def _how_to_get(run: Path) -> str:
+    """What a person does about a run without a model."""
+    about, out = read_json(run / "run.json"), shlex.quote(str(run))
+    if about.get("env") not in ("local", "sim"):
+        return "it exists once the job has ended and `suture results JOB_ID` has fetched it"
+    command = printable(about.get("command") or "suture run JOB", 4_000)
+    if about.get("status") == "finished":
+        return f"it is lost; train it again: {command} --out {out} --overwrite"
+    return (
+        f"it exists at the end of the run; if that was stopped, continue it: {command} --out {out} --resume"
+    )
 
 
 def _why(error: Exception) -> str:

@@ -51,7 +51,9 @@ def _dense(name: str, tensor: Tensor, weights: str) -> Tensor:
     dense = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_nested
     real = dense and not tensor.is_complex() and not tensor.is_quantized
     if not real or tensor.nbytes > tensor.untyped_storage().nbytes():
-        raise ConfigError(f"{weights}: {as_word(name)} is no dense tensor of real numbers; write it as one")
+        raise ConfigError(
+            f"{weights}: {as_word(name)} is not a dense tensor of real numbers; write it as one"
+        )
     return tensor
 
 

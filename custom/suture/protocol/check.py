@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from suture.core.codes import check_stated
@@ -15,8 +14,7 @@ from suture.core.errors import LabelError, RejectedUpdate
 from suture.core.privacy import PrivacyConfig
 from suture.protocol.decisions import CELLS, JOINED, Decided, DecidedGroup
 from suture.protocol.disclosure import BOUND, is_multiple, may_be
-from suture.protocol.egress import ALIKE, CLASSES, IMAGES, WEIGHT, Channel, Egress, Range, Shapes, whole
-from suture.protocol.half import VARIANCE
+from suture.protocol.egress import ALIKE, ANY, CLASSES, IMAGES, WEIGHT, Channel, Egress, Range, Shapes, whole
 from suture.protocol.messages import (
     KEYS,
     LARGEST,
@@ -34,6 +32,7 @@ from suture.protocol.messages import (
     fields_with,
     rounded,
 )
+from suture.protocol.precision import VARIANCE, Transport, check_narrowed
 
 _ANSWERS: dict[TaskName, type[Reply]] = {
     "handshake": SiteInfo,
@@ -55,7 +54,7 @@ class AllowedReply:
         egress: what the method declares.
         images: number of training images that it has announced.
         local: whether it also evaluates the model that it trained itself.
-        half: whether float32 tensors of the model may come in float16; see `suture.protocol.half`.
+        transport: the type in which float32 tensors of the model may come; see `suture.protocol.precision`.
         decided: the classes for which it was sent a decision.
         limits: of the site, by its own filter. The server does not know them; a site that sends finer figures
             harms itself alone.
@@ -72,7 +71,7 @@ class AllowedReply:
     egress: Egress
     images: int = 0
     local: bool = False
-    half: bool = False
+    transport: Transport = "float32"
     limits: PrivacyConfig | None = None
     decided: Collection[str] = ()
     ledger: str | None = None
@@ -88,7 +87,7 @@ def check_reply(reply: Reply, expected: AllowedReply) -> None:
     if isinstance(reply, Abstain):
         return
     if not isinstance(reply, _ANSWERS[expected.task]):
-        raise RejectedUpdate(f"a {type(reply).__name__} is no answer to {expected.task!r}")
+        raise RejectedUpdate(f"a {type(reply).__name__} is not an answer to {expected.task!r}")
     if expected.ledger is not None and reply.ledger != expected.ledger:
         raise RejectedUpdate("the digest of another ledger")
     if isinstance(reply, SiteInfo):
@@ -162,12 +161,13 @@ def _check_update(update: Update, expected: AllowedReply) -> None:
             f"labels of {len(update.labels)} rows instead of the {len(expected.labels)} asked"
         )
     rows = len(update.labels)
-    _check_tensors("shared", update.shared, egress.shared, half=expected.half)
-    if update.kind == "weights" and not expected.half:  # in half precision they are changes
+    _check_tensors("shared", update.shared, egress.shared, expected.transport)
+    if update.kind == "weights" and expected.transport == "float32":  # else they are changes
         _check_variances(update.shared)
     head = {name: ((CLASSES, *row), dtype) for name, (row, dtype) in egress.head.items()}
-    _check_tensors("head", update.head, _whole(head, rows), half=expected.half)
-    _check_tensors("channels", update.channels, _whole(egress.forms("up"), rows))
+    _check_tensors("head", update.head, _whole(head, rows), expected.transport)
+    channels = egress.forms("up")
+    _check_tensors("channels", update.channels, _whole(channels, rows, _own(update.channels, channels, rows)))
     for channel in egress.going("up"):
         _check_channel(channel, update, expected)
     _check_tensors("", {"class_weights": update.class_weights}, {"class_weights": ((rows,), "torch.float64")})
@@ -257,17 +257,16 @@ def _check_tensors(
     group: str,
     tensors: Mapping[str, Tensor],
     declared: Shapes,
-    *,
-    half: bool = False,
+    transport: Transport = "float32",
 ) -> None:
     if tensors.keys() != declared.keys():
         raise RejectedUpdate(_difference(group, tensors.keys(), declared.keys()))
     for name, tensor in tensors.items():
         shape, dtype = declared[name]
-        if tuple(tensor.shape) != tuple(shape):
+        narrowed = check_narrowed(f"{group}/{name}", tensor, declared[name], transport)
+        if tuple(tensor.shape) != tuple(shape) and not narrowed:
             raise RejectedUpdate(f"{group}/{name} has shape {tuple(tensor.shape)} instead of {tuple(shape)}")
-        halved = half and dtype == "torch.float32" and tensor.dtype == torch.float16
-        if str(tensor.dtype) != dtype and not halved:
+        if str(tensor.dtype) != dtype and not narrowed:
             raise RejectedUpdate(f"{group}/{name} is {tensor.dtype} instead of {dtype}")
         if tensor.is_floating_point() and not all_finite(tensor):
             raise RejectedUpdate(f"{group}/{name} is not finite")
@@ -373,8 +372,16 @@ def _check_rounded(name: str, value: float | None, declared: Range = (-math.inf,
         raise RejectedUpdate(f"{name} has more than six digits")
 
 
-def _whole(declared: Shapes, classes: int) -> Shapes:
-    return {name: (whole(shape, classes), dtype) for name, (shape, dtype) in declared.items()}
+def _whole(declared: Shapes, classes: int, own: int = ANY) -> Shapes:
+    return {name: (whole(shape, classes, own), dtype) for name, (shape, dtype) in declared.items()}
+
+
+def _own(sent: Mapping[str, Tensor], declared: Shapes, classes: int) -> int:
+    """Return the length that the axes `ANY` of what goes up must have: that of the first, or the most."""
+    for name, (shape, _) in declared.items():
+        if ANY in shape and name in sent and sent[name].dim() == len(shape):
+            return min(sent[name].shape[shape.index(ANY)], classes)
+    return classes
 
 
 def _difference(group: str, found: object, declared: object) -> str:

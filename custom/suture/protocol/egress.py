@@ -40,12 +40,14 @@ CLASSES = -1
 axis is cut to them, and ordered by their names."""
 
 ANY = -2
-"""In the shape of what a site keeps, in place of a length that is its own: the number of its images, say."""
+"""In a shape, in place of a length that is the site's own: of what it keeps, such as the number of its
+images; or of what goes up, one length in all channels of an update, at most the number of classes."""
 
 
-def whole(shape: tuple[int, ...], classes: int) -> tuple[int, ...]:
-    """The shape for so many classes."""
-    return tuple(classes if length == CLASSES else length for length in shape)
+def whole(shape: tuple[int, ...], classes: int, own: int = ANY) -> tuple[int, ...]:
+    """The shape for so many classes, and a length of the site's own."""
+    lengths = {CLASSES: classes, ANY: own}
+    return tuple(lengths.get(length, length) for length in shape)
 
 
 def misfit(form: Form, tensor: Tensor | None, classes: int) -> str:
@@ -128,7 +130,8 @@ class Channel:
             site with every task; ``facts``, likewise, but what the method's `class_facts` has counted at the
             start, where the type of labels has it; or kept in the state of each ``site``, or of the
             ``server``.
-        shape: of the tensor, with `CLASSES` for the number of classes; of what a site keeps also `ANY`. Or a
+        shape: of the tensor, with `CLASSES` for the number of classes; of what a site keeps or sends also
+            `ANY`. Or a
             `Layout`, such as `Layout.trained`: a tensor for each of its own, of their shapes and types. What
             the server keeps begins as zeros, as does what a site keeps where the shape is known, and the row
             of a new class.
@@ -242,10 +245,10 @@ def _fault(channel: Channel) -> str:
         kind = getattr(torch, dtype.removeprefix("torch."), None)
         if not isinstance(kind, torch.dtype) or str(kind) != dtype or kind.is_complex:
             return f"whose type is {dtype!r}: set it to that of real numbers, such as 'torch.float32'"
-        if ANY in shape and channel.way != "site":
-            return f"which has an axis ANY and goes {channel.way}: only what stays at a site may have one"
+        if ANY in shape and channel.way not in ("site", "up"):
+            return f"which has an axis ANY and goes {channel.way}: only the ways site and up may have one"
     if channel.rows is not None and not channel.of_classes:
-        return "whose rows are no classes: remove rows, or let its shape begin with CLASSES"
+        return "whose rows are not classes: remove rows, or let its shape begin with CLASSES"
     if channel.way == "facts" and not channel.of_classes:
         return "which tells of each class: let its shape begin with CLASSES"
     return ""
@@ -254,15 +257,16 @@ def _fault(channel: Channel) -> str:
 _LOCAL = "the model that the site trained in the selected round, before aggregation, on its test data"
 
 
-def declared(egress: Egress, *, local: bool = False, half: bool = False) -> list[dict[str, str]]:
+def declared(egress: Egress, *, local: bool = False, transport: str = "float32") -> list[dict[str, str]]:
     """Return the fields that may leave a site, each with its shape and purpose.
 
     Args:
         local: whether a site also evaluates the model that it trained itself.
-        half: whether tensors of the model travel in half precision; see `suture.protocol.half`.
+        transport: the type in which tensors of the model travel; see `suture.protocol.precision`.
     """
-    how = ", in float16" if half else ""
-    how += ", as changes of what the site received" if half and egress.kind == "weights" else ""
+    narrowed = transport != "float32"
+    how = f", in {transport}" if narrowed else ""
+    how += ", as changes of what the site received" if narrowed and egress.kind == "weights" else ""
     shapes = (
         {
             "shared": f"the model's tensors{how}",
@@ -317,7 +321,8 @@ def _shape(channel: Channel, known: bool) -> str:
     row, each = (channel.shape[1:], "for each class") if channel.of_classes else (channel.shape, "")
     if not row:
         return f"a number {each}".strip()
-    lengths = " × ".join("classes" if length == CLASSES else str(length) for length in row)
+    words = {CLASSES: "classes", ANY: "up to classes"}
+    lengths = " × ".join(words.get(length, str(length)) for length in row)
     return f"{each} {lengths} numbers".strip() if known else f"numbers {each}".strip()
 
 

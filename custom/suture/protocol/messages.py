@@ -307,8 +307,8 @@ class Update:
     Attributes:
         round: number of the round.
         labels: the class names of the rows, as the site received them.
-        shared: tensors: see the method. With `transport = "float16"` in the job, float32 ones leave in
-            float16, weights as their change of what the site received.
+        shared: tensors: see the method. With `transport = "float16"` or `"int8"` in the job, float32
+            ones leave in that type, weights as their change of what the site received.
         head: rows of classes, ``[len(labels), ...]`` each: see the method; the same.
         class_weights: a number for each row, float64 ``[len(labels)]``: see the method.
         weight: a number: see the method.

@@ -70,6 +70,7 @@ class Run:
         without_limits: what the sites' limits of disclosure would do with the figures of a run on one
             machine; empty where they were applied.
         synthetic: whether the images are drawn and show no patients, as those of the demo.
+        parents: the direct parents of classes, by the job's atlas; empty where it had none.
         computed_on: of each site, CPU or model of the GPU, and precision; empty in runs of former versions.
     """
 
@@ -104,6 +105,7 @@ class Run:
     without_limits: str = ""
     synthetic: bool = False
     computed_on: dict[str, str] = field(default_factory=dict)
+    parents: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def owners(self, label: str) -> tuple[str, ...]:
         """Return the sites that annotate a class."""

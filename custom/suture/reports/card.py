@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
@@ -53,22 +53,20 @@ def write_card(run_dir: Path, licence: str | None = None) -> Path:
     described = read_json(model / "model.json")
     if not (model / "model.safetensors").is_file():
         raise DataError(f"{model} has no model.safetensors; restore it from a backup")
-    text = (
-        _templates()
-        .get_template("card.md")
-        .render(
-            run=run,
-            metrics=metrics,
-            groups=class_groups(run, metrics) if metrics else [],
-            attribute_figures=shown(metrics.attributes.values.values()) if metrics else {},
-            decisions=decision_section(metrics, run),
-            fitted=parse(Decisions, found, "decisions") if (found := described.get("decisions")) else None,
-            fitted_on=described.get("decided_on"),
-            budget=_states_a_budget(run_dir),
-            job_digest=_job_digest(run_dir),
-            digest=weights_digest(model),
-            licence=licence,
-        )
+    job = run_dir / "job.json"
+    text = _template().render(
+        run=run,
+        metrics=metrics,
+        groups=class_groups(run, metrics) if metrics else [],
+        attribute_figures=shown(metrics.attributes.values.values()) if metrics else {},
+        decisions=decision_section(metrics, run),
+        fitted=parse(Decisions, found, "decisions") if (found := described.get("decisions")) else None,
+        fitted_on=described.get("decided_on"),
+        # Where a site has stated what its updates have spent, the run's notes tell it, with its δ.
+        budget=any(site.spent for r in read_history(run_dir) for site in r.sites.values()),
+        job_digest=hashlib.sha256(read_regular(job)).hexdigest() if job.is_file() else None,
+        digest=weights_digest(model),
+        licence=licence,
     )
     facts = _front_matter(run, metrics, encoder_of(spec).reads, licence)
     front = yaml.safe_dump(facts, sort_keys=False, allow_unicode=True)
@@ -108,20 +106,13 @@ def rate(found: Estimate | None) -> str:
 
 
 @cache
-def _templates() -> Environment:
+def _template() -> Template:
     loader = FileSystemLoader(Path(__file__).parent)
     # No HTML is made, so that nothing is escaped for it; `md` is applied to what other parties wrote.
     environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {
-        "md": markdown,
-        "rounded": rounded,
-        "area": area,
-        "stepped": stepped,
-        "selected_for": selected_for,
-        "interval": interval,
-        "rate": rate,
-    }
-    return environment
+    filters = (rounded, area, stepped, selected_for, interval, rate)
+    environment.filters |= {"md": markdown, **{function.__name__: function for function in filters}}
+    return environment.get_template("card.md")
 
 
 def _front_matter(run: Run, metrics: Metrics | None, reads: str, licence: str | None) -> dict[str, Any]:
@@ -141,13 +132,3 @@ def _front_matter(run: Run, metrics: Metrics | None, reads: str, licence: str | 
         result = {"task": {"type": task}, "dataset": data, "metrics": [value]}
         facts["model-index"] = [{"name": printable(run.title), "results": [result]}]
     return facts
-
-
-def _states_a_budget(run_dir: Path) -> bool:
-    """Whether a site has stated what its updates have spent; the run's notes then tell it, with its δ."""
-    return any(site.spent for r in read_history(run_dir) for site in r.sites.values())
-
-
-def _job_digest(run_dir: Path) -> str | None:
-    path = run_dir / "job.json"
-    return hashlib.sha256(read_regular(path)).hexdigest() if path.is_file() else None

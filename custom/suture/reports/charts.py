@@ -32,6 +32,8 @@ COLOURS = {
 """The variables of chart.css, in the light and in the dark; a page defines them, a file has their values."""
 
 Point = tuple[float, float]
+Bar = tuple[float, float, float, float]
+"""x, y, width and height."""
 Look = Literal["", "thin", "strong", "faint", "ring"]
 
 
@@ -82,7 +84,7 @@ class Trace:
     name: str
     tone: int
     runs: tuple[tuple[Point, ...], ...] = ()
-    bars: tuple[tuple[float, float, float, float], ...] = ()
+    bars: tuple[Bar, ...] = ()
     band: tuple[Point, ...] = ()
     look: Look = ""
 
@@ -288,10 +290,8 @@ def _y_axis(low: float, high: float) -> tuple[tuple[Tick, ...], Scale]:
     return tuple(Tick(y(t.at), t.text) for t in found), y
 
 
-def _runs(
-    xs: Sequence[float], values: Sequence[float | None], y: Scale
-) -> tuple[tuple[tuple[float, float], ...], ...]:
-    runs: list[list[tuple[float, float]]] = [[]]
+def _runs(xs: Sequence[float], values: Sequence[float | None], y: Scale) -> tuple[tuple[Point, ...], ...]:
+    runs: list[list[Point]] = [[]]
     for x, value in zip(xs, values, strict=True):
         if value is None:
             runs.append([])
@@ -300,17 +300,13 @@ def _runs(
     return tuple(tuple(run) for run in runs if run)
 
 
-def _outline(
-    xs: Sequence[float], band: Sequence[tuple[float, float]], y: Scale
-) -> tuple[tuple[float, float], ...]:
+def _outline(xs: Sequence[float], band: Sequence[Point], y: Scale) -> tuple[Point, ...]:
     """Return the points along the upper bounds and back along the lower ones."""
     points = list(zip(xs, band, strict=True)) if band else []
     return (*((x, y(high)) for x, (_, high) in points), *((x, y(low)) for x, (low, _) in reversed(points)))
 
 
-def _bars(
-    xs: Sequence[float], values: Sequence[float | None], y: Scale, width: float
-) -> tuple[tuple[float, float, float, float], ...]:
+def _bars(xs: Sequence[float], values: Sequence[float | None], y: Scale, width: float) -> tuple[Bar, ...]:
     return tuple(
         (round(x, 2), y(v), round(width, 2), round(y(0) - y(v), 2))
         for x, v in zip(xs, values, strict=True)

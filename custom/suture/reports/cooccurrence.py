@@ -127,14 +127,12 @@ def contingency(
         first, second: the classes.
 
     Raises:
-        LabelError: a class that has no column or no threshold.
-        DataError: scores of another shape, or a score of the two classes that is not finite.
+        LabelError: a class that has no column.
+        DataError: a score of the two classes that is not finite.
     """
     score = np.asarray(scores, dtype=np.float64)
-    if score.ndim != 2 or score.shape[1] != len(labels):
-        raise DataError(f"scores {score.shape} must be [n, {len(labels)}]")
     one, two = (_column(labels, score, name) for name in (first, second))
-    undefined = [name for name in (first, second) if math.isnan(_threshold(thresholds, name))]
+    undefined = [name for name in (first, second) if math.isnan(thresholds[name])]
     if undefined:
         blank = (math.nan, math.nan)
         why = f"no threshold: {' and '.join(dict.fromkeys(undefined))} has no positive or no negative"
@@ -178,12 +176,6 @@ def _column(labels: tuple[str, ...], score: Floats, name: str) -> Floats:
         row = int(np.flatnonzero(~np.isfinite(column))[0])
         raise DataError(f"class {name!r}: the score of row {row} is not finite; the model has diverged")
     return column
-
-
-def _threshold(thresholds: Mapping[str, float], name: str) -> float:
-    if name not in thresholds:
-        raise LabelError(f"class {name!r} has no threshold; give one for it, NaN where it is undefined")
-    return thresholds[name]
 
 
 def _share(both: float, only: float) -> float:

@@ -9,26 +9,13 @@ import numpy as np
 
 from suture.learning.proportions import Estimate, wilson
 from suture.protocol.decisions import Diagrams
-from suture.reports.charts import (
-    BOTTOM,
-    HEIGHT,
-    LEFT,
-    RIGHT,
-    TOP,
-    WIDTH,
-    Chart,
-    Look,
-    Point,
-    Scale,
-    Tick,
-    Trace,
-)
+from suture.reports.charts import Chart, Look, Point, Scale, Tick, Trace
 
 _AXIS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _DIAGONAL = ((0.0, 0.0), (1.0, 1.0))
-_ALL = Chart("", width=WIDTH, height=HEIGHT, left=LEFT, right=WIDTH - RIGHT, top=TOP, bottom=HEIGHT - BOTTOM)
+_ALL = Chart("")
 _SMALL = Chart("", width=108, height=108, left=4, right=104, top=4, bottom=104)
-"""The frames of a large chart and of one of a site; both axes run from 0 to 1."""
+"""The frames of a large chart, of the usual size, and of one of a site; both axes run from 0 to 1."""
 
 Points = Sequence[Point]
 

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from rich.table import Table
 
-from suture.core.errors import DataError
-from suture.core.plain import parse_json, read_bounded
+from suture.core.files import read_json
 from suture.core.targets import rich
 from suture.learning.metrics import mean_sd
 from suture.protocol.records import Metrics, parse
@@ -103,13 +102,7 @@ def read_finetuning_results(folder: Path) -> FinetuningResults | None:
         DataError: it cannot be read.
     """
     path = folder / "tuned.json"
-    if not path.is_file():
-        return None
-    try:
-        value = parse_json(read_bounded(path))
-    except ValueError as error:
-        raise DataError(f"{path}: {error}; the file is damaged: run the job again") from error
-    return parse(FinetuningResults, value, str(path))
+    return parse(FinetuningResults, read_json(path), str(path)) if path.is_file() else None
 
 
 def nothing_measured(metrics: Metrics | None) -> bool:
@@ -143,24 +136,21 @@ def learning_charts(targets: dict[str, TunedTask]) -> list[Chart]:
         epochs = list(zip(*(run.auroc for run in task.runs), strict=True))
         means = [sum(areas) / len(areas) for areas in epochs]
         bands = [(min(areas), max(areas)) for areas in epochs]
-        charts.append(line_chart(name, range(1, len(epochs) + 1), [Series("AUROC", means, bands)]))
-    return [chart for chart in charts if chart]
+        if chart := line_chart(name, range(1, len(epochs) + 1), [Series("AUROC", means, bands)]):
+            charts.append(chart)
+    return charts
 
 
-def section(tuned: FinetuningResults | None) -> dict[str, Any]:
+def section(tuned: FinetuningResults) -> dict[str, Any]:
     """Return the template's values for the section on fine-tuning."""
-    if tuned is None:
-        return {"tuned": None}
     rows = task_rows(tuned.targets)
     few = f", {tuned.how.few} examples"
     return {
-        "tuned": {
-            "how": tuned.how,
-            "heads": list(TITLES.values()),
-            "rows": rows,
-            "tasks": [row for row in rows if not row.name.endswith(few)],
-            "charts": learning_charts(tuned.targets),
-        }
+        "how": tuned.how,
+        "heads": list(TITLES.values()),
+        "rows": rows,
+        "tasks": [row for row in rows if not row.name.endswith(few)],
+        "charts": learning_charts(tuned.targets),
     }
 
 

@@ -82,18 +82,8 @@ class Results:
     @property
     def rounds(self) -> pd.DataFrame:
         """One row a round: phase, status, seconds, bytes, and the validation figures of its model."""
-        rows = [
-            {
-                "round": r.round,
-                "phase": r.phase,
-                "status": r.status,
-                "seconds": r.seconds,
-                "bytes_down": r.bytes_down,
-                "bytes_up": r.bytes_up,
-                **asdict(r.validation),
-            }
-            for r in self._history
-        ]
+        own = ("round", "phase", "status", "seconds", "bytes_down", "bytes_up")
+        rows = [{**{key: getattr(r, key) for key in own}, **asdict(r.validation)} for r in self._history]
         return pd.DataFrame(rows).set_index("round") if rows else pd.DataFrame()
 
     @property
@@ -128,11 +118,8 @@ class Results:
         """
         folder = self.folder / "model"
         if not folder.is_dir():
-            why = (
-                "keeps its models at the sites"
-                if self.info.method.personal != "nothing"
-                else self.info.status
-            )
+            personal = self.info.method.personal != "nothing"
+            why = "keeps its models at the sites" if personal else self.info.status
             raise DataError(f"{self.folder} has no model: {self.info.method.title} {why}")
         return open_model(folder, device)
 

@@ -106,17 +106,11 @@ def divergence_charts(run: Run, diagnostics: Sequence[Diagnostic]) -> tuple[int,
     sites = {line.site: line.figures for line in records if line.round == number}
     names = dict.fromkeys(name for found in sites.values() for name in found[IMAGES])
     total_images = {name: math.fsum(found[IMAGES].get(name, 0) for found in sites.values()) for name in names}
-    everywhere, at_site = (
-        {
-            site: [
-                (total_images[name] if all_sites else n, found[DIVERGENCE][name])
-                for name, n in found[IMAGES].items()
-                if n
-            ]
-            for site, found in sites.items()
-        }
-        for all_sites in (True, False)
-    )
+    everywhere, at_site = {}, {}
+    for site, found in sites.items():
+        images = {name: n for name, n in found[IMAGES].items() if n}
+        everywhere[site] = [(total_images[name], found[DIVERGENCE][name]) for name in images]
+        at_site[site] = [(n, found[DIVERGENCE][name]) for name, n in images.items()]
     charts = (
         scatter_chart("Divergence, over images at all sites", everywhere),
         scatter_chart("Divergence, over images at the site", at_site),

@@ -28,13 +28,9 @@ _LETTER = 6.2
 """Pixels of a letter of 11 px: a little more than most need, as no font is measured."""
 
 
-def drawing(title: str, panels: Sequence[Chart], across: int = 3) -> bytes:
-    """Return charts beside and below one another as an SVG file, with one legend.
-
-    Args:
-        across: panels beside one another.
-    """
-    rows = [panels[first : first + across] for first in range(0, len(panels), across)]
+def drawing(title: str, panels: Sequence[Chart]) -> bytes:
+    """Return charts, three beside one another and others below, as an SVG file with one legend."""
+    rows = [panels[first : first + 3] for first in range(0, len(panels), 3)]
     placed, y = [], 34.0 if title else 4.0
     for row in rows:
         x = 0.0
@@ -73,9 +69,7 @@ def text_width(text: str) -> float:
     return _LETTER * len(text)
 
 
-def plot_frequencies(
-    tables: Mapping[str, Mapping[str, Frequency]], title: str = "How often each class occurs"
-) -> bytes:
+def plot_frequencies(tables: Mapping[str, Mapping[str, Frequency]]) -> bytes:
     """Plot label frequencies of data sets as grouped horizontal bars (Kulkarni et al. 2024, Fig. 4a), as SVG.
 
     Bars are shares of the labelled images, so that large and small data sets compare. A class that a data
@@ -119,14 +113,11 @@ def plot_frequencies(
         "", tuple(Tick(x(t.at / 100), t.text) for t in found), (), tuple(traces), texts=tuple(texts),
         upright=True, width=x.stop + 52, height=bottom + 42, left=left, right=x.stop, top=top, bottom=bottom,
     )  # fmt: skip
-    return drawing(title, [chart])
+    return drawing("How often each class occurs", [chart])
 
 
 def plot_cooccurrence(
-    labels: Sequence[str],
-    matrix: ArrayLike,
-    title: str = "Which classes occur together",
-    per: Unit = "image",
+    labels: Sequence[str], matrix: ArrayLike, title: str = "Which classes occur together", per: Unit = "image"
 ) -> bytes:
     """Plot a co-occurrence matrix in percent (MIDL 2023, Fig. 3), as SVG; undefined entries have a dash.
 
@@ -134,13 +125,8 @@ def plot_cooccurrence(
         labels: names of the c classes.
         matrix: shares [c, c] as `cooccurrence` returns them; row: given class, column: class with it.
         per: the unit of which they are shares.
-
-    Raises:
-        DataError: a matrix of another shape, or no class.
     """
     shares = np.asarray(matrix, dtype=np.float64)
-    if not len(labels) or shares.shape != (len(labels), len(labels)):
-        raise DataError(f"the matrix {shares.shape} must be [{len(labels)}, {len(labels)}] and not empty")
     # The diagonal is 1 by definition; its colour would leave no contrast to the other cells.
     shades = np.where(np.eye(len(labels), dtype=np.bool_), np.nan, shares)
     texts = [[_DASH if math.isnan(v) else f"{100 * v:.0f}" for v in row] for row in shares]
@@ -149,15 +135,9 @@ def plot_cooccurrence(
     return drawing(title, [panel])
 
 
-def plot_contingencies(found: Sequence[Contingency], title: str = "Predictions of related classes") -> bytes:
-    """Plot contingency matrices side by side (MIDL 2023, Fig. 4), as SVG: images, and their share of the row.
-
-    Raises:
-        DataError: no matrix.
-    """
-    if not found:
-        raise DataError("there is no contingency matrix to plot; give at least one pair of classes")
-    return drawing(title, [_contingency(one) for one in found])
+def plot_contingencies(found: Sequence[Contingency]) -> bytes:
+    """Plot contingency matrices side by side (MIDL 2023, Fig. 4): images, and their share of the row."""
+    return drawing("Predictions of related classes", [_contingency(one) for one in found])
 
 
 def _contingency(one: Contingency) -> Chart:
@@ -211,19 +191,14 @@ def _matrix(
     return Chart(title, cells=tuple(cells), texts=tuple(texts), width=width, height=height)
 
 
-def plot_embedding(points: ArrayLike, sources: Sequence[str], title: str = "Features (t-SNE)") -> bytes:
+def plot_embedding(points: ArrayLike, sources: Sequence[str]) -> bytes:
     """Plot embedded features coloured by their source (Kulkarni et al. 2024, Fig. 4b), as SVG.
 
     Args:
         points: positions [n, 2] as `embed` returns them.
         sources: source of each point, n of them.
-
-    Raises:
-        DataError: points of another shape, or not finite, or none, or another number of sources.
     """
     at = np.asarray(points, dtype=np.float64)
-    if at.shape != (len(sources), 2) or not len(at) or not np.isfinite(at).all():
-        raise DataError(f"points {at.shape} must be finite and [{len(sources)}, 2], one for each source")
     side, middle = 480.0, (at.min(axis=0) + at.max(axis=0)) / 2
     half = max(float(np.ptp(at, axis=0).max()) / 2, 1e-9)
     x, y = (
@@ -238,7 +213,7 @@ def plot_embedding(points: ArrayLike, sources: Sequence[str], title: str = "Feat
         for i, name in enumerate(names):
             runs = tuple(places[k] for k in part if sources[k] == name)
             traces.append(Trace("", i, runs, look="faint"))
-    return drawing(title, [Chart("", traces=tuple(traces), width=side, height=side)])
+    return drawing("Features (t-SNE)", [Chart("", traces=tuple(traces), width=side, height=side)])
 
 
 def plot_features(
@@ -255,7 +230,7 @@ def plot_features(
     return plot_embedding(embed(np.concatenate(list(found.values())), seed), sources)
 
 
-def embed(features: ArrayLike, seed: int, method: Literal["tsne", "pca"] = "tsne") -> Floats:
+def embed(features: ArrayLike, seed: int) -> Floats:
     """Embed features in two dimensions that keep neighbours together (Kulkarni et al. 2024, Fig. 4b).
 
     The features are reduced by principal components first, against noise and for speed (van der Maaten &
@@ -264,7 +239,6 @@ def embed(features: ArrayLike, seed: int, method: Literal["tsne", "pca"] = "tsne
     Args:
         features: [n, d], outputs of the same layer for every source.
         seed: of the embedding.
-        method: ``tsne``, or ``pca`` for the first two principal components alone.
 
     Returns:
         [n, 2].
@@ -282,10 +256,9 @@ def embed(features: ArrayLike, seed: int, method: Literal["tsne", "pca"] = "tsne
         raise DataError("some features are not finite; the model has diverged, lower its learning rate")
     if not np.ptp(x, axis=0).any():
         raise DataError("all images have the same features, so they cannot be plotted")
-    if method == "pca" or x.shape[1] > _COMPONENTS:
-        x = PCA(2 if method == "pca" else min(_COMPONENTS, len(x)), random_state=seed).fit_transform(x)
-    if method == "tsne":
-        x = TSNE(perplexity=min(30.0, (len(x) - 1) / 3), init="pca", random_state=seed).fit_transform(x)
+    if x.shape[1] > _COMPONENTS:
+        x = PCA(min(_COMPONENTS, len(x)), random_state=seed).fit_transform(x)
+    x = TSNE(perplexity=min(30.0, (len(x) - 1) / 3), init="pca", random_state=seed).fit_transform(x)
     return np.asarray(x, dtype=np.float64)
 
 

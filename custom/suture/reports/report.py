@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from suture.core.files import atomic_write
 from suture.core.printable import escaped
+from suture.core.relations import Relations
 from suture.data.split import HEAD, TAIL
 from suture.learning.metrics import mean_defined
 from suture.protocol.outliers import LONG, OPPOSED, rejected_sites, site_updates
@@ -33,6 +34,7 @@ from suture.protocol.records import (
 )
 from suture.reports import formatting as formats
 from suture.reports.charts import COLOURS, Chart, Scale, Series, Tick, bar_chart, phases_of, round_charts
+from suture.reports.class_tree import related_classes
 from suture.reports.configuration import configuration
 from suture.reports.decision_section import decision_section
 from suture.reports.finetuning_results import nothing_measured, read_finetuning_results, section
@@ -93,9 +95,8 @@ def write_report(run_dir: Path, prevalence: Mapping[str, float] | None = None) -
         OSError: the folder cannot be written to.
     """
     page = render_report(run_dir, prevalence=prevalence)
-    path = run_dir / "report.html"
-    atomic_write(path, page.encode())
-    return path
+    atomic_write(run_dir / "report.html", page.encode())
+    return run_dir / "report.html"
 
 
 def write_report_with_examples(run_dir: Path, examples: Examples) -> Path:
@@ -138,7 +139,8 @@ def render_report(
     tuned = read_finetuning_results(run_dir)
     if tuned and nothing_measured(metrics):
         metrics = None
-    content = _content(run, history, metrics) | section(tuned)
+    content = _content(run, history, metrics)
+    content["tuned"] = section(tuned) if tuned else None
     content["decisions"] = decision_section(metrics, run, prevalence)
     content |= method_sections(run, history, read_diagnostics(run_dir))
     ranked = [row.name for group in content["groups"] for row in group.rows] or run.labels
@@ -198,8 +200,10 @@ def _visible(value: Any) -> Any:
 def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[str, Any]:
     """Return the values of the template that every run has."""
     sites = metrics.sites if metrics else {}
+    groups = class_groups(run, metrics) if metrics else []
     # Sites do not annotate the same classes: a mean over different ones would rank them by their classes.
     common = [c for c in run.labels if sites and all(at.get(c) is not None for at in sites.values())]
+    local = metrics.local_models.sites.values() if metrics else ()
     return {
         "run": run,
         "configuration": configuration(run),
@@ -207,13 +211,15 @@ def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[st
         "history": history,
         "seconds": (run.finished - run.started).total_seconds() if run.finished else None,
         "unique": [label for label in run.labels if kind(run, label) == UNIQUE],
-        "groups": class_groups(run, metrics) if metrics else [],
+        "groups": groups,
+        "tree": related_classes(run.labels, Relations(run.parents)),
+        "figures_of": {row.name: row for group in groups for row in group.rows},
         "overall": overall(metrics) if metrics else {},
         "axis": _axis(metrics) if metrics else None,
         "head_above": HEAD,
         "tail_below": TAIL,
         "attribute_figures": shown(metrics.attributes.values.values()) if metrics else {},
-        "local_figures": _local_figures(metrics) if metrics else {},
+        "local_figures": shown((part for models in local for part in models.values()), most=3),
         "common": common,
         "site_means": {s: mean_defined(v[c] for c in common) for s, v in sites.items()} if common else {},
         "phases": phases_of(history),
@@ -227,11 +233,6 @@ def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[st
         "opposed": OPPOSED,
         "long": LONG,
     }
-
-
-def _local_figures(metrics: Metrics) -> dict[str, str]:
-    """Return keys and names of the figures that compare the global model with the sites' own models."""
-    return shown((part for models in metrics.local_models.sites.values() for part in models.values()), most=3)
 
 
 def _axis(metrics: Metrics) -> tuple[Scale, list[Tick]]:
@@ -294,17 +295,19 @@ def _costs(history: Sequence[Round]) -> list[Chart]:
 
 def _totals(history: Sequence[Round]) -> dict[str, dict[str, Any]]:
     """Return, for each site over all rounds: updates accepted, bytes either way, seconds at work."""
-    sites = dict.fromkeys(name for r in history for name in r.sites)
-    return {name: _total([r.sites[name] for r in history if name in r.sites]) for name in sites}
-
-
-def _total(site: Sequence[SiteRound]) -> dict[str, Any]:
+    sites: dict[str, list[SiteRound]] = {}
+    for r in history:
+        for name, site in r.sites.items():
+            sites.setdefault(name, []).append(site)
     return {
-        "rounds": len(site),
-        "accepted": sum(r.status == "accepted" for r in site),
-        "down": sum(r.bytes_down for r in site),
-        "up": sum(r.bytes_up for r in site),
-        "seconds": math.fsum(r.seconds or 0.0 for r in site),
+        name: {
+            "rounds": len(rounds),
+            "accepted": sum(r.status == "accepted" for r in rounds),
+            "down": sum(r.bytes_down for r in rounds),
+            "up": sum(r.bytes_up for r in rounds),
+            "seconds": math.fsum(r.seconds or 0.0 for r in rounds),
+        }
+        for name, rounds in sites.items()
     }
 
 
@@ -313,9 +316,8 @@ def _events(history: Sequence[Round]) -> list[dict[str, str]]:
     rounds: dict[tuple[str, str, str], list[int]] = {}
     for r in history:
         if r.status == "unchanged":
-            rounds.setdefault(("the federation", "unchanged", "the global model was kept"), []).append(
-                r.round
-            )
+            event = ("the federation", "unchanged", "the global model was kept")
+            rounds.setdefault(event, []).append(r.round)
         for name, site in r.sites.items():
             if site.status != "accepted":
                 event = (name, site.status, site.reason or "no reason was given")

@@ -112,11 +112,7 @@ def facts(folder: Path) -> Facts:
     run = read_run(folder)
     code = str(read_json(folder / "run.json").get("code", ""))
     settings = {
-        "rounds": run.rounds,
-        "seed": run.seed,
-        "selection": run.selection,
-        "label_type": run.label_type,
-        "env": run.env,
+        **{key: getattr(run, key) for key in ("rounds", "seed", "selection", "label_type", "env")},
         **flat("method", {"name": run.method.name, **run.method.hyperparameters}),
         **flat("model", run.model),
         **flat("augmentation", run.augmentation),

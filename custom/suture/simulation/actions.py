@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,11 +13,10 @@ import numpy as np
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import model_folder, read_json, write_json
 from suture.core.validation import parse
-from suture.data.config import load_site_config
-from suture.data.discovery import Answers
+from suture.data.config import SiteConfig, load_site_config
+from suture.data.description import Answers
 from suture.data.quality import Findings
 from suture.data.quality import check as check_site
-from suture.data.table import Split
 from suture.export.pictures import Drawn, explain_files
 from suture.learning import comparison, saved_models
 from suture.learning.calibration import log_odds
@@ -31,14 +31,16 @@ from suture.learning.score_counts import Curves, histogram
 from suture.protocol.decisions import Decisions, DecisionSettings
 from suture.reports.card import try_card
 from suture.reports.finetuning_results import FinetuningResults, read_finetuning_results
-from suture.simulation.new_study import labelled_data, look, refuse_existing, write_study
+from suture.simulation.new_study import Which, labelled_data, look, refuse_existing, write_study
 from suture.simulation.study import StudySites
 from suture.simulation.study_check import Together
 from suture.simulation.study_check import compare as compare_sites
 from suture.simulation.study_page import job_of, write_page
+from suture.simulation.trained_images import remark
+
+log = logging.getLogger(__name__)
 
 AnyPath = str | Path
-Which = Split | Literal["all"]
 Format = Literal["onnx", "torch", "monai"]
 
 
@@ -116,9 +118,18 @@ def evaluate(
     Raises:
         ConfigError, DataError: the model or the data cannot be read, or share no class.
     """
-    with labelled_data(Path(data)) as (config, has_splits):
-        which = split or ("test" if has_splits else "all")
-        return saved_models.evaluate(model_folder(model), config, which, device, per_patient=per_patient)
+    folder = model_folder(model)
+    with labelled_data(Path(data), split, "test") as (config, which):
+        done = saved_models.evaluate(folder, config, which, device, per_patient=per_patient)
+        return replace(done, remark=_warn(folder, config, which, split))
+
+
+def _warn(model: Path, config: SiteConfig, which: Which, split: Which | None) -> str:
+    """Log that images were among those of the training, or may have been; return the remark."""
+    divided = split is not None or which != "all"
+    if said := remark(model, config, which, divided=divided):
+        log.warning("%s", said)
+    return said
 
 
 def compare(
@@ -131,10 +142,12 @@ def compare(
     device: str = "cpu",
 ) -> dict[str, Compared]:
     """Compare two saved models on the same images, class by class; arguments as for `evaluate`."""
-    with labelled_data(Path(data)) as (config, has_splits):
-        which = split or ("test" if has_splits else "all")
+    with labelled_data(Path(data), split, "test") as (config, which):
         folders = model_folder(first), model_folder(second)
-        return comparison.compare(*folders, config, which, device, per_patient=per_patient)
+        compared = comparison.compare(*folders, config, which, device, per_patient=per_patient)
+        for folder in dict.fromkeys(folders):
+            _warn(folder, config, which, split)
+        return compared
 
 
 @dataclass(frozen=True)
@@ -153,7 +166,7 @@ def decide(
     data: AnyPath,
     split: Which | None = None,
     *,
-    settings: DecisionSettings | None = None,
+    settings: DecisionSettings | Mapping[str, Any] | None = None,
     overwrite: bool = False,
     device: str = "cpu",
 ) -> dict[str, Point]:
@@ -165,7 +178,7 @@ def decide(
     Args:
         data: as for `evaluate`; none that the model was trained or will be tested on.
         split: by default ``validation``, and all images of a table that has no splits.
-        settings: the rule and its target; by default a sensitivity of 0.9.
+        settings: the rule and its target, or the keys of ``[decision]``; by default a sensitivity of 0.9.
         overwrite: replace the thresholds that the model has.
 
     Returns:
@@ -175,14 +188,16 @@ def decide(
         ConfigError: the model has thresholds already.
         DataError: no class has positive and negative images.
     """
-    folder, settings = model_folder(model), settings or DecisionSettings()
+    if not isinstance(settings, DecisionSettings):
+        settings = parse(DecisionSettings, settings or {}, "suture decide")
+    folder = model_folder(model)
     open_model(folder)  # raises where there is none
     described = read_json(folder / "model.json")
     if described.get("decisions") and not overwrite:
         raise ConfigError(f"{folder} has thresholds already; --overwrite replaces them")
-    with labelled_data(Path(data)) as (config, has_splits):
-        which = split or ("validation" if has_splits else "all")
+    with labelled_data(Path(data), split, "validation") as (config, which):
         done = saved_models.evaluate(folder, config, which, device)
+        _warn(folder, config, which, split)
     alone = np.arange(len(done.patients))
     points, found = {}, {}
     for name in done.tested:

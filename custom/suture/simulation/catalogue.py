@@ -36,9 +36,8 @@ def rows() -> Iterator[tuple[str, str, str]]:
     for kind, entries in own.items():
         for name, text in entries.items():
             yield kind, name, text
-        if kind in _GROUPS:
-            for name in sorted(registered(_GROUPS[kind])):
-                yield kind, name, _or_reason(_outside, (kind, name))
+        for name in sorted(registered(_GROUPS[kind])):
+            yield kind, name, _or_reason(_outside, (kind, name))
     for name, path in known_jobs().items():
         yield "job", name, _or_reason(summary, path)
     for kind, points in found("suture.catalogue").items():
@@ -105,24 +104,30 @@ def stored() -> dict[str, dict[str, Any]]:
     return found
 
 
-def from_registries() -> dict[str, dict[str, Any]]:
-    """Return what catalogue.json has to hold."""
+def _registries() -> dict[str, Registry[Any]]:
+    """Return what is registered of each kind, beside methods."""
     from suture.data.readers import DATASETS
-    from suture.methods import METHODS
     from suture.models import MODELS
-    from suture.models.encoders import FAMILIES
     from suture.models.priors import PRIORS
     from suture.simulation.kinds import SIMULATIONS
+
+    return {"model": MODELS, "prior": PRIORS, "data set": DATASETS, "simulation": SIMULATIONS}
+
+
+def from_registries() -> dict[str, dict[str, Any]]:
+    """Return what catalogue.json has to hold."""
+    from suture.methods import METHODS
+    from suture.models.encoders import FAMILIES
 
     def ours(made: Any) -> bool:
         return of_this_distribution(made.__module__)  # others may have been registered meanwhile
 
+    found = _registries()
+    models = {name: entry.text for name, entry in found.pop("model").items() if ours(entry.build)}
     return {
         "method": {name: method_entry(name, kind) for name, kind in sorted(METHODS.items()) if ours(kind)},
-        "model": {name: entry.text for name, entry in MODELS.items() if ours(entry.build)} | FAMILIES,
-        "prior": {name: _line(entry) for name, entry in PRIORS.items()},
-        "data set": {name: _line(entry) for name, entry in DATASETS.items()},
-        "simulation": {name: _line(kind) for name, kind in SIMULATIONS.items()},
+        "model": models | FAMILIES,
+        **{kind: {name: _line(entry) for name, entry in known.items()} for kind, known in found.items()},
     }
 
 
@@ -130,11 +135,9 @@ def method_entry(name: str, kind: Any) -> dict[str, Any]:
     """Return what is said of a method: title, paper, question, labels an image, what is sent, cost."""
     method, about = kind(), kind.about
     types = {"multilabel": "several", "multiclass": "one"}
-    labels = (
-        "one target a site"
-        if method.labels.view == "target"
-        else "; ".join(types[t] for t in method.labels.types)
-    )
+    labels = "; ".join(types[t] for t in method.labels.types)
+    if method.labels.view == "target":
+        labels = "one target a site"
     return {
         "title": about.title,
         "paper": about.paper,
@@ -205,19 +208,8 @@ _GROUPS = {
 
 
 def _outside(kind_and_name: tuple[str, str]) -> str:
-    from suture.data.readers import DATASETS
-    from suture.models import MODELS
-    from suture.models.priors import PRIORS
-    from suture.simulation.kinds import SIMULATIONS
-
     kind, name = kind_and_name
-    registries: dict[str, Registry[Any]] = {
-        "model": MODELS,
-        "prior": PRIORS,
-        "data set": DATASETS,
-        "simulation": SIMULATIONS,
-    }
-    return printable(_line(registries[kind].find(name)))
+    return printable(_line(_registries()[kind].find(name)))
 
 
 def _line(entry: Any) -> str:

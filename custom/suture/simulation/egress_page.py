@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from suture.core.labels import LabelSet
+from suture.core.targets import markdown_table
 from suture.core.validation import attribute_texts
 from suture.methods import METHODS
 from suture.methods.base import Method
@@ -70,13 +71,9 @@ def page() -> str:
 def _table(title: str, kind: type[Any]) -> str:
     """Return the fields of a class by its own docstring, which has to name each."""
     texts, names = attribute_texts(kind), [field.name for field in dataclasses.fields(kind)]
-    return f"## {title}\n\n" + _rows(("field", "what"), [(n, texts[n].removesuffix(".")) for n in names])
-
-
-def _rows(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    columns = list(head)
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return f"## {title}\n\n" + markdown_table(
+        ("field", "what"), [(n, texts[n].removesuffix(".")) for n in names]
+    )
 
 
 def _method(method: Method) -> str:
@@ -87,7 +84,7 @@ def _method(method: Method) -> str:
     egress = method.egress(_layout(method))
     own = {row["field"]: row for row in declared(egress)}
     facts = [(name, text, own.get(name, {}).get("why", "")) for name, text in _sent(method, egress)]
-    return title + _rows(("sent", "what", "why"), facts)
+    return title + markdown_table(("sent", "what", "why"), facts)
 
 
 def _layout(method: Method) -> Layout:
@@ -104,11 +101,8 @@ def _sent(method: Method, egress: Egress) -> Iterable[tuple[str, str]]:
         types = "/".join(sorted({dtype.removeprefix("torch.") for _, dtype in egress.shared.values()}))
         share = method.exchange.share
         part = f", {share.fraction:g} of the {share.of} of each" if share else ""
-        norm = (
-            "with batch norm and its statistics"
-            if method.exchange.batch_norm == "average"
-            else "without batch norm"
-        )
+        averaged = method.exchange.batch_norm == "average"
+        norm = "with batch norm and its statistics" if averaged else "without batch norm"
         yield "shared", f"{types} {what} outside the head{part}, {norm}"
     if egress.head:
         own, every = "each of the site's classes", "every class of the federation"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import operator
+import shlex
 import sys
 import traceback
 import types
@@ -44,8 +45,8 @@ from suture.methods.source import source_of
 from suture.models import CORPUS, WEIGHTS, ModelSpec, encoder_of, self_contained, vocabulary_of
 from suture.models.documents import with_digest
 from suture.models.encoders import STORED
-from suture.protocol.half import Transport
-from suture.simulation.job_files import job_file
+from suture.protocol.precision import Transport
+from suture.simulation.job_files import job_file, known_jobs
 from suture.simulation.kinds import SIMULATIONS, Simulation
 from suture.simulation.study import StudySites
 
@@ -99,10 +100,7 @@ class Job(Schedule):
             kind, form = _FLARE[key]
             if type(value) is not kind or (isinstance(value, int) and value < 0):
                 raise ConfigError(f"{self.name}: flare.{key}={shown(value)}: give {form}")
-        if not (self.method.local.epochs or self.method.local.iterations):
-            raise ConfigError(
-                f"{self.name}: method.local.epochs=0 would not train; set 1 or more, or local.iterations"
-            )
+        check_trains(self.method)
 
     def plan(self, experiment: str) -> Plan:
         """Return the part of the job that every party receives.
@@ -254,14 +252,20 @@ def _sites(values: Any, where: str) -> Simulation:
     return parse(kind, {key: value for key, value in values.items() if key != "kind"}, where)
 
 
-def check_federated(job: Job) -> None:
-    """Check that the method of a job can run in a federation of several processes.
+def check_trains(method: Method) -> None:
+    """Raise `ConfigError` if a method's settings leave the sites nothing to train."""
+    if not (method.local.epochs or method.local.iterations):
+        raise ConfigError("method.local.epochs=0 would not train; set 1 or more, or local.iterations")
+
+
+def check_federated(method: Method) -> None:
+    """Check that a method can run in a federation of several processes.
 
     Raises:
-        ConfigError: the method exchanges nothing or needs the pooled data, or is in no installed
-            package, so that no other process can load it.
+        ConfigError: the method exchanges nothing or needs the pooled data, would not train, or is in no
+            installed package, so that no other process can load it.
     """
-    method = job.method
+    check_trains(method)
     if method.about.local_only:
         raise ConfigError(
             f"{method.about.title} {method.about.local_only}, so it cannot run in a federation; "
@@ -312,7 +316,7 @@ def with_settings(job: Job, settings: Iterable[str]) -> Job:
         job = (
             _with_method(job, text)
             if key.strip() == "method"
-            else _set(job, _path(job, key.strip()), value, key)
+            else with_setting(job, _path(job, key.strip()), value, key)
         )
     return job
 
@@ -350,7 +354,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default if made is dataclasses.MISSING else made()
 
 
-def _leaves(value: Any, prefix: tuple[str, ...] = (), *, absent: bool = False) -> dict[str, tuple[str, ...]]:
+def leaves(value: Any, prefix: tuple[str, ...] = (), *, absent: bool = False) -> dict[str, tuple[str, ...]]:
     """Return the path of every setting of a value by its dotted name; a table of free keys counts as one.
 
     Args:
@@ -363,7 +367,7 @@ def _leaves(value: Any, prefix: tuple[str, ...] = (), *, absent: bool = False) -
             found[".".join(path)] = path
             inner = _optional_part(value, field.name) if absent and inner is None else None
         if inner is not None:
-            found |= _leaves(inner, path, absent=absent)
+            found |= leaves(inner, path, absent=absent)
     return found
 
 
@@ -375,19 +379,19 @@ def _optional_part(value: Any, name: str) -> Any:
 
 def settings_of(job: Job) -> dict[str, Any]:
     """Return the value of every setting of a job by its dotted name."""
-    return {name: operator.attrgetter(name)(job) for name in _leaves(job)}
+    return {name: operator.attrgetter(name)(job) for name in leaves(job)}
 
 
 def _path(job: Job, key: str) -> tuple[str, ...]:
-    leaves, possible = _leaves(job), _leaves(job, absent=True)
-    if path := (leaves.get(key) or possible.get(key)):
+    present, possible = leaves(job), leaves(job, absent=True)
+    if path := (present.get(key) or possible.get(key)):
         return path
     if table := next((table for table in ("label_map", "flare") if key.startswith(f"{table}.")), ""):
         return (table, key.removeprefix(f"{table}."))
-    ends = [path for path in leaves.values() if path[-1] == key]
+    ends = [path for path in present.values() if path[-1] == key]
     if len(ends) > 1:
         raise ConfigError(f"{key!r} is ambiguous: {', '.join('.'.join(p) for p in ends)}; write one of them")
-    if inside := [name for name in leaves if name.startswith(f"{key}.")]:
+    if inside := [name for name in present if name.startswith(f"{key}.")]:
         raise ConfigError(
             f"{key!r} stands for several settings; set one of them: {', '.join(sorted(inside))}"
         )
@@ -400,17 +404,17 @@ def _path(job: Job, key: str) -> tuple[str, ...]:
                 f"{'has' if len(others) == 1 else 'have'} it: set method before it"
             )
         raise unknown(
-            "setting", key, {*possible, "method", *(path[-1] for path in leaves.values())}, listed=leaves
+            "setting", key, {*possible, "method", *(path[-1] for path in present.values())}, listed=present
         )
     return ends[0]
 
 
 def _methods_with(key: str) -> list[str]:
     """The names of this package's methods that have a setting."""
-    return [name for name, kind in METHODS.items() if key in _leaves(kind(), ("method",), absent=True)]
+    return [name for name, kind in METHODS.items() if key in leaves(kind(), ("method",), absent=True)]
 
 
-def _set(value: Any, path: tuple[str, ...], new: Any, key: str) -> Any:
+def with_setting(value: Any, path: tuple[str, ...], new: Any, key: str) -> Any:
     """Return a copy of a nested value with one setting replaced and validated."""
     name, *rest = path
     if isinstance(value, dict):
@@ -418,6 +422,42 @@ def _set(value: Any, path: tuple[str, ...], new: Any, key: str) -> Any:
     part = getattr(value, name)
     if part is None and rest:
         part = _optional_part(value, name)
-    inner = _set(part, tuple(rest), new, key) if rest else new
+    inner = with_setting(part, tuple(rest), new, key) if rest else new
     fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     return parse(type(value), {**fields, name: inner}, f"--set {key}")
+
+
+# The command line of a job
+
+
+def command_of(job: Job, env: str) -> str | None:
+    """Return a command line, quoted for a POSIX shell, that runs an equal job.
+
+    Returns:
+        None where there is none: the job is no file in jobs/ and no study folder, or it differs from its file
+        in what ``--set`` cannot express.
+    """
+    source = job.name if job.name in known_jobs() else None
+    if isinstance(job.simulation, StudySites):
+        source = job.simulation.folder
+    if source is None:
+        return None
+    try:
+        settings = _differing(load_job(source), job)
+        if with_settings(load_job(source), settings) != job:
+            return None
+    except (SutureError, TypeError):  # a file that has changed since, or a value that JSON has not
+        return None
+    options = [option for setting in settings for option in ("--set", setting)]
+    return shlex.join(["suture", "run", source, "--env", env, *options])
+
+
+def _differing(base: Job, job: Job) -> list[str]:
+    """Return the settings, as for ``--set``, in which a job differs from that of its file."""
+    settings = []
+    if type(base.method) is not type(job.method):
+        settings = [f"method={job.method.about.name}"]
+        base = with_settings(base, settings)
+    usual = settings_of(base)
+    differing = {k: v for k, v in settings_of(job).items() if k not in usual or usual[k] != v}
+    return settings + [f"{key}={json.dumps(value)}" for key, value in differing.items()]

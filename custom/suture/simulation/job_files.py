@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shlex
 from pathlib import Path
 
 from suture.core.entry_points import of_this_distribution
@@ -49,6 +50,11 @@ def job_file(job: str | Path, *, trust: bool = False) -> Path:
     if path.is_dir() and (path / "suture.toml").is_file():
         raise ConfigError(
             f"{path} is one site; a job runs on all sites of a study: name {path.absolute().parent}"
+        )
+    if (path / "run.json").is_file() or (path / "model.json").is_file():
+        raise ConfigError(
+            f"{path} is a trained model, not a job; to export the model: suture model export "
+            f"{shlex.quote(str(path))}. To export or run a job, name it or its study"
         )
     if path.is_dir():
         raise ConfigError(

@@ -30,9 +30,9 @@ from suture.methods.retraining import Retraining
 from suture.models import ModelSpec
 from suture.models.classifier import Layout, split_state
 from suture.protocol.egress import CLASSES, Shapes, blank, check_declared, prefixed, whole
-from suture.protocol.half import Transport
 from suture.protocol.messages import Abstain, Update, ones
 from suture.protocol.packing import Packed, load, tensors_of, unpack
+from suture.protocol.precision import Transport
 from suture.simulation.trial import SITES, Trial, least_rounds
 from suture.simulation.variants import alternatives, changed, names, numbers, with_value, within
 
@@ -129,7 +129,7 @@ def subject_of(
         ConfigError: see `check_method`.
     """
     _check_instance(method)
-    known = list(names(method))
+    known = names(method)
     groups = {name[:i] for name in known for i, letter in enumerate(name) if letter == "."}
     _known("hyperparameter in variants", variants or {}, known)
     exempt = _known("hyperparameter in exempt", exempt, {*known, *groups})
@@ -180,8 +180,7 @@ def it_describes_itself(subject: Subject) -> None:
         _ensure(bool(getattr(method.about, word)), f"it has no {word}")
     for kind, name in _undeclared(type(method)):
         _ensure(
-            False,
-            f"{name} of {kind.__name__} is not a hyperparameter; decorate it with @hyperparameters",
+            False, f"{name} of {kind.__name__} is not a hyperparameter; decorate it with @hyperparameters"
         )
     values = json.loads(json.dumps(dataclasses.asdict(method)))  # type: ignore[call-overload]
     again = parse(type(method), values, method.about.name)
@@ -345,10 +344,7 @@ def unknown_labels_are_not_trained(subject: Subject) -> None:
         return
     for label_type in subject.label_types:
         # A batch has 0 there, so a method may count positives by `y == 1` without the mask: hence not 1.
-        with (
-            subject.trial(label_type, hidden=0.0) as one,
-            subject.trial(label_type, hidden=0.5) as two,
-        ):
+        with subject.trial(label_type, hidden=0.0) as one, subject.trial(label_type, hidden=0.5) as two:
             for site in SITES:
                 a, b = one.update(site), two.update(site)
                 # Where nothing leaves the site, its loss still tells.
@@ -364,7 +360,8 @@ def federations_run_and_repeat(subject: Subject) -> None:
         with subject.trial(label_type, rounds=2) as one, subject.trial(label_type, rounds=2) as two:
             for trial in (one, two):
                 trial.run()
-            _same(one.server.model, two.server.model, f"{label_type}: a second run gives different bytes")
+            a, b = (_all_tensors(trial.server.model) for trial in (one, two))
+            _ensure(_same(a, b), f"{label_type}: a second run gives different bytes")
             for site, labels in one.seen.items():
                 registered = one.server.registry.members[site].names
                 allowed = one.server.registry.labels if subject.method.labels.view == "all" else registered
@@ -457,10 +454,8 @@ def optimiser_state_carries_over(subject: Subject) -> None:
         _ensure(bool(state), "it returns no optimiser state")
         copied = {name: tensor.clone() for name, tensor in state.items()}
         (carried, one), (fresh, two) = train(Packed(copied, {"phase": "main"}), 2), train(Packed({}, {}), 2)
-        kept = one.keys() != two.keys() or any(not torch.equal(one[name], two[name]) for name in one)
-        _ensure(
-            kept and not _equal(carried, fresh, empty=False), "the state of the round before changes nothing"
-        )
+        kept = not _same(one, two) and not _equal(carried, fresh, empty=False)
+        _ensure(kept, "the state of the round before changes nothing")
 
 
 def a_repeated_round_gives_the_same_update(subject: Subject) -> None:
@@ -577,7 +572,7 @@ def _an_update(
 
     shared, rows = ({name: moved(t) for name, t in group.items()} for group in (shared, rows))
     tensors = {
-        name: (noise * torch.rand(whole(form[0], len(labels)), generator=g)).to(blank(form, 0))
+        name: (noise * torch.rand(whole(form[0], len(labels), 1), generator=g)).to(blank(((), form[1]), 0))
         for name, form in egress.forms("up").items()
     }
     return Update(1, labels, shared, rows, ones(labels), kind=kind, channels=tensors)
@@ -592,9 +587,9 @@ def _all_tensors(model: GlobalModel) -> dict[str, Tensor]:
     return {**_tensors(model), **prefixed("channels", model.channels)}
 
 
-def _same(one: GlobalModel, two: GlobalModel, text: str) -> None:
-    a, b = _all_tensors(one), _all_tensors(two)
-    _ensure(a.keys() == b.keys() and all(torch.equal(t, b[name]) for name, t in a.items()), text)
+def _same(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:
+    """Whether two groups of tensors have the same names and bytes."""
+    return one.keys() == two.keys() and all(torch.equal(tensor, two[name]) for name, tensor in one.items())
 
 
 def _equal(one: Update, two: Update, *, empty: bool = True) -> bool:
@@ -602,8 +597,7 @@ def _equal(one: Update, two: Update, *, empty: bool = True) -> bool:
     a, b = ({**u.shared, **u.head, **u.channels} for u in (one, two))
     if not a and not b:
         return empty
-    alike = a.keys() == b.keys() and all(torch.equal(tensor, b[name]) for name, tensor in a.items())
-    return alike and one.weight == two.weight and torch.equal(one.class_weights, two.class_weights)
+    return _same(a, b) and one.weight == two.weight and torch.equal(one.class_weights, two.class_weights)
 
 
 # What a method does

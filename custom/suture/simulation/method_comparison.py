@@ -7,8 +7,6 @@ patients of each site, and the seeds, the same for all methods; so an easy draw 
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,7 +17,7 @@ from numpy.typing import NDArray
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import atomic_write, make_folder, read_json, write_json
 from suture.core.seeds import seed_for
-from suture.core.spreadsheets import no_formula
+from suture.core.spreadsheets import as_csv
 from suture.data.config import CONFIG, SiteConfig, write_site_config
 from suture.data.quality import Findings
 from suture.data.readers import read_table
@@ -164,11 +162,9 @@ def _fold(configs: Mapping[str, SiteConfig], folder: Path, k: int, folds: int) -
         order = np.random.default_rng(seed_for("folds", site)).permutation(len(used))
         names = {0: "test", 1: "validation"}
         part = {p: names.get((int(i) - k) % folds, "train") for p, i in zip(used, order, strict=True)}
-        rows = [(no_formula(p), part.get(p, "")) for p in sorted({*table.patients})]
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([("patient", "split"), *rows])
+        rows = [(p, part.get(p, "")) for p in sorted({*table.patients})]
         make_folder(folder / site)
-        atomic_write(folder / site / "splits.csv", text.getvalue().encode())
+        atomic_write(folder / site / "splits.csv", as_csv(("patient", "split"), rows).encode())
         fields = {"split": "file", "split_file": folder / site / "splits.csv", "split_column": "split"}
         data = config.data.model_copy(update=fields)
         write_site_config(folder / site / CONFIG, config.model_copy(update={"data": data}))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import tomli_w
 
@@ -17,13 +16,18 @@ from suture.core.errors import ConfigError, DataError, LabelError
 from suture.core.files import atomic_write
 from suture.core.names import as_job
 from suture.core.printable import escaped, number_of, printable
-from suture.core.spreadsheets import no_formula
+from suture.core.spreadsheets import as_csv
 from suture.data.config import CONFIG, SiteConfig, StorageConfig, load_site_config, parse_data, site_files
-from suture.data.discovery import Answers, Discovery, discover
+from suture.data.description import Answers, Discovery
+from suture.data.discovery import discover
 from suture.data.label_discovery import CONSTANT
 from suture.data.readers import read_table
 from suture.data.readers.hospital_labels import inline
+from suture.data.table import Split
 from suture.simulation.study import check_names
+
+Which = Split | Literal["all"]
+"""The images of labelled data that are used."""
 
 SPLITS = "splits.csv"
 """Name of the file of a site's splits, where its table has none."""
@@ -96,28 +100,30 @@ def look(
 
 
 @contextmanager
-def labelled_data(path: Path) -> Iterator[tuple[SiteConfig, bool]]:
-    """Give the configuration of labelled data, and whether it says which images are for test.
+def labelled_data(path: Path, split: Which | None, usual: Split) -> Iterator[tuple[SiteConfig, Which]]:
+    """Give the configuration of labelled data, and the split that is used of it.
 
     Args:
         path: a suture.toml, the folder of a site or of a study with one site, or a table or folder as
             `suture init` reads it, whose decoded images are deleted at the end.
+        split: the one that is wanted; by default `usual`, or all of a table that has no splits.
 
     Raises:
         ConfigError, DataError: it cannot be read.
     """
     if path.suffix == ".toml" or site_files(path):
-        yield load_site_config(path), True
+        yield load_site_config(path), split or usual
         return
     guess = discover(path)
     values = guess.data if guess.has_splits else guess.data | {"split": "patients"}
     with tempfile.TemporaryDirectory(prefix="suture-") as name:
         folder = Path(name)
         if guess.sheet is not None:
-            atomic_write(folder / TABLE, _as_csv(guess.sheet.header, guess.sheet.rows).encode())
+            atomic_write(folder / TABLE, as_csv(guess.sheet.header, guess.sheet.rows).encode())
             values = values | {"table": str(folder / TABLE)}
         storage = StorageConfig(state=folder, cache=folder)
-        yield SiteConfig(data=parse_data(values, str(path)), storage=storage), guess.has_splits
+        config = SiteConfig(data=parse_data(values, str(path)), storage=storage)
+        yield config, split or (usual if guess.has_splits else "all")
 
 
 def refuse_existing(study: Path, sites: Iterable[str]) -> None:
@@ -146,7 +152,7 @@ def write_study(study: Path, found: Mapping[str, Discovery]) -> list[Path]:
         folder = study / name
         folder.mkdir(parents=True, exist_ok=True)
         if guess.sheet is not None:
-            atomic_write(folder / TABLE, _as_csv(guess.sheet.header, guess.sheet.rows).encode())
+            atomic_write(folder / TABLE, as_csv(guess.sheet.header, guess.sheet.rows).encode())
             written.append(folder / TABLE)
             guess = replace(guess, data=guess.data | {"table": str((folder / TABLE).resolve())})
         if not (guess.has_splits or guess.is_draft):
@@ -171,15 +177,7 @@ def splits(guess: Discovery) -> str:
     values = guess.data | {"split": "patients", "partial": False}
     table = read_table(parse_data(values, str(values["table"]))).table
     by_patient = dict(zip(table.patients, table.split, strict=True))
-    return _as_csv(("patient", "split"), sorted(by_patient.items()))
-
-
-def _as_csv(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(map(no_formula, row) for row in rows)
-    return text.getvalue()
+    return as_csv(("patient", "split"), sorted(by_patient.items()))
 
 
 def placed(guess: Discovery, folder: Path) -> Discovery:
@@ -206,20 +204,13 @@ def summary(name: str, guess: Discovery, config: Path) -> list[str]:
     lines = [f"{name}: {Path(data['table']).name}, {number_of(guess.rows, 'row')}{known}"]
     what, column = ("documents", "text_column") if "text_column" in data else ("images", "image_column")
     if column in data:
-        patients = (
-            f"column {data['patient_column']!r}, {reasons['patient_column']}"
-            if guess.has_patients
-            else "none"
-        )
-        lines += [
-            f"  {what}: column {data[column]!r}, {reasons[column]}",
-            f"  patients: {patients}",
-        ]
-    where = (
-        f"column {data.get('split_column')!r}"
-        if "split_column" in data
-        else f"made once, by {'patient' if guess.has_patients else 'image'}"
-    )
+        patients = "none"
+        if guess.has_patients:
+            patients = f"column {data['patient_column']!r}, {reasons['patient_column']}"
+        lines += [f"  {what}: column {data[column]!r}, {reasons[column]}", f"  patients: {patients}"]
+    where = f"made once, by {'patient' if guess.has_patients else 'image'}"
+    if "split_column" in data:
+        where = f"column {data['split_column']!r}"
     lines.append(
         f"  splits: {where if data['dataset'] == 'hospital' else data.get('split', 'of the data set')}"
     )

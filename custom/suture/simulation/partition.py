@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from importlib import resources
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from suture.core.errors import ConfigError, DataError, unknown
 from suture.core.labels import LabelSet
@@ -51,26 +50,22 @@ def patient_blocks(table: Table, k: int, seed: int) -> list[Table]:
     return blocks
 
 
-def client_classes(*, k: int | None = None, shared: int | None = None) -> tuple[LabelSet, ...]:
+def client_classes(clients: int, shared: int | None = None) -> tuple[LabelSet, ...]:
     """Return the classes that each client knows in an experiment of Surgical Aggregation (arXiv 2301.06683).
 
     Args:
-        k: the number of clients (2, 3, 4, 5, 6, 8, 10).
-        shared: or, for four clients, the number of classes that all of them know (0, 1, 2, 4, 8, 12, 14).
+        clients: their number (2, 3, 4, 5, 6, 8, 10).
+        shared: of four clients, the number of classes that all of them know (0, 1, 2, 4, 8, 12, 14).
 
     Raises:
-        ConfigError: neither or both are given, or there is no such experiment.
+        ConfigError: there is no such experiment.
     """
-    if (k is None) == (shared is None):
-        raise ConfigError("client_classes takes either k (clients) or shared (classes known to all)")
-    file = resources.files("suture.simulation").joinpath("surgical_aggregation_clients.json")
+    file = Path(__file__).with_name("surgical_aggregation_clients.json")
     published: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    by_shared = {str(e["shared_by_all"]): e["clients"] for e in published["by_shared_classes"]}
-    lists, word, kind = (
-        (published["by_number_of_clients"], str(k), "number of clients")
-        if shared is None
-        else (by_shared, str(shared), "number of shared classes")
-    )
+    lists, word, kind = published["by_number_of_clients"], str(clients), "number of clients"
+    if shared is not None:
+        lists = {str(e["shared_by_all"]): e["clients"] for e in published["by_shared_classes"]}
+        word, kind = str(shared), "number of shared classes"
     if word not in lists:
         raise unknown(kind, word, lists)
     return tuple(LabelSet.of(names) for names in lists[word])
@@ -101,7 +96,7 @@ def class_lists(
     if shared is not None and (kind, clients) != ("published", 4):
         raise ConfigError("shared classes are those of the published lists of 4 clients; set clients=4")
     if kind == "published":
-        return client_classes(k=clients) if shared is None else client_classes(shared=shared)
+        return client_classes(clients, shared)
     if kind == "all":
         return (labels,) * clients
     if kind == "round_robin":
@@ -209,19 +204,16 @@ def subset(table: Table, training_images: int, seed: int = 1337) -> Table:
     total = int((split == "train").sum())
     if total <= training_images:
         return table
-    groups = {part: _strata_of(table.rows(split == part), seed) for part in ("train", "validation")}
+    parts = (table.rows(split == part) for part in ("train", "validation"))
+    groups = [strata(part.patients, part.y, seed) for part in parts]
     patients = np.asarray(table.patients, dtype=np.str_)
     share = training_images / total
     while True:
-        taken = np.concatenate([g[: int(len(g) * share)] for pair in groups.values() for g in pair])
+        taken = np.concatenate([g[: int(len(g) * share)] for pair in groups for g in pair])
         rows = np.isin(patients, taken) | (split == "test")
         if int((rows & (split == "train")).sum()) <= training_images:
             return table.rows(rows)
         share *= 0.99
-
-
-def _strata_of(table: Table, seed: int) -> tuple[NDArray[np.str_], NDArray[np.str_]]:
-    return strata(table.patients, table.y, seed)
 
 
 def assigned_sites(

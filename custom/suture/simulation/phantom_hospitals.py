@@ -152,12 +152,9 @@ class PhantomSites(SimulatedSites):
         Returns:
             the names of the sites, without the server's.
         """
+        every = self.every_label or method.labels.complete
         spec = PhantomSpec(
-            self.images,
-            self.held_out,
-            contrast=self.contrast,
-            shift=self.shift,
-            every_label=self.every_label or method.labels.complete,
+            self.images, self.held_out, contrast=self.contrast, shift=self.shift, every_label=every
         )
         tables = write_hospitals(folder, spec, seed if self.seed is None else self.seed)
         # A reference method gets every label; the site still names the ones that it annotates.

@@ -68,13 +68,8 @@ class Scanner:
 
     def between(self, strength: float) -> Scanner:
         """Interpolate between the neutral scanner (strength 0) and this one (1), or extrapolate."""
-        neutral = Scanner()
-        return Scanner(
-            *(
-                n + strength * (mine - n)
-                for n, mine in zip(asdict(neutral).values(), asdict(self).values(), strict=True)
-            )
-        )
+        pairs = zip(asdict(Scanner()).values(), asdict(self).values(), strict=True)
+        return Scanner(*(neutral + strength * (mine - neutral) for neutral, mine in pairs))
 
     def take(self, image: Image, rng: Rng) -> NDArray[np.uint8]:
         """The radiograph as this scanner stores it."""

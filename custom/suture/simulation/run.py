@@ -13,14 +13,7 @@ from typing import Any, Literal, get_args
 
 from suture.core.codes import Stated
 from suture.core.errors import ConfigError, DataError, FederationError, InUse, SutureError, unknown
-from suture.core.files import (
-    hold,
-    is_temporary,
-    read_json,
-    remove_leftovers,
-    write_json,
-    writing,
-)
+from suture.core.files import hold, is_temporary, read_json, remove_leftovers, write_json, writing
 from suture.core.labels import LabelSet, canonical
 from suture.core.names import check_experiment, shown_name
 from suture.core.printable import printable
@@ -46,9 +39,8 @@ from suture.protocol.messages import SiteInfo
 from suture.reports.card import try_card
 from suture.reports.progress import following
 from suture.reports.report import try_report, write_report
-from suture.simulation.again import command
 from suture.simulation.exact_figures import without_limits
-from suture.simulation.job import Job, check_federated, check_finetuning
+from suture.simulation.job import Job, check_federated, check_finetuning, command_of
 from suture.simulation.partition import SERVER
 from suture.simulation.run_files import LOCK, MADE, PREPARING, begin_here, delete, files_of_run, refuse_links
 from suture.simulation.simulator import Simulator, check_paths, simulate, with_first_error
@@ -135,7 +127,7 @@ def _check(job: Job, env: str, folder: Path, workers: int | None) -> None:
     if env not in get_args(Environment):
         raise unknown("environment of simulated sites", env, get_args(Environment))
     if env != "local":
-        check_federated(job)
+        check_federated(job.method)
     elif (workers or 1) > 1:
         source_of(type(job.method))  # raises where other processes could not load it
     if env == "sim":
@@ -153,7 +145,7 @@ def _check(job: Job, env: str, folder: Path, workers: int | None) -> None:
 
 def _begin(job: Job, folder: Path, env: str) -> tuple[Job, list[str]]:
     """Write the simulated sites and describe the run; return the job with its vocabulary, and the sites."""
-    simulation, again = job.simulation, command(job, env)
+    simulation, again = job.simulation, command_of(job, env)
     assert simulation is not None
     sites = simulation.prepare(folder / "sites", folder.parent, job.seed, job.method)
     job = with_vocabulary(job, folder / "sites")
@@ -250,11 +242,7 @@ def _with_words(job: Job, words: str | tuple[str, ...]) -> Job:
 
 
 def _rounds(
-    job: Job,
-    folder: Path,
-    sites: list[str],
-    processes: Simulator | Workers | None,
-    workers: int | None,
+    job: Job, folder: Path, sites: list[str], processes: Simulator | Workers | None, workers: int | None
 ) -> None:
     """Run the federation: in FLARE's simulator, or in a loop with the sites in this process or in several."""
     if isinstance(processes, Simulator):
@@ -345,7 +333,9 @@ def check_folder(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
         raise ConfigError(f"{out} is a file; choose another --out")
     if not out.exists() or not any(out.iterdir()):
         if resume:
-            raise ConfigError(f"{out} contains no run to resume; leave out --resume to begin one")
+            raise ConfigError(
+                f"{out} contains no run to resume; name the folder of one with --out, or leave out --resume"
+            )
     elif _unprepared(out):
         files_of_run(out)
     elif not (out / "run.json").exists():

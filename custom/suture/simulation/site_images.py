@@ -19,25 +19,9 @@ _TIMES = 2.0
 _SHOWN = 3
 
 
-@dataclass(frozen=True)
-class ImageSummary:
-    """The images of one site, in words.
-
-    Attributes:
-        pixels: width and height.
-        depth: bits of a stored value, and how they are read.
-        channels: gray or colour.
-        levels: gray levels that a model sees, 0 to 255.
-    """
-
-    pixels: str
-    depth: str
-    channels: str
-    levels: str
-
-
-ROWS = {"pixels": "pixels", "depth": "depth", "channels": "channels", "levels": "gray levels"}
-"""What each attribute of an `ImageSummary` is called in a table."""
+SUMMARY = ("pixels", "depth", "channels", "gray levels")
+"""What is said of a site's images: width and height; bits of a stored value, and how they are read; gray or
+colour; and the levels that a model sees, 0 to 255."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +39,11 @@ class Shared:
     examples: tuple[tuple[tuple[str, Picture], ...], ...]
 
 
-def summarise(found: Findings, config: SiteConfig) -> ImageSummary | None:
-    """Return the summary of a site's images; None where none can be read, or the data are text."""
+def summarise(found: Findings, config: SiteConfig) -> dict[str, str]:
+    """Return the images of a site in words, by `SUMMARY`; nothing where none can be read, as of text."""
     facts = [picture.facts for picture in found.pictures]
     if not facts:
-        return None
+        return {}
     sizes = sorted({(one.width, one.height) for one in facts}, key=lambda size: size[0] * size[1])
     pixels = " to ".join(f"{width} × {height}" for width, height in dict.fromkeys((sizes[0], sizes[-1])))
     depths = Counter(one.bits for one in facts)
@@ -74,7 +58,7 @@ def summarise(found: Findings, config: SiteConfig) -> ImageSummary | None:
     channels = f"{coloured:,} of {len(facts):,} in colour, read as {how}" if coloured else "gray"
     means = sorted(one.mean for one in facts)
     levels = f"mean {sum(means) / len(means):.0f}; images from {means[0]:.0f} to {means[-1]:.0f}"
-    return ImageSummary(pixels, depth, channels, levels)
+    return dict(zip(SUMMARY, (pixels, depth, channels, levels), strict=True))
 
 
 def differences(findings: Mapping[str, Findings]) -> Iterator[str]:

@@ -5,8 +5,6 @@ All of them use the devices and the threads of this machine.
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +22,7 @@ from suture.core.errors import ConfigError, unknown
 from suture.core.files import atomic_write, make_folder
 from suture.core.labels import LabelSet
 from suture.core.privacy import PrivacyConfig
-from suture.core.spreadsheets import no_formula
+from suture.core.spreadsheets import as_csv
 from suture.core.validation import JOB_PATH, LARGEST_SEED, LIMIT, STRICT, parse
 from suture.data.config import ServerConfig, SiteConfig, StorageConfig, TrainingConfig, write_site_config
 from suture.data.readers import DataConfig
@@ -277,27 +275,18 @@ def write_site(folder: Path, table: Table, labels: LabelSet, name: str = "labels
         OSError: the folder cannot be made or written.
     """
     y = table.restrict(labels).y
-    columns: list[tuple[str, Sequence[str]]] = [
-        ("image", table.images),
-        ("patient", table.patients),
-        ("split", table.split),
-    ]
+    columns: list[tuple[str, Sequence[str]]]
+    columns = [("image", table.images), ("patient", table.patients), ("split", table.split)]
     if table.texts is not None:
         columns.append((TEXT, table.texts))
-    columns += [
-        (label, [_CELLS.get(value, "") for value in y[:, column].tolist()])
-        for column, label in enumerate(labels)
-    ]
+    for label, values in zip(labels, y.T.tolist(), strict=True):
+        columns.append((label, [_CELLS.get(value, "") for value in values]))
     if table.attributes is not None:
         columns.append((_ATTRIBUTE, table.attributes))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([no_formula(header) for header, _ in columns])
-    writer.writerows(map(no_formula, row) for row in zip(*(cells for _, cells in columns), strict=True))
+    headers, cells = zip(*columns, strict=True)
     make_folder(folder)
-    path = folder / name
-    atomic_write(path, text.getvalue().encode())
-    return path
+    atomic_write(folder / name, as_csv(headers, zip(*cells, strict=True)).encode())
+    return folder / name
 
 
 _VARIABLES = {"device": "SUTURE_DEVICE", "threads": "SUTURE_THREADS", "amp": "SUTURE_AMP"}

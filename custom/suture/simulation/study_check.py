@@ -23,15 +23,7 @@ from suture.federation.server.registry import shared_generic
 from suture.federation.site.site import check_consent
 from suture.simulation.exact_figures import forecast
 from suture.simulation.job import Job
-from suture.simulation.site_images import (
-    ROWS,
-    ImageSummary,
-    Shared,
-    describe,
-    differences,
-    shared,
-    summarise,
-)
+from suture.simulation.site_images import SUMMARY, Shared, describe, differences, shared, summarise
 
 _SAY: dict[Split, str] = {"validation": "the selection of the round", "test": "the final figures"}
 """What a split of a site has a say in."""
@@ -44,12 +36,12 @@ class Together:
     Attributes:
         problems: what stops a run.
         warnings: what a person should know.
-        images: a summary for each site; None where its data are text, or no image can be read.
+        images: a summary for each site, as of `summarise`.
     """
 
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    images: Mapping[str, ImageSummary | None] = field(default_factory=dict)
+    images: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def compare(
@@ -81,7 +73,10 @@ def compare(
     for site, config in configs.items():
         warnings += [f"in a federation, {site} would send of {line}" for line in forecast(config)]
     if job:
-        warnings += [*_other_modalities(configs, findings, job, refused=False), *_sizes(findings, job)]
+        warnings += _other_modalities(configs, findings, job, refused=False)
+        for site, found in findings.items():
+            sizes = [(one.name, one.facts.width, one.facts.height) for one in found.pictures]
+            warnings += [f"{site}: {note}" for note in size_notes(sizes, job.model.size)]
     return Together(tuple(problems), tuple(warnings), images)
 
 
@@ -192,13 +187,6 @@ def _other_modalities(
             )
 
 
-def _sizes(findings: Mapping[str, Findings], job: Job) -> Iterator[str]:
-    """Sites with images that are too small, or too narrow, for what the model reads of them."""
-    for site, found in findings.items():
-        sizes = [(one.name, one.facts.width, one.facts.height) for one in found.pictures]
-        yield from (f"{site}: {note}" for note in size_notes(sizes, job.model.size))
-
-
 def _torn(twins: Shared) -> Iterator[str]:
     if twins.torn:
         yield (
@@ -286,8 +274,8 @@ def _image_grid(together: Together) -> Grid:
     grid.add_column("")
     for site in together.images:
         grid.add_column(rich(site), justify="right")
-    for key, name in ROWS.items():
-        grid.add_row(name, *(getattr(summary, key, "–") for summary in together.images.values()))
+    for name in SUMMARY:
+        grid.add_row(name, *(summary.get(name, "–") for summary in together.images.values()))
     return grid
 
 

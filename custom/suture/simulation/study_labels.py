@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from itertools import combinations
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 
-from suture.core.atlas import Atlas, Relation, study_atlas
-from suture.core.labels import key
+from suture.core.atlas import LABELS, Atlas, Relation
+from suture.core.errors import ConfigError
+from suture.core.labels import key, lookalikes
 from suture.core.targets import rich
 from suture.core.vocabulary import AREAS, CANONICAL, SYNONYMS
 from suture.data.readers import read_table
+from suture.data.table import Table
 from suture.simulation.study import StudySites
 
 LEAST = 0.8
@@ -30,23 +33,30 @@ _INITIALS = 0.8
 """Score of a name that is the initials of another one."""
 
 _COMMON, _COMPARED = 300, 10
-"""Most names with a letter triple by which names are found, and most that one name is compared with: the time
-stays within bounds for thousands of names."""
+"""Most spellings with a letter triple by which others are found, and most that one spelling is compared with:
+the time stays within bounds for thousands of names."""
 
-_ALIKE = 0.4
-"""Share of common letter triples (Dice) from which two names are compared letter by letter."""
+_BLOCK = 1000
+"""Spellings that are compared with all others at a time, which bounds the memory."""
 
 _WORDS = """
 fillers: a an the of in with de del la el du des les der die das do da dos
 not: no not non without absent absence negative normal sin sans ohne kein keine sem
 either: or and oder und ou et o y e
 other: other others unknown unspecified nos
+status: sign signs history sequela sequelae sequels residual residuals
 """
 _KINDS = {
     kind: frozenset(words.split()) for kind, _, words in (line.partition(": ") for line in _WORDS.split("\n"))
 }
-_FILLERS, _NOT, _EITHER, _OTHER = (_KINDS[kind] for kind in ("fillers", "not", "either", "other"))
-"""Words of several languages that say nothing of a finding, deny it, join two, or leave it open."""
+_FILLERS, _NOT, _EITHER, _OTHER, _STATUS = (
+    _KINDS[kind] for kind in ("fillers", "not", "either", "other", "status")
+)
+"""Words of several languages that say nothing of a finding, deny it, join two, leave it open, or name what
+is left of it."""
+
+_CHANGE = re.compile(r"\w{3}(ing|ments?|miento|mento|[st]ion|ción|ção|ung)$")
+"""End of a noun for what happens to something: the thickening of a fissure is not a fissure."""
 
 
 @dataclass(frozen=True)
@@ -79,21 +89,32 @@ class LabelLists:
     proposals: tuple[Proposal, ...]
 
 
-def study_lists(study: Path) -> LabelLists:
-    """Read and compare the label lists of a study.
+def read_tables(study: Path) -> dict[str, Table]:
+    """Read the tables of a study's sites, without what an atlas implies.
 
     Raises:
-        ConfigError, DataError: a site or the labels.toml cannot be read.
+        ConfigError, DataError: a site cannot be read.
     """
     configs = StudySites(str(study)).configs()
-    return compare_lists(
-        # Without the atlas, whose file a first decision makes: it adds no class.
-        {
-            site: read_table(config.data.model_copy(update={"atlas": None})).table.labels.names
-            for site, config in configs.items()
-        },
-        study_atlas(study),
-    )
+    # Without the atlas, whose file a first decision makes: it adds no class.
+    plain = {site: config.data.model_copy(update={"atlas": None}) for site, config in configs.items()}
+    return {site: read_table(data).table for site, data in plain.items()}
+
+
+def study_lists(tables: Mapping[str, Table], atlas: Atlas) -> LabelLists:
+    """Compare the label lists of a study's sites.
+
+    Raises:
+        ConfigError: the decisions make one class of two that a site has.
+    """
+    lists = compare_lists({site: table.labels.names for site, table in tables.items()}, atlas)
+    for site, names in lists.sites.items():
+        if twice := [name for name, times in Counter(names).items() if times > 1]:
+            raise ConfigError(
+                f"{site} has two classes that {LABELS} makes one, {twice[0]!r}; they are two: record "
+                "--different, or correct the site's table"
+            )
+    return lists
 
 
 def compare_lists(lists: Mapping[str, Sequence[str]], atlas: Atlas) -> LabelLists:
@@ -107,10 +128,9 @@ def compare_lists(lists: Mapping[str, Sequence[str]], atlas: Atlas) -> LabelList
             contains |= {(name, parent) for parent in above.intersection(listed)}
     decided = {frozenset((atlas.name(one.name), atlas.name(one.of))) for one in atlas.decisions}
     settled = decided | {frozenset(pair) for pair in contains}
-    together = {frozenset(pair) for names in sites.values() for pair in combinations(names, 2)}
     found = [
         one
-        for one in (*_alike(listed, together), *_parts(listed))
+        for one in (*_alike(listed, sites), *_parts(listed))
         if frozenset((one.name, one.of)) not in settled
         and not (one.name in CANONICAL and one.of in CANONICAL)
     ]
@@ -121,13 +141,33 @@ def compare_lists(lists: Mapping[str, Sequence[str]], atlas: Atlas) -> LabelList
     return LabelLists(sites, tuple(sorted(contains)), tuple(ordered))
 
 
+def misspelt(atlas: Atlas, lists: LabelLists) -> list[str]:
+    """Return a sentence for each name of the relations that may be a typo: nearly one that is known.
+
+    A name that is known is of a site, of the vocabulary, or in a decision; the name of a parent that no site
+    annotates is new, and is none of them.
+    """
+    groups = (*atlas.exclusive, *(group for some in atlas.exhaustive.values() for group in some))
+    named = {*atlas.parents, *atlas.exhaustive}.union(*atlas.parents.values(), *groups)
+    known = {*CANONICAL}.union(*lists.sites.values())
+    known.update(atlas.name(name) for one in atlas.decisions for name in (one.name, one.of))
+    new = {name for name in map(atlas.name, named) if name not in known}
+    return [
+        f"no site and no atlas has {wrong!r}; did you mean {right!r}? Correct it, or record that they are "
+        f"two classes: --different {f'{right}={wrong}'!r}"
+        for pair in lookalikes(known | new)
+        for wrong, right in (pair, pair[::-1])
+        if wrong in new and right not in new
+    ]
+
+
 def _words(name: str) -> list[str]:
     """Return the words of a name in the singular, as far as that is a matter of an s, without fillers."""
     words = re.findall(r"\w+", key(name))
     return [re.sub(r"(?<=[a-rt-z]{3})s$", "", word) for word in words if word not in _FILLERS]
 
 
-def _alike(names: Sequence[str], together: set[frozenset[str]]) -> Iterator[Proposal]:
+def _alike(names: Sequence[str], sites: Mapping[str, Sequence[str]]) -> Iterator[Proposal]:
     """Propose that names mean the same whose letters are alike, or of which one is the other's initials.
 
     Names are compared by all of their spellings. Two classes of one site are different ones.
@@ -135,51 +175,87 @@ def _alike(names: Sequence[str], together: set[frozenset[str]]) -> Iterator[Prop
     spellings: dict[str, set[str]] = {name: {name} for name in names}
     for synonym, name in SYNONYMS.items():
         spellings.get(name, set()).add(synonym)
-    texts = [
-        (name, " ".join(order)) for name in names for one in spellings[name] for order in _orders(_words(one))
-    ]
-    by_triple: dict[str, list[int]] = {}
-    triples = [{f" {text} "[i : i + 3] for i in range(len(text))} for _, text in texts]
-    for i, own in enumerate(triples):
-        for triple in own:
-            by_triple.setdefault(triple, []).append(i)
+    texts = [(name, _words(one)) for name in names for one in spellings[name]]
     score: dict[tuple[str, str], float] = {}
-    for i, own in enumerate(triples):
-        rare = (by_triple[triple] for triple in own if len(by_triple[triple]) <= _COMMON)
-        shared = Counter(j for some in rare for j in some if j < i)
-        for j, _ in shared.most_common(_COMPARED):
-            common = len(own & triples[j])
-            first, second = sorted((texts[i][0], texts[j][0]))
-            if first != second and 2 * common >= _ALIKE * (len(own) + len(triples[j])):
-                ratio = SequenceMatcher(None, texts[i][1], texts[j][1], autojunk=False).ratio()
-                score[first, second] = max(score.get((first, second), 0.0), ratio)
+    for i, j in _with_common_triples([words for _, words in texts]):
+        pair = texts[i][0], texts[j][0]
+        if pair[0] != pair[1] and (alike := _likeness(texts[i][1], texts[j][1])) >= LEAST:
+            score[pair] = max(score.get(pair, 0.0), alike)
     initials = {"".join(word[0] for word in _words(name)): name for name in names if len(_words(name)) > 2}
     for name in names:
         if (long := initials.get(key(name), name)) != name:
             score[name, long] = max(score.get((name, long), 0.0), _INITIALS)
+    at: dict[str, set[str]] = {}
+    for site, own in sites.items():
+        for name in own:
+            at.setdefault(name, set()).add(site)
     for (first, second), value in score.items():
         negated = [bool(_NOT.intersection(_words(name))) for name in (first, second)]
-        if value >= LEAST and frozenset((first, second)) not in together and negated[0] == negated[1]:
+        if value >= LEAST and at[first].isdisjoint(at[second]) and negated[0] == negated[1]:
             name, of = (first, second) if second in CANONICAL or first not in CANONICAL else (second, first)
             yield Proposal(name, "same", of, round(value, 2))
 
 
-def _orders(words: list[str]) -> Iterable[tuple[str, ...]]:
-    """Return the words in their own and in alphabetical order."""
-    return {tuple(words), tuple(sorted(words))}
+def _with_common_triples(texts: Sequence[Sequence[str]]) -> Iterator[tuple[int, int]]:
+    """Yield pairs i < j of texts: those with the most letter triples in common, without frequent triples."""
+    from scipy.sparse import csr_array  # a tenth of a second's import that only many names need
+
+    triples = [{f" {word} "[i : i + 3] for word in words for i in range(len(word))} for words in texts]
+    times = Counter(triple for own in triples for triple in own)
+    column = {triple: i for i, triple in enumerate(t for t, n in times.items() if n <= _COMMON)}
+    kept = [
+        (i, column[triple]) for i, own in enumerate(triples) for triple in sorted(own) if triple in column
+    ]
+    rows, columns = np.array(kept, dtype=np.intp).reshape(-1, 2).T
+    has = csr_array((np.ones(len(kept), np.int32), (rows, columns)), (len(texts), len(column)))
+    pairs: set[tuple[int, int]] = set()
+    for start in range(0, len(texts), _BLOCK):
+        shared = csr_array(has[start : start + _BLOCK] @ has.T)
+        shared.sort_indices()  # equal numbers are taken in the order of the texts
+        for row, (first, last) in enumerate(pairwise(shared.indptr.tolist()), start):
+            best = np.argsort(-shared.data[first:last], kind="stable")[: _COMPARED + 1]
+            found = shared.indices[first:last][best].tolist()
+            pairs |= {(min(row, other), max(row, other)) for other in found if other != row}
+    yield from sorted(pairs)
+
+
+def _likeness(first: Sequence[str], second: Sequence[str]) -> float:
+    """Return how alike two names are: by the letters of the words that they do not share, in [0, 1]."""
+    a, b = (" ".join(w for w in own if w not in other) for own, other in ((first, second), (second, first)))
+    if not (a and b):
+        return float(a == b)
+    if 2 * min(len(a), len(b)) < LEAST * (len(a) + len(b)):
+        return 0.0
+    return SequenceMatcher(None, a, b, autojunk=False).ratio()
 
 
 def _parts(names: Sequence[str]) -> Iterator[Proposal]:
-    """Propose a parent whose words are all in the name of the child, but for "A or B", which contains A."""
+    """Propose a parent whose words are all in the name of the child, but for "A or B", which contains A.
+
+    Not where the child's noun says what has happened to the parent, or what is left of it.
+    """
     words = {name: {*_words(name)} for name in names}
-    for long in names:
-        if words[long] & (_NOT | _OTHER):
+    times = Counter(word for own in words.values() for word in own)
+    by_rarest: dict[str, list[str]] = {}
+    for name, own in words.items():
+        if own and not own <= _EITHER | _NOT | _OTHER:
+            by_rarest.setdefault(min(own, key=lambda word: (times[word], word)), []).append(name)
+    for long, own in words.items():
+        if own & (_NOT | _OTHER):
             continue
-        for short in names:
-            own = words[short]
-            if own and own < words[long] and not own <= _EITHER | _NOT | _OTHER:
-                child, parent = (short, long) if words[long] & _EITHER else (long, short)
-                yield Proposal(child, "child", parent, round(len(own) / len(words[long]), 2))
+        noun = _noun(long)
+        for short in sorted(name for word in own for name in by_rarest.get(word, ()) if words[name] < own):
+            if noun not in words[short] and (noun in _STATUS or _CHANGE.search(noun)):
+                continue
+            child, parent = (short, long) if own & _EITHER else (long, short)
+            yield Proposal(child, "child", parent, round(len(words[short]) / len(own), 2))
+
+
+def _noun(name: str) -> str:
+    """Return the noun of a name: its last word, in English, or the last one before "of"."""
+    words: list[str] = re.findall(r"\w+", key(name))
+    before = next((i for i, word in enumerate(words) if i and word in _FILLERS), len(words))
+    return words[before - 1]
 
 
 def render_lists(lists: LabelLists) -> RenderableType:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from suture.core.errors import DataError, SutureError
@@ -17,7 +16,7 @@ from suture.models import ModelSpec
 from suture.reports.report import templates
 from suture.simulation.example_images import png_uri
 from suture.simulation.job import Job, load_job
-from suture.simulation.site_images import ROWS
+from suture.simulation.site_images import SUMMARY
 from suture.simulation.study_check import Together, matrix
 
 PAGE = "check.html"
@@ -27,19 +26,6 @@ EXAMPLES = 6
 
 _MOST_UNREADABLE = 20
 """Unreadable images of a site that are named."""
-
-
-@dataclass(frozen=True)
-class Example:
-    """An image on the page.
-
-    Attributes:
-        picture: its name, split and labels.
-        source: the decoded and resized image, as a URI that holds a PNG.
-    """
-
-    picture: Picture
-    source: str
 
 
 def job_of(study: Path, *, trust: bool = False) -> tuple[Job | None, str | None]:
@@ -71,27 +57,28 @@ def write_page(
         DiskError: the folder cannot be written to.
     """
     folder, size = study.expanduser().resolve(), (job.model if job else ModelSpec()).size
-    page = (
-        templates(Path(__file__).parent)
-        .get_template("study.html")
-        .render(
-            study=folder.name,
-            size=size,
-            findings=findings,
-            together=together,
-            matrix=matrix(findings),
-            rows=ROWS,
-            splits=SPLITS,
-            most=_MOST_UNREADABLE,
-            examples={site: list(_examples(configs[site], found, size)) for site, found in findings.items()},
-        )
+    template = templates(Path(__file__).parent).get_template("study.html")
+    page = template.render(
+        study=folder.name,
+        size=size,
+        findings=findings,
+        together=together,
+        matrix=matrix(findings),
+        rows=SUMMARY,
+        splits=SPLITS,
+        most=_MOST_UNREADABLE,
+        examples={site: list(_examples(configs[site], found, size)) for site, found in findings.items()},
     )
     atomic_write(folder / PAGE, page.encode())
     return folder / PAGE
 
 
-def _examples(config: SiteConfig, found: Findings, size: int) -> Iterator[Example]:
-    """The images of a site that the page shows: decoded, scaled and resized, without augmentation."""
+def _examples(config: SiteConfig, found: Findings, size: int) -> Iterator[tuple[Picture, str]]:
+    """The images of a site that the page shows: decoded, scaled and resized, without augmentation.
+
+    Yields:
+        name, split and labels of the image, and a URI that holds it as a PNG.
+    """
     chosen = choose(found.pictures)
     if not chosen:
         return
@@ -102,15 +89,15 @@ def _examples(config: SiteConfig, found: Findings, size: int) -> Iterator[Exampl
                 image = decode_image(source.raw(picture.name), picture.name, data.color, data.bits)
             except DataError:
                 continue  # it was readable a moment ago; the next check names it
-            yield Example(picture, png_uri(resize_pad(image, size)))
+            yield picture, png_uri(resize_pad(image, size))
 
 
-def choose(pictures: Sequence[Picture], most: int = EXAMPLES) -> list[Picture]:
+def choose(pictures: Sequence[Picture]) -> list[Picture]:
     """Choose a few images: the first of each class while there is room, then others evenly over the table."""
     first: dict[str, int] = {}
     for row, picture in enumerate(pictures):
         for label in picture.present:
             first.setdefault(label, row)
-    evenly = range(0, len(pictures), max(1, len(pictures) // most))
+    evenly = range(0, len(pictures), max(1, len(pictures) // EXAMPLES))
     rows = dict.fromkeys([*sorted(first.values()), *evenly, *range(len(pictures))])
-    return [pictures[row] for row in sorted(list(rows)[:most])]
+    return [pictures[row] for row in sorted(list(rows)[:EXAMPLES])]

@@ -35,9 +35,9 @@ from suture.methods.source import code_hash
 from suture.models import ModelSpec, build
 from suture.models.classifier import load_tensors, split_state
 from suture.protocol.egress import CLASSES as OF_CLASSES
-from suture.protocol.half import Transport, received, restored
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed, unpack
+from suture.protocol.precision import Transport, received, restored
 
 CLASSES = ("Fibrosis", "Hernia", "Mass", "Nodule")
 SITES = {"alpha": ("Mass", "Nodule"), "beta": ("Hernia", "Nodule"), "gamma": ("Fibrosis", "Mass", "Nodule")}
@@ -106,7 +106,7 @@ class Trial:
                 loop.exchange("handshake", self.server.handshake(loop.sites), self.server.receiver())
             )
             self._payloads = {
-                name: received(_payload(packed)) for name, packed in self.server.assign().items()
+                name: self._received(name, _payload(packed)) for name, packed in self.server.assign().items()
             }
         return self._payloads[site]
 
@@ -120,7 +120,11 @@ class Trial:
         update = unpack(answer.packed)
         if not isinstance(update, Update) or not answer.allowed:
             raise AssertionError(f"{self.label_type}: {site} sent no update: {update}")
-        return restored(update, self.payload(site), answer.allowed.egress) if self.plan.half else update
+        return restored(update, self.payload(site), answer.allowed.egress, self.plan.transport)
+
+    def _received(self, site: str, payload: TaskData) -> TaskData:
+        layout = self.plan.method.exchange.layout(self.sites[site].trainer.model(payload.labels))
+        return received(payload, layout, self.plan.transport)
 
     def history(self) -> list[dict[str, Any]]:
         """The rounds so far, as in history.jsonl."""

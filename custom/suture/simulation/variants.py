@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Literal, get_args, get_origin, get_type_hints
-
-from pydantic import ValidationError
 
 from suture.core.errors import SutureError
 from suture.methods.base import Method
 from suture.models import ModelSpec
+from suture.simulation.job import leaves, with_setting
 
 
-def names(value: Any, prefix: str = "") -> Iterator[str]:
+def names(method: Method) -> list[str]:
     """The hyperparameters by dotted name."""
-    for part in dataclasses.fields(value):
-        inner = getattr(value, part.name)
-        if dataclasses.is_dataclass(inner):
-            yield from names(inner, f"{prefix}{part.name}.")
-        else:
-            yield f"{prefix}{part.name}"
+    return list(leaves(method))
 
 
 def within(name: str, groups: Collection[str]) -> bool:
@@ -31,7 +26,7 @@ def within(name: str, groups: Collection[str]) -> bool:
 def numbers(method: Method) -> Iterator[tuple[str, float]]:
     """The hyperparameters that are floating-point numbers, and their values."""
     for name in names(method):
-        value = _get(method, name)
+        value = attrgetter(name)(method)
         if isinstance(value, float):
             yield name, value
 
@@ -61,8 +56,9 @@ def _fits(method: Method, model: ModelSpec) -> bool:
 
 def _candidates(method: Method, name: str) -> Sequence[Any]:
     """Values to try instead of a hyperparameter's own, from its type and value."""
-    value, owner = _get(method, name), _get(method, name.rpartition(".")[0])
-    hint = get_type_hints(type(owner), include_extras=False)[name.rpartition(".")[2]]
+    group, _, last = name.rpartition(".")
+    value, owner = attrgetter(name)(method), attrgetter(group)(method) if group else method
+    hint = get_type_hints(type(owner), include_extras=False)[last]
     words = [
         word for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal for word in get_args(kind)
     ]
@@ -81,20 +77,13 @@ def _candidates(method: Method, name: str) -> Sequence[Any]:
     return []
 
 
-def _get(value: Any, name: str) -> Any:
-    for part in filter(None, name.split(".")):
-        value = getattr(value, part)
-    return value
-
-
 def with_value(method: Method, name: str, new: Any) -> Method | None:
     """The method with one other value; None where that is not valid."""
-    first, _, rest = name.partition(".")
     try:
-        inner = with_value(getattr(method, first), rest, new) if rest else new
-        return None if inner is None and rest else changed(method, **{first: inner})
-    except (SutureError, ValidationError, TypeError):
+        other: Method = with_setting(method, tuple(name.split(".")), new, name)
+    except SutureError:
         return None
+    return other
 
 
 def changed(value: Any, **changes: Any) -> Any:

@@ -44,6 +44,15 @@ Share = Annotated[float | int, PlainValidator(_share)]
 """A share of a site's training images, or a number of them."""
 Probability = Annotated[float, Field(ge=0, le=1)]
 
+_MIXUP = 0.2
+"""a of Beta(a, a), of which a batch draws its share once."""
+
+MIXED_WEIGHT = 0.1
+"""lambda of L_UDE."""
+
+EMA = 0.999
+"""How much of the teacher stays in a step."""
+
 
 @dataclass(frozen=True, config=STRICT)
 class Teaching:
@@ -59,9 +68,6 @@ class Teaching:
         enhancing: ``mixup`` of confident and uncertain images (UDE), or ``none``.
         mixed: mixtures among a batch.
         mixed_positive, mixed_negative, mixed_best: tau_lp, tau_ln and tau_l, for images of D^h.
-        mixup: a of Beta(a, a), of which a batch draws its share once.
-        mixed_weight: lambda of L_UDE.
-        ema: how much of the teacher stays in a step.
         weak, strong: views of the teacher and of the student.
         loss, entropy, labels: where paper and published program differ, which one is followed; the
             differences stand in docs/methods.md.
@@ -79,9 +85,6 @@ class Teaching:
     mixed_positive: Probability = 0.7
     mixed_negative: Probability = 0.01
     mixed_best: Probability = 0.85
-    mixup: Annotated[float, Field(gt=0)] = 0.2
-    mixed_weight: Annotated[float, Field(ge=0)] = 0.1
-    ema: Probability = 0.999
     weak: Augmentation = WEAK
     strong: Augmentation = STRONG
     loss: Reading = "paper"
@@ -157,7 +160,7 @@ class MeanTeacher:
             how, site, self._pseudo, round_.seed, round_.round
         )
         self._teacher = frozen_copy(site.model)
-        self._follow = follower(self._teacher, site.model, how.ema)
+        self._follow = follower(self._teacher, site.model, EMA)
         self._shares = np.random.default_rng(seed_for(round_.seed, site.name, round_.round, "mixup"))
         self.images = 0
         # Of each class: drawn, and pseudo-labels 1 and 0. A GPU is waited for where they are read.
@@ -249,7 +252,7 @@ class MeanTeacher:
         weights = self._weights(targets, kind.weights(targets))
         if not self._mixed:
             return Batch({self._input: views.student}, targets.y, targets.sure, weights)
-        share, middle = float(self._shares.beta(how.mixup, how.mixup)), n + self._mixed
+        share, middle = float(self._shares.beta(_MIXUP, _MIXUP)), n + self._mixed
         certain, uncertain = (
             kind.targets(p[part], y[part], known[part], limit, how.labels, mixing=True)
             for part, limit in ((slice(n, middle), limits), (slice(middle, None), how.mixed_limits))
@@ -260,7 +263,7 @@ class MeanTeacher:
             {self._input: torch.cat([views.student, both])},
             torch.cat([targets.y, mixed.y]),
             torch.cat([targets.sure, mixed.sure]),
-            torch.cat([weights, how.mixed_weight * self._weights(mixed, kind.mixed_weights(mixed))]),
+            torch.cat([weights, MIXED_WEIGHT * self._weights(mixed, kind.mixed_weights(mixed))]),
         )
 
     @torch.no_grad()

@@ -46,6 +46,9 @@ _YIQ = ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3
 TONE_CHANCE, GRAY_CHANCE, BLUR_CHANCE = 0.8, 0.2, 0.5
 """Probability that tone and hue of an image change at all, that it becomes gray, and that it is blurred."""
 
+_HUE = 0.1
+"""Largest change of hue, as a share of the whole circle."""
+
 _BLUR = (0.1, 2.0)
 """Range of the Gaussian filter's standard deviation, in pixels of an image of `_WIDEST`."""
 
@@ -64,13 +67,11 @@ class Views:
         crop: the smallest share of the image's area in a crop; the ratio of its sides is at most 4 to 3.
         flip: probability of a left-right mirror image.
         tone: largest relative change of brightness and of contrast, and of saturation in colour.
-        hue: largest change, as a share of the whole circle.
     """
 
     crop: Annotated[float, Field(gt=0, le=1)] = 0.2
     flip: Share = 0.5
     tone: Share = 0.4
-    hue: Annotated[float, Field(ge=0, le=0.5)] = 0.1
 
 
 @validated(frozen=True, config=STRICT)
@@ -354,7 +355,7 @@ def colours(n: int, generator: torch.Generator, spec: Views) -> Tensor:
     some = chosen(n, generator, TONE_CHANCE)
     saturation = 1 + spread(n, generator, spec.tone) * some
     saturation = torch.where(chosen(n, generator, GRAY_CHANCE), 0.0, saturation).view(-1, 1, 1)
-    angle = spread(n, generator, 2 * math.pi * spec.hue) * some
+    angle = spread(n, generator, 2 * math.pi * _HUE) * some
     turn = torch.eye(3).repeat(n, 1, 1)
     turn[:, 1, 1] = turn[:, 2, 2] = angle.cos()
     turn[:, 1, 2], turn[:, 2, 1] = -angle.sin(), angle.sin()

@@ -52,19 +52,12 @@ class EicuConfig(ReleaseConfig):
             the first two levels of `diagnosisstring`.
         texts: the tables whose entries make the document of a stay.
         leaking_text: add `admitdxpath`, which names the label, to the documents, as PMFL does.
-        admission_paths: of `admitdxpath`, take ``all`` entries of a stay or the ``last`` one.
     """
 
     dataset: Literal["eicu"] = "eicu"
     labels_from: Literal["apache", "diagnosis"] = "apache"
     texts: Annotated[tuple[EicuText, ...], Field(min_length=1)] = TEXTS
     leaking_text: bool = False
-    admission_paths: Literal["all", "last"] = "all"
-
-    def idle(self) -> dict[str, str]:
-        """As in the base, and what chooses among entries that are not read."""
-        remedy = {"admission_paths": "without leaking_text = true; remove it"}
-        return super().idle() | ({} if self.leaking_text else remedy)
 
     @classmethod
     def text_in_table(cls, values: dict[str, Any]) -> bool:  # noqa: ARG003
@@ -124,8 +117,7 @@ def _texts(stays: Iterable[str], config: EicuConfig) -> list[str]:
     }
     sources = [_gathered(config, name, *how) for name, how in meanings.items() if name in config.texts]
     if config.leaking_text:
-        last = config.admission_paths == "last"
-        sources.append(_gathered(config, "admissionDx", "admitdxpath", str.strip, last=last))
+        sources.append(_gathered(config, "admissionDx", "admitdxpath", str.strip))
     return [" , ".join(item for source in sources for item in source.get(stay, ())) for stay in stays]
 
 
@@ -137,16 +129,12 @@ def _history(path: str) -> str:
     return "" if parts[-1] == "Performed" else parts[-1]
 
 
-def _gathered(
-    config: EicuConfig, table: str, column: str, meaning: Callable[[str], str], *, last: bool = False
-) -> Documents:
-    """The entries of each stay in one table, or the last of them; blank ones are left out."""
+def _gathered(config: EicuConfig, table: str, column: str, meaning: Callable[[str], str]) -> Documents:
+    """The entries of each stay in one table; blank ones are left out."""
     found: Documents = {}
     for stay, cell in read_columns(_beside(config, table), (_STAY, column), _KEY):
         item = meaning(cell)
         if item:
-            if last:
-                found[stay] = {}
             found.setdefault(stay, {})[item] = None
     return found
 

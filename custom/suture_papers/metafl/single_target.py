@@ -36,7 +36,7 @@ _FOLDERS: dict[_Corpus, tuple[str, str]] = {
     "eicu": ("eicu_demo", "eICU"),
     "mimic_reports": ("mimic_cxr", "MIMIC-CXR's reports"),
 }
-_EICU = ("texts", "leaking_text", "admission_paths")
+_EICU = ("texts", "leaking_text")
 
 _TABLES: dict[_Corpus, str] = {
     "openi": "NLMCXR_reports.tgz",
@@ -63,7 +63,7 @@ class SingleTargetSites:
         first: see `build_disease_tables`.
         test: share of a training site's documents that it tests on, a tenth in the paper; in its published
             program sites train on all of them (0). Documents of a patient stay together.
-        texts, leaking_text, admission_paths: for eICU, see `EicuConfig`.
+        texts, leaking_text: for eICU, see `EicuConfig`.
         root: folder of the data; by default that of the corpus in SUTURE_DATA.
         seed: of the disease tables.
     """
@@ -77,7 +77,6 @@ class SingleTargetSites:
     test: Annotated[float, Field(ge=0, lt=1)] = 0.1
     texts: Annotated[tuple[EicuText, ...], Field(min_length=1)] = TEXTS
     leaking_text: bool = False
-    admission_paths: Literal["all", "last"] = "all"
     root: Annotated[str | None, JOB_PATH] = None
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
 

@@ -71,6 +71,9 @@ WIDTH = 256
 
 F1, MEASURED = "f1", "f1_measured"
 
+RELIABLE = 0.75
+"""A class whose F1 is not above it gets no positive pseudo-label."""
+
 _Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -83,7 +86,6 @@ class Matching:
             in the published program.
         threshold: above it positive, below it negative.
         rank: the share of the site's images that must be less similar to the name for a positive one.
-        f1: a class whose F1 is not above it gets no positive pseudo-label.
         nearest: with one label an image, an unlabelled image is of the class that is most similar if this
             share of the site's images is less so.
     """
@@ -91,7 +93,6 @@ class Matching:
     compare: Literal["probability", "similarity"] = "probability"
     threshold: float = 0.5
     rank: _Fraction = 0.999
-    f1: _Fraction = 0.75
     nearest: _Fraction = 0.99
 
     def labels(self, z: Tensor, y: Tensor, foreign: Tensor, f1: Tensor, label_type: LabelType) -> Tensor:
@@ -111,7 +112,7 @@ class Matching:
         s = torch.sigmoid(z) if self.compare == "probability" else z
         cut = s.quantile(self.rank, dim=0)
         positive, negative = s > cut.clamp(min=self.threshold), s < cut.clamp(max=self.threshold)
-        return y.masked_fill(guess & negative, 0.0).masked_fill(guess & positive & (f1 > self.f1), 1.0)
+        return y.masked_fill(guess & negative, 0.0).masked_fill(guess & positive & (f1 > RELIABLE), 1.0)
 
 
 @hyperparameters

@@ -55,6 +55,15 @@ COUNTS = "counts"
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
+STAY = 0.8
+"""How much of the soft label of an unknown class stays in one refinement."""
+
+NEGATIVE, POSITIVE = 0.1, 0.9
+"""Below and above which probability a soft label becomes 0 and 1."""
+
+TEACHER = 0.8
+"""The largest omega, which it has at the end."""
+
 
 @validated(frozen=True, config=STRICT)
 class SoftLabels(Part):
@@ -62,9 +71,6 @@ class SoftLabels(Part):
 
     Attributes:
         every: rounds from one refinement to the next.
-        stay: how much of the soft label of an unknown class stays in one.
-        negative, positive: below and above which probability a soft label becomes 0 and 1.
-        teacher: the largest omega, which it has at the end.
     """
 
     needs: ClassVar[Needs] = Needs(
@@ -75,14 +81,10 @@ class SoftLabels(Part):
         pseudo=True,
     )
     every: Annotated[int, Field(ge=1, le=LIMIT)] = 5
-    stay: Share = 0.8
-    negative: Share = 0.1
-    positive: Share = 0.9
-    teacher: Share = 0.8
 
     def omega(self, r: int, rounds: int) -> float:
         """The weight of the received model, r rounds after the first of `rounds` with soft labels."""
-        return self.teacher * math.exp(-2 * (1 - r / rounds) ** 2)
+        return TEACHER * math.exp(-2 * (1 - r / rounds) ** 2)
 
     def refined(self, y: Tensor, p: Tensor, labelled: Tensor, noisy: Tensor) -> Tensor:
         """The soft labels from those before.
@@ -90,9 +92,9 @@ class SoftLabels(Part):
         Args:
             y, p: ``[n, c]``; labelled: ``[n, c]`` bool; noisy: ``[n]`` bool.
         """
-        q = torch.where(p > self.positive, 1.0, torch.where(p < self.negative, 0.0, p))
+        q = torch.where(p > POSITIVE, 1.0, torch.where(p < NEGATIVE, 0.0, p))
         own = torch.where(noisy.unsqueeze(1), q, y)
-        return torch.where(labelled, own, (1 - self.stay) * q + self.stay * y)
+        return torch.where(labelled, own, (1 - STAY) * q + STAY * y)
 
 
 @hyperparameters

@@ -30,8 +30,11 @@ BATCH = 32
 TINY = 1e-6
 """In the divisor of a cosine."""
 
-Count = Annotated[int, Field(ge=1, le=LIMIT)]
-_Rate = Annotated[float, Field(gt=0)]
+STEPS, RATE = 100, 0.1
+"""Of SGD on the features, in each round."""
+
+HEAD_EPOCHS, HEAD_RATE = 300, 0.01
+"""Of SGD on the new head, in each round."""
 
 
 @validated(frozen=True, config=STRICT)
@@ -40,15 +43,9 @@ class FederatedFeatures:
 
     Attributes:
         per_class: number of features of each class.
-        steps, lr: of SGD on the features, in each round.
-        head_epochs, head_lr: of SGD on the new head, in each round.
     """
 
-    per_class: Count = 100
-    steps: Count = 100
-    lr: _Rate = 0.1
-    head_epochs: Count = 300
-    head_lr: _Rate = 0.01
+    per_class: Annotated[int, Field(ge=1, le=LIMIT)] = 100
 
     def matched(self, features: Tensor, classes: Tensor, rows: Tensor, target: Tensor) -> Tensor:
         """The features after the steps toward the gradients of the sites.
@@ -59,11 +56,11 @@ class FederatedFeatures:
             target: the mean of their gradients, ``[s, M, d + 1]``.
         """
         y = F.one_hot(classes, len(rows)).to(rows).unsqueeze(1)
-        for _ in range(self.steps):
+        for _ in range(STEPS):
             features = features.detach().requires_grad_()
             away = distance(head_gradient(features, y, rows), target).sum()
             (slope,) = torch.autograd.grad(away, features)
-            features = features - self.lr * slope
+            features = features - RATE * slope
         return features.detach()
 
     def retrained(self, features: Tensor, rows: Tensor, order: torch.Generator) -> Tensor:
@@ -76,9 +73,9 @@ class FederatedFeatures:
         """
         s, n, d = features.shape
         x, y = features.reshape(s * n, d), torch.eye(s).to(features).repeat_interleave(n, dim=0)
-        for _ in range(self.head_epochs):
+        for _ in range(HEAD_EPOCHS):
             for batch in torch.split(torch.randperm(s * n, generator=order), BATCH):
-                rows = rows - self.head_lr * head_gradient(x[batch], y[batch], rows)
+                rows = rows - HEAD_RATE * head_gradient(x[batch], y[batch], rows)
         return rows
 
 

@@ -19,9 +19,9 @@ from suture.learning.training import LocalTraining
 from suture.methods import METHODS
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.egress import Egress
-from suture.protocol.half import VARIANCE
 from suture.protocol.messages import TaskData, Update, ones
 from suture.protocol.packing import Packed, pack, unpack
+from suture.protocol.precision import VARIANCE
 from suture.simulation.method_checks import SMALL
 from suture.simulation.trial import Trial
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -61,17 +61,22 @@ def test_a_model_without_batch_norm_and_a_size_that_is_not_the_pretraining_s_are
     plan = replace(tiny(replace(FROZEN, batch_norm="frozen")).plan, model=model)
     first = initial(replace(plan, model=replace(model, weights=None)), ("Mass",))
     assert method_notes(first, plan, ClassFacts()) == [
-        "timm:test_vit was pretrained on images of 160 px, and model.size is 32.",
+        "timm:test_vit was pretrained on images of 160 px, and model.size is 32; for the size of its "
+        "pretraining: --set model.size=160",
         "timm:test_vit has no batch norm, so batch_norm='frozen' changes nothing.",
     ]
     usual = replace(plan, method=replace(FROZEN, batch_norm="average"), model=replace(model, size=160))
     assert method_notes(first, usual, ClassFacts()) == []
 
 
+@pytest.mark.parametrize("train", ["head", "adapters"])
 @pytest.mark.parametrize(("weights", "count"), [(None, 1), ("download", 0)])
-def test_a_frozen_encoder_without_pretraining_is_noted(weights: str | None, count: int, tiny: Any) -> None:
-    model = ModelSpec("resnet18", size=64, train="head")
+def test_a_frozen_encoder_without_pretraining_is_noted(
+    weights: str | None, count: int, train: Literal["head", "adapters"], tiny: Any
+) -> None:
+    model = ModelSpec("resnet18", size=64, train=train)
     plan = replace(tiny(FROZEN).plan, model=replace(model, weights=weights))
     notes = method_notes(initial(replace(plan, model=model), ("Mass",)), plan, ClassFacts())
     assert [note for note in notes if "its weights are random" in note] == notes
     assert len(notes) == count
+    assert all(("but for its adapters" in note) == (train == "adapters") for note in notes)

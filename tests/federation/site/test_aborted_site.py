@@ -91,11 +91,11 @@ def test_every_method_looks_at_the_signal_in_each_step_and_stops(name: str) -> N
 
 
 def files(trial: Trial) -> dict[str, int]:
-    """The files of all sites with their sizes; not locks, caches, or the counts that a site fixes once."""
+    """The files of all sites with their sizes; not locks, caches, or what a site fixes or receives once."""
     return {
         str(path.relative_to(trial.folder)): path.stat().st_size
         for path in trial.folder.rglob("*")
-        if path.is_file() and not re.search("lock|counts.json|/cache/", str(path))
+        if path.is_file() and not re.search("lock|counts.json|encoder|/cache/", str(path))
     }
 
 

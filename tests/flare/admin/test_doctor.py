@@ -435,4 +435,4 @@ def test_the_command_prints_json_and_fails_on_errors(site: Callable[..., Path], 
     assert [f["about"] for f in findings if f["status"] == "error"] == ["connection"]
     done = CliRunner().invoke(app, ["doctor", str(tmp_path)])
     assert done.exit_code == 1
-    assert "is no startup kit" in done.stdout
+    assert "is not a startup kit" in done.stdout

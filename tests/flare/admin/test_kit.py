@@ -19,7 +19,7 @@ def test_a_kit_says_whose_it_is(role: str, make_kit: MakeKit) -> None:
 
 
 def test_no_kit_and_a_broken_kit_are_named(make_kit: MakeKit, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no startup kit"):
+    with pytest.raises(ConfigError, match="is not a startup kit"):
         read_kit(tmp_path)
     folder = make_kit()
     (folder / "startup" / "fed_client.json").write_text("{")
@@ -64,7 +64,7 @@ def test_a_relay_runs_no_jobs_and_is_left_out(make_kit: MakeKit, tmp_path: Path)
     site = make_kit("site")
     relay = site.parent / "gate" / "startup"
     relay.mkdir(parents=True)
-    with pytest.raises(ConfigError, match="is no startup kit"):
+    with pytest.raises(ConfigError, match="is not a startup kit"):
         kits_in(tmp_path)
     (relay / "fed_relay.json").write_text("{}")
     assert set(kits_in(tmp_path)) == {"harbor"}

@@ -59,7 +59,7 @@ def test_a_file_that_is_no_project_is_named(tmp_path: Path) -> None:
     for text in (None, "a: [", "name: x"):
         if text:
             path.write_text(text)
-        with pytest.raises(ConfigError, match=r"project\.yml is no project file"):
+        with pytest.raises(ConfigError, match=r"project\.yml is not a project file"):
             project_of(path, ["a"], 1)
 
 

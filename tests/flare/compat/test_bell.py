@@ -12,7 +12,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from suture.flare.codec import as_text
+from suture.flare import PLAN
 from suture.flare.compat import bell
 from suture.flare.compat.bell import TOPIC, TaskNotifier, ring
 from suture.flare.executor import SiteExecutor
@@ -123,7 +123,7 @@ def test_the_server_rings_at_the_sites_of_the_exchange_alone() -> None:
 def test_a_site_that_shares_its_thread_does_not_wait(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     polls: list[Signal | None] = []
     monkeypatch.setattr(TaskNotifier, "wait", lambda _, abort: polls.append(abort))
-    executor, engine, fl_ctx = SiteExecutor(as_text({}), 1, bell=waits), Engine(), FLContext()
+    executor, engine, fl_ctx = SiteExecutor(PLAN, 1, bell=waits), Engine(), FLContext()
     fl_ctx.get_engine = lambda: engine
     for event in (EventType.START_RUN, EventType.BEFORE_PULL_TASK):
         executor.handle_event(event, fl_ctx)

@@ -30,9 +30,9 @@ from nvflare.private.fed.utils.app_authz import AppAuthzService
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 from nvflare.private.privacy_manager import PrivacyService
 
+from suture.flare import SCHEDULE
 from suture.flare.admin.policy import CLASSES
 from suture.flare.admin.remote import refusals
-from suture.flare.codec import from_text
 from suture.flare.compat.plain_json import PlainJson, references
 from suture.flare.recipe import export_job
 from suture.simulation.job import load_job, with_settings
@@ -117,7 +117,7 @@ def test_a_servers_meta_conf_fetches_nothing(fetched: Any, installed: Any, tmp_p
     installed()
     valid, error = submit(job)
     assert not valid
-    assert "no JSON" in error
+    assert "not JSON" in error
     assert paths == ["/secret"]
 
 
@@ -142,7 +142,7 @@ def test_a_sites_app_in_hocon_fetches_nothing(
     assert deploy(app, tmp_path / "open", monkeypatch, None) == ""
     assert paths
     paths.clear()
-    assert "no JSON" in deploy(app, tmp_path / "strict", monkeypatch, installed())
+    assert "not JSON" in deploy(app, tmp_path / "strict", monkeypatch, installed())
     assert not paths
 
 
@@ -154,7 +154,7 @@ def test_no_other_file_lies_in_the_configuration(name: str, installed: Any, tmp_
     path.parent.mkdir(exist_ok=True)
     path.write_text("{}")
     assert installed().validate(str(app))[0] == (
-        f"config/{name} is no JSON file; this party reads no other configuration of a job"
+        f"config/{name} is not JSON; this party reads no other configuration of a job"
     )
 
 
@@ -253,12 +253,15 @@ def test_a_file_that_is_no_json_is_refused(installed: Any, tmp_path: Path) -> No
         assert "cannot be read as JSON" in installed().validate(str(app))[0]
 
 
-def test_a_job_with_a_brace_is_exported_without_one(installed: Any, tmp_path: Path) -> None:
+def test_braces_are_text_in_the_files_that_flare_does_not_read(installed: Any, tmp_path: Path) -> None:
     job = with_settings(load_job("demo"), ["title=of {$HOME} <b>"])
     app = export_job(job, tmp_path, "trial", ("alpha",)) / "app_server"
     assert installed().validate(str(app)) == ("", {})
-    config = json.loads((app / "config" / "config_fed_server.json").read_text())
-    assert from_text(config["workflows"][0]["args"]["schedule"])["title"] == "of {$HOME} <b>"
+    assert json.loads((app / "config" / SCHEDULE).read_text())["title"] == "of {$HOME} <b>"
+    below = app / "config" / "more"
+    below.mkdir()
+    shutil.copy(app / "config" / SCHEDULE, below)
+    assert "has a reference" in installed().validate(str(app))[0], "FLARE may read another file of the name"
 
 
 plain = st.recursive(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
+from nvflare.apis.filter import FilterChainType, FilterContextKey
 from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
@@ -19,7 +20,7 @@ from nvflare.fuel.utils import fobs
 from nvflare.private.fed.app.fl_conf import create_privacy_manager
 
 from flare_job import FlareJob, context
-from suture.core.errors import ConfigError, RejectedUpdate
+from suture.core.errors import ConfigError, LabelError, RejectedUpdate
 from suture.flare.compat.tensors import register
 from suture.flare.components import DeclaredResultFilter, MethodAggregator, SiteRowsFilter
 
@@ -180,6 +181,30 @@ def test_an_error_code_leaves_without_data(code: str) -> None:
     out = guard.process(sent, ctx)
     assert out.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert out == make_reply(ReturnCode.EXECUTION_EXCEPTION)
+
+
+@pytest.mark.parametrize(
+    ("direction", "chain"),
+    [(FilterKey.IN, FilterChainType.TASK_RESULT_CHAIN), (FilterKey.OUT, FilterChainType.TASK_DATA_CHAIN)],
+)
+def test_at_the_server_the_filter_of_a_site_lets_nothing_pass(direction: str, chain: str) -> None:
+    """There results come in and tasks go out; a result is not to be taken for a task."""
+    guard = DeclaredResultFilter("surgical", OWN)
+    guard.set_prop(FilterContextKey.CHAIN_TYPE, chain)
+    infinite = {**GOOD, "b": torch.full((3,), torch.inf)}
+    with pytest.raises(RejectedUpdate):
+        guard.process(shareable(infinite, labels=OWN), context("server", direction))
+
+
+@pytest.mark.parametrize("kind", [MethodAggregator, DeclaredResultFilter])
+def test_one_name_is_no_list_of_names(kind: Any) -> None:
+    with pytest.raises(LabelError, match="'Mas' is one name; give a list"):
+        kind("surgical", "Mas")
+
+
+def test_bounds_that_are_no_pair_are_refused() -> None:
+    with pytest.raises(ConfigError, match="the lowest and the highest"):
+        DeclaredResultFilter("surgical", OWN, metrics={"accuracy": 1})  # type: ignore[dict-item]
 
 
 def test_a_result_without_a_task_stays_at_the_site() -> None:

@@ -291,6 +291,23 @@ def test_tensors_in_files_are_read_one_site_at_a_time(tmp_path: Path) -> None:
     assert merged["head.bias"].tolist() == [-1, -1, 5.5, -1, -1]
 
 
+@pytest.mark.parametrize("content", [None, b"", b"\xff" * 99])
+def test_a_file_that_cannot_be_read_costs_that_site_its_round(content: bytes | None, tmp_path: Path) -> None:
+    known, path = FlareJob(MethodAggregator("surgical", LABELS), START), tmp_path / "damaged"
+    for site in ("alpha", "beta"):
+        known.introduce(site, ["Mass"])
+    known.close()
+    for site in ("alpha", "beta"):
+        known.task(site)
+    if content is not None:
+        path.write_bytes(content)
+    lazy = {n: _LazyRef(str(path), n, _TempDirRef(str(tmp_path))) for n in full(1.0, 1)}
+    with pytest.raises(RejectedUpdate, match=r"alpha, round 1: .* cannot be read from its file"):
+        known.answer("alpha", lazy, labels=["Mass"])
+    known.answer("beta", full(2.0, 1), labels=["Mass"])
+    assert known.close().params["b"].tolist() == [2.0] * 3
+
+
 # What is refused
 
 
@@ -313,8 +330,8 @@ def hostile() -> Iterator[Any]:
         "one tensor more": ({**good, "more": torch.ones(1)}, {"labels": labels}, "more was not declared"),
         "one tensor less": ({"b": good["b"]}, {"labels": labels}, "missing"),
         "a name that is no text": ({**good, 3: torch.ones(1)}, {"labels": labels}, "WEIGHTS by name"),  # type: ignore[dict-item]
-        "no tensor": ({**good, "b": "zeros"}, {"labels": labels}, "no array"),
-        "an array of text": ({**good, "b": np.array(["1"])}, {"labels": labels}, "no array of numbers"),
+        "no tensor": ({**good, "b": "zeros"}, {"labels": labels}, "nor an array"),
+        "an array of text": ({**good, "b": np.array(["1"])}, {"labels": labels}, "nor an array of numbers"),
         "a sparse tensor": ({**good, "b": torch.zeros(3).to_sparse()}, {"labels": labels}, "sparse"),
         "a tensor without values": (
             {**good, "b": torch.zeros(3, device="meta")},

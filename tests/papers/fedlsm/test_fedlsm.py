@@ -94,7 +94,6 @@ METHOD = FedLSM(
         mixed_positive=0.5,
         mixed_negative=0.5,
         mixed=2,
-        ema=0.9,
     ),
 )
 ROUND = LocalRound(METHOD.local, "average", 0, 1)

@@ -22,7 +22,7 @@ from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier, Preprocessing, split_state
 from suture.protocol.messages import TaskData
 from suture_papers.fedlsm.fedlsm import FedLSM
-from suture_papers.fedlsm.mean_teacher import Teaching, follower
+from suture_papers.fedlsm.mean_teacher import EMA, MIXED_WEIGHT, Teaching, follower
 
 LABELS = ("A", "B", "C", "D")
 KNOWN = (False, False, True, True)
@@ -99,8 +99,6 @@ def method_of(**limits: float) -> FedLSM:
         confident=CONFIDENT,
         uncertain=UNCERTAIN,
         mixed=MIXED,
-        ema=0.9,
-        mixed_weight=0.7,
         **limits,
     )
     local = LocalTraining(
@@ -146,7 +144,7 @@ def literal_round(
         adam.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         adam.step()
-        follower(teacher, student, how.ema)()
+        follower(teacher, student, EMA)()
     return student, tally
 
 
@@ -192,7 +190,7 @@ def several_labels(step: Step, how: Teaching, tally: Tally) -> Tensor:
             t_high = target(step.high[i], c, p_high, how.mixed_positive, how.mixed_negative)
             if t_low is not None and t_high is not None:
                 t = step.share * t_low + (1 - step.share) * t_high
-                loss = loss + how.mixed_weight * entry(t, step.s[PLAIN + i, c], c) / (MIXED * len(LABELS))
+                loss = loss + MIXED_WEIGHT * entry(t, step.s[PLAIN + i, c], c) / (MIXED * len(LABELS))
     return loss
 
 
@@ -249,7 +247,7 @@ def one_label(step: Step, how: Teaching, tally: Tally) -> Tensor:
                 "a mixture that only the looser threshold makes" if stricter is None else "mixture"
             )
             t = [step.share * a + (1 - step.share) * b for a, b in zip(t_low, t_high, strict=True)]
-            loss = loss + how.mixed_weight * cross_entropy(t, step.s[PLAIN + i]) / MIXED
+            loss = loss + MIXED_WEIGHT * cross_entropy(t, step.s[PLAIN + i]) / MIXED
         else:
             tally.seen.add("no mixture")
     return loss

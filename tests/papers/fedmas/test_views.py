@@ -87,7 +87,7 @@ def test_gray_has_no_colour_and_off_changes_none(monkeypatch: pytest.MonkeyPatch
 def test_hue_turns_red_towards_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     chances(monkeypatch, tone=1.0)
     red = torch.tensor([200.0, 60.0, 60.0]).view(1, 3, 1, 1).expand(50, 3, 2, 2)
-    spec = replace(OFF, tone=0.0, hue=0.1)
+    spec = replace(OFF, tone=0.0)
     out = mixed(red, colours(50, seeded(), spec))[:, :, 0, 0] / 255
     hues = torch.tensor([(colorsys.rgb_to_hsv(*pixel)[0] + 0.5) % 1 - 0.5 for pixel in out.tolist()])
     assert -0.16 < hues.min() < -0.05

@@ -89,16 +89,10 @@ def test_labels_may_be_groups_of_diagnoses(path: Path) -> None:
         load_table(config(path, labels_from="diagnosis"))
 
 
-@pytest.mark.parametrize(
-    ("paths", "said"),
-    [
-        ("all", "admission diagnosis|Sepsis , admission diagnosis|Respiratory"),
-        ("last", "admission diagnosis|Sepsis"),
-    ],
-)
-def test_what_names_the_label_is_read_only_where_it_is_asked_for(path: Path, paths: str, said: str) -> None:
+def test_what_names_the_label_is_read_only_where_it_is_asked_for(path: Path) -> None:
+    said = "admission diagnosis|Sepsis , admission diagnosis|Respiratory"
     assert not any("Sepsis" in text for text in load_table(config(path)).texts or ())
-    table = load_table(config(path, leaking_text=True, admission_paths=paths))
+    table = load_table(config(path, leaking_text=True))
     assert table.texts is not None
     assert table.texts[0] == f"LASIX , Congestive Heart Failure CHF , MORPHINE , {said}"
     assert table.texts[4] == "CVA"
@@ -107,8 +101,9 @@ def test_what_names_the_label_is_read_only_where_it_is_asked_for(path: Path, pat
 def test_the_documents_of_the_paper_are_drugs_and_the_admission_diagnosis(path: Path) -> None:
     for unread in ("medication", "pastHistory"):
         (path.parent / f"{unread}.csv").unlink()
-    table = load_table(config(path, texts=("admissionDrug",), leaking_text=True, admission_paths="last"))
-    assert table.texts == ("LASIX , admission diagnosis|Sepsis", "ASPIRIN", "CVA")
+    table = load_table(config(path, texts=("admissionDrug",), leaking_text=True))
+    both = "LASIX , admission diagnosis|Sepsis , admission diagnosis|Respiratory"
+    assert table.texts == (both, "ASPIRIN", "CVA")
     assert load_table(config(path, texts=("admissionDrug",))).texts == ("LASIX", "ASPIRIN")
 
 

@@ -27,6 +27,7 @@ from suture.protocol.messages import TaskData, Update
 from suture_papers.missing_labels.fedalign import (
     F1,
     MEASURED,
+    RELIABLE,
     FedAlign,
     Matching,
     class_shares,
@@ -175,7 +176,7 @@ def slow_pseudo_labels(how: Matching, z: Any, y: Any, foreign: Any, f1: Any, sev
             s = column[i]
             if several:
                 cut = np.quantile(column, how.rank)
-                if s > max(how.threshold, cut) and f1[c] > how.f1:
+                if s > max(how.threshold, cut) and f1[c] > RELIABLE:
                     out[i, c] = 1.0
                 elif s < min(how.threshold, cut):
                     out[i, c] = 0.0

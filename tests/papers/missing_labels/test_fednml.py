@@ -194,10 +194,12 @@ def test_a_new_class_begins_with_its_labels_and_their_count(tiny: Any) -> None:
     assert after["counts"][3] == y.sum()
 
 
-def test_positive_guesses_are_observed(tiny: Any) -> None:
+def test_positive_guesses_are_observed(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A simulation counts those that are right; a soft label above one half is one."""
     heard: list[Tensor] = []
-    method = FedNML(local=LOCAL, soft_labels=SoftLabels(stay=0.0, positive=0.0, negative=0.0))
+    for name in ("STAY", "POSITIVE", "NEGATIVE"):
+        monkeypatch.setattr(fednml, name, 0.0)
+    method = FedNML(local=LOCAL)
     context, task = bench_of(tiny)
     context = replace(context, observe=lambda _, guessed: heard.append(guessed))
     train_round(method, context, task, RoundContext(1, Phase("soft", 10), 3, 1))

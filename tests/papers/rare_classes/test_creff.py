@@ -94,8 +94,9 @@ def test_the_servers_half_is_the_papers(seed: int, classes: int, width: int, n: 
     head = torch.randn(classes, width + 1, generator=g).double()
     target = torch.randn(classes, classes, width + 1, generator=g).double()
     start = torch.randn(classes, n, width, generator=g).double()
-    how = FederatedFeatures(per_class=n, steps=3, head_epochs=2, head_lr=0.3)
-    found = how.matched(start, torch.arange(classes), head, target)
+    how = FederatedFeatures(per_class=n)
+    with mock.patch.object(federated_features, "STEPS", 3):
+        found = how.matched(start, torch.arange(classes), head, target)
     for c in range(classes):
         features = start[c].clone().requires_grad_()
         optimiser = torch.optim.SGD([features], lr=0.1)
@@ -121,7 +122,7 @@ def test_the_servers_half_is_the_papers(seed: int, classes: int, width: int, n: 
             sgd.zero_grad()
             F.cross_entropy(layer(x[shuffled[i : i + 3]]), y[shuffled[i : i + 3]]).backward()
             sgd.step()
-    with mock.patch.object(federated_features, "BATCH", 3):
+    with mock.patch.multiple(federated_features, BATCH=3, HEAD_EPOCHS=2, HEAD_RATE=0.3):
         rows = how.retrained(found, fresh, torch.Generator().manual_seed(1))
     assert torch.allclose(
         rows, torch.cat([layer.weight, layer.bias[:, None]], 1).detach(), rtol=1e-10, atol=1e-10
@@ -303,8 +304,10 @@ def test_the_head_learns_from_gradients_alone_to_tell_classes_apart() -> None:
     target = head_gradient(features(32), torch.eye(6).double()[:, None], head)
     start = torch.randn(6, 100, 32, generator=g).double()
     scores = []
-    for how in (FederatedFeatures(lr=1e-9), FederatedFeatures()):
-        found = how.matched(start, torch.arange(6), head, target)
+    how = FederatedFeatures()
+    for rate in (1e-9, federated_features.RATE):
+        with mock.patch.object(federated_features, "RATE", rate):
+            found = how.matched(start, torch.arange(6), head, target)
         rows = how.retrained(found, torch.randn(6, 33, generator=g).double() / 32**0.5, g)
         logits = F.pad(features(100), (0, 1), value=1.0) @ rows.T
         scores.append(float((logits.argmax(dim=2) == torch.arange(6)[:, None]).double().mean()))

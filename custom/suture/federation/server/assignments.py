@@ -17,6 +17,7 @@ from suture.protocol.check import AllowedReply
 from suture.protocol.decisions import Decision, Rule
 from suture.protocol.egress import Egress, in_order
 from suture.protocol.messages import Labels, TaskData, TaskName
+from suture.protocol.precision import Transport
 
 _Rows = tuple[dict[str, Tensor], dict[str, Tensor]]
 
@@ -48,7 +49,7 @@ class Assigner:
         best: the best round so far of each site; 0 while there is none.
         holders: the sites that already hold the tensors that are sent only once.
         facts: of each class, in the order of the registry's classes; they go down besides the channels.
-        half: whether the model's tensors travel in half precision.
+        transport: the type in which the model's tensors travel in a round of training.
         decisions: by what each site decides its classes, in its own names.
         rule: see `TaskData`.
         ledgers: the newest digest of each site's ledger.
@@ -61,7 +62,7 @@ class Assigner:
     best: Mapping[str, int]
     holders: Collection[str]
     facts: Mapping[str, Tensor] = field(default_factory=dict)
-    half: bool = False
+    transport: Transport = "float32"
     decisions: Mapping[str, Mapping[str, Decision]] = field(default_factory=dict)
     rule: Rule = "sensitivity"
     ledgers: Mapping[str, str] = field(default_factory=dict)
@@ -81,7 +82,9 @@ class Assigner:
             if not rows:
                 continue
             payload, images = self._payload(task, site, rows, rows_of), member.n.get("train", 0)
-            expected = expected_answer(self.method, payload, self._egress, member.own, images, half=self.half)
+            expected = expected_answer(
+                self.method, payload, self._egress, member.own, images, transport=self.transport
+            )
             assignments[site] = payload, expected
         return assignments
 

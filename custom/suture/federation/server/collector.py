@@ -20,7 +20,6 @@ from suture.federation.server.attendance import Attendance
 from suture.federation.server.direction import cosines
 from suture.federation.server.norm_bound import Measure, NormBound, Norms
 from suture.protocol.check import AllowedReply, check_reply
-from suture.protocol.half import Narrow, restored
 from suture.protocol.messages import (
     Abstain,
     Evaluation,
@@ -44,6 +43,7 @@ from suture.protocol.packing import (
     tensor_fields,
     tensors_of,
 )
+from suture.protocol.precision import Narrow, restored
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class UpdateCollector:
         self.empty()
         narrow = Narrow()
         packed = {
-            site: narrow(pack(payload)) if expected.half else pack(payload)
+            site: narrow(pack(payload), expected.transport)
             for site, (payload, expected) in assignments.items()
         }
         self._expected = {site: expected for site, (_, expected) in assignments.items()}
@@ -164,14 +164,14 @@ class UpdateCollector:
             self._notify("answer", site=site, status=line["status"], reason=line["reason"])
 
     def _checked(self, site: str, packed: Packed) -> Reply:
-        """Unpack an answer whose size was checked, and check it; restore half precision."""
+        """Unpack an answer whose size was checked, and check it; restore its precision."""
         reply = message_of(packed)
         if isinstance(reply, TaskData):
             raise RejectedUpdate("a task's payload is not an answer")
         expected = self._expected[site]
         check_reply(reply, expected)
-        if isinstance(reply, Update) and expected.half:
-            return restored(reply, self._payloads[site], expected.egress)
+        if isinstance(reply, Update):
+            return restored(reply, self._payloads[site], expected.egress, expected.transport)
         return reply
 
     def _take(self, site: str, reply: Reply) -> Line:

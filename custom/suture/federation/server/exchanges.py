@@ -83,7 +83,7 @@ class Exchanges:
             {site: state.standings.of(site) for site in registry.members},
             state.holders,
             facts.tensors,
-            self.plan.half,
+            self.plan.transport,
             ledgers=self.ledgers.read(),
         )
         if decisions:

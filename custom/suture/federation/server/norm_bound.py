@@ -51,7 +51,8 @@ class Measure:
     def __call__(self, update: Update, received: TaskData, egress: Egress) -> Norms:
         """Return the norms of an update, reading one block of a tensor at a time."""
         sent = {**update.shared, **update.head}
-        base = {k: t for k, t in {**received.shared, **received.head}.items() if t.is_floating_point()}
+        base = {k: t for k, t in {**received.shared, **received.head}.items() if k in sent}
+        base = {k: t for k, t in base.items() if t.is_floating_point()}  # a method need not send the model
         gradient, direction, moved = update.kind == "gradient", Direction(), []
         signs = class_signs(update.labels)
         for name, tensor in base.items():

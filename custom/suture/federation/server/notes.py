@@ -47,11 +47,13 @@ def method_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]
     entry = encoder_of(spec)
     if spec.weights and entry.reads == "image" and entry.size not in (None, spec.size):
         notes.append(
-            f"{spec.name} was pretrained on images of {entry.size} px, and model.size is {spec.size}."
+            f"{spec.name} was pretrained on images of {entry.size} px, and model.size is {spec.size}; for "
+            f"the size of its pretraining: --set model.size={entry.size}"
         )
-    if spec.train == "head" and not spec.weights:
+    if spec.train != "all" and not spec.weights:
+        but = " but for its adapters" if spec.train == "adapters" else ""
         notes.append(
-            f"The encoder is frozen, and {spec.name} was not pretrained: its weights are random. Set "
+            f"The encoder is frozen{but}, and {spec.name} was not pretrained: its weights are random. Set "
             "model.weights, or model.train=all."
         )
     elif policy == "average" or entry.reads != "image":

@@ -127,7 +127,7 @@ def what_leaves(plan: Plan, layout: Layout, label_type: LabelType | None = None)
         label_type: of the federation; once it is known, label counts are listed only where they are sent.
     """
     egress = plan.method.egress(layout)
-    fields = declared(egress, local=plan.method.exchange.keep_local, half=plan.half)
+    fields = declared(egress, local=plan.method.exchange.keep_local, transport=plan.transport)
     uncounted = label_type is not None and label_type not in egress.counts
     return [field for field in fields if not (uncounted and field["field"] == "counts")]
 

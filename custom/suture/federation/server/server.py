@@ -85,7 +85,7 @@ class Server:
         check_selection(schedule, plan.method, held_out)
         plan.method.phases(schedule.rounds)  # raises where there are too few
         self.plan, self.schedule = plan, schedule
-        constant = f"fixed/{ENCODER}" if plan.model.train == "head" else ""
+        constant = f"fixed/{ENCODER}" if plan.model.train != "all" else ""
         self.record, self.states = Record(folder), Rounds(folder / "state", constant)
         self.collector = UpdateCollector(self.states.folder / "spool", self.record.event)
         held = SiteLedgers(ledgers or self.states.folder / LEDGERS)

@@ -38,21 +38,28 @@ ANCHOR = "ledger.json"
 
 @dataclass(frozen=True, config=STRICT)
 class Mark:
-    """A line of the ledger that is no release: it begins the chain, or begins it again after a break.
+    """A line of the ledger that is no release, such as the beginning of the chain, or of a new one.
 
     Attributes:
         mark: ``chained``: the lines before it are of a version that did not chain them; ``accepted``: the
-            administrator has accepted that lines before it are missing or changed.
+            administrator has accepted that lines before it are missing or changed; ``labels``: what the
+            site's classes are called and contain from here on.
         missing: number of these, as far as it is known.
         why: what the administrator accepted, in sentences.
         known: digests that others hold of lines that the ledger has lost.
+        names: of ``labels``: the site's own table of spellings, with the class that each one means.
+        parents: of ``labels``: the direct parents of the site's classes, and of these, by its atlas.
+        digest: BLAKE3 of `names` and `parents`.
     """
 
     time: str
-    mark: Literal["chained", "accepted"]
+    mark: Literal["chained", "accepted", "labels"]
     missing: Count = 0
     why: list[str] = field(default_factory=list)
     known: list[Digest] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+    parents: dict[str, list[str]] = field(default_factory=dict)
+    digest: Digest | None = None
 
 
 @dataclass(frozen=True, config=OPEN)
@@ -106,6 +113,7 @@ class Chain(Generic[T]):
         broken: why the lines do not follow from one another; empty where they do, or a later mark accepts it.
         missing: number of releases that the marks say are missing or changed.
         accepted: what the marks accept, in sentences.
+        labels: the last mark of that sort.
         unchained: whether the lines are of a version that did not chain them.
 
     Args:
@@ -120,6 +128,7 @@ class Chain(Generic[T]):
         self.lines, self.missing, self.unchained = 0, 0, False
         self.broken = ""
         self.accepted: list[str] = []
+        self.labels: Mark | None = None
 
     @property
     def digest(self) -> str:
@@ -185,6 +194,9 @@ class Chain(Generic[T]):
 
     def _mark(self, mark: Mark, follows: bool) -> None:
         if not follows:
+            return
+        if mark.mark == "labels":
+            self.labels = mark
             return
         self.unchained = False
         self._digests.update(mark.known)

@@ -7,6 +7,7 @@ site whose ledger is not whole releases nothing; see `suture.federation.site.cha
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from pathlib import Path
 from shlex import quote
 from typing import IO, Any, Literal
 
+from blake3 import blake3
 from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
@@ -303,6 +305,31 @@ class Ledger:
                 raise ConfigError(f"{self._path} is complete: there is nothing to accept")
             self._chain.append(Mark(now(), "accepted", missing, why, unknown))
             self.releases()
+
+    @property
+    def labels(self) -> Mark | None:
+        """What the site's classes are called and contain; None where it has stated neither."""
+        return self._chain.labels
+
+    def accept_labels(self, names: Mapping[str, str], parents: Mapping[str, Sequence[str]]) -> None:
+        """Write a new line if they are others than those of the last one.
+
+        Args:
+            names, parents: see `Mark`.
+
+        Raises:
+            LedgerBroken, OSError: as `record`.
+        """
+        table: list[dict[str, Any]] = [dict(names), {name: list(above) for name, above in parents.items()}]
+        now_digest = blake3(json.dumps(table, sort_keys=True).encode()).hexdigest()
+        self.begin()
+        with self._locked():
+            self.releases()
+            last = self.labels.digest if self.labels else None
+            if last != now_digest and (last or names or parents):
+                self._check_whole()
+                self._chain.append(Mark(now(), "labels", names=table[0], parents=table[1], digest=now_digest))
+                self.releases()
 
     @property
     def missing(self) -> int:

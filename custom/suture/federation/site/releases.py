@@ -15,7 +15,9 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
+from suture.core.atlas import read_atlas
 from suture.core.errors import SutureError
+from suture.core.relations import Relations
 from suture.core.validation import in_words
 from suture.data.config import SiteConfig
 from suture.federation.differential_privacy import protected
@@ -26,9 +28,9 @@ from suture.federation.site.ledger import FILE, Ledger, Release, release_of
 from suture.federation.store import Rounds, read_state
 from suture.models.classifier import Layout
 from suture.protocol.check import AllowedReply
-from suture.protocol.half import sent
 from suture.protocol.messages import Labels, Reply, TaskData, Update
 from suture.protocol.packing import Packed, digest, pack, unpack
+from suture.protocol.precision import sent
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +61,7 @@ class Releases:
         self._plan, self._config, self._rounds, self._folder = plan, config, rounds, folder
         self._privacy = config.privacy
         self.first_counts = FirstCounts(folder)
+        self._accepted = False  # whether the ledger has the names and parents of the classes as they are
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -66,6 +69,26 @@ class Releases:
         ledger = Ledger(self._folder.parents[1] / FILE, self._privacy, self._folder)
         ledger.begin()
         return ledger
+
+    def accept_labels(self, own: Labels) -> None:
+        """Write into the ledger the site's names of classes and their parents, where it has others.
+
+        Once, like the data: a server could leave out the handshake.
+
+        Args:
+            own: the classes that it annotates.
+
+        Raises:
+            ConfigError: the atlas cannot be read.
+            LedgerBroken, OSError: as `Ledger.record`.
+        """
+        if self._accepted:
+            return
+        data = self._config.data
+        relations = read_atlas(data.atlas).relations() if data.atlas else Relations()
+        related = [name for name in relations.with_ancestors(own) if name in relations.parents]
+        self.ledger.accept_labels(data.synonyms, {name: relations.parents[name] for name in related})
+        self._accepted = True
 
     def allowed(self, task: TaskData, own: Labels, images: int, layout: Layout) -> AllowedReply:
         """Return what the site may answer to a task.
@@ -76,8 +99,8 @@ class Releases:
             layout: of the tensors that are exchanged each round, by its own model.
         """
         task, method = replace(task, labels=task.labels or own), self._plan.method
-        egress, half = method.egress(layout), self._plan.half
-        return expected_answer(method, task, egress, own, images, self._privacy, half=half)
+        egress, transport = method.egress(layout), self._plan.transport
+        return expected_answer(method, task, egress, own, images, self._privacy, transport=transport)
 
     def kept(self, task: TaskData, request: str, allowed: AllowedReply) -> tuple[Packed, Release] | None:
         """Return the kept answer to a repeated task, and its release; None where a new one may be made.
@@ -104,7 +127,7 @@ class Releases:
         egress = allowed.egress
         samples = allowed.images // egress.loss_parts if egress.loss_parts else images
         update = protected(update, task, self._privacy, egress.losses, samples)
-        return sent(update, task) if self._plan.half else update
+        return sent(update, task, self._plan.transport)
 
     def keep(
         self, task: TaskData, request: str, allowed: AllowedReply, reply: Reply

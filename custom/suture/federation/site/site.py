@@ -31,9 +31,9 @@ from suture.models.classifier import Classifier, Layout, load_tensors
 from suture.models.priors import check_width
 from suture.models.saved import save_model
 from suture.protocol.check import AllowedReply
-from suture.protocol.half import received
 from suture.protocol.messages import Evaluation, Metrics, Reply, Scores, SiteInfo, TaskData, Update
 from suture.protocol.packing import pack
+from suture.protocol.precision import received
 
 LOCK = ".site.lock"
 """The lock of the site's folder of an experiment: one process at a time answers from its states."""
@@ -89,9 +89,10 @@ class Site:
             check_consent(self.name, self.plan, self.config)
             self.releases.ledger.confirm(task.ledger)
             self.states.retain(task.best)
-            task = received(task) if self.plan.half else task
             with self.trainer.on_device():
+                task = received(task, self._layout(task), self.plan.transport)
                 allowed = self._allowed(task)
+                self.releases.accept_labels(allowed.own)
                 request = self.releases.request(task, allowed)
                 kept = self.releases.kept(task, request, allowed)
                 if kept is None:
@@ -112,12 +113,15 @@ class Site:
         self._lock = None
 
     def _allowed(self, task: TaskData) -> AllowedReply:
-        """Return what the site may answer; the handshake, which has no tensors, needs no model."""
+        """Return what the site may answer."""
         own, samples = self.trainer.data
-        layout = Layout({}, {})
-        if task.task != "handshake":
-            layout = self.plan.method.exchange.layout(self.trainer.model(task.labels))
-        return self.releases.allowed(task, own.names, len(samples["train"]), layout)
+        return self.releases.allowed(task, own.names, len(samples["train"]), self._layout(task))
+
+    def _layout(self, task: TaskData) -> Layout:
+        """Return the layout of what is exchanged; the handshake, which has no tensors, needs no model."""
+        if task.task == "handshake":
+            return Layout({}, {})
+        return self.plan.method.exchange.layout(self.trainer.model(task.labels))
 
     def _perform(self, task: TaskData, allowed: AllowedReply) -> Reply:
         if task.task == "handshake":

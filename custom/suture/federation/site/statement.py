@@ -11,7 +11,7 @@ from suture.core.errors import ConfigError
 from suture.core.privacy import PrivacyConfig
 from suture.data.config import load_site_config
 from suture.federation.differential_privacy import epsilon
-from suture.federation.site.chain import ANCHOR
+from suture.federation.site.chain import ANCHOR, Mark
 from suture.federation.site.ledger import FILE, Ledger, Release, tally_of
 from suture.federation.store import EXPERIMENTS
 from suture.protocol.messages import Spent
@@ -54,6 +54,7 @@ class Statement:
         max_experiments, max_epsilon: the site's bounds over all experiments.
         breaks: in which ways the ledger is not whole: the site releases nothing until they are accepted.
         accepted: those that the administrator has accepted: the figures of `spent` are lower bounds.
+        labels: what the site's classes are called and contain; None where it has stated neither.
     """
 
     lines: Sequence[_BudgetLine]
@@ -68,6 +69,7 @@ class Statement:
     max_epsilon: float | None
     breaks: Sequence[str]
     accepted: Sequence[str]
+    labels: Mark | None
 
 
 def read_statement(folder: Path) -> Statement:
@@ -122,6 +124,7 @@ def state_of(ledger: Ledger, limits: PrivacyConfig) -> Statement:
         limits.max_epsilon,
         ledger.breaks()[0],
         list(ledger.accepted),
+        ledger.labels,
     )
 
 

@@ -66,7 +66,7 @@ def read_kit(folder: Path) -> Kit:
     found: list[Role] = [role for role, name in _FILES.items() if (startup / name).is_file()]
     if not found:
         raise ConfigError(
-            f"{folder} is no startup kit: {startup} holds none of {', '.join(_FILES.values())}; name the "
+            f"{folder} is not a startup kit: {startup} holds none of {', '.join(_FILES.values())}; name the "
             "folder that provisioning made for one party"
         )
     role = found[0]
@@ -155,7 +155,7 @@ def certificate(path: Path) -> x509.Certificate:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; provision the kit again") from error
     except ValueError as error:
-        raise ConfigError(f"{path} is no certificate: {error}; provision the kit again") from error
+        raise ConfigError(f"{path} is not a certificate: {error}; provision the kit again") from error
 
 
 def check_valid_now(kit: Kit) -> None:

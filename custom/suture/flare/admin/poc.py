@@ -55,7 +55,7 @@ def project_of(template: Path, sites: Sequence[str], port: int) -> dict[str, Any
         others = [dict(p) for p in project["participants"] if p["type"] != "client"]
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{template} is no project file of FLARE: {error}; name one with --project"
+            f"{template} is not a project file of FLARE: {error}; name one with --project"
         ) from error
     for participant in others:
         if participant["type"] == "server":

@@ -129,7 +129,7 @@ def _allow_list(kit: Kit) -> list[str]:
     path = policy_file(kit, "resources")
     entries = read_json(path).get("class_allow_list", [])
     if not isinstance(entries, list):
-        raise ConfigError(f"{path}: class_allow_list is no list")
+        raise ConfigError(f"{path}: class_allow_list is not a list")
     return entries
 
 

@@ -86,7 +86,7 @@ def submit(job: Job, env: str, kit: Kit, out: Path, experiment: str, how: Submis
     from suture.flare.recipe import export_job
 
     how = how or Submission()
-    check_federated(job)
+    check_federated(job.method)
     with connected(kit) as federation, tempfile.TemporaryDirectory() as folder:
         names = list(how.sites) or federation.sites()
         if not names:

@@ -4,7 +4,8 @@ FLARE 2.9.0: a site polls, and sleeps after each poll that finds nothing: 0.5 s 
 server's `task_request_interval` elsewhere. A site that waits before it asks finds its task at the first
 try. The bell is a message without content beside FLARE's own path of tasks, which stays as it is, with its
 filters. Whoever rings it causes one poll and nothing else; a bell that is lost is made up for by the
-ordinary poll after `CAP`.
+ordinary poll after `CAP`. FLARE's metrics of a job do not time the wait: an exported job lists its executor
+before its components, and FLARE tells them of a poll in that order.
 Where: nvflare/private/fed/app/simulator/simulator_worker.py: do_one_task
 Where: nvflare/private/fed/client/client_runner.py: _try_run
 Expires with: test_a_site_of_flare_sleeps_after_a_poll_that_finds_nothing

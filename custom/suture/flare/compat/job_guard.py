@@ -1,11 +1,13 @@
 """The job guard: what one site sends may cost that site its round, and not the others the job.
 
 FLARE 2.9.0: it decodes an answer before any code of a job sees it, and fetches its tensors from the site
-meanwhile. Where that fails, it ends the server's job process since NVIDIA/NVFlare#4496: one unregistered
-class is enough, or a site that dies while it sends. It also ends the job where an answer has certain return
-codes, or a site says that a message was too large for it. There is no setting for any of it, so the guard
-puts itself in front, with the calls by which FLARE registers its own callbacks: it decodes an answer
-itself, and passes on what it has decoded.
+meanwhile. Where that fails, it ends the server's job process (fuel/f3/cellnet/cell.py:122): one unregistered
+class is enough, or a site that dies while it sends. NVIDIA/NVFlare#4496 says why: on a server's full disk,
+clients sent their answers again and again, and the job never failed. It also ends the job where an answer has
+certain return codes (private/fed/server/server_runner.py:502), or a site says that a message was too large
+for it (cell.py:153 and 653: such a task never arrives). There is no setting for any of it, so the guard puts
+itself in front, with the calls by which FLARE registers its own callbacks: it decodes an answer itself, and
+passes on what it has decoded.
 Where: nvflare/fuel/f3/cellnet/cell.py: call
 Where: nvflare/private/fed/server/server_engine.py: ask_to_stop
 Expires with: test_flare_itself_would_end_the_job

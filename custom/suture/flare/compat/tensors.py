@@ -3,7 +3,8 @@
 FLARE 2.9.0: a sender offers each tensor for download, in parts that the receiver requests. A message is
 asked for again when it has not come within `communication_timeout`, however far it is, so that large ones
 would never pass a slow line. Where there is none, one message takes less time, and less memory at the
-server.
+server. FLARE's own `tensor_download_chunk_size: 0` puts every tensor into the message, however large, and
+copies it more often: of 28 MB, 34 ms of CPU to write and read them, not 12 (of 0.25 MB the same).
 Where: nvflare/fuel/utils/fobs/decomposers/via_downloader.py: decompose
 Expires with: test_flare_offers_a_small_tensor_for_download
 """
@@ -47,7 +48,8 @@ _ONE_HEADER = 4096
 _FILES = "suture.files"
 """Key of the same context: the files of the message."""
 
-_TYPES = {str(t): t for t in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64)}
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_TYPES = {str(t): t for t in (*_FLOATS, torch.int8, torch.int64)}
 """The types of such tensors, by the name that travels; others go as FLARE sends them."""
 
 

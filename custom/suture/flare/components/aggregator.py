@@ -33,7 +33,7 @@ _OF_FLARE = frozenset({"client_name", "props", MetaKey.INITIAL_METRICS, MetaKey.
 """What FLARE's controller adds to the meta of a result, and the metrics by which it selects a model."""
 
 
-class MethodAggregator(ModelAggregator):
+class MethodAggregator(contract.ByMethod, ModelAggregator):
     """Aggregates as a method does, with its own code, for FLARE's FedAvg and ScatterAndGather.
 
     The job needs a `SiteRowsFilter` on what the server sends. A site's first task is empty and asks for its
@@ -64,11 +64,7 @@ class MethodAggregator(ModelAggregator):
         images: int = LARGEST,
     ) -> None:
         super().__init__()
-        # FLARE exports an argument that is an attribute of the same name.
-        self.method, self.head, self.label_type, self.images = method, head, label_type, images
-        self.labels, self.settings = list(labels), dict(settings or {})
-        self._contract = contract.Contract.of(method, head, label_type, self.settings)
-        self._names = contract.check_labels(labels)
+        self.configure(method, labels, head, label_type, settings, images)
         self._sites: dict[str, SiteInfo] = {}
         self._params: Mapping[str, Any] = {}  # the global model as FLARE has it
         self._model: GlobalModel | None = None

@@ -16,7 +16,7 @@ import torch
 from nvflare.apis.dxo import DXO, DataKind
 from torch import Tensor
 
-from suture.core.errors import ConfigError, RejectedUpdate, shown
+from suture.core.errors import ConfigError, LabelError, RejectedUpdate, shown
 from suture.core.labels import LabelSet, LabelType, check_spelling
 from suture.core.validation import parse
 from suture.methods import method_class
@@ -158,6 +158,29 @@ class Contract:
         return update
 
 
+class ByMethod:
+    """What the aggregator and the filter of a site are both told, kept where FLARE's export finds it."""
+
+    def configure(
+        self,
+        method: str,
+        labels: Sequence[str],
+        head: str,
+        label_type: LabelType,
+        settings: Mapping[str, Any] | None,
+        images: int,
+    ) -> None:
+        """Keep the arguments: FLARE exports one that is an attribute of the same name.
+
+        Raises:
+            ConfigError: see `Contract.of`; or a label cannot be a name.
+        """
+        self.method, self.head, self.label_type, self.images = method, head, label_type, images
+        self.labels, self.settings = list(labels), dict(settings or {})
+        self._contract = Contract.of(method, head, label_type, self.settings)
+        self._names = check_labels(labels)
+
+
 def _fixed(declared: egress.Range | str, otherwise: float) -> float | None:
     """Return the weight that a declaration fixes, by a word or a range of one number; else None."""
     if isinstance(declared, str):
@@ -169,14 +192,18 @@ def as_tensor(name: str, value: Any, dtype: torch.dtype | None = None) -> Tensor
     """Return a value of a message as a tensor on the CPU; one that lies in a file is read.
 
     Raises:
-        RejectedUpdate: it is no tensor and no array of numbers.
+        RejectedUpdate: it is no tensor and no array of numbers, or cannot be read.
     """
     # FLARE's tensor disk offload sends references, whose class is private.
     read = getattr(value, "materialize", None)
     try:
-        tensor = torch.as_tensor(read() if callable(read) else value, dtype=dtype)
+        value = read() if callable(read) else value
+    except Exception as error:
+        raise RejectedUpdate(f"{name} cannot be read from its file ({type(error).__name__})") from error
+    try:
+        tensor = torch.as_tensor(value, dtype=dtype)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise RejectedUpdate(f"{name} is no tensor and no array of numbers") from None
+        raise RejectedUpdate(f"{name} is neither a tensor nor an array of numbers") from None
     return tensor if tensor.is_meta else tensor.detach().cpu()  # `unpack` refuses one without values
 
 
@@ -222,8 +249,10 @@ def check_labels(labels: Iterable[str]) -> Labels:
     """Return the names of classes.
 
     Raises:
-        LabelError: there is none, one cannot be a name, or one appears twice.
+        LabelError: there is none, one cannot be a name, one appears twice, or the names are no list.
     """
+    if isinstance(labels, str):
+        raise LabelError(f"{labels!r} is one name; give a list of names")
     return LabelSet(tuple(map(check_spelling, labels))).names
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.dxo_filter import DXOFilter
-from nvflare.apis.filter import Filter
+from nvflare.apis.filter import Filter, FilterChainType, FilterContextKey
 from nvflare.apis.fl_constant import FilterKey, FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
@@ -31,6 +31,9 @@ TASK = "suture.task"
 _RECEIVED = "suture.received"
 """Property of FLARE's context of one task at a site: its classes and their layout, or an empty tuple where it
 asks for the site's classes."""
+
+_CHAINS = {FilterKey.IN: FilterChainType.TASK_DATA_CHAIN, FilterKey.OUT: FilterChainType.TASK_RESULT_CHAIN}
+"""What passes a filter of a site in each direction."""
 
 
 def stated_name(fl_ctx: FLContext) -> str:
@@ -60,7 +63,7 @@ class SiteRowsFilter(Filter):
         return task.update_shareable(copy.copy(shareable))  # every site gets the same one of a broadcast
 
 
-class DeclaredResultFilter(DXOFilter):
+class DeclaredResultFilter(contract.ByMethod, DXOFilter):
     """At a site, on task data that come in and on results that go out: nothing undeclared passes.
 
     It holds the site's own classes, and knows those of no other site. A task may ask for them or bring their
@@ -90,11 +93,9 @@ class DeclaredResultFilter(DXOFilter):
         metrics: Mapping[str, Sequence[float]] | None = None,
     ) -> None:
         super().__init__([DataKind.WEIGHTS], [DataKind.WEIGHTS])
-        self.method, self.head, self.label_type, self.images = method, head, label_type, images
-        self.labels, self.settings, self.metrics = list(labels), dict(settings or {}), dict(metrics or {})
-        self._contract = contract.Contract.of(method, head, label_type, self.settings)
-        self._own = contract.check_labels(labels)
-        if any(len(bounds) != 2 for bounds in self.metrics.values()):
+        self.configure(method, labels, head, label_type, settings, images)
+        self.metrics = dict(metrics or {})
+        if any(not isinstance(bounds, Sequence) or len(bounds) != 2 for bounds in self.metrics.values()):
             raise ConfigError("metrics: give the lowest and the highest value of each")
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
@@ -117,6 +118,9 @@ class DeclaredResultFilter(DXOFilter):
 
     def process_dxo(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> DXO:
         direction = fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION)
+        # At the server, a result comes in: taken for a task, its tensors would pass.
+        if self.get_prop(FilterContextKey.CHAIN_TYPE, _CHAINS.get(direction)) != _CHAINS.get(direction):
+            raise RejectedUpdate("the wrong place; add this filter to a site's task data in and results out")
         if direction == FilterKey.IN:
             fl_ctx.set_prop(_RECEIVED, self._received(dxo), private=True, sticky=False)
             return dxo
@@ -132,7 +136,7 @@ class DeclaredResultFilter(DXOFilter):
             raise RejectedUpdate("the task has an undeclared field")
         labels = contract.check_labels(dxo.meta[contract.LABELS])
         own_only = self._contract.method.labels.view != "all"
-        if set(labels) != set(self._own) if own_only else not set(labels) >= set(self._own):
+        if set(labels) != set(self._names) if own_only else not set(labels) >= set(self._names):
             raise RejectedUpdate("the task has rows of other classes than the site annotates")
         shared, head = self._contract.split(dxo.data)
         if any(not rows.dim() or len(rows) != len(labels) for rows in head.values()):
@@ -141,7 +145,7 @@ class DeclaredResultFilter(DXOFilter):
 
     def _introduction(self, dxo: DXO) -> DXO:
         info = self._contract.introduction(dxo, self.images)
-        if set(info.labels) != set(self._own):
+        if set(info.labels) != set(self._names):
             raise RejectedUpdate("other classes than the site declares to its filter")
         about = {contract.LABELS: list(info.labels), contract.IMAGES: info.n["train"]}
         return DXO(DataKind.WEIGHTS, {}, {**about, contract.COUNTS: dict(info.counts)})
@@ -153,7 +157,7 @@ class DeclaredResultFilter(DXOFilter):
         weight, images = given.get("weight"), self.images
         if isinstance(weight, (int, float)) and 0 <= weight <= images:
             images = int(weight)
-        allowed = self._contract.allowed("train", layout, labels, self._own, images)
+        allowed = self._contract.allowed("train", layout, labels, self._names, images)
         update = self._contract.update(DXO(dxo.data_kind, dxo.data, given), allowed)
         checked = {**pack(update).header, "class_weights": update.class_weights.tolist()}
         checked["channels"] = {name: contract.plain(t).numpy() for name, t in update.channels.items()}

@@ -61,11 +61,12 @@ class Backbone:
         return ("vector",) if self.vectors else _INPUTS[self.reads]
 
 
-def needed(package: str, name: str) -> Any:
+def needed(package: str, name: str, extra: str = "encoders") -> Any:
     """Import an optional package.
 
     Args:
-        name: of the model that needs it.
+        name: of the model, or the setting, that needs it.
+        extra: of Suture, which has it.
 
     Raises:
         ConfigError: it is not installed; names the extra that has it.
@@ -74,7 +75,7 @@ def needed(package: str, name: str) -> Any:
         return importlib.import_module(package)
     except ImportError as error:
         raise ConfigError(
-            f'{as_word(name)} needs {package}, which cannot be imported: pip install "suture[encoders]"'
+            f'{as_word(name)} needs {package}, which cannot be imported: pip install "suture[{extra}]"'
         ) from error
 
 
@@ -105,9 +106,10 @@ def refused(spec: ModelSpec, size: int | None, error: Exception) -> ConfigError:
         size: side of the images of its pretraining, in pixels.
     """
     trained = f", pretrained at {size} px," if size else ""
+    remedy = f"--set model.size={size}" if size not in (None, spec.size) else "set another model.size"
     return ConfigError(
         f"model.size {spec.size}: {spec.name}{trained} does not take images of that size "
-        f"({as_word(error)}); set another model.size"
+        f"({as_word(error)}); {remedy}"
         + (
             ", or model.train='head'"
             if spec.train == "all" and "per channel when training" in str(error)
@@ -134,7 +136,7 @@ def checked(network: nn.Module, spec: ModelSpec, size: int | None) -> tuple[nn.M
                 module.register_buffer(name, buffer, persistent=False)
     first = next((module for module in network.modules() if isinstance(module, nn.Conv2d)), None)
     if first and first.kernel_size == first.stride and spec.size % first.stride[0]:
-        patches = ValueError(f"it is no multiple of its patches of {first.stride[0]} px")
+        patches = ValueError(f"not a multiple of its patches of {first.stride[0]} px")
         raise refused(spec, size, patches)
     image = torch.zeros(1, spec.preprocessing.channels, spec.size, spec.size)
     # In the mode of training, where batch norm refuses a single value, on copies of what it would change.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from suture.core.printable import number_of
 from suture.core.targets import rich
 from suture.federation.site.statement import Statement, find_ledger, read_statement
 
@@ -36,6 +37,10 @@ def ledger_totals(found: Statement) -> Iterator[str]:
         f"(max_epsilon: {bound})"
     )
     yield f"experiments: {found.experiments} (max_experiments: {_left(found.max_experiments)})"
+    if labels := found.labels:
+        parents = number_of(sum(map(len, labels.parents.values())), "parent")
+        since = f"since {labels.time[:10]} (digest {str(labels.digest)[:12]})"
+        yield f"label mapping: {number_of(len(labels.names), 'name')} and {parents}, {since}"
     yield from (f"ε is a lower bound: {why}" for why in found.accepted)
     yield from (f"incomplete ledger: {why}" for why in found.breaks)
     if found.breaks:

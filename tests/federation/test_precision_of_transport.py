@@ -1,4 +1,4 @@
-"""A federation with half-precision transport: what each party holds, bytes, noise, and continuing."""
+"""A federation whose weights travel in 16 or 8 bits: what each party holds, bytes, noise, and continuing."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from suture.federation.server.checks import check_unchanged, fixed_settings
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.protocol.half import narrow
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed, digest, pack, unpack
+from suture.protocol.precision import Transport, narrow
 from suture.simulation.trial import Trial
 
 SMALL = ModelSpec("cnn", size=16)
 
 
-def trial(**more: Any) -> Trial:
-    return Trial(conformant("surgical"), SMALL, "multilabel", transport="float16", **more)
+def trial(transport: Transport = "float16", **more: Any) -> Trial:
+    return Trial(conformant("surgical"), SMALL, "multilabel", transport=transport, **more)
 
 
 class Watched(Loop):
@@ -87,7 +87,7 @@ def test_sites_that_train_nothing_leave_the_servers_model_as_it_is_to_the_bit() 
     with Trial(idle, SMALL, "multilabel", rounds=3, transport="float16") as run:
         run.payload("alpha")
         begun = {name: t.clone() for name, t in {**run.server.model.shared, **run.server.model.head}.items()}
-        assert any(not torch.equal(narrow(t).float(), t) for t in begun.values())
+        assert any(not torch.equal(narrow(t, "float16").float(), t) for t in begun.values())
         federate(run.server, Loop(run.sites))
         after = {**run.server.model.shared, **run.server.model.head}
         assert all(torch.equal(after[name], t) for name, t in begun.items())
@@ -139,3 +139,37 @@ def test_an_experiment_continues_only_with_its_own_transport() -> None:
         full = replace(run.plan, transport="float32")
         with pytest.raises(ConfigError, match=r"begun with transport=.?float16"):
             check_unchanged(fixed_settings(run.plan), fixed_settings(full), "run")
+
+
+def test_eight_bits_travel_both_ways_and_the_run_repeats_and_learns() -> None:
+    with trial("int8", rounds=3) as run, trial("int8", rounds=3) as again, trial("float32", rounds=3) as full:
+        loop = Watched(run.sites)
+        federate(run.server, loop)
+        again.run()
+        full.run()
+        trained = [p for _, p in (*loop.down, *loop.up) if p.header.get("task", p.header["type"]) in WORK]
+        kinds = {t.dtype for p in trained for n, t in p.tensors.items() if n.endswith("conv.weight")}
+        assert kinds <= {torch.int8}
+        assert any(t.dtype == torch.int8 for p in trained for t in p.tensors.values())
+        vectors = [t for p in trained for n, t in p.tensors.items() if n.endswith((".bias", ".running_var"))]
+        assert {t.dtype for t in vectors} == {torch.float16}
+        for name, tensor in run.server.model.shared.items():
+            assert torch.equal(tensor, again.server.model.shared[name])
+            assert tensor.dtype == full.server.model.shared[name].dtype
+        one, two = (trial.history()[-1]["validation"]["loss"] for trial in (run, full))
+        assert abs(one - two) < 0.02
+        assert run.history()[-1]["bytes_up"] < 0.5 * full.history()[-1]["bytes_up"]
+
+
+WORK = ("train", "update")
+
+
+def test_noise_is_drawn_before_the_eight_bits() -> None:
+    with trial("int8") as run:
+        run.sites["alpha"] = configured(run.sites["alpha"], privacy={"clip": 1e-3, "noise": 0.0})
+        change = run.update("alpha")
+        base = {**run.payload("alpha").shared, **run.payload("alpha").head}
+        sent = {**change.shared, **change.head}
+        moved = [(sent[n] - t).double().flatten() for n, t in base.items() if t.is_floating_point()]
+        norm = torch.cat(moved).norm().item()
+        assert 0.9e-3 < norm < 1.1e-3

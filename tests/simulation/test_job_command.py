@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from suture.simulation.again import command
-from suture.simulation.job import Job, load_job, with_settings
+from suture.simulation.job import Job, command_of, load_job, with_settings
 from suture.simulation.job_files import known_jobs
 
 
@@ -34,7 +33,7 @@ def parsed(line: str) -> Job:
 )
 def test_it_gives_the_same_job(settings: list[str]) -> None:
     job = with_settings(load_job("demo"), settings)
-    line = command(job, "local")
+    line = command_of(job, "local")
     assert line is not None
     assert parsed(line) == job
 
@@ -42,7 +41,7 @@ def test_it_gives_the_same_job(settings: list[str]) -> None:
 def test_every_job_of_the_repository_has_one() -> None:
     assert known_jobs()
     for name in known_jobs():
-        line = command(load_job(name), "sim")
+        line = command_of(load_job(name), "sim")
         assert line == f"suture run {name} --env sim"
 
 
@@ -53,11 +52,11 @@ def test_a_study_is_named_by_its_folder(tmp_path: Path) -> None:
         'rounds = 2\n[method]\nname = "surgical"\n[model]\nname = "cnn"\nsize = 32\n', encoding="utf-8"
     )
     job = with_settings(load_job(folder), ["rounds=9"])
-    line = command(job, "local")
+    line = command_of(job, "local")
     assert line is not None
     assert shlex.split(line)[2] == str(folder)
     assert parsed(line) == job
 
 
 def test_a_job_that_no_file_gives_has_none() -> None:
-    assert command(replace(load_job("demo"), name="of-my-own"), "local") is None
+    assert command_of(replace(load_job("demo"), name="of-my-own"), "local") is None

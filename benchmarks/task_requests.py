@@ -1,0 +1,169 @@
+"""What the server's signal of a ready task saves: seconds and CPU of a round, and requests for tasks.
+
+python benchmarks/task_requests.py [--sites 3 12] [--rounds 12] [--slow 2000] [--turns 2]
+
+FLARE's POC on this machine, processes with TLS, four images of 16 px a site; one site has `--slow` training
+images more, so that the others wait. The same job runs with the signal, with FLARE's `task_request_interval`
+of 0.01 s alone, and with its default of 2 s, in turns. Requests are those of the whole job, of all sites, by
+its number of rounds, as FLARE's statistics count them. Seconds and CPU are of a round after the second, the
+CPU of the job's processes: the server's, and the mean of the sites that wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import statistics
+import tempfile
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import yaml
+from measuring import tree_cpu
+from parts.poc import project
+from parts.sites import write_site
+from PIL import Image
+
+from suture.core.files import read_json, read_records, write_json
+from suture.flare.admin.kit import Kit, kits_in, project_admin
+from suture.flare.admin.poc import parties
+from suture.flare.admin.policy import make_strict, survive
+from suture.flare.admin.processes import Party, check_alive, start, stop
+from suture.flare.admin.session import NoAnswer, connected, wait_for_sites
+from suture.flare.compat.provisioning import provision
+from suture.flare.recipe import export_job
+from suture.simulation.job import load_job, with_settings
+
+WAYS = {"signal": (True, 0.01), "0.01 s": (False, 0.01), "2 s": (False, 2)}
+"""Whether sites wait for the signal, and FLARE's `task_request_interval`, by the name of a row."""
+
+_SETTINGS = ("model.size=16", "selection=last", "epochs=1", "batch_size=8")
+
+
+def prepare(kit: Kit, data: Path, images: int) -> None:
+    """Give a site a small hospital; with `images`, so many more to train on."""
+    write_site(data, data / "state")
+    with (data / "labels.csv").open("a", newline="") as file:
+        for i in range(images):
+            Image.fromarray(np.full((16, 16), i % 256, np.uint8)).save(data / "images" / f"more-{i}.png")
+            csv.writer(file).writerow([f"more-{i}.png", f"m{i}", "train", i % 2, (i + 1) % 2])
+    text = (data / "suture.toml").read_text()
+    for name in ("images", "labels.csv"):
+        text = text.replace(f'"{name}"', f'"{data / name}"')
+    (kit.folder / "local" / "suture.toml").write_text(text)
+
+
+def export(folder: Path, experiment: str, sites: list[str], rounds: int, way: str) -> Path:
+    """The job as `suture export` writes it, with another bell and interval."""
+    job = export_job(
+        with_settings(load_job("demo"), [*_SETTINGS, f"rounds={rounds}"]), folder, experiment, sites
+    )
+    signal, interval = WAYS[way]
+    for path in job.rglob("config_fed_client.json"):
+        config = read_json(path)
+        config["executors"][0]["executor"]["args"]["bell"] = signal
+        write_json(path, config)
+    (server,) = job.rglob("config_fed_server.json")
+    config = read_json(server)
+    config["server"]["task_request_interval"] = interval
+    write_json(server, config)
+    return job
+
+
+def cpu_of_jobs(begun: list[Party], job: str) -> dict[str, float]:
+    """CPU seconds so far of each party's processes of a job."""
+    found = dict.fromkeys((party.name for party in begun), 0.0)
+    for party in begun:
+        for pid, seconds in tree_cpu(party.pid).items():
+            with suppress(psutil.Error):
+                if job in " ".join(psutil.Process(pid).cmdline()):
+                    found[party.name] += seconds
+    return found
+
+
+def run(
+    admin: Kit, begun: list[Party], sites: list[str], rounds: int, way: str, name: str
+) -> dict[str, float]:
+    """Run a job; return the figures of its rounds after the second."""
+    with tempfile.TemporaryDirectory() as folder, connected(admin) as federation:
+        job = federation.submit(export(Path(folder) / "job", name, sites, rounds, way))
+        first = last = None
+        events: list[dict[str, Any]] = []
+        while not str(federation.meta(job).get("status")).startswith("FINISHED"):
+            with suppress(NoAnswer):  # with many sites on few cores the server is late
+                events = federation.recent(job).get("events") or []
+            done = max((e["round"] for e in events if e.get("event") == "committed"), default=0)
+            cpu = cpu_of_jobs(begun, job)
+            if done >= 2:
+                first = first or (done, cpu)
+                last = (done, cpu) if done > first[0] and all(cpu.values()) else last
+            time.sleep(0.5)
+        workspace = federation.download(job, Path(folder) / "results")
+        seconds = [line["seconds"] for line in read_records(workspace / "history.jsonl")][2:]
+        (stats,) = workspace.rglob("*stats_pool_summary.json")
+        received = json.loads(stats.read_text())["received_stream_counters"]["pool"]["cat_data"]
+        requests = sum(
+            counts["received"]
+            for name, counts in received.items()
+            if name.endswith("server_command:get_task")
+        )
+    figures = {"seconds": statistics.median(seconds), "requests": requests / rounds}
+    if first and last:
+        spent = {p: (last[1][p] - first[1][p]) / (last[0] - first[0]) for p in last[1]}
+        figures["server"] = spent["server"]
+        figures["site"] = statistics.mean(spent[s] for s in sites[1:])
+    return figures
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--sites", nargs="+", type=int, default=[3, 12])
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--slow", type=int, default=2000)
+    parser.add_argument("--turns", type=int, default=2)
+    options = parser.parse_args()
+    print("| sites | way | s a round | requests | CPU s, server | CPU s, a waiting site |")
+    print("|---|---|---|---|---|---|")
+    for count in options.sites:
+        sites = [f"site-{i + 1:02d}" for i in range(count)]
+        with tempfile.TemporaryDirectory(prefix="suture-requests-") as folder:
+            root = Path(folder)
+            (root / "project.yml").write_text(yaml.safe_dump(project(sites, []), sort_keys=False))
+            provision(root / "project.yml", root)
+            kits = kits_in(root)
+            server, clients = parties(kits)
+            for name, kit in {"server": server, **clients}.items():
+                make_strict(kit)
+                survive(kit)
+                if name != "server":
+                    prepare(kit, root / "data" / name, options.slow if name == sites[0] else 0)
+            found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+            try:
+                begun = start(root, (server, *clients.values()))
+                admin = project_admin(root)
+                missing = wait_for_sites(admin, set(clients), 600, partial(check_alive, begun, kits))
+                if missing:
+                    raise SystemExit(f"{', '.join(sorted(missing))} did not connect")
+                for turn in range(options.turns):
+                    for way in list(WAYS)[:: 1 if turn else -1]:
+                        name = f"{way.replace(' ', '').replace('.', '')}-{turn}"
+                        found[way].append(run(admin, begun, sites, options.rounds, way, name))
+            finally:
+                stop(root)
+        for way, runs in found.items():
+            row = [
+                " / ".join(f"{one[key]:.3g}" for one in runs if key in one)
+                for key in ("seconds", "requests", "server", "site")
+            ]
+            print(f"| {count} | {way} | {' | '.join(row)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,299 @@
+"""What the table of a hospital seems to say: the keys of its [data], with the reason for each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from suture.core.errors import DataError
+from suture.core.printable import number_of
+from suture.data.cells import Cells
+from suture.data.gathering import with_patients, with_splits
+from suture.data.image_columns import ImageColumn, Images, other_images
+from suture.data.label_discovery import discover_labels
+from suture.data.layouts import HOSPITAL
+from suture.data.patient_columns import patient_columns
+from suture.data.readers.image_list import SPLIT_WORDS
+from suture.data.reading import Sheet, rows_text
+from suture.data.table_form import Form
+
+_SPLIT = re.compile(r"^(split|set|subset|partition|fold)$", re.IGNORECASE)
+_SPLIT_FLAG = re.compile(
+    r"(?i)(is|in)[ _-]?(train|val|test)\w*|train(ing)?|(train|val|test)\w*[ _-](set|flag|split)"
+)
+"""Columns of 1 and 0 that say which rows are of a split."""
+_CHOICE = re.compile(r"\(choice=(.+)\)$")
+_CODED = re.compile(r"(.+?)\s*\(([^()]+)\)", re.DOTALL)
+"""A name of a column with the words of its cells, such as "Mass (0/1)"."""
+_RATER = re.compile(
+    r"(?i)rad(iologist)?s?\b|rad_|rater|reader|annotator|observer|grader|expert|befunder|untersucher"
+)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a person has said about a table.
+
+    Attributes:
+        patient: the column of patients; empty where none names them, None where nobody was asked.
+        no_labels: columns that are no findings.
+        names: of the findings, by columns whose names do not say which they are.
+    """
+
+    patient: str | None = None
+    no_labels: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """A guess at the [data] of one site.
+
+    Attributes:
+        data: the keys of [data].
+        reasons: why, by key.
+        warnings: what a person should look at.
+        left_out: why a column has no meaning here, by column.
+        doubtful: columns that are labels by their cells, and not by their names.
+        columns: all columns of the table.
+        rows: of the table.
+        sheet: the table, where it was put together and is to be written; None where `table` is the file.
+        made: how it was put together.
+        title: of the public data set whose table it is.
+        is_draft: whether a person has to say what the labels are before it can be read.
+    """
+
+    data: dict[str, Any]
+    reasons: dict[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    doubtful: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    rows: int = 0
+    sheet: Sheet | None = None
+    made: tuple[str, ...] = ()
+    title: str = ""
+    is_draft: bool = False
+
+    @property
+    def has_splits(self) -> bool:
+        """Whether the table, or the reader of a public data set, says which rows are for training."""
+        return "split_column" in self.data or self.data["dataset"] != "hospital"
+
+    @property
+    def has_patients(self) -> bool:
+        """Whether a column names the patients, or the reader of a public data set knows them."""
+        return bool(self.data.get("patient_column") != self.data.get("image_column", ""))
+
+
+@dataclass(frozen=True)
+class _Guess:
+    """The keys of a [data] in the making, and what is said of them."""
+
+    data: dict[str, Any]
+    reasons: dict[str, str]
+    warnings: list[str]
+
+    def note(self, key: str, value: Any, why: str) -> None:
+        self.data[key], self.reasons[key] = value, why
+
+
+def described(
+    form: Form, images: ImageColumn, files: Images, answers: Answers, others: Sequence[Form]
+) -> Discovery:
+    """Return the [data] of a table.
+
+    Args:
+        images: the column that names its images, or documents.
+        files: where these are.
+        others: further tables of the site, which may say what codes of classes mean.
+
+    Raises:
+        DataError: a person has to correct the table first.
+        LabelError: two columns are one label.
+    """
+    layout = next((one for one in HOSPITAL if one.recognises(form.sheet, files.paths)), None)
+    known = layout.keys(form.sheet.path.parent) if layout else {}
+    paths = [images.find(cell) if cell else None for cell in form.sheet.column(images.name, "")]
+    columns = form.sheet.columns()
+    split = next((name for name in columns if name != images.name and _is_split(columns[name])), None)
+    if split is None and not images.text:
+        form, split = with_splits(form, paths)
+    told = answers.patient if answers.patient is not None else known.get("patient_column")
+    asked: list[str] = []
+    if told is None and not patient_columns(form.sheet, images.name):
+        form, asked = with_patients(form, images.name, form.sheet.column(split, "") if split else ())
+    sheet = form.sheet.only([path is not None for path in paths])  # rows without an image do not count
+    data = {"dataset": "hospital", "root": str(images.root), "table": str(sheet.path)}
+    guess = _Guess(
+        data | ({} if form.made else form.data), {"root": "holds the images", **form.reasons}, asked
+    )
+    _say_images(guess, form, paths, images, files)
+    patient, why, remarks = _patient(sheet, images.name, told)
+    why = f"that of {layout.title}" if layout and told else why
+    guess.note("patient_column", patient or images.name, why)
+    guess.warnings.extend(remarks)
+    taken = {images.name, guess.data["patient_column"], images.text}
+    free = [c for c in sheet.header if c and c not in taken]
+    for name, number in other_images(sheet, free, images, {*paths}):
+        guess.warnings.append(
+            f"column {name!r} names {number_of(number, 'other image')}, not used; give each image its own row"
+        )
+    if split:
+        _say_splits(guess, sheet, split)
+        taken |= {split, *filter(_SPLIT_FLAG.fullmatch, free)}
+    else:
+        _refuse_strange_splits(sheet, free)
+    if len({*sheet.column(images.name, "")}) < len(form.sheet.rows):
+        taken |= _say_repeated(guess, sheet, free, images.name, known)
+    synonyms = {**_choices(free), **known.get("synonyms", {}), **answers.names}
+    labels = discover_labels(sheet, taken, answers.no_labels, images.name, synonyms, known, others)
+    if used := {**synonyms, **labels.data.pop("synonyms", {})}:
+        guess.note("synonyms", used, "as you answered" if answers.names else "the names of the classes")
+    if layout:
+        guess.reasons["table"] = f"recognised as {layout.title}"
+    return Discovery(
+        guess.data | labels.data,
+        guess.reasons | labels.reasons,
+        (*guess.warnings, *labels.warnings),
+        labels.left_out,
+        labels.doubtful,
+        tuple(filter(None, sheet.header)),
+        len(form.sheet.rows),
+        form.sheet if form.made else None,
+        form.made,
+        layout.title if layout else "",
+        labels.is_draft,
+    )
+
+
+def _say_images(
+    guess: _Guess, form: Form, paths: Sequence[str | None], images: ImageColumn, files: Images
+) -> None:
+    """Say which column names the images, and what of them is not here."""
+    n, name = len(form.sheet.rows), form.sheet.path.name
+    if images.text:
+        del guess.data["root"]
+        guess.note("text_column", images.text, "its cells are documents")
+    named = f"{images.found:,} of {number_of(n, 'row')} name an existing image"
+    guess.note("image_column", images.name, "names the documents" if images.text else named)
+    if images.match != "path":
+        how = "have no suffix" if images.match == "stem" else "are spelled otherwise than the files"
+        guess.note("image_match", images.match, f"its cells {how}")
+    if images.found < n:
+        guess.note("partial", True, "rows without an image are left out and counted")
+        cells = zip(form.sheet.column(images.name, ""), form.sheet.numbers, paths, strict=True)
+        lost = [(cell, number) for cell, number, path in cells if path is None]
+        such = f", such as {lost[0][0]!a} in {rows_text([number for _, number in lost])}" if lost else ""
+        guess.warnings.append(f"{name}: {n - images.found:,} of {number_of(n, 'row')} without an image{such}")
+    if files.linked:
+        guess.note("follow_links", False, "true, if you trust the links")
+        guess.warnings.append(
+            f"{files.linked:,} of {number_of(len(files.paths), 'image')} are links that lead out of "
+            f"{files.root}; they are not followed unless you trust them and write:\nfollow_links = true"
+        )
+
+
+def _say_splits(guess: _Guess, sheet: Sheet, split: str) -> None:
+    guess.note("split_column", split, "its cells are train, validation or test")
+    if "test" not in {SPLIT_WORDS[cell.casefold()] for cell in sheet.column(split, "")}:
+        guess.warnings.append(
+            "no row is for test, so there will be no test figures; to divide the patients anew, write "
+            'this line in place of split_column:\nsplit = "patients"'
+        )
+
+
+def _say_repeated(
+    guess: _Guess, sheet: Sheet, free: Sequence[str], image: str, known: Mapping[str, Any]
+) -> set[str]:
+    """Say how several rows of an image become one; return the column of the readers, if there is one."""
+    guess.note("repeated", known.get("repeated", "merge"), "some images have several rows")
+    rater = _rater(sheet, free, image)
+    if rater and "finding_column" not in known:
+        guess.note("repeated", "majority", f"{rater!r} are readers of the same images")
+    if guess.data["repeated"] == "majority":
+        guess.warnings.append(
+            'several readers judge an image, and the majority counts; instead, repeated = "merge" takes '
+            "a finding of any of them, and a share such as repeated = 0.3 a finding of that share"
+        )
+    return {rater} if rater else set()
+
+
+def _choices(columns: Sequence[str]) -> dict[str, str]:
+    """The findings of columns such as REDCap's "Findings (choice=Mass)", and "Mass (1=yes, 0=no)"."""
+    found = {name: match[1].strip() for name in columns if (match := _CHOICE.search(name))}
+    for name, match in ((name, _CODED.fullmatch(name)) for name in columns if name not in found):
+        if match and all(Cells({}).number(word) is not None for word in re.findall(r"[\w.]+", match[2])):
+            found[name] = match[1]
+    return {name: of for name, of in found.items() if list(found.values()).count(of) == 1}
+
+
+def _rater(sheet: Sheet, columns: Sequence[str], image: str) -> str | None:
+    """The column that says who has judged an image, of which several have."""
+    images = sheet.column(image, "")
+    for name in columns:
+        cells = sheet.cells(sheet.header.index(name))
+        pairs = {*zip(images, cells, strict=True)}
+        if _RATER.search(name) and all(cells) and len({*cells}) > 1 and len(pairs) > len({*images}):
+            return name
+    return None
+
+
+def _refuse_strange_splits(sheet: Sheet, columns: Sequence[str]) -> None:
+    """Refuse a column of splits in other words: what it keeps for the test would be trained on.
+
+    Raises:
+        DataError: there is one.
+    """
+    for name in columns:
+        if _SPLIT_FLAG.fullmatch(name) and {*map(Cells({}).number, sheet.column(name, ""))} == {0.0, 1.0}:
+            raise DataError(
+                f"{sheet.path}, column {name!r} seems to say what is for training or test; write one column "
+                "with train, validation, test or blank (unused), or rename it"
+            )
+        if _SPLIT.match(name.strip()):
+            cells = sheet.column(name, "the splits")
+            strange = sorted({cell for cell in cells if cell.casefold() not in SPLIT_WORDS})
+            raise DataError(
+                f"{sheet.path}, column {name!r}: {', '.join(map(repr, strange[:4]))} is not a split; "
+                "write train, validation, test or blank (unused), or rename the column"
+            )
+
+
+def _patient(sheet: Sheet, image: str, told: str | None) -> tuple[str | None, str, list[str]]:
+    """The column of patients, why, and what to look at; None where there is none.
+
+    Raises:
+        DataError: a cell of it is blank.
+    """
+    if told is not None:
+        return (_whole(sheet, told) if told else None), "as you answered", []
+    found = patient_columns(sheet, image)
+    if not found:
+        remark = "no column names the patients, so images of one patient may be divided over two splits"
+        return None, "no column names patients", [remark]
+    (rank, name), others = found[0], [name for _, name in found[1:]]
+    why = f"by its name, before {', '.join(map(repr, others))}" if others else "by its name"
+    remark = (
+        f"column {name!r} is used as the patient; if a patient has several values in it, name another column"
+    )
+    return _whole(sheet, name), why, [remark] if rank else []
+
+
+def _whole(sheet: Sheet, name: str) -> str:
+    """The name of a column of patients, of which no cell is blank.
+
+    Raises:
+        DataError: one is: the images of such a patient could come to lie in two splits.
+    """
+    cells = sheet.column(name, "the patients")
+    if blank := [number for cell, number in zip(cells, sheet.numbers, strict=True) if not cell]:
+        raise DataError(f"{sheet.path} {rows_text(blank)}: column {name!r} (patient) is blank; fill it in")
+    return name
+
+
+def _is_split(cells: Sequence[str]) -> bool:
+    words = {cell.casefold() for cell in cells}
+    return len(words - {""}) > 0 and words <= SPLIT_WORDS.keys()

@@ -1,0 +1,274 @@
+"""What crosses, and what a site records, where its classes have parents and names of their own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rounds import conformant, reply_of
+from suture.federation.loop import Loop, federate
+from suture.federation.server.server import Server
+from suture.federation.site.ledger import FILE
+from suture.federation.site.site import Site
+from suture.federation.site.statement import read_statement
+from suture.federation.store import experiment_folder
+from suture.flare.admin.ledger import ledger_totals
+from suture.learning.training import LocalTraining
+from suture.methods import METHODS
+from suture.methods.surgical import SurgicalAggregation
+from suture.protocol.messages import SiteInfo, TaskData, TaskName
+from suture.protocol.packing import Packed, save, unpack
+
+METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
+
+ATLAS = """\
+[parents]
+"Consolidation" = ["Lung Opacity"]
+"Quokka Shadow" = ["Lung Opacity"]
+"Zebra Sign" = ["Walrus Sign"]
+"""
+
+OWN = {"alpha": ("Lung Opacity", "Zebra Sign"), "beta": ("Consolidation", "Quokka Shadow")}
+
+FOREIGN = {"alpha": ("consolidation", "quokka"), "beta": ("zebra", "walrus")}
+"""Names that are neither of the site's classes nor of their ancestors; in lower case."""
+
+
+def sites_of(federation: Any, folder: Path, **data: object) -> dict[str, Site]:
+    """Sites whose tables have the classes of `OWN` (see `hierarchy`) and whose atlas is the study's file."""
+    found = {}
+    for name, config in federation.configs.items():
+        own = {"atlas": str(folder / "labels.toml"), "contradictions": "child wins", "target": None, **data}
+        changed = config.model_copy(update={"data": config.data.model_copy(update=own)})
+        state = experiment_folder(folder / "states" / name, "run")
+        found[name] = Site(name, changed, federation.plan, federation.schedule.rounds, state)
+    return found
+
+
+@pytest.fixture
+def hierarchy(tiny: Any, tmp_path: Path) -> Any:
+    """Makes federations of a method; alpha has a parent of beta's classes, each a class that is its own."""
+
+    def make(method: Any) -> Any:
+        federation = tiny(
+            method, {"alpha": ("Mass", "Nodule"), "beta": ("Hernia", "Fibrosis")}, view="own", rounds=3
+        )
+        (tmp_path / "labels.toml").write_text(ATLAS)
+        for site, names in (("alpha", "Mass,Nodule"), ("beta", "Hernia,Fibrosis")):
+            table = federation.configs[site].data.table
+            table.write_text(table.read_text().replace(names, ",".join(OWN[site])))
+        return federation
+
+    return make
+
+
+class Recorded(Loop):
+    """Keeps the bytes of all that goes to each site, and of what it answers."""
+
+    def __init__(self, sites: Mapping[str, Site], folder: Path) -> None:
+        super().__init__(sites)
+        self._folder = folder
+        self.down: dict[str, bytes] = dict.fromkeys(sites, b"")
+        self.up: dict[str, bytes] = dict.fromkeys(sites, b"")
+
+    def bytes_of(self, packed: Packed) -> bytes:
+        save(self._folder / "message", packed)
+        return (self._folder / "message").read_bytes()
+
+    def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Any) -> dict[str, str]:
+        def received(site: str, packed: Packed, *more: Any) -> Any:
+            self.up[site] += self.bytes_of(packed)
+            return receive(site, packed, *more)
+
+        for site, packed in payloads.items():
+            self.down[site] += self.bytes_of(packed)
+        return super().exchange(task, payloads, received)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in sorted(METHODS)
+        if (use := conformant(name).labels).view == "own" and "multilabel" in use.types
+    ],
+)
+def test_with_its_own_view_a_site_receives_no_foreign_name_by_way_of_the_hierarchy(
+    name: str, hierarchy: Any, tmp_path: Path
+) -> None:
+    federation = hierarchy(conformant(name))
+    sites = sites_of(federation, tmp_path)
+    recorded = Recorded(sites, tmp_path)
+    federate(federation.server(), recorded)
+    for site, foreign in FOREIGN.items():
+        assert len(recorded.down[site]) > 1000
+        kept = [p.read_bytes() for p in (tmp_path / "states" / site).rglob("*") if p.is_file()]
+        assert len(kept) > 3
+        for held in (recorded.down[site], *kept):
+            for word in foreign:
+                assert word.encode() not in held.lower(), f"{site} learns {word!r}"
+    assert b"Consolidation" in recorded.up["beta"], "the search finds a name that is there"
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """What the ledger of alpha says of its names."""
+    path = folder / "states" / "alpha" / FILE
+    read = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line for line in read if line.get("mark") == "labels"]
+
+
+def introduced(federation: Any, folder: Path, **data: object) -> SiteInfo:
+    """The site info of alpha, from a new process."""
+    site = sites_of(federation, folder, **data)["alpha"]
+    info = reply_of(site, TaskData("handshake"))
+    reply_of(site, TaskData("handshake"))
+    site.close()
+    assert isinstance(info, SiteInfo), info
+    return info
+
+
+def test_the_mapping_that_a_site_accepted_is_in_its_ledger_once_per_change(
+    hierarchy: Any, tmp_path: Path
+) -> None:
+    federation = hierarchy(METHOD)
+    introduced(federation, tmp_path)
+    introduced(federation, tmp_path)
+    (first,) = lines(tmp_path)
+    assert first["parents"] == {"Zebra Sign": ["Walrus Sign"]}, "of its own classes alone"
+    assert first["names"] == {}
+    assert first["time"][:4].isdigit()
+
+    own = {"labels": ("Schatten", "Zebra Sign"), "synonyms": {"Schatten": "Lung Opacity"}}
+    table = federation.configs["alpha"].data.table
+    table.write_text(table.read_text().replace("Lung Opacity", "Schatten"))
+    for _ in range(2):
+        info = introduced(federation, tmp_path, **own)
+        assert info.labels == ("Lung Opacity", "Zebra Sign")
+    (_, second) = lines(tmp_path)
+    assert second["names"] == {"Schatten": "Lung Opacity"}
+    assert second["digest"] != first["digest"]
+    found = read_statement(tmp_path / "states" / "alpha")
+    said = [text for text in ledger_totals(found) if text.startswith("label mapping")]
+    day, digest = second["time"][:10], second["digest"][:12]
+    assert said == [f"label mapping: 1 name and 1 parent, since {day} (digest {digest})"]
+    assert found.breaks == []
+
+    (tmp_path / "labels.toml").write_text(ATLAS + '"Walrus Sign" = ["Lung Opacity"]\n')
+    introduced(federation, tmp_path, **own)
+    assert len(lines(tmp_path)) == 3
+    introduced(federation, tmp_path, **own, atlas=None, contradictions="refuse")
+    assert lines(tmp_path)[-1]["parents"] == {}
+    assert len(lines(tmp_path)) == 4
+
+
+def test_a_site_without_names_and_parents_of_its_own_has_no_such_line(hierarchy: Any, tmp_path: Path) -> None:
+    introduced(hierarchy(METHOD), tmp_path, atlas=None, contradictions="refuse")
+    assert lines(tmp_path) == []
+
+
+def test_a_spelling_of_a_site_stays_there(hierarchy: Any, tmp_path: Path) -> None:
+    federation = hierarchy(METHOD)
+    table = federation.configs["alpha"].data.table
+    table.write_text(table.read_text().replace("Lung Opacity", "Schatten"))
+    sites = sites_of(federation, tmp_path)
+    own = {"labels": ("Schatten", "Zebra Sign"), "synonyms": {"Schatten": "Lung Opacity"}}
+    sites["alpha"] = sites_of(federation, tmp_path, **own)["alpha"]
+    recorded = Recorded(sites, tmp_path)
+    federate(federation.server(), recorded)
+    assert b"schatten" not in b"".join([*recorded.up.values(), *recorded.down.values()]).lower()
+    assert lines(tmp_path)[0]["names"] == {"Schatten": "Lung Opacity"}
+
+
+class Begun(Loop):
+    """Keeps what alpha receives in the first round that is trained."""
+
+    received: TaskData | None = None
+
+    def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Any) -> dict[str, str]:
+        if task == "train" and self.received is None:
+            data = unpack(payloads["alpha"])
+            assert isinstance(data, TaskData)
+            self.received = data
+        return super().exchange(task, payloads, receive)
+
+    def row(self, name: str) -> torch.Tensor:
+        """The row of a class that alpha began with."""
+        assert self.received
+        return self.received.head["head.weight"][self.received.labels.index(name)]
+
+
+def continued(federation: Any, rounds: int, sites: Mapping[str, Site]) -> tuple[Server, Begun]:
+    """The server, and what alpha began with, after the experiment went on to so many rounds."""
+    server = replace(federation, schedule=replace(federation.schedule, rounds=rounds)).server()
+    loop = Begun(sites)
+    federate(server, loop)
+    loop.close()
+    assert server.record.run["status"] == "finished"
+    return server, loop
+
+
+def row(server: Server, name: str) -> torch.Tensor:
+    """The row of a class in the newest model."""
+    return server.model.head["head.weight"][server.model.labels.index(name)]
+
+
+def test_a_parent_and_a_class_that_are_added_later_continue_the_run(hierarchy: Any, tmp_path: Path) -> None:
+    federation = hierarchy(METHOD)
+    plain = sites_of(federation, tmp_path, atlas=None, contradictions="refuse")
+    first, _ = continued(federation, 1, plain)
+    second, begun = continued(federation, 2, sites_of(federation, tmp_path))
+    assert second.model.labels == first.model.labels
+    assert torch.equal(begun.row("Lung Opacity"), row(first, "Lung Opacity"))
+    (tmp_path / "labels.toml").write_text(ATLAS + '"Edema" = ["Lung Opacity"]\n"Walrus Sign" = ["Shadow"]\n')
+    table = federation.configs["beta"].data.table
+    head, *rows = table.read_text().splitlines()
+    table.write_text("\n".join([f"{head},Edema", *(f"{line},{i % 2}" for i, line in enumerate(rows))]) + "\n")
+    server, begun = continued(federation, 3, sites_of(federation, tmp_path))
+    assert torch.equal(begun.row("Lung Opacity"), row(second, "Lung Opacity"))
+    assert {*server.model.labels} == {"Edema", *OWN["alpha"], *OWN["beta"]}
+    history = (server.record.folder / "history.jsonl").read_text().splitlines()
+    assert [json.loads(line)["status"] for line in history] == ["committed"] * 3
+
+
+def test_a_renamed_class_keeps_its_row_by_the_sites_synonym(hierarchy: Any, tmp_path: Path) -> None:
+    federation = hierarchy(METHOD)
+    first, _ = continued(federation, 1, sites_of(federation, tmp_path))
+    table = federation.configs["alpha"].data.table
+    table.write_text(table.read_text().replace("Zebra Sign", "Striped Sign"))
+    own = {"labels": ("Lung Opacity", "Striped Sign"), "synonyms": {"Striped Sign": "Zebra Sign"}}
+    sites = {**sites_of(federation, tmp_path), "alpha": sites_of(federation, tmp_path, **own)["alpha"]}
+    server, begun = continued(federation, 2, sites)
+    assert server.model.labels == first.model.labels
+    assert torch.equal(begun.row("Zebra Sign"), row(first, "Zebra Sign"))
+    assert not server.record.run.get("new_labels")
+
+
+def test_a_class_that_is_split_stays_as_the_parent_of_its_parts(hierarchy: Any, tmp_path: Path) -> None:
+    """Zebra Sign becomes Left and Right Zebra Sign: its column stays, blank, and the atlas fills it."""
+    federation = hierarchy(METHOD)
+    first, _ = continued(federation, 1, sites_of(federation, tmp_path))
+    parts = ("Left Zebra Sign", "Right Zebra Sign")
+    split = "".join(f'"{part}" = ["Zebra Sign"]\n' for part in parts)
+    whole = f'[exhaustive]\n"Zebra Sign" = [["{parts[0]}", "{parts[1]}"]]\n'
+    (tmp_path / "labels.toml").write_text(ATLAS + split + whole)
+    table = federation.configs["alpha"].data.table
+    head, *rows = table.read_text().splitlines()
+    parted = []
+    for i, line in enumerate(rows):
+        others, _, zebra = line.rpartition(",")
+        left, right = (zebra, "0") if i % 2 else ("0", zebra)
+        parted.append(f"{others},,{left},{right}")
+    table.write_text("\n".join([f"{head},{','.join(parts)}", *parted]) + "\n")
+    sites = sites_of(federation, tmp_path)
+    _, samples = sites["alpha"].trainer.data
+    assert not samples["train"].y.isnan().any(), "the parent is known by its parts"
+    server, begun = continued(federation, 2, sites)
+    assert {*server.model.labels} == {*OWN["alpha"], *OWN["beta"], *parts}
+    assert {*server.record.run["new_labels"]} == {*parts}
+    assert torch.equal(begun.row("Zebra Sign"), row(first, "Zebra Sign"))

@@ -1,0 +1,78 @@
+"""Two studies of FLARE over the same site, in a federation of processes with TLS."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from own_poc import own_port, wait_until_joined
+from suture.core.errors import ConfigError, FederationError
+from suture.federation.ownership import OWNER
+from suture.federation.store import EXPERIMENTS
+from suture.flare.admin.kit import Kit, kits_in, read_json
+from suture.flare.admin.poc import _set_policies, parties, project_of, project_template, provision
+from suture.flare.admin.processes import start, stop
+from suture.flare.admin.remote import Submission, download, submit
+from suture.flare.admin.session import connected
+from suture.simulation.job import load_job, with_settings
+
+pytestmark = pytest.mark.flare
+
+LEAD = "lead@suture.org"
+JOB = with_settings(load_job("demo"), ["rounds=1", "model.size=16", "epochs=1"])
+
+
+def told(kit: Kit, job_id: str, out: Path) -> str:
+    """What the submitter is told of a job's failure after its end; nothing where it has succeeded."""
+    with connected(kit) as federation:
+        while not str(federation.meta(job_id)["status"]).startswith("FINISHED"):
+            time.sleep(0.5)
+        try:
+            download(federation, kit, job_id, out)
+        except FederationError as error:
+            return str(error)
+    return ""
+
+
+def test_a_study_sees_neither_the_jobs_nor_the_experiments_of_another(
+    tmp_path: Path, hospital: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "poc"
+    root.mkdir()
+    monkeypatch.setenv("NVFLARE_POC_WORKSPACE", str(root))
+    enrolled = {"site_orgs": {"alpha": ["alpha"]}, "admins": [LEAD]}
+    project = project_of(project_template(), ["alpha"], own_port())
+    project |= {"api_version": 4, "studies": {"heart": enrolled, "lungs": enrolled, "closed": {}}}
+    (root / "project.yml").write_text(yaml.safe_dump(project))
+    provision(root / "project.yml", root)
+    kits = kits_in(root)
+    server, sites = parties(kits)
+    hospital(sites["alpha"].folder, ("Mass", "Nodule"), 25, 0)
+    _set_policies(JOB, kits, loose=False)
+    heart, lungs, closed = (replace(kits[LEAD], study=study) for study in ("heart", "lungs", "closed"))
+    how = Submission(sites=["alpha"])
+    try:
+        wait_until_joined(root, kits, start(root, (server, *sites.values())))
+        first = submit(JOB, "poc", heart, tmp_path / "first", "trial", how)
+        other = submit(JOB, "poc", lungs, tmp_path / "other", "own", how)
+        assert told(heart, first, tmp_path / "first") == ""
+        second = submit(JOB, "poc", lungs, tmp_path / "second", "trial", how)
+        assert told(lungs, other, tmp_path / "other") == ""
+        refused = told(lungs, second, tmp_path / "second")
+        with connected(heart) as federation:
+            assert [job["job_id"] for job in federation.jobs()] == [first]
+        with connected(lungs) as federation:
+            assert {job["job_id"] for job in federation.jobs()} == {other, second}
+        with pytest.raises(ConfigError), connected(closed):
+            pass
+    finally:
+        stop(root)
+    assert "the experiment 'trial' is not this submitter's" in refused
+    for party in (server.folder / "suture", sites["alpha"].folder / "state"):
+        owners = {name: read_json(party / EXPERIMENTS / name / OWNER) for name in ("trial", "own")}
+        assert {name: owner["study"] for name, owner in owners.items()} == {"trial": "heart", "own": "lungs"}

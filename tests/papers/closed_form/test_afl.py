@@ -1,0 +1,244 @@
+"""AFL: by hand, equal to the pooled ridge regression, and what a site does not send."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rounds import context_of, train_round
+from suture.core.errors import ConfigError
+from suture.core.labels import LabelType
+from suture.data.batch import Samples
+from suture.learning.training import LocalTraining, SiteContext, ready_inputs
+from suture.methods.base import GlobalModel, Phase, RoundContext
+from suture.protocol.egress import Layout
+from suture.protocol.messages import Update
+from suture.simulation.method_checks import SMALL
+from suture.simulation.trial import SITES, Trial
+from suture_papers.closed_form.afl import AFL, GRAM, MOMENTS, SETS, ridge_rows, sums_of, told_classes
+
+FIRST = RoundContext(1, Phase("main", 1), 1)
+
+
+class Model:
+    """A model whose features are its inputs."""
+
+    def __init__(self, labels: Sequence[str], width: int) -> None:
+        self.labels = type("Labels", (), {"names": tuple(labels)})()
+        self.head = torch.nn.Linear(width, len(labels))
+
+    def features(self, inputs: dict[str, Tensor]) -> Tensor:
+        return inputs["x"]
+
+    def eval(self) -> None: ...
+
+
+def at_site(x: Tensor, y: Tensor, labels: Sequence[str], **more: Any) -> SiteContext:
+    """A site with features ``[n, d]`` and labels ``[n, c]``, NaN where unknown."""
+    samples = Samples({"x": x}, y, tuple(map(str, range(len(x)))))
+    none: Any = None
+    model: Any = Model(labels, x.shape[1])
+    device = torch.device("cpu")
+    return SiteContext("alpha", model, {"train": samples}, none, none, device, batch_size=4, **more)
+
+
+def sent(x: Tensor, y: Tensor, labels: Sequence[str], **more: Any) -> Update:
+    site = at_site(x, y, labels, **more)
+    told = told_classes(site)
+    return Update(1, tuple(labels), {}, {}, told.double(), channels=sums_of(site, told))
+
+
+def model_of(labels: Sequence[str], width: int) -> GlobalModel:
+    rows = torch.full((len(labels), width + 1), 9.0)
+    head = {"head.weight": rows[:, 1:].contiguous(), "head.bias": rows[:, 0].contiguous()}
+    return GlobalModel(tuple(labels), {}, head)
+
+
+def pooled(x: Tensor, y: Tensor, ridge: float) -> Tensor:
+    """The ridge regression of one class with an intercept, by least squares on an augmented matrix."""
+    known = ~torch.isnan(y)
+    a = F.pad(x[known].double(), (0, 1), value=1.0)
+    penalty = ridge**0.5 * torch.eye(a.shape[1], dtype=torch.float64)[:-1]
+    full, target = torch.cat([a, penalty]), torch.cat([y[known].double(), torch.zeros(a.shape[1] - 1)])
+    return torch.linalg.lstsq(full, target.double(), driver="gelsd").solution
+
+
+def test_two_images_by_hand() -> None:
+    """x = 0 and 2, y = 0 and 1, ridge 2: centred, w = (1/2 + 1/2) / (2 + 2) = 1/4 and b = 1/2 - 1/4."""
+    update = sent(torch.tensor([[0.0], [2.0]]), torch.tensor([[0.0], [1.0]]), ["Mass"])
+    assert update.channels[GRAM].tolist() == [[4.0, 2.0, 2.0]]
+    assert update.channels[SETS].tolist() == [[1]]
+    assert update.channels[MOMENTS].tolist() == [[2.0, 1.0]]
+    rows = ridge_rows(update.channels[GRAM][0], update.channels[MOMENTS], 2.0)
+    assert rows.tolist() == [pytest.approx([0.25, 0.25])]
+    model = AFL(ridge=2.0).aggregate(model_of(["Mass"], 1), [update], FIRST)
+    assert model.head["head.weight"].tolist() == [pytest.approx([1.0])]
+    assert model.head["head.bias"].tolist() == pytest.approx([-1.0])  # 4 / 4 - 2
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**31), sites=st.integers(1, 4), ridge=st.sampled_from([1e-3, 1.0, 100.0]))
+def test_it_is_the_ridge_regression_of_all_images_in_one_place(seed: int, sites: int, ridge: float) -> None:
+    g = torch.Generator().manual_seed(seed)
+    labels, width, n = ["A", "B", "C", "D"], 6, 40
+    x = torch.randn(n, width, generator=g) * 3 + 1
+    y = torch.randint(0, 2, (n, 4), generator=g).float()
+    y[torch.rand(n, 4, generator=g) < 0.3] = float("nan")
+    y[: n // 2, :2] = torch.nan_to_num(y[: n // 2, :2])  # two classes with the same images at some sites
+    updates = []
+    for part in torch.randperm(n, generator=g).tensor_split(sites):
+        own = sorted(torch.randperm(4, generator=g)[:3].tolist())
+        hidden = [c for c in range(4) if c not in own]
+        y[part[:, None], hidden] = float("nan")
+        updates.append(sent(x[part], y[part][:, own], [labels[c] for c in own]))
+    one = AFL(ridge=ridge).aggregate(model_of(labels, width), updates, FIRST)
+    other = AFL(ridge=ridge).aggregate(model_of(labels, width), updates[::-1], FIRST)
+    for c in range(4):
+        if torch.isnan(y[:, c]).all():
+            assert one.head["head.weight"][c].tolist() == [9.0] * width
+            continue
+        row = 4 * pooled(x, y[:, c], ridge)
+        assert torch.allclose(one.head["head.weight"][c].double(), row[:-1], 1e-6, 1e-6)
+        assert torch.allclose(one.head["head.bias"][c].double(), row[-1] - 2, 1e-6, 1e-6)
+        assert torch.allclose(one.head["head.weight"][c], other.head["head.weight"][c], 1e-6, 1e-7)
+
+
+def test_the_solution_is_exact_to_1e_8() -> None:
+    g = torch.Generator().manual_seed(3)
+    x, y = torch.randn(200, 20, generator=g), torch.randint(0, 2, (200, 1), generator=g).float()
+    parts = [sent(x[rows], y[rows], ["A"]).channels for rows in torch.arange(200).tensor_split(5)]
+    gram, moments = (sum(part[name] for part in parts) for name in (GRAM, MOMENTS))
+    assert isinstance(gram, Tensor)
+    assert isinstance(moments, Tensor)
+    assert (ridge_rows(gram[0], moments, 1.0)[0] - pooled(x, y[:, 0], 1.0)).abs().max() < 1e-8
+
+
+def test_classes_that_are_known_of_the_same_images_share_a_matrix() -> None:
+    g = torch.Generator().manual_seed(1)
+    x, y = torch.randn(12, 3, generator=g), torch.randint(0, 2, (12, 3), generator=g).float()
+    assert sent(x, y, ["A", "B", "C"]).channels[GRAM].shape == (1, 10)
+    y[0, 1] = float("nan")
+    channels = sent(x, y, ["A", "B", "C"]).channels
+    assert channels[GRAM].shape == (2, 10)
+    assert sorted(channels[SETS].tolist()) == [[0, 1, 0], [1, 0, 1]]
+
+
+def cases(*columns: tuple[int, int, int]) -> Tensor:
+    """Labels of classes, each with so many images without it, with it, and unknown."""
+    made = [torch.cat([torch.zeros(a), torch.ones(b), torch.full((c,), float("nan"))]) for a, b, c in columns]
+    return torch.stack(made, dim=1)
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        (((10, 10, 0), (15, 5, 0), (16, 4, 0), (3, 17, 0)), [1, 1, 0, 0]),  # too few with it, or without it
+        (((10, 10, 0), (10, 9, 1), (10, 6, 4), (10, 5, 5)), [1, 0, 0, 1]),  # too near to the first
+        (((5, 15, 0), (5, 10, 5), (5, 9, 6), (5, 5, 10)), [1, 1, 0, 1]),
+        (((2, 4, 14), (0, 6, 14), (10, 10, 0), (10, 10, 0)), [0, 0, 1, 1]),  # no more images than features
+    ],
+)
+def test_what_a_site_with_a_smallest_count_sends(columns: Any, told: list[int]) -> None:
+    y, g = cases(*columns), torch.Generator().manual_seed(1)
+    x, labels = torch.randn(20, 6, generator=g), ["A", "B", "C", "D"]
+    update = sent(x, y, labels, min_count=5)
+    assert update.class_weights.tolist() == told
+    assert update.channels[SETS].sum(dim=0).tolist() == told
+    assert update.channels[MOMENTS].any(dim=1).tolist() == list(map(bool, told))
+    everything = sent(x, y, labels)
+    assert everything.class_weights.tolist() == [1, 1, 1, 1]
+
+
+def test_the_order_of_classes_does_not_matter_for_what_is_kept_apart() -> None:
+    y, labels = cases((10, 9, 1), (10, 10, 0), (9, 10, 1)), ["A", "B", "C"]
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(1))
+    one, other = sent(x, y, labels, min_count=5), sent(x, y.flip(1), labels[::-1], min_count=5)
+    assert one.class_weights.tolist() == other.class_weights.flip(0).tolist() == [0, 1, 0]
+    assert torch.equal(one.channels[GRAM], other.channels[GRAM])
+
+
+def test_a_site_says_why_it_sends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    sent(torch.randn(20, 30), cases((10, 10, 0)), ["Mass"], min_count=5)
+    assert "site 'alpha' sends nothing of Mass: sums over no more images than the 30 features" in caplog.text
+
+
+def test_a_site_of_which_nothing_may_leave_sends_zeros() -> None:
+    update = sent(torch.randn(4, 2), cases((2, 2, 0)), ["Mass"], min_count=5)
+    assert {n: (tuple(t.shape), bool(t.any())) for n, t in update.channels.items()} == {
+        GRAM: ((1, 6), False),
+        SETS: ((1, 1), False),
+        MOMENTS: ((1, 3), False),
+    }
+    model = AFL().aggregate(model_of(["Mass"], 2), [update], FIRST)
+    assert model.head["head.bias"].tolist() == [9.0]
+
+
+def test_rounded_counts_are_refused() -> None:
+    with Trial(AFL(), SMALL, "multilabel") as trial:
+        payload = trial.payload("alpha")
+        site = replace(context_of(trial.sites["alpha"], payload), round_counts=5)
+        with pytest.raises(ConfigError, match=r"alpha: round_counts under \[privacy\] does not"):
+            train_round(AFL(), site, payload, FIRST)
+
+
+@pytest.mark.parametrize("settings", [{"hidden": 4}, {"neck": 4}, {"projection": 4}, {"head": "cosine"}])
+def test_another_head_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="AFL solves a linear head on the features of a frozen encoder"):
+        AFL().adapted(replace(SMALL, **settings))
+
+
+def test_a_warm_up_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no warm-up"):
+        AFL(local=LocalTraining(warmup_epochs=1))
+
+
+def test_sums_of_no_features_end_the_round() -> None:
+    update = sent(torch.ones(2, 1), cases((1, 1, 0)), ["Mass"])
+    update.channels[GRAM][0, 0] = -50.0
+    with pytest.raises(ArithmeticError, match="the Gram matrices of Mass have no positive definite sum"):
+        AFL().aggregate(model_of(["Mass"], 1), [update], FIRST)
+
+
+@pytest.mark.parametrize("label_type", ["multilabel", "multiclass"])
+def test_a_federation_has_the_head_of_its_pooled_images(label_type: LabelType) -> None:
+    with Trial(AFL(), SMALL, label_type) as trial:
+        trial.run()
+        model, rows = trial.server.model, dict[str, list[tuple[Tensor, Tensor]]]()
+        for site in SITES:
+            context = context_of(trial.sites[site], trial.payload(site))
+            x = torch.cat(list(read(context)))
+            for name, column in zip(context.model.labels.names, context.samples["train"].y.T, strict=True):
+                rows.setdefault(name, []).append((x, column))
+        for c, name in enumerate(model.labels):
+            x, y = (torch.cat(of) for of in zip(*rows[name], strict=True))
+            expected = 4 * pooled(x, y, 1.0)
+            assert torch.allclose(model.head["head.weight"][c].double(), expected[:-1], 1e-5, 1e-5)
+            assert model.head["head.bias"][c].item() == pytest.approx(expected[-1].item() - 2, abs=1e-4)
+        assert all(line["bytes_up"] > 0 for line in trial.history())
+
+
+@torch.no_grad()
+def read(context: SiteContext) -> Iterator[Tensor]:
+    context.model.eval()
+    for batch in context.samples["train"].batches(5):
+        yield context.model.features(ready_inputs(context, batch).inputs)
+
+
+def test_what_is_declared() -> None:
+    egress = AFL().egress(Layout({}, {"head.weight": ((4,), "torch.float32")}))
+    assert egress.forms("up") == {
+        GRAM: ((-2, 15), "torch.float64"),
+        SETS: ((-2, -1), "torch.uint8"),
+        MOMENTS: ((-1, 5), "torch.float64"),
+    }
+    assert not egress.shared
+    assert not egress.head
+    assert (SMALL.train, AFL().adapted(SMALL).train) == ("all", "head")
