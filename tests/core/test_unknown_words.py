@@ -8,11 +8,11 @@ from suture.core.errors import nearest
 def test_of_many_names_the_nearest_are_shown() -> None:
     """1,000 names of six letters are more than fit; the first in the alphabet would help nobody."""
     many = [f"net{i:03}" for i in range(1000)]
-    assert nearest("net00l", many) == "did you mean 'net000'?"
+    assert nearest("net123x", many) == "did you mean 'net123'?"
     said = nearest("zz9-zz99-zz999", many)
     assert said.startswith("the nearest of 1,000: ")
     assert said.count(",") == 1 + 19
-    assert "net999" in said
+    assert "net000" not in said
 
 
 def test_of_few_all_are_shown() -> None:

@@ -103,9 +103,9 @@ class Atlas(Section):
             exhaustive += [(self.name(parent), tuple(map(self.name, group))) for group in some]
         exclusive = [group for _, group in groups("exclusive") if self._has(group)]
         exclusive += [tuple(map(self.name, group)) for group in self.exclusive]
-        return Relations(
-            {name: above for name, above in parents.items() if above}, tuple(exhaustive), tuple(exclusive)
-        )
+        nothing = {name: other for name, other in groups("nothing") if self._has((name, *other))}
+        above = {name: found for name, found in parents.items() if found}
+        return Relations(above, tuple(exhaustive), tuple(exclusive), nothing)
 
     def _has(self, group: Iterable[str]) -> bool:
         """Whether the areas have the classes of a shipped group."""
@@ -142,7 +142,7 @@ def read_atlas(where: str | Path) -> Atlas:
     except OSError as error:
         areas = nearest(path.name, AREAS)
         raise ConfigError(
-            f"{path} cannot be read: {error.strerror}; name such a file, or an area of the atlas: {areas}"
+            f"{path} cannot be read: {error.strerror}; name such a file, or an area of the atlas ({areas})"
         ) from error
     except LabelError as error:
         raise ConfigError(f"{path}: {error}") from error

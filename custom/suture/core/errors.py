@@ -119,7 +119,7 @@ def as_word(name: object) -> str:
 
 def nearest(name: str, options: Iterable[str], listed: Iterable[str] | None = None) -> str:
     """Return the hint of an "unknown name" message: the nearest valid word, or else those that contain it, or
-    all (of `listed`), or the nearest of many.
+    all (of `listed`) if short, or else the nearest.
     """
     known = sorted(options)
     close = difflib.get_close_matches(name[:200].casefold(), [o.casefold() for o in known], n=1, cutoff=0.6)
@@ -130,11 +130,13 @@ def nearest(name: str, options: Iterable[str], listed: Iterable[str] | None = No
     with_it = [o for o in shown_names if name and name.casefold() in o.casefold()]
     with_it.sort(key=lambda o: not o.casefold().startswith(name.casefold()))
     words = ", ".join(map(as_word, with_it or shown_names))
-    if len(words) > _LIST and not with_it:
-        few = difflib.get_close_matches(name[:200], known, n=_FEW, cutoff=0)
-        return f"the nearest of {len(known):,}: {', '.join(map(as_word, few))}"
     what = f"{len(with_it)} with it" if with_it else "known"
-    return f"{what}: {words}" if len(words) <= _LIST else f"{what}: {words[:_LIST]} ..."
+    if len(words) <= _LIST:
+        return f"{what}: {words}"
+    if with_it:
+        return f"{what}: {words[:_LIST]} ..."
+    few = difflib.get_close_matches(name[:200], shown_names, n=_FEW, cutoff=0)
+    return f"the nearest of {len(shown_names):,}: {', '.join(map(as_word, few))}"
 
 
 def unknown(kind: str, name: str, options: Iterable[str], listed: Iterable[str] | None = None) -> ConfigError:
