@@ -194,7 +194,7 @@ def test_a_decision_that_cannot_be_leaves_the_file_as_it_was(
 
 
 def test_a_missing_file_names_the_areas(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="or an area: chest, skin, endoscopy"):
+    with pytest.raises(ConfigError, match=r"or an area of the atlas \(known: chest, endoscopy"):
         read_atlas(tmp_path / LABELS)
 
 

@@ -7,10 +7,13 @@ import os
 import subprocess
 import sys
 from difflib import SequenceMatcher
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from suture.core.atlas import Atlas, Decision
+from suture.core.errors import ConfigError
 from suture.core.labels import canonical
 from suture.simulation import study_labels
 from suture.simulation.study_labels import compare_lists, misspelt
@@ -290,3 +293,47 @@ def test_a_name_of_the_relations_that_nobody_has_is_told_with_the_nearest() -> N
     values = {"name": "Scoliosis", "of": "Scoliossis", "by": "M. Ruiz", "on": datetime.date(2026, 11, 25)}
     decided = atlas.model_copy(update={"decisions": (Decision(relation="different", **values),)})  # type: ignore[arg-type]
     assert len(misspelt(decided, lists)) == 1
+
+
+def test_names_near_in_meaning_are_proposed_with_their_cosine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Haze is nearest to a spelling of Edema; Blur too, but its site has that class; Spot is far from all."""
+    angles = {"haze": 0.0, "pulmonary edema": 30.0, "edema": 90.0, "blur": 31.0, "spot": 170.0, "mass": 100.0}
+    asked = []
+
+    def vectors(folder: Path, texts: list[str]) -> np.ndarray:
+        asked.append(folder)
+        turns = np.radians([angles.get(text, 250.0) for text in texts])
+        return np.stack([np.cos(turns), np.sin(turns)], axis=1)
+
+    monkeypatch.setattr(study_labels, "_vectors", vectors)
+    lists = {"a": ["Haze", "Spot"], "b": ["Edema", "Blur"], "c": ["Mass"]}
+    found = compare_lists(lists, Atlas(), Path("minilm")).proposals
+    assert [(one.name, one.of, one.score, one.by_meaning) for one in found] == [
+        ("Haze", "Edema", 0.87, True),
+        ("Blur", "Haze", 0.86, True),
+    ]
+    assert asked == [Path("minilm")]
+    assert compare_lists(lists, Atlas()).proposals == ()
+    assert len(asked) == 1
+
+
+def test_letters_go_before_meaning_and_a_decision_before_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study_labels, "_vectors", lambda _, texts: np.ones((len(texts), 1)))
+    lists = {"a": ["Cardiomegali"], "b": ["Cardiomegaly"]}
+    (one,) = compare_lists(lists, Atlas(), Path("x")).proposals
+    assert (one.by_meaning, one.score) == (False, 0.96)
+    values = {"name": "Cardiomegali", "of": "Cardiomegaly", "by": "x", "on": datetime.date(2026, 11, 25)}
+    decided = Atlas(decisions=(Decision(relation="different", **values),))  # type: ignore[arg-type]
+    assert compare_lists(lists, decided, Path("x")).proposals == ()
+
+
+def test_the_vectors_of_an_encoder_of_text_have_the_length_one(tmp_path: Path) -> None:
+    folders = pytest.importorskip("sentence_folder")
+    folders.sentence_folder(tmp_path / "encoder", "bert")
+    found = study_labels._vectors(tmp_path / "encoder", ["no effusion", "heart"])
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+
+
+def test_a_folder_that_is_no_encoder_of_text(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json|encoder"):
+        study_labels._vectors(tmp_path, ["mass"])

@@ -174,6 +174,12 @@ def labels(
         Path | None,
         typer.Option("--page", metavar="FILE", help="Write the atlas as a page (HTML) to print and discuss."),
     ] = None,
+    encoder: Annotated[
+        Path | None,
+        typer.Option(
+            "--encoder", metavar="FOLDER", help="Compare names by meaning too, with an encoder of text."
+        ),
+    ] = None,
 ) -> None:
     """Compare the label lists of the sites of a study, and record decisions about names in labels.toml."""
     import datetime
@@ -186,7 +192,7 @@ def labels(
     from suture.simulation.study_labels import misspelt, read_tables, render_lists, study_lists
 
     tables = read_tables(study)
-    lists = study_lists(tables, study_atlas(study))
+    lists = study_lists(tables, study_atlas(study), encoder)
     known = {own for names in lists.sites.values() for own in names}
     known.update(canonical(one.name) for one in study_atlas(study).decisions)
     given = {"same": same or (), "different": different or (), "child": child or ()}
@@ -214,7 +220,7 @@ def labels(
     if decisions:
         record(study, decisions)
         print_line(f"recorded: {study / LABELS}")
-        lists = study_lists(tables, study_atlas(study))
+        lists = study_lists(tables, study_atlas(study), encoder)
     if wrong := misspelt(study_atlas(study), lists):
         raise ConfigError("\n".join(f"{study / LABELS}: {text}" for text in wrong))
     console.print(render_lists(lists))

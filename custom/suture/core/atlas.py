@@ -142,7 +142,7 @@ def read_atlas(where: str | Path) -> Atlas:
     except OSError as error:
         areas = nearest(path.name, AREAS)
         raise ConfigError(
-            f"{path} cannot be read: {error.strerror}; name such a file, or an area of the atlas: {areas}"
+            f"{path} cannot be read: {error.strerror}; name such a file, or an area of the atlas ({areas})"
         ) from error
     except LabelError as error:
         raise ConfigError(f"{path}: {error}") from error

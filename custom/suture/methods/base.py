@@ -195,6 +195,8 @@ class About:
             choose, or to halve when its memory is full, and no mixed precision.
         pooled: one party trains on the data of all sites together: a reference, not a federation.
         local_only: why it cannot run in a federation; empty where it can.
+        removable: its model is a function of the sites' newest updates alone. The server keeps these, and can
+            remove a site exactly.
     """
 
     name: str
@@ -206,6 +208,7 @@ class About:
     fixed_batches: bool = False
     pooled: bool = False
     local_only: str = ""
+    removable: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 
 from suture.core.atlas import LABELS, Atlas, Relation
 from suture.core.errors import ConfigError
-from suture.core.labels import key, lookalikes
+from suture.core.labels import LabelSet, key, lookalikes
 from suture.core.targets import rich
 from suture.core.vocabulary import AREAS, CANONICAL, SYNONYMS
 from suture.data.readers import read_table
@@ -28,6 +29,9 @@ from suture.simulation.study import StudySites
 
 LEAST = 0.8
 """Smallest score of a proposal that two names mean the same."""
+
+NEAR = 0.6
+"""Smallest cosine of two names for a proposal by their meaning."""
 
 _INITIALS = 0.8
 """Score of a name that is the initials of another one."""
@@ -66,12 +70,14 @@ class Proposal:
     Attributes:
         name, relation, of: as in `suture.core.atlas.Decision`.
         score: 0 to 1.
+        by_meaning: whether it is the cosine of an encoder's vectors, not of letters or words.
     """
 
     name: str
     relation: Relation
     of: str
     score: float
+    by_meaning: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,13 +107,13 @@ def read_tables(study: Path) -> dict[str, Table]:
     return {site: read_table(data).table for site, data in plain.items()}
 
 
-def study_lists(tables: Mapping[str, Table], atlas: Atlas) -> LabelLists:
+def study_lists(tables: Mapping[str, Table], atlas: Atlas, encoder: Path | None = None) -> LabelLists:
     """Compare the label lists of a study's sites.
 
     Raises:
-        ConfigError: the decisions make one class of two that a site has.
+        ConfigError: the decisions make one class of two that a site has, or see `compare_lists`.
     """
-    lists = compare_lists({site: table.labels.names for site, table in tables.items()}, atlas)
+    lists = compare_lists({site: table.labels.names for site, table in tables.items()}, atlas, encoder)
     for site, names in lists.sites.items():
         if twice := [name for name, times in Counter(names).items() if times > 1]:
             raise ConfigError(
@@ -117,10 +123,24 @@ def study_lists(tables: Mapping[str, Table], atlas: Atlas) -> LabelLists:
     return lists
 
 
-def compare_lists(lists: Mapping[str, Sequence[str]], atlas: Atlas) -> LabelLists:
-    """Compare label lists of any spelling under the decisions of an atlas."""
+def compare_lists(
+    lists: Mapping[str, Sequence[str]], atlas: Atlas, encoder: Path | None = None
+) -> LabelLists:
+    """Compare label lists of any spelling under the decisions of an atlas.
+
+    Args:
+        encoder: folder of an encoder of text, as of a model ``hf:FOLDER``; names are compared by its vectors,
+            too.
+
+    Raises:
+        ConfigError: the encoder cannot be read, or is one of images.
+    """
     sites = {site: tuple(map(atlas.name, names)) for site, names in lists.items()}
     listed = sorted({name for names in sites.values() for name in names})
+    at: dict[str, set[str]] = {}
+    for site, names in sites.items():
+        for name in names:
+            at.setdefault(name, set()).add(site)
     contains: set[tuple[str, str]] = set()
     for relations in (Atlas(areas=AREAS).relations(), atlas.relations()):
         for name in listed:
@@ -130,7 +150,7 @@ def compare_lists(lists: Mapping[str, Sequence[str]], atlas: Atlas) -> LabelList
     settled = decided | {frozenset(pair) for pair in contains}
     found = [
         one
-        for one in (*_alike(listed, sites), *_parts(listed))
+        for one in (*_near(listed, at, encoder), *_alike(listed, at), *_parts(listed))
         if frozenset((one.name, one.of)) not in settled
         and not (one.name in CANONICAL and one.of in CANONICAL)
     ]
@@ -167,15 +187,54 @@ def _words(name: str) -> list[str]:
     return [re.sub(r"(?<=[a-rt-z]{3})s$", "", word) for word in words if word not in _FILLERS]
 
 
-def _alike(names: Sequence[str], sites: Mapping[str, Sequence[str]]) -> Iterator[Proposal]:
+def _spellings(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return pairs of a name and a spelling of it, by the vocabulary and as it is."""
+    given = {*names}
+    others = [(name, synonym) for synonym, name in SYNONYMS.items() if name in given]
+    return [*((name, name) for name in names), *others]
+
+
+def _near(names: Sequence[str], at: Mapping[str, set[str]], encoder: Path | None) -> Iterator[Proposal]:
+    """Propose for each name that the vocabulary lacks the other sites' one with the nearest meaning."""
+    if encoder is None:
+        return
+    texts = _spellings(names)
+    vectors = _vectors(encoder, [spelling.lower() for _, spelling in texts])
+    for row, name in enumerate(names):
+        if name in CANONICAL:
+            continue
+        cosines = vectors @ vectors[row]
+        for i in np.argsort(-cosines, kind="stable").tolist():
+            of = texts[i][0]
+            if cosines[i] < NEAR:
+                break
+            if of != name and at[name].isdisjoint(at[of]):
+                yield Proposal(name, "same", of, round(float(cosines[i]), 2), by_meaning=True)
+                break
+
+
+def _vectors(folder: Path, texts: Sequence[str]) -> NDArray[np.float32]:
+    """Return vectors of length 1, [n, d], of the encoder of text in a folder."""
+    import torch  # only names that are compared by meaning need it
+
+    from suture.models import ModelSpec, build, encoder_of
+    from suture.models.documents import document_inputs
+
+    spec = ModelSpec(f"hf:{folder}")
+    if encoder_of(spec).reads != "text":
+        raise ConfigError(f"{folder} holds an encoder of images; name the folder of an encoder of text")
+    network = build(spec, LabelSet(("any",)), 0, pretrained=True).eval()
+    with torch.no_grad():
+        found = torch.nn.functional.normalize(network.encode(document_inputs(spec, texts)), dim=1)
+    return found.numpy()
+
+
+def _alike(names: Sequence[str], at: Mapping[str, set[str]]) -> Iterator[Proposal]:
     """Propose that names mean the same whose letters are alike, or of which one is the other's initials.
 
     Names are compared by all of their spellings. Two classes of one site are different ones.
     """
-    spellings: dict[str, set[str]] = {name: {name} for name in names}
-    for synonym, name in SYNONYMS.items():
-        spellings.get(name, set()).add(synonym)
-    texts = [(name, _words(one)) for name in names for one in spellings[name]]
+    texts = [(name, _words(spelling)) for name, spelling in _spellings(names)]
     score: dict[tuple[str, str], float] = {}
     for i, j in _with_common_triples([words for _, words in texts]):
         pair = texts[i][0], texts[j][0]
@@ -185,10 +244,6 @@ def _alike(names: Sequence[str], sites: Mapping[str, Sequence[str]]) -> Iterator
     for name in names:
         if (long := initials.get(key(name), name)) != name:
             score[name, long] = max(score.get((name, long), 0.0), _INITIALS)
-    at: dict[str, set[str]] = {}
-    for site, own in sites.items():
-        for name in own:
-            at.setdefault(name, set()).add(site)
     for (first, second), value in score.items():
         negated = [bool(_NOT.intersection(_words(name))) for name in (first, second)]
         if value >= LEAST and at[first].isdisjoint(at[second]) and negated[0] == negated[1]:
@@ -284,6 +339,7 @@ def render_lists(lists: LabelLists) -> RenderableType:
             proposed.add_column(head)
         for one in lists.proposals:
             what = "the same as" if one.relation == "same" else "a kind of"
+            what += " (meaning)" if one.by_meaning else ""
             proposed.add_row(f"{one.score:.2f}", rich(one.name), what, rich(one.of))
         parts.append(proposed)
     return Group(*parts)
