@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from suture.cli.ledger import ledger_totals
 
 from rounds import conformant, reply_of
 from suture.federation.loop import Loop, federate
@@ -19,6 +18,7 @@ from suture.federation.site.ledger import FILE
 from suture.federation.site.site import Site
 from suture.federation.site.statement import read_statement
 from suture.federation.store import experiment_folder
+from suture.flare.admin.ledger import ledger_totals
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
 from suture.methods.surgical import SurgicalAggregation
