@@ -1108,6 +1108,16 @@ def a_class_in_another_encoding_than_the_header(folder: Path) -> Refused:
 
 
 @case
+def two_encodings_in_one_table(folder: Path) -> Refused:
+    """A header in UTF-8, and rows of Windows that were appended: one of both would have wrong letters."""
+    plain(folder, ["image", "patient", "Vergrößerung"], lambda i: [f"{i:02}.png", f"Müller {i // 2}", i % 2])
+    lines = (folder / "labels.csv").read_bytes().split(b"\n")
+    lines[9] = lines[9].decode().encode("cp1252")
+    (folder / "labels.csv").write_bytes(b"\n".join(lines))
+    return Refused((r"labels\.csv row 1: ", "save the table as UTF-8"))
+
+
+@case
 def czech_of_windows(folder: Path) -> Meant:
     """cp1250 reads as cp1252, with other letters: `init` shows a word, so that a person sees it."""
     plain(folder, ["image", "patient", "Zvětšení"], _row, encoding="cp1250")

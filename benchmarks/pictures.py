@@ -2,7 +2,8 @@
 
 python benchmarks/pictures.py      # `make pictures`; needs chromium, and some minutes: two runs of the demo
 
-The diagram docs/federation.svg is drawn by hand; the curves of docs/results are written by `suture table`.
+Sections 4 and 6 of docs/walkthrough.md speak of what theirs show: read them again afterwards. The diagram
+docs/federation.svg is drawn by hand; the curves of docs/results are written by `suture table`.
 """
 
 from __future__ import annotations
@@ -67,8 +68,9 @@ PARTS = {
     ),
     "groups": (
         'const NAMES = ["Nodule"];'
-        "const table = [...document.querySelectorAll('h3')].find((h) => h.textContent === 'By group')"
-        ".parentElement.querySelector('table');" + ROWS
+        "let at = [...document.querySelectorAll('h3')].find((h) => h.textContent === 'By group');"
+        "while (!at.querySelector('table')) at = at.nextElementSibling;"
+        "const table = at.querySelector('table');" + ROWS
     ),
     "curves": """
 const head = [...document.querySelectorAll("h3")].find((h) => h.textContent === "Nodule"), parts = [];
@@ -149,10 +151,10 @@ def maps(run: Path, place: Path) -> Image.Image:
     }
     rows = [row for row in csv.DictReader((site / "labels.csv").open()) if row["split"] == "test"]
     kinds = {
-        "001 clear": [r for r in rows if "1" not in list(r.values())[3:] and not above[r["image"]]],
-        "002 false alarm": [r for r in rows if r["Nodule"] == "0" and above[r["image"]]],
-        "003 found": [r for r in rows if r["Nodule"] == "1" and above[r["image"]]],
-        "004 missed": [r for r in rows if r["Nodule"] == "1" and not above[r["image"]]],
+        "clear": [r for r in rows if "1" not in list(r.values())[3:] and not above[r["image"]]],
+        "false alarm": [r for r in rows if r["Nodule"] == "0" and above[r["image"]]],
+        "found": [r for r in rows if r["Nodule"] == "1" and above[r["image"]]],
+        "missed": [r for r in rows if r["Nodule"] == "1" and not above[r["image"]]],
     }
     (place / "wrong").mkdir()
     for name, found in kinds.items():

@@ -25,7 +25,7 @@ from suture.core.files import read_json, read_records
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.precision import Transport
 from suture.simulation import PhantomSites
-from suture.simulation.job import Job, load_job
+from suture.simulation.job import Job, load_job, with_settings
 from suture.simulation.run import run_job
 
 CONTROL = "control"
@@ -44,7 +44,7 @@ def measured(job: Job, transport: str) -> tuple[float, int]:
         local = replace(job.method.local, lr=job.method.local.lr * (1 + 1e-6))
         job = replace(job, method=replace(job.method, local=local))
     else:
-        job = replace(job, transport=transport)
+        job = with_settings(job, [f"transport={transport}"])
     with tempfile.TemporaryDirectory() as folder:
         out = run_job(job, out=Path(folder) / "run")
         last = read_records(out / "history.jsonl")[-1]

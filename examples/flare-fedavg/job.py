@@ -15,6 +15,7 @@ from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe import PocEnv, ProdEnv, SimEnv, set_per_site_config
 
 from suture.core.errors import SutureError
+from suture.flare.admin.kit import read_kit
 from suture.flare.components import DeclaredResultFilter, MethodAggregator, SiteRowsFilter
 
 LABELS = ["Edema", "Hernia", "Mass", "Nodule", "Pneumonia"]
@@ -38,7 +39,7 @@ if args.where == "prod" and not (args.kit and Path(args.kit, "startup", "fed_adm
     parser.error("prod needs --kit: the folder of an administrator's kit, with startup/fed_admin.json")
 if args.rounds < 2:
     parser.error("--rounds: give 2 or more, since the first one trains nothing")
-kit = args.kit and os.path.abspath(args.kit)
+kit = read_kit(Path(args.kit).resolve()) if args.where == "prod" else None
 os.chdir(script)
 sys.path.insert(0, os.getcwd())
 try:
@@ -71,7 +72,9 @@ if args.where == "export":
     recipe.export(str(target))
 elif args.where == "sim":
     print("Results:", recipe.execute(SimEnv(clients=list(SITES), workspace_root=str(target))).get_result())
-elif args.where == "poc":
-    print("Results:", recipe.execute(PocEnv(num_clients=len(SITES), clients=list(SITES))).get_result())
-else:
-    print("Results:", recipe.execute(ProdEnv(startup_kit_location=kit)).get_result())
+elif args.where == "poc":  # whose folder, with the results, FLARE would remove at the end
+    run = recipe.execute(PocEnv(num_clients=len(SITES), clients=list(SITES)))
+    print("Results:", run.get_result(clean_up=False))
+elif kit:
+    env = ProdEnv(startup_kit_location=str(kit.folder), username=kit.name)
+    print("Results:", recipe.execute(env).get_result())

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from suture.core.atlas import read_atlas
 from suture.core.errors import LabelError
 from suture.core.relations import Relations, implied
 
@@ -211,3 +212,36 @@ def test_ten_thousand_classes_are_closed_over_every_level() -> None:
         siblings = np.setdiff1d(10 * ((leaf - 1) // 10) + np.arange(1, 11), leaf)
         assert (found[row, siblings] == 0).all()
         assert (found[row, 1:11] == 0).sum() == 9
+
+
+@pytest.mark.parametrize(
+    ("known", "implied_"),
+    [
+        ({"No Finding": 1}, {"Hernia": 0, "Mass": 0}),
+        ({"Mass": 1}, {"No Finding": 0}),
+        ({"Support Devices": 1}, {}),
+        ({"Pacemaker": 1}, {"Support Devices": 1}),
+        ({"No Finding": 1, "Support Devices": 1}, {"Hernia": 0, "Mass": 0}),
+        # Another finding, which the site does not list, may be there.
+        ({"No Finding": 0, "Mass": 0, "Hernia": 0}, {}),
+        ({"Mass": 0, "Hernia": 0}, {}),
+    ],
+)
+def test_no_finding_is_the_absence_of_the_sites_own_classes(
+    known: dict[str, int], implied_: dict[str, int]
+) -> None:
+    relations = Relations({"Pacemaker": ("Support Devices",)}, nothing={"No Finding": ("Support Devices",)})
+    own = ("No Finding", "Mass", "Hernia", "Support Devices", "Pacemaker")
+    names = (*own, "Nodule")  # which the site does not annotate
+    row = np.array([[known.get(name, NAN) for name in names]], dtype=np.float32)
+    found = implied(row, names, relations, own).labels[0]
+    assert {name: int(y) for name, y in zip(names, found, strict=True) if not np.isnan(y)} == known | implied_
+
+
+def test_the_atlas_has_no_finding_with_the_exception_of_chexpert() -> None:
+    assert read_atlas("chest").relations().nothing == {"No Finding": ("Support Devices",)}
+    assert read_atlas("skin").relations().nothing == {}
+    torn = implied(
+        np.array([[1, 1]], dtype=np.float32), ("No Finding", "Hernia"), read_atlas("chest").relations()
+    )
+    assert list(torn.contradictions) == ["'No Finding' = 1 and 'Hernia' = 1"]

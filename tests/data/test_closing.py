@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from suture.core.errors import ConfigError
+from suture.data.closing import with_ancestors
 from suture.data.config import load_site_config, write_site_config
 from suture.data.quality import check
 from suture.data.readers import load_table, read_table
@@ -87,3 +88,50 @@ def test_a_file_of_the_study_is_found_beside_the_sites_file_and_stays_found(tmp_
 def test_an_atlas_that_cannot_be_used(tmp_path: Path, keys: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         read_table(site(tmp_path, OPEN.replace("1,0,", "1,,"), **keys).data)
+
+
+CHILDREN = """\
+image,patient,split,Consolidation,Edema
+a.png,1,train,1,0
+b.png,2,train,0,0
+c.png,3,train,,1
+d.png,4,validation,1,0
+e.png,5,test,0,1
+"""
+
+
+def with_all(folder: Path, table: str) -> Any:
+    return site(folder, table, atlas="chest").data.model_copy(update={"ancestors": True})
+
+
+def test_ancestors_are_known_where_a_class_below_is_present_and_in_training_alone(tmp_path: Path) -> None:
+    config = with_all(tmp_path, CHILDREN)
+    table = with_ancestors(load_table(config), config)
+    assert table.labels.names == ("Consolidation", "Edema", "Lung Opacity")
+    assert table.labels.one_sided == {"Lung Opacity": ("Consolidation", "Edema")}
+    assert table.labels.annotated == ("Consolidation", "Edema")
+    np.testing.assert_array_equal(table.y[:, 2], [1, NAN, 1, NAN, NAN])
+    np.testing.assert_array_equal(table.y[:, :2], load_table(config).y)
+
+
+def test_a_class_that_the_site_annotates_is_none_of_them(tmp_path: Path) -> None:
+    config = with_all(tmp_path, OPEN)
+    assert with_ancestors(load_table(config), config).labels.one_sided == {}
+    plain = site(tmp_path, CHILDREN, atlas="chest").data
+    assert with_ancestors(load_table(plain), plain).labels.names == ("Consolidation", "Edema")
+
+
+def test_an_unrelated_class_changes_no_label_of_the_others(tmp_path: Path) -> None:
+    wider = "\n".join(
+        f"{line},{more}"
+        for line, more in zip(CHILDREN.split(), ["Hernia", "1", "0", "", "1", "0"], strict=True)
+    )
+    found = []
+    for folder, text in ((tmp_path / "a", CHILDREN), (tmp_path / "b", wider)):
+        folder.mkdir()
+        config = with_all(folder, text)
+        found.append(with_ancestors(load_table(config), config))
+    one, two = found
+    assert {*two.labels} - {*one.labels} == {"Hernia"}
+    where = [two.labels.index(name) for name in one.labels]
+    assert one.y.tobytes() == np.ascontiguousarray(two.y[:, where]).tobytes()

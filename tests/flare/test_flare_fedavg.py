@@ -62,7 +62,7 @@ def test_the_example_learns_in_the_simulator(tmp_path: Path) -> None:
     assert model_in(tmp_path)["head.weight"].shape == (5, 16)
 
 
-def test_the_rows_are_the_means_by_hand_in_a_poc_by_flares_own_commands(
+def test_the_rows_are_the_means_by_hand_in_a_poc_by_flares_own_commands_and_prodenv(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script, root = tmp_path / "script", tmp_path / "poc"
@@ -91,10 +91,13 @@ def test_the_rows_are_the_means_by_hand_in_a_poc_by_flares_own_commands(
         (number, *_) = re.findall(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", said)
         ran(nvflare, "job", "wait", number, "--timeout", "300", *lead)
         ran(nvflare, "job", "download", number, "-o", tmp_path / "results", *lead)
+        again = ("--client", script, "--rounds", "3", "--kit", lead[1])
+        (fetched,) = re.findall(r"Results: (.+)", ran(sys.executable, EXAMPLE / "job.py", "prod", *again))
     finally:
         stop(root)
-    model = model_in(tmp_path / "results")
-    # Edema 6; Hernia 2; Mass (1 + 6) / 2; Nodule (1 + 2 + 6) / 3; nobody annotates Pneumonia
-    assert model["head.weight"][:4, 0].tolist() == [6.0, 2.0, 3.5, 3.0]
-    assert not bool((model["head.weight"][4] == model["head.weight"][4, 0]).all())
-    assert bool((model["backbone.0.weight"] == 3.0).all())
+    for folder in (tmp_path / "results", Path(fetched)):
+        model = model_in(folder)
+        # Edema 6; Hernia 2; Mass (1 + 6) / 2; Nodule (1 + 2 + 6) / 3; nobody annotates Pneumonia
+        assert model["head.weight"][:4, 0].tolist() == [6.0, 2.0, 3.5, 3.0]
+        assert not bool((model["head.weight"][4] == model["head.weight"][4, 0]).all())
+        assert bool((model["backbone.0.weight"] == 3.0).all())

@@ -56,4 +56,4 @@ def test_pooled_data_remember_who_annotates_what() -> None:
     assert known.tolist() == [[False, True, True], [True, False, True]]
     assert part.rows(torch.tensor([0])).targets()[1].tolist() == [[True, False, True]]
     none = pooled({"one": (OWN, splits), "two": other})[1]["train"]
-    assert none.absent is None
+    assert none.taught is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -124,3 +125,29 @@ def test_the_modalities_of_the_model_are_stated(run_dir: Path) -> None:
     record["model"] = {**record["model"], "modalities": ["CR", "DX"]}
     (run_dir / "run.json").write_text(json.dumps(record))
     assert "- DICOM modalities: CR, DX\n" in write_card(run_dir).read_text()
+
+
+@pytest.mark.parametrize(
+    ("facts", "model", "said"),
+    [
+        ({}, {}, "- Pretrained weights: none\n"),
+        ({}, {"weights": "download"}, "- Pretrained weights: those that Suture names download\n"),
+        (
+            {"pretrained": {"file": "dino_v2.pth", "sha256": "ab" * 32}},
+            {},
+            f"dino\\_v2.pth, SHA-256 {'ab' * 32}\n",
+        ),
+        (
+            {"pretrained": {"file": "a", "sha256": "cd" * 32}},
+            {"train": "head"},
+            f"SHA-256 {'cd' * 32}, frozen\n",
+        ),
+    ],
+)
+def test_the_card_states_the_weights_that_the_model_began_with(
+    facts: dict[str, Any], model: dict[str, Any], said: str, run_dir: Path
+) -> None:
+    record = run_record()
+    record |= {"model": record["model"] | model} | facts
+    (run_dir / "run.json").write_text(json.dumps(record))
+    assert said in write_card(run_dir).read_text()

@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 import suture
 from small_hospitals import small_study
 from suture.cli import app
-from suture.data.config import load_site_config
+from suture.data.config import SiteConfig, StorageConfig, load_site_config, parse_data, write_site_config
 from suture.data.readers import read_table
 from suture.data.table import Table
+from suture.simulation.trained_images import remark
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +113,24 @@ def test_the_terminal_the_file_and_the_other_commands_say_it(
     caplog.clear()
     suture.decide(run, table)
     assert len(caplog.messages) == 1
+
+
+def test_documents_are_known_by_name_and_text(tmp_path: Path) -> None:
+    def config(path: Path, last: str) -> SiteConfig:
+        path.parent.mkdir(parents=True)
+        rows = [[f"d{i}", f"p{i}", "train" if i < 6 else "test", f"report {i}", i % 2] for i in range(8)]
+        rows[0][3] = last
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([["name", "patient", "split", "text", "Mass"], *rows])
+        columns = {"image_column": "name", "patient_column": "patient", "split_column": "split"}
+        data = {"dataset": "hospital", "table": str(path), "text_column": "text", **columns}
+        return SiteConfig(data=parse_data(data, "t"), storage=StorageConfig(state=tmp_path, cache=tmp_path))
+
+    run = tmp_path / "run"
+    own = config(run / "sites" / "a" / "t.csv", "report 0")
+    write_site_config(run / "sites" / "a" / "suture.toml", own)
+    (run / "run.json").write_text("{}")
+    assert "trained on 6 of these 8 documents" in remark(run / "model", own, "all", divided=True)
+    other = config(tmp_path / "other" / "t.csv", "another report")
+    assert "trained on 5 of these 8 documents" in remark(run / "model", other, "all", divided=True)
+    assert remark(run / "model", other, "test", divided=True) == ""

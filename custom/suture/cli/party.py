@@ -76,6 +76,29 @@ def policy(
     console.print(f"restart {kit.name} for the change to take effect")
 
 
+def forget(
+    site: Annotated[str, typer.Argument(metavar="SITE", help="Name of the site.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FOLDER", help="The experiment's folder at the server, or a run on this machine."
+        ),
+    ],
+) -> None:
+    """Remove a site from a model exactly, as if it had never taken part (afl); other methods say why not."""
+    from suture.federation.server.removal import forget as remove
+
+    for path in remove(folder, site):
+        print_line(f"deleted: {path}")
+    print_line(f"written: {folder / 'model'}, the model without {site}; fit its thresholds again")
+    console.print(
+        f"still there: {site}'s name and figures in {folder} (run.json, metrics.json, *.jsonl, reports); "
+        "copies, exports and backups of the former model and of the deleted files; at the site the folder of "
+        "the experiment in its [storage] state, with its kept answer; and its ledger, which stays",
+        markup=False,
+    )
+
+
 def ledger(
     folder: Annotated[
         Path,

@@ -103,9 +103,9 @@ class Atlas(Section):
             exhaustive += [(self.name(parent), tuple(map(self.name, group))) for group in some]
         exclusive = [group for _, group in groups("exclusive") if self._has(group)]
         exclusive += [tuple(map(self.name, group)) for group in self.exclusive]
-        return Relations(
-            {name: above for name, above in parents.items() if above}, tuple(exhaustive), tuple(exclusive)
-        )
+        nothing = {name: other for name, other in groups("nothing") if self._has((name, *other))}
+        above = {name: found for name, found in parents.items() if found}
+        return Relations(above, tuple(exhaustive), tuple(exclusive), nothing)
 
     def _has(self, group: Iterable[str]) -> bool:
         """Whether the areas have the classes of a shipped group."""

@@ -100,8 +100,8 @@ _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 200, 200
 
 
-_LIST = 4_000
-"""Most characters of a list of known names, which may come out of a file."""
+_LIST, _FEW = 4_000, 20
+"""Most characters of a list of known names, which may come out of a file; and names shown of a longer one."""
 
 
 def shown(value: object) -> str:
@@ -119,7 +119,7 @@ def as_word(name: object) -> str:
 
 def nearest(name: str, options: Iterable[str], listed: Iterable[str] | None = None) -> str:
     """Return the hint of an "unknown name" message: the nearest valid word, or else those that contain it, or
-    all (of `listed`).
+    all (of `listed`) if short, or else the nearest.
     """
     known = sorted(options)
     close = difflib.get_close_matches(name[:200].casefold(), [o.casefold() for o in known], n=1, cutoff=0.6)
@@ -131,7 +131,12 @@ def nearest(name: str, options: Iterable[str], listed: Iterable[str] | None = No
     with_it.sort(key=lambda o: not o.casefold().startswith(name.casefold()))
     words = ", ".join(map(as_word, with_it or shown_names))
     what = f"{len(with_it)} with it" if with_it else "known"
-    return f"{what}: {words}" if len(words) <= _LIST else f"{what}: {words[:_LIST]} ..."
+    if len(words) <= _LIST:
+        return f"{what}: {words}"
+    if with_it:
+        return f"{what}: {words[:_LIST]} ..."
+    few = difflib.get_close_matches(name[:200], shown_names, n=_FEW, cutoff=0)
+    return f"the nearest of {len(shown_names):,}: {', '.join(map(as_word, few))}"
 
 
 def unknown(kind: str, name: str, options: Iterable[str], listed: Iterable[str] | None = None) -> ConfigError:

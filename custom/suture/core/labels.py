@@ -105,6 +105,8 @@ class LabelSet:
     Attributes:
         names: canonical, unique, at least one.
         label_type: ``multilabel`` (any subset is true) or ``multiclass`` (exactly one is).
+        one_sided: classes of a site that it does not annotate, each with its annotated classes below: where
+            one of these is present, so is the class, and where all are absent, it is unknown.
 
     Raises:
         LabelError: there is no name, or a name appears twice.
@@ -112,6 +114,7 @@ class LabelSet:
 
     names: tuple[str, ...]
     label_type: LabelType = "multilabel"
+    one_sided: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     _index: dict[str, int] = field(init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
@@ -167,6 +170,11 @@ class LabelSet:
     def align(self, to: LabelSet) -> list[int]:
         """Return for each class of `to` its position in this set, or -1 where this set lacks it."""
         return [self._index.get(name, -1) for name in to.names]
+
+    @property
+    def annotated(self) -> tuple[str, ...]:
+        """The names of the classes that are not one-sided."""
+        return tuple(name for name in self.names if name not in self.one_sided)
 
 
 def union(sets: Iterable[LabelSet]) -> LabelSet:

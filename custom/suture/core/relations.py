@@ -6,7 +6,8 @@ known labels of each image under these rules, and under no others:
 - a present class makes all of its ancestors present, an absent one all of its descendants absent;
 - in an exhaustive group of children, which the site annotates all of: if all are absent, so is the parent;
   if the parent is present and all but one are absent, the last one is present;
-- a present class of an exclusive group makes the others absent.
+- a present class of an exclusive group makes the others absent;
+- a class such as no finding excludes all others that the site annotates, but for stated exceptions.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class Relations:
         parents: the direct parents of a class.
         exhaustive: a parent and some of its children, one of which is present wherever the parent is.
         exclusive: classes of which an image shows at most one.
+        nothing: classes that mean the absence of all others of a site's own list, each with the classes that
+            it says nothing of, nor of what is below these. Not the reverse: a list need not be complete.
 
     Raises:
         LabelError: classes are their own ancestors, a group has a class twice or is not of the parent's
@@ -44,6 +47,7 @@ class Relations:
     parents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     exhaustive: tuple[tuple[str, tuple[str, ...]], ...] = ()
     exclusive: tuple[tuple[str, ...], ...] = ()
+    nothing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         try:
@@ -87,6 +91,15 @@ class Relations:
         related = {name for _, group in self.exhaustive for name in group}.union(*self.exclusive)
         graph = {name: self.parents.get(name, ()) for name in sorted(related | {*self.parents})}
         return tuple(TopologicalSorter(graph).static_order())
+
+    @cached_property
+    def ancestors(self) -> dict[str, frozenset[str]]:
+        """All classes above each related class."""
+        above: dict[str, frozenset[str]] = {}
+        for name in self.order:
+            parents = self.parents.get(name, ())
+            above[name] = frozenset(parents).union(*(above[parent] for parent in parents))
+        return above
 
     def with_ancestors(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return the names and all of their ancestors: parents before children, unrelated ones at the end."""
@@ -175,6 +188,11 @@ class _Rules:
         self.exhaustive = [(row[parent], [row[name] for name in group]) for parent, group in groups]
         exclusive = ([row[name] for name in group if name in row] for group in relations.exclusive)
         self.exclusive = [group for group in exclusive if len(group) > 1]
+        self.nothing = [
+            (row[name], [row[other] for other in sorted(annotated) if not _excepted(relations, name, other)])
+            for name in relations.nothing
+            if name in annotated
+        ]
         self.size = len(order)
 
     def stated(self, labels: NDArray[np.float32]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -201,6 +219,9 @@ class _Rules:
             for group in self.exclusive:
                 others = present[group].sum(axis=0) - present[group]
                 absent[group] |= others > 0
+            for nothing, all_others in self.nothing:
+                absent[nothing] |= present[all_others].any(axis=0)
+                absent[all_others] |= present[nothing]
             before, known = known, int(present.sum()) + int(absent.sum())
         return present, absent
 
@@ -222,6 +243,12 @@ class _Rules:
             present[parent] = shown | (present[parent] & ~none)
             absent[parent] = none | (absent[parent] & ~shown)
         return present, absent
+
+
+def _excepted(relations: Relations, nothing: str, other: str) -> bool:
+    """Whether a class says nothing of another one."""
+    above = relations.ancestors.get(other, frozenset())
+    return other == nothing or not {other, *above}.isdisjoint(relations.nothing[nothing])
 
 
 _LISTED = 3

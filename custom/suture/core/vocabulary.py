@@ -61,5 +61,7 @@ def listed(source: str) -> tuple[str, ...]:
 
 @cache
 def groups(kind: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the ``exhaustive`` groups, each with its parent, or the ``exclusive`` ones, each with none."""
+    """Return the ``exhaustive`` groups, each with its parent; the ``exclusive`` ones, each with none; or the
+    classes that exclude all others (``nothing``), each with those that it says nothing of.
+    """
     return tuple((row["parent"], _words(row["classes"])) for row in rows("groups") if row["kind"] == kind)

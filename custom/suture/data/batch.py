@@ -68,8 +68,9 @@ class Samples:
         names: name of the image or document of each row, to find it in another table.
         attributes: the value of each row by which figures are broken down, empty where unknown; no values at
             all where the site names no such column.
-        absent: boolean [n, c], unknown entries that a method teaches as absent; None for none. Metrics do
-            not count them.
+        taught: float32 [n, c], what training takes for unknown entries: 0 where a method teaches them as
+            absent, a probability where the site knows positives alone, NaN for nothing; None for none at all.
+            Metrics do not count them.
     """
 
     inputs: Mapping[str, Tensor]
@@ -77,7 +78,7 @@ class Samples:
     patients: tuple[str, ...]
     names: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
-    absent: Tensor | None = None
+    taught: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.y.shape[0])
@@ -91,16 +92,15 @@ class Samples:
             tuple(self.patients[i] for i in picked),
             tuple(self.names[i] for i in picked) if self.names else (),
             tuple(self.attributes[i] for i in picked) if self.attributes else (),
-            None if self.absent is None else self.absent[where],
+            None if self.taught is None else self.taught[where],
         )
 
     def targets(self, rows: Tensor | slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Return the labels of the given rows, ``[m, c]``, 0 where unknown, and the mask of known ones."""
         y = self.y[rows]
-        known = ~torch.isnan(y)
-        if self.absent is not None:
-            known |= self.absent[rows]
-        return torch.nan_to_num(y, nan=0.0), known
+        if self.taught is not None:
+            y = torch.where(torch.isnan(y), self.taught[rows], y)
+        return torch.nan_to_num(y, nan=0.0), ~torch.isnan(y)
 
     def batch(self, rows: Tensor) -> Batch:
         """The batch of the given rows [m]: NaN becomes y = 0 with known = False."""
@@ -180,11 +180,11 @@ def columns(samples: Samples, own: LabelSet, wanted: LabelSet, *, absent: bool =
         absent: teach a class that the site does not annotate as absent; unknown labels of its own classes
             stay unknown.
     """
-    before = samples.absent
-    y = torch.full((len(samples), len(wanted)), float("nan"))
-    taught = torch.full(y.shape, absent)
+    before = samples.taught
+    y = torch.full((len(samples), len(wanted)), torch.nan)
+    taught = torch.full(y.shape, 0.0 if absent else torch.nan)
     for column, position in enumerate(own.align(wanted)):
         if position >= 0:
             y[:, column] = samples.y[:, position]
-            taught[:, column] = False if before is None else before[:, position]
-    return replace(samples, y=y, absent=taught if absent or before is not None else None)
+            taught[:, column] = torch.nan if before is None else before[:, position]
+    return replace(samples, y=y, taught=taught if absent or before is not None else None)

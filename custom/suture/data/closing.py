@@ -8,10 +8,12 @@ import numpy as np
 
 from suture.core.atlas import read_atlas
 from suture.core.errors import ConfigError
+from suture.core.labels import LabelSet
 from suture.core.printable import number_of
 from suture.core.relations import implied
 from suture.data.dataset import DatasetConfig
 from suture.data.reading import Reading, rows_text
+from suture.data.table import Table
 
 
 def closed(reading: Reading, config: DatasetConfig) -> Reading:
@@ -56,3 +58,25 @@ def closed(reading: Reading, config: DatasetConfig) -> Reading:
         faults=(*reading.faults, *faults),
         notes=(*reading.notes, *notes),
     )
+
+
+def with_ancestors(table: Table, config: DatasetConfig) -> Table:
+    """Return a closed table with a column for each ancestor of the site's classes that it does not annotate.
+
+    They are the `one_sided` classes of its labels, known in training rows alone: figures of a class whose
+    negatives nobody knows would mislead.
+    """
+    own = table.labels
+    if config.atlas is None or not config.ancestors:
+        return table
+    relations = read_atlas(config.atlas).relations()
+    below: dict[str, tuple[str, ...]] = {}
+    for name in own:
+        for above in sorted(relations.ancestors.get(name, frozenset()).difference(own)):
+            below[above] = (*below.get(above, ()), name)
+    if not below:
+        return table
+    wider = table.restrict(LabelSet((*own.names, *below), own.label_type, below))
+    y = implied(wider.y, wider.labels.names, relations, own.names, config.contradictions).labels
+    y[np.array(table.split) != "train", len(own) :] = np.nan
+    return replace(wider, y=y)

@@ -55,6 +55,8 @@ class DatasetConfig(Section):
             code are the same class, whatever sites call them. Codes are not verified.
         atlas: relations of classes: a built-in area, such as ``chest``, or a file, such as the labels.toml of
             the study. What the known labels of an image imply of this site's other classes becomes known too.
+        ancestors: also train the ancestors of this site's classes that other sites annotate, by the images
+            that show one of its classes below. Needs `atlas`.
         contradictions: labels of an image that contradict the atlas: ``refuse`` reports an error, ``child
             wins`` corrects the parents, and ``leave out`` makes all labels of the image unknown.
         seed: random seed of splits.
@@ -82,6 +84,7 @@ class DatasetConfig(Section):
     )
     codes: dict[LabelName, str | tuple[str, ...]] = Field(default_factory=dict)
     atlas: Annotated[str, AfterValidator(_resolve_atlas)] | None = None
+    ancestors: bool = False
     contradictions: Settle = "refuse"
     seed: int = Field(default=1337, ge=0)
     color: bool = False
@@ -120,7 +123,7 @@ class DatasetConfig(Section):
         if not (self.labels or self.groups or self.target):
             idle["synonyms"] = "without labels, because the release's own names are known; remove it"
         if self.atlas is None:
-            idle["contradictions"] = "without atlas; remove it"
+            idle |= dict.fromkeys(("contradictions", "ancestors"), "without atlas; remove it")
         if self.holds_text:
             idle |= dict.fromkeys(("color", "bits", "partial", "follow_links"), "for texts; remove it")
         if self.text_in_table(self.__dict__) and self.root != self.table:

@@ -101,8 +101,10 @@ def encoding_of(path: Path) -> str:
     except DataError as error:
         if not isinstance(error.__cause__, UnicodeError):
             raise
-    # Latin words have no three letters in a row that are not ASCII, and no table has control characters.
-    if other := re.search(r"[^\0-\x7f]{3}|[\x81\x8d\x8f\x90\x9d]", text := read_text(path, "latin-1")):
+    # Latin words have no three letters in a row that are not ASCII, nor the Ã¼ of UTF-8 read as cp1252
+    # (a table put together from both), and no table has control characters.
+    text = read_text(path, "latin-1")
+    if other := re.search(r"[^\0-\x7f]{3}|[\xc2\xc3][\x80-\xbf]|[\x81\x8d\x8f\x90\x9d]", text):
         row = text.count("\n", 0, other.start()) + 1
         raise DataError(
             f"{path} row {row}: the text is neither UTF-8 nor that of Windows in western Europe (cp1252); "

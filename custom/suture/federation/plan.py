@@ -11,9 +11,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 from pydantic.dataclasses import dataclass
 
-from suture.core.errors import CodeMismatch, ConfigError, shown
+from suture.core.errors import CodeMismatch, ConfigError, LabelError, shown
 from suture.core.files import named_file
+from suture.core.labels import canonical
 from suture.core.names import check_experiment
+from suture.core.relations import Relations
 from suture.core.validation import LIMIT, STRICT, LabelName, parse, with_paths
 from suture.data.augmentation import Augmentation
 from suture.data.embedding import TFIDF
@@ -21,6 +23,7 @@ from suture.methods import METHODS, method_class
 from suture.methods.base import Method, RoundContext
 from suture.methods.source import code_hash as code_hash
 from suture.models import ModelSpec, check_portable, encoder_of
+from suture.models.coherence import Coherence
 from suture.protocol.decisions import DecisionSettings
 from suture.protocol.egress import Layout, check_declared
 from suture.protocol.messages import Word
@@ -263,9 +266,14 @@ class Schedule:
         accept_labels: similar names that are different classes, and general names such as "label" that are
             the same class at several sites; True accepts all.
         decision: how scores become decisions; None fits no thresholds.
+        coherent: makes the saved model's predictions coherent, in `predict`, `evaluate` and exports: a class
+            gets the largest probability of itself and the classes below it (`max`), or is present unless all
+            of these are absent, independently (`noisy-or`). Sites see their own rows only, so the run's own
+            figures stay without it, and `decision` is refused.
+        parents: the direct parents of a class; by default those of the labels.toml beside the job.
 
     Raises:
-        ConfigError: patience cannot work with the selection.
+        ConfigError: patience cannot work with the selection, or coherent with decision or without parents.
     """
 
     name: str
@@ -281,6 +289,8 @@ class Schedule:
     label_map: dict[LabelName, LabelName] = dataclasses.field(default_factory=dict)
     accept_labels: bool | tuple[str, ...] = False
     decision: DecisionSettings | None = None
+    coherent: Coherence = "none"
+    parents: dict[LabelName, tuple[LabelName, ...]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.patience is not None and self.selection == "last":
@@ -288,6 +298,25 @@ class Schedule:
                 f"patience={self.patience} has no effect with selection='last', because there every "
                 "round counts as the best; select by 'site_loss' or 'server_metric', or remove patience"
             )
+        if self.coherent != "none" and self.decision:
+            raise ConfigError(
+                f"coherent={self.coherent!r}: sites see their own rows alone, so that the thresholds of "
+                "[decision] would be those of other probabilities; remove one of them"
+            )
+        if self.coherent != "none" and not self.parents:
+            raise ConfigError(
+                f"coherent={self.coherent!r} needs parents: write them under [parents] in the labels.toml "
+                "beside the job, or set areas there"
+            )
+        try:
+            _ = self.relations
+        except LabelError as error:
+            raise ConfigError(f"parents: {error}") from error
+
+    @property
+    def relations(self) -> Relations:
+        """The `parents` by canonical names."""
+        return Relations({canonical(name): tuple(map(canonical, up)) for name, up in self.parents.items()})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the schedule as plain values for the configuration of a job."""

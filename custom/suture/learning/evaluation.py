@@ -117,8 +117,10 @@ def measure(
 
 
 def common(own: LabelSet, labels: LabelSet) -> Labels:
-    """Return the site's classes that a model has; one of an earlier round may lack some that joined since."""
-    return tuple(name for name in own if name in labels)
+    """Return the classes that the site annotates and a model has; one of an earlier round may lack some that
+    joined since.
+    """
+    return tuple(name for name in own.annotated if name in labels)
 
 
 def _decided(
@@ -398,10 +400,13 @@ def influence_on_means(part: Samples) -> dict[str, float]:
 
 
 def class_counts(own: LabelSet, train: Samples, limits: PrivacyConfig) -> dict[str, Counts | None]:
-    """Return the rounded numbers of training images with and without each class; None where withheld."""
+    """Return the rounded numbers of training images with and without each class; None where withheld.
+
+    Those of a one-sided class are withheld: a frequency of positives without negatives would mislead.
+    """
     positives, negatives = (train.y == 1).sum(dim=0).tolist(), (train.y == 0).sum(dim=0).tolist()
     counts = dict(zip(own.names, zip(positives, negatives, strict=True), strict=True))
-    large = [name for name, pair in counts.items() if min(pair) >= limits.min_count]
+    large = [name for name in own.annotated if min(counts[name]) >= limits.min_count]
     if own.label_type == "multiclass":
         large = complementary({name: p for name, (p, _) in counts.items()}, large, limits.min_count)
     return {

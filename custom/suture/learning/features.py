@@ -21,10 +21,10 @@ from suture.data.batch import FEATURES, ROW, Samples
 from suture.data.table import Split
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier
-from suture.models.priors.feature_cache import cached, in_batches
+from suture.models.priors.feature_cache import SUFFIX, cached
 from suture.protocol.packing import Packed, digest
 
-FORMAT = 1
+FORMAT = 2
 """The format of an entry; a new number invalidates every older entry."""
 
 FOLDER = "features"
@@ -141,7 +141,4 @@ class FeatureStore:
         facts = [FORMAT, self._encoder, how, device, precision, torch.get_num_threads()]
         key = digest(Packed(dict(part.inputs), {"of": facts}))[:32]
 
-        def make() -> Tensor:
-            return in_batches(shape, features, self._party, "the encoder")
-
-        return cached(self._folder / f"{key}.safetensors", shape, make, self._party)
+        return cached(self._folder / f"{key}{SUFFIX}", shape, features, self._party, "the encoder")

@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from suture.core.errors import ConfigError, unknown
 from suture.core.labels import LabelSet, canonical
 from suture.data.batch import Samples, columns
+from suture.data.closing import with_ancestors
 from suture.data.config import SiteConfig
 from suture.data.image_cache import decode
 from suture.data.readers import load_reading
@@ -34,6 +35,8 @@ def load_samples(
     site: str,
     only: Split | None = None,
     left_out: Callable[[list[str]], None] = lambda _: None,
+    *,
+    one_sided: bool = False,
 ) -> SiteSamples:
     """Load all samples of a site.
 
@@ -43,6 +46,7 @@ def load_samples(
         site: name of the site, for messages.
         only: read this split alone.
         left_out: called with a sentence for each kind of rows that are in no split of the result.
+        one_sided: add the classes that the site knows through their descendants; see `with_ancestors`.
 
     Returns:
         the site's own classes, and the samples of each of the three splits. Their inputs are images under
@@ -55,7 +59,7 @@ def load_samples(
         SutureError: the table has a fault, or the images cannot be read or cached.
     """
     reading = load_reading(config.data)
-    table = reading.table
+    table = with_ancestors(reading.table, config.data) if one_sided else reading.table
     _check_kind(table, config, spec, site)
     # One split after the other, so that each is a stretch of one memory-mapped file rather than a copy.
     split = np.array(table.split)
@@ -63,6 +67,13 @@ def load_samples(
     inputs, table = _inputs(table.rows(order), config, spec, site)
     left_out(_losses(reading, config, spec, wanted=len(order), read=len(table)))
     return table.labels, _by_split(inputs, table)
+
+
+def annotated(data: SiteSamples) -> SiteSamples:
+    """Return the classes that a site annotates, and its samples with these alone."""
+    labels, samples = data
+    own = LabelSet(labels.annotated, labels.label_type)
+    return own, {split: columns(part, labels, own) for split, part in samples.items()}
 
 
 def _by_split(inputs: dict[str, Tensor], table: Table) -> dict[Split, Samples]:
@@ -146,8 +157,8 @@ def pooled(sites: Mapping[str, SiteSamples], *, absent: bool = False) -> SiteSam
         inputs = {key: _joined([part.inputs[key] for part in parts]) for key in parts[0].inputs}
         attributes = tuple(a for part in parts for a in part.attributes or ("",) * len(part))
         y = torch.cat([part.y for part in parts])
-        foreign = torch.cat([part.absent for part in parts if part.absent is not None]) if absent else None
-        samples[split] = Samples(inputs, y, tuple(patients), attributes=attributes, absent=foreign)
+        foreign = torch.cat([part.taught for part in parts if part.taught is not None]) if absent else None
+        samples[split] = Samples(inputs, y, tuple(patients), attributes=attributes, taught=foreign)
     return union, samples
 
 

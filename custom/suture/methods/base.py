@@ -195,6 +195,8 @@ class About:
             choose, or to halve when its memory is full, and no mixed precision.
         pooled: one party trains on the data of all sites together: a reference, not a federation.
         local_only: why it cannot run in a federation; empty where it can.
+        removable: its model is a function of the sites' newest updates alone. The server keeps these, and can
+            remove a site exactly.
     """
 
     name: str
@@ -206,6 +208,7 @@ class About:
     fixed_batches: bool = False
     pooled: bool = False
     local_only: str = ""
+    removable: bool = False
 
 
 @dataclass(frozen=True)
@@ -277,6 +280,15 @@ class Method(ABC):
         names = {part.name for part in fields(Exchange)}
         own = [part.name for part in fields(self) if part.name in names]  # type: ignore[arg-type]
         return Exchange(**{name: getattr(self, name) for name in own})
+
+    @property
+    def learns_one_sided(self) -> bool:
+        """Whether sites train classes of which they know positives alone; see `LabelSet.one_sided`.
+
+        Rows that stay at a site, pooled data, and tasks of one class have no other party's negatives.
+        """
+        alone = self.exchange.personal != "nothing" or self.about.pooled or self.about.local_only
+        return self.labels.view != "target" and not alone
 
     def phases(self, rounds: int) -> tuple[Phase, ...]:
         """The phases of a run of `rounds` rounds; by default a warm-up of the head, and the main phase.

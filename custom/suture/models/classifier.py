@@ -18,6 +18,7 @@ from suture.core.labels import LabelSet
 from suture.core.seeds import seeded
 from suture.core.validation import STRICT
 from suture.data.batch import FEATURES
+from suture.models.coherence import Coherent
 from suture.models.heads import HeadKind, RowInit, head_rows, make_head
 from suture.protocol.egress import Layout as Layout
 
@@ -101,10 +102,12 @@ class Classifier(nn.Module):
     Attributes:
         encoding: number of the backbone's features.
         projected: width of the projector's output, or of the head's input where there is no projector.
+        coherent: makes logits coherent, where a saved model asks for it; None in training.
         amp_dtype: the short type in which the backbone computes, see `compute_in`; None for single precision.
     """
 
     amp_dtype: torch.dtype | None = None
+    coherent: Coherent | None
 
     def __init__(
         self,
@@ -123,6 +126,7 @@ class Classifier(nn.Module):
     ) -> None:
         super().__init__()
         self.labels = labels
+        self.coherent = None
         self.reads = reads
         self.trains = trains
         self._adapters = {f"{ENCODER}{name}" for name in adapters}
@@ -185,7 +189,7 @@ class Classifier(nn.Module):
     def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """Return logits ``[n, c]``."""
         out: Tensor = self.head(self.features(inputs))
-        return out
+        return out if self.coherent is None else cast(Tensor, self.coherent(out))
 
     # Names are settled when the model is made; to list them is a walk over all of its modules.
 

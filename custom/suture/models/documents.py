@@ -15,7 +15,7 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.data.embedding import TFIDF, folder_digest, tfidf_vectors
 from suture.models import ModelSpec, build, encoder_of, vocabulary_of
-from suture.models.priors.feature_cache import cached, in_batches
+from suture.models.priors.feature_cache import SUFFIX, cached, in_batches
 
 FORMAT = 2
 """The format of an entry of the cache; a new number invalidates every older entry."""
@@ -59,30 +59,26 @@ def _model_vectors(spec: ModelSpec, texts: Sequence[str], folder: Path | None, s
             f"{str(spec.embedding_digest)[:12]}...); copy the job's"
         )
 
-    def made() -> Tensor:
-        encoder = ModelSpec(f"hf:{model}")
-        if encoder_of(encoder).reads != "text":
-            raise ConfigError(f"model.embedding: {model} holds an encoder of images; name one of text")
-        network = build(encoder, LabelSet(("any",)), 0, pretrained=True).eval()
-        if network.encoding != spec.vector:
-            raise ConfigError(
-                f"the vectors of {model} have {network.encoding} numbers, and model.vector is {spec.vector}; "
-                f"set model.vector={network.encoding}"
-            )
+    encoder = ModelSpec(f"hf:{model}")
+    if encoder_of(encoder).reads != "text":
+        raise ConfigError(f"model.embedding: {model} holds an encoder of images; name one of text")
+    network = build(encoder, LabelSet(("any",)), 0, pretrained=True).eval()
+    if network.encoding != spec.vector:
+        raise ConfigError(
+            f"the vectors of {model} have {network.encoding} numbers, and model.vector is {spec.vector}; "
+            f"set model.vector={network.encoding}"
+        )
 
-        @torch.no_grad()
-        def vectors(rows: slice) -> Tensor:
-            return network.encode(document_inputs(encoder, texts[rows]))
+    @torch.no_grad()
+    def vectors(rows: slice) -> Tensor:
+        return network.encode(document_inputs(encoder, texts[rows]))
 
-        return in_batches((len(texts), spec.vector), vectors, site, "the embedding model")
-
-    if not texts:
-        return torch.empty(0, spec.vector)
+    shape, reader = (len(texts), spec.vector), "the embedding model"
     if folder is None:
-        return made()
+        return torch.cat([torch.empty(0, spec.vector), *in_batches(shape, vectors, site, reader)])
     facts = [FORMAT, digest, torch.get_num_threads(), *texts]
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
-    return cached(folder / f"text-{key}.safetensors", (len(texts), spec.vector), made, site)
+    return cached(folder / f"text-{key}{SUFFIX}", shape, vectors, site, reader)
 
 
 def with_digest(spec: ModelSpec) -> ModelSpec:

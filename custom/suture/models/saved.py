@@ -25,6 +25,7 @@ from suture.core.printable import printable
 from suture.core.validation import OPEN, lasting, parse
 from suture.models import ModelSpec, build, check_portable, self_contained, without_adapters
 from suture.models.classifier import Classifier, Preprocessing, check_tensors
+from suture.models.coherence import Coherence, Coherent
 from suture.protocol.messages import Labels
 from suture.protocol.packing import read_tensors
 
@@ -64,9 +65,10 @@ class _Description:
         model: what the network is made of.
         preprocessing: of its images.
         digest: SHA-256 of model.safetensors; None where an earlier version wrote the model.
+        coherent, below: how predictions are made coherent, and the classes below each class; see `Coherent`.
 
     Raises:
-        ConfigError: the preprocessing is that of another model.
+        ConfigError: the preprocessing is that of another model, or a class of `below` is not one of `labels`.
     """
 
     labels: Annotated[Labels, Field(min_length=1)]
@@ -74,8 +76,13 @@ class _Description:
     model: ModelSpec
     preprocessing: Preprocessing
     digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    coherent: Coherence = "none"
+    below: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in (name for above, below in self.below.items() for name in (above, *below)):
+            if name not in self.labels:
+                raise ConfigError(f"below has the class {name!r}, which is not one of the labels")
         made = self.model.preprocessing
         for name in ("size", "color", "channels"):
             has, needs = getattr(self.preprocessing, name), getattr(made, name)
@@ -110,6 +117,8 @@ def load_model(folder: Path) -> tuple[Classifier, Preprocessing]:
         if not bool(torch.isfinite(tensor).all()):
             raise ConfigError(f"{weights}: {name} is not finite; restore the file from a backup")
     model.load_state_dict(tensors)
+    if found.coherent != "none":
+        model.coherent = Coherent(found.coherent, model.labels, found.below)
     return model.eval(), found.preprocessing
 
 

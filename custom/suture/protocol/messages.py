@@ -221,6 +221,8 @@ class SiteInfo:
         ledger: BLAKE3 of the site's ledger, including this answer. Each line of the ledger has a secret salt
             of 128 random bits, so the digest reveals nothing about the lines.
         measures: whether it has a validation loss that `min_loss` and `min_count` allow to leave.
+        one_sided: those of `labels` that the site does not annotate, but knows to be present where one of
+            their descendants is, by the relations of its atlas.
     """
 
     labels: Labels
@@ -237,6 +239,7 @@ class SiteInfo:
     computed_on: Annotated[str, StringConstraints(pattern=r"^[\w ,./()-]*$", max_length=LONGEST)] = ""
     ledger: Digest | None = None
     measures: bool = True
+    one_sided: Annotated[Labels, Field(exclude_if=lambda names: not names)] = ()
 
 
 @dataclass(frozen=True, config=STRICT)

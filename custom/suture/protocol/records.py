@@ -65,6 +65,7 @@ class Run:
         left_out: sentences on the data, sites and classes that a figure of the run does not cover.
         cautions: sentences on figures that say less than they seem to.
         prior: name and digest of the frozen network that all sites held; empty where there was none.
+        pretrained: name and SHA-256 of the file of weights that the model began with; empty without one.
         command: the command line that runs the same job again; None where none does.
         without_limits: what the sites' limits of disclosure would do with the figures of a run on one
             machine; empty where they were applied.
@@ -99,6 +100,7 @@ class Run:
     left_out: list[str] = field(default_factory=list)
     cautions: list[str] = field(default_factory=list)
     prior: dict[str, str] = field(default_factory=dict)
+    pretrained: dict[str, str] = field(default_factory=dict)
     command: str | None = None
     without_limits: str = ""
     synthetic: bool = False

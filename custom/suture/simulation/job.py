@@ -150,12 +150,16 @@ def load_job(job: str | Path, *, trust: bool = False) -> Job:
         ConfigError: there is none, it is code that may not be run, or the file fails or defines no JOB.
     """
     path = job_file(job, trust=trust)
-    return _with_decisions(_read_toml(path) if path.suffix == ".toml" else _run(path), path.parent)
+    return _with_atlas(_read_toml(path) if path.suffix == ".toml" else _run(path), path.parent)
 
 
-def _with_decisions(job: Job, study: Path) -> Job:
-    """Return the job with the decisions about names in the labels.toml beside it; the job's own go first."""
+def _with_atlas(job: Job, study: Path) -> Job:
+    """Return the job with the parents, and the decisions about names, in the labels.toml beside it; the job's
+    own go first.
+    """
     atlas = study_atlas(study)
+    if not job.parents:
+        job = dataclasses.replace(job, parents=dict(atlas.relations().parents))
     if not atlas.decisions:
         return job
     same = {name: atlas.name(name) for name, _ in atlas.decided("same")}

@@ -354,6 +354,24 @@ def unknown_labels_are_not_trained(subject: Subject) -> None:
                 )
 
 
+def one_sided_classes_are_not_taught_as_absent(subject: Subject) -> None:
+    """A site trains a class of which it knows positives alone, where the method can, and only by these and by
+    probabilities; it measures and counts none of it.
+    """
+    if "multilabel" not in subject.label_types:
+        return
+    changed = [subject.trial("multilabel", hidden=value, one_sided=True) for value in (0.0, 0.5)]
+    with changed[0] as one, changed[1] as two:
+        a, b = one.update("beta"), two.update("beta")
+        trained = "Mass" in one.server.registry.members["beta"].names
+        _ensure(trained == subject.method.learns_one_sided, f"Mass is trained at beta: {trained}")
+        same = _equal(a, b) and (a.train_loss, a.scalars) == (b.train_loss, b.scalars)
+        if subject.method.labels.unknown == "masked":
+            _ensure(same, "a label of Mass that nobody knows changes beta's update; leave it out")
+        _ensure("Mass" not in (a.metrics.classes if a.metrics else ()), "beta measures Mass")
+        one.run()
+
+
 def federations_run_and_repeat(subject: Subject) -> None:
     """Whole federations end, twice with the same bytes; a site is sent only the classes and rows declared."""
     for label_type in subject.label_types:
@@ -532,6 +550,7 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
     classes_are_known_by_name,
     unknown_labels_have_no_gradient,
     unknown_labels_are_not_trained,
+    one_sided_classes_are_not_taught_as_absent,
     federations_run_and_repeat,
     training_lowers_the_loss,
     a_sites_own_learning_rate_is_used,

@@ -54,6 +54,7 @@ class Trial:
         rates: learning rates of sites that have one of their own.
         hidden: the number that stands in a batch where a label is unknown. Each site then leaves every third
             label of its first class unknown; None leaves its classes known, and 0 stands for the others.
+        one_sided: whether beta knows positives alone of Mass: where an image shows its Hernia, below Mass.
         min_count: of every site.
         transport: of the plan.
 
@@ -71,11 +72,12 @@ class Trial:
         rounds: int = 1,
         rates: Mapping[str, float] | None = None,
         hidden: float | None = None,
+        one_sided: bool = False,
         min_count: int = 0,
         transport: Transport = "float32",
     ) -> None:
         self.label_type, self._rates, self._hidden = label_type, rates or {}, hidden
-        self._min_count = min_count
+        self._min_count, self._one_sided = min_count, one_sided
         self._folder = tempfile.TemporaryDirectory()
         self.folder = Path(self._folder.name)
         self.plan = Plan(method, model, Augmentation(), 1, "run", code_hash(type(method)), transport)
@@ -171,6 +173,9 @@ class Trial:
 
     def _samples(self, site: str) -> SiteSamples:
         own, samples = _samples(site, self.label_type)
+        if self._one_sided and site == "beta":
+            own = LabelSet((*own.names, "Mass"), self.label_type, {"Mass": ("Hernia",)})
+            samples = {split: _with_parent(part, split) for split, part in samples.items()}
         if self._hidden is None:
             return own, samples
         return own, {split: _hiding(part, self._hidden) for split, part in samples.items()}
@@ -234,6 +239,12 @@ def _samples(site: str, label_type: LabelType) -> SiteSamples:
         names = tuple(f"{site}-{split}-{i}" for i in range(n))
         samples[split] = Samples({"image": image}, y[:, rows], names, names)
     return own, samples
+
+
+def _with_parent(samples: Samples, split: Split) -> Samples:
+    """The samples with a column more, which is known to be present where the first one is, in training."""
+    parent = torch.where((samples.y[:, :1] == 1) & (split == "train"), 1.0, torch.nan)
+    return replace(samples, y=torch.cat([samples.y, parent], dim=1))
 
 
 @dataclass(frozen=True)

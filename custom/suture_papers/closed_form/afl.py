@@ -70,7 +70,7 @@ class AFL(Method):
         ridge: added to the diagonal of the sums over all sites, but for the bias.
     """
 
-    about = About("afl", "AFL", "He et al., CVPR 2025")
+    about = About("afl", "AFL", "He et al., CVPR 2025", removable=True)
     labels = LabelUse(view="own")
     local: LocalTraining = field(default_factory=LocalTraining)
     ridge: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
@@ -80,6 +80,8 @@ class AFL(Method):
             raise ConfigError("AFL does not train, so it has no warm-up; remove method.local.warmup_epochs")
 
     def adapted(self, spec: ModelSpec) -> ModelSpec:
+        if spec.train == "adapters":
+            raise ConfigError("AFL trains no part of the encoder; set model.train='head'")
         if spec.head != "linear" or spec.hidden or spec.neck or spec.projection:
             raise ConfigError(
                 "AFL solves a linear head on the features of a frozen encoder; set model.head=linear, and "

@@ -48,6 +48,29 @@ def test_lookalikes_are_refused_with_their_sites_and_the_remedy() -> None:
     assert mapped.to_site("b", ("Lung Scar",)) == ("Lung Scra",)
 
 
+def test_a_class_of_which_all_sites_know_positives_alone_is_left_out() -> None:
+    below = replace(info("Mass", "Lung Lesion"), one_sided=("Lung Lesion",))
+    registry = agree({"a": below, "b": info("Mass")}, Agreement())
+    assert registry.labels == ("Mass",)
+    assert registry.members["a"].names == ("Mass",)
+    # It stays in an experiment that has it, whoever annotated it then.
+    assert agree({"a": below}, Agreement(("Lung Lesion", "Mass"))).members["a"].one_sided == ("Lung Lesion",)
+
+
+def test_a_class_of_which_a_site_knows_positives_alone_has_owners_elsewhere() -> None:
+    below = replace(info("Mass", "Lung Lesion"), one_sided=("Lung Lesion",))
+    registry = agree({"a": below, "b": info("lung_lesion")}, Agreement())
+    assert registry.rows_for("a", "own") == ("Mass", "Lung Lesion")
+    assert registry.owners() == {"Lung Lesion": ("b",), "Mass": ("a",)}
+
+
+def test_an_ancestor_that_the_site_has_under_another_name_is_no_further_class() -> None:
+    site = replace(info("Mass", "Blob", "Lung Lesion"), one_sided=("Lung Lesion",))
+    member = agree({"a": site}, Agreement((), {"Blob": "Lung Lesion"})).members["a"]
+    assert (member.own, member.names) == (("Mass", "Blob"), ("Mass", "Lung Lesion"))
+    assert member.one_sided == ()
+
+
 GENERIC = (
     *("label", "Target", "class_1", "Diagnosis", "y", "class_label", "1", "A", "Label (0/1)", "has_disease"),
     *(

@@ -167,7 +167,7 @@ def test_a_table_of_embeddings_is_computed_by_the_same_folders(make: Any, tmp_pa
     spec = with_digest(ModelSpec("vectors", embedding=str(tmp_path / "encoder"), vector=width))
     found = document_inputs(spec, TEXTS, tmp_path / "cache", "alpha")["vector"]
     torch.testing.assert_close(found, vectors(f"hf:{tmp_path / 'encoder'}"), rtol=0, atol=1e-6)
-    (cached,) = (tmp_path / "cache").glob("text-*.safetensors")
+    (cached,) = (tmp_path / "cache").glob("text-*.features")
     assert torch.equal(document_inputs(spec, TEXTS, tmp_path / "cache", "alpha")["vector"], found)
     assert cached.is_file()
 

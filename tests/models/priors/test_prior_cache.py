@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 import suture.models.priors.feature_cache as cache
-import suture.protocol.packing as packing
 from suture.core.errors import DataError
 from suture.models.classifier import Preprocessing
 from suture.models.priors import Prior
@@ -81,11 +82,14 @@ def test_other_pixels_another_prior_and_other_threads_are_others(prior: Prior, t
 def test_a_damaged_entry_is_made_again(
     prior: Prior, tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    whole = features(prior, pixels(), tmp_path)
+    whole = features(prior, pixels(), tmp_path).clone()  # which is not mapped
     (path,) = tmp_path.iterdir()
     data = path.read_bytes()
     if harm == "strange":
-        packing.save(path, packing.Packed({"features": whole[1:]}, {}))
+        other = tmp_path / "other"
+        features(prior, pixels()[1:], other)
+        next(other.iterdir()).rename(path)
+        other.rmdir()
     else:
         path.write_bytes({"cut": data[:-9], "flip": data[:-1] + bytes([data[-1] ^ 1]), "empty": b""}[harm])
     assert torch.equal(features(prior, pixels(), tmp_path), whole)
@@ -104,6 +108,47 @@ def test_a_full_disk_is_told_and_leaves_nothing(
     with pytest.raises(DataError, match=r"'alpha'.*No space left.*set \[storage\] cache"):
         features(prior, pixels(), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_memory_does_not_grow_with_the_number_of_rows(tmp_path: Path) -> None:
+    """400 MB of features take less than 100 MB of a process's own memory; mapped pages can be dropped."""
+    code = """
+import re, sys, torch
+from pathlib import Path
+from suture.models.priors.feature_cache import cached
+shape, most = (100_000, 1024), []
+def used():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
+def features(rows):
+    most.append(used())
+    return torch.full((len(range(*rows.indices(shape[0]))), shape[1]), float(rows.start))
+before = used()
+found = cached(Path(sys.argv[1]) / "a.features", shape, features, "alpha", "it")
+assert found[99_999, 0] == 99_968
+print(max(*most, used()) - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
+    written = (tmp_path / "a.features").stat().st_size
+    assert written > 400e6
+    assert int(done.stdout) < 100
+
+
+def test_the_entries_that_were_not_used_for_longest_are_deleted(
+    prior: Prior, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry has 150 rows of 2 numbers, a header of 128 bytes and a digest: 1,360 bytes."""
+    monkeypatch.setattr(cache, "MOST_BYTES", 3_000)
+    made = []
+    for age, step in ((300, 1), (200, 2)):
+        features(prior, pixels() // step, tmp_path)
+        (new,) = set(tmp_path.iterdir()) - set(made)
+        os.utime(new, (new.stat().st_atime - age, new.stat().st_mtime - age))
+        made.append(new)
+    features(prior, pixels(), tmp_path)  # used again: now the younger
+    features(prior, pixels() // 4, tmp_path)
+    assert made[0].exists()
+    assert not made[1].exists()
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_without_a_folder_nothing_is_kept(prior: Prior) -> None:

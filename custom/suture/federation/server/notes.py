@@ -34,7 +34,7 @@ def notes_at_start(
         label_map: of the job.
     """
     notes = [*_code_notes(state.codes), *exclusion_notes(state.excluded), *ledger_notes(refused)]
-    return [*notes, *_class_notes(registry, label_map)]
+    return [*notes, *_class_notes(registry, label_map), *_one_sided_notes(registry)]
 
 
 def method_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]:
@@ -79,6 +79,19 @@ def _class_notes(registry: SiteRegistry, label_map: Mapping[str, str]) -> list[s
     ]
     more = [f"{len(found) - _SHOWN} more classes of sites were matched by their codes."]
     return found[:_SHOWN] + (more if len(found) > _SHOWN else [])
+
+
+def _one_sided_notes(registry: SiteRegistry) -> list[str]:
+    """Return a note on each class that sites train of which they know positives alone."""
+    sites = {
+        name: ", ".join(site for site, member in registry.members.items() if name in member.one_sided)
+        for name in registry.labels
+    }
+    return [
+        f"{name} is trained, but not measured, at {at}: their atlases imply its presence, never its absence."
+        for name, at in sites.items()
+        if at
+    ][:_SHOWN]
 
 
 def _code_notes(codes: Sequence[tuple[int, str]]) -> list[str]:

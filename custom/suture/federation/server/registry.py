@@ -46,6 +46,7 @@ class Member:
         n: number of images in each split.
         threads: number of its torch threads.
         protection, computed_on: see `SiteInfo`.
+        one_sided: the federation's names of the classes of which the site knows positives alone.
     """
 
     own: Labels
@@ -54,6 +55,18 @@ class Member:
     threads: int
     protection: Mapping[str, float] = field(default_factory=dict)
     computed_on: str = ""
+    one_sided: Labels = ()
+
+    @property
+    def annotated(self) -> Labels:
+        """The federation's names of the classes of which it knows positives and negatives."""
+        return tuple(name for name in self.names if name not in self.one_sided)
+
+    def only(self, labels: Collection[str]) -> Member:
+        """Return the site without the classes that are not among the federation's `labels`."""
+        kept = [(own, name) for own, name in zip(self.own, self.names, strict=True) if name in labels]
+        own, names = zip(*kept, strict=True)
+        return replace(self, own=own, names=names, one_sided=tuple(n for n in self.one_sided if n in labels))
 
 
 @dataclass(frozen=True)
@@ -84,7 +97,7 @@ class SiteRegistry:
         """Return for each class the sites that annotate it, sorted."""
         owners: dict[str, list[str]] = {name: [] for name in self.labels}
         for site, member in sorted(self.members.items()):
-            for name in owners.keys() & set(member.names):
+            for name in owners.keys() & set(member.annotated):
                 owners[name].append(site)
         return {name: tuple(sites) for name, sites in owners.items()}
 
@@ -319,8 +332,16 @@ def _misspelt(members: Mapping[str, Member], agreed: Agreement) -> dict[str, str
 
 
 def _registry(members: Mapping[str, Member], previous: Labels) -> SiteRegistry:
-    labels = {name for member in members.values() for name in member.names}.union(previous)
-    return SiteRegistry(members, tuple(sorted(labels)))
+    """Return the registry of the classes that a site annotates, or that the experiment has.
+
+    A class of which all sites know positives alone would be learned as present everywhere: it is left out.
+    """
+    labels = {name for member in members.values() for name in member.annotated}.union(previous)
+    kept = {
+        site: member if labels.issuperset(member.names) else member.only(labels)
+        for site, member in members.items()
+    }
+    return SiteRegistry(kept, tuple(sorted(labels)))
 
 
 def agree(infos: Mapping[str, SiteInfo], agreed: Agreement) -> SiteRegistry:
@@ -365,9 +386,16 @@ def _one_label_type(infos: Mapping[str, SiteInfo]) -> LabelType:
 
 def _member(site: str, info: SiteInfo, named: Mapping[str, str]) -> Member:
     """Return a site with the federation's names of its classes, given by their canonical names."""
-    names = tuple(named[name] for name in map(canonical, info.labels))
+    annotated = {named[canonical(label)] for label in info.labels if label not in info.one_sided}
+    # An ancestor that is a class of the site under another name is no further class.
+    own = tuple(
+        label
+        for label in info.labels
+        if label not in info.one_sided or named[canonical(label)] not in annotated
+    )
+    names = tuple(named[canonical(label)] for label in own)
     times = Counter(names)
-    for label, name in zip(info.labels, names, strict=True):
+    for label, name in zip(own, names, strict=True):
         if times[name] > 1:
             raise LabelError(
                 f"{site}: {label!r} and another of its labels both mean {name!r}; correct the label "
@@ -375,7 +403,8 @@ def _member(site: str, info: SiteInfo, named: Mapping[str, str]) -> Member:
             )
     n = {str(split): count for split, count in info.n.items()}
     protection = {str(name): value for name, value in info.protection.items()}
-    return Member(info.labels, names, n, info.threads, protection, info.computed_on)
+    one_sided = tuple(name for name in names if name not in annotated)
+    return Member(own, names, n, info.threads, protection, info.computed_on, one_sided)
 
 
 def _one_prior(infos: Mapping[str, SiteInfo], first: str | None) -> str | None:

@@ -35,6 +35,7 @@ from suture.federation.server.server import Server
 from suture.learning.evaluation import counts_of
 from suture.learning.metrics import mean_defined
 from suture.methods.base import GlobalModel
+from suture.models.coherence import classes_below
 from suture.models.saved import save_model
 from suture.protocol.messages import ClassScore, Evaluation, Metrics, Spent
 from suture.protocol.outliers import outlier_notes, rejected_sites, site_updates
@@ -101,6 +102,9 @@ def _export(server: Server, model: GlobalModel) -> None:
             own: name for own, name in called.items() if own != name and name in model.labels
         }
         network = classifier(model, server.plan)
+        if server.schedule.coherent != "none":
+            below = classes_below(network.labels, server.schedule.relations)
+            facts |= {"coherent": server.schedule.coherent, "below": below}
         save_model(network, server.plan.model, server.record.folder / "model", facts)
 
 

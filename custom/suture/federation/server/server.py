@@ -38,6 +38,7 @@ from suture.federation.server.notes import (
 )
 from suture.federation.server.record import Record, describe, what_leaves
 from suture.federation.server.registry import Agreement, Member, SiteRegistry, admit
+from suture.federation.server.removal import drop_updates, keep_updates
 from suture.federation.server.selection import ModelSelection
 from suture.federation.server.state import Restored, RunState, pack_state, read_newest
 from suture.federation.store import Rounds
@@ -180,7 +181,7 @@ class Server:
             rounds=rounds,
             egress=what_leaves(plan, layout_of(self.model, plan.method), registry.label_type),
             labels=labels,
-            sites={s: {"labels": list(m.names), "n": dict(m.n)} for s, m in self.reported_sites.items()},
+            sites={s: {"labels": list(m.annotated), "n": dict(m.n)} for s, m in self.reported_sites.items()},
             threads={"server": 1, **{s: m.threads for s, m in members.items()}},
             computed_on={s: m.computed_on for s, m in members.items()},
             protection={s: dict(m.protection) for s, m in members.items() if m.protection},
@@ -246,6 +247,9 @@ class Server:
         self._failures = 0
         self._note_validation()
         model = self.aggregator.aggregate(self.model, Updates(collector, members), ctx)
+        removable = self.plan.method.about.removable
+        if removable:
+            keep_updates(self.states.folder, ctx.round, zip(usable, Updates(collector, members), strict=True))
         states = {site: update.state for site, update in collector.replies(Update).items()}
         self._note(older_state_notes(ctx.round, states, self.state.sent))
         norms = {site: collector.norms[site] for site in usable}
@@ -260,6 +264,8 @@ class Server:
             sent=self.state.sent | dict.fromkeys(usable, ctx.round),
         )
         self._commit(ctx.round, model, self.aggregator.measured_here(ctx.round, model, state))
+        if removable:
+            drop_updates(self.states.folder, ctx.round)
         collector.empty()
         self.record.event("committed", round=ctx.round, seconds=line["seconds"])
 

@@ -151,6 +151,7 @@ class Site:
             {name: codes for name, codes in config.data.stated_codes().items() if name in labels},
             f"{device_name(config.training.device)}, {config.training.precision}",
             measures=loss_leaves(samples.get("validation"), labels, self._measurement()),
+            one_sided=tuple(labels.one_sided),
         )
 
     def _train(self, task: TaskData, allowed: AllowedReply) -> Update:

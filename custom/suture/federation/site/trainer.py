@@ -26,7 +26,8 @@ from suture.learning.compiling import compile_backbone
 from suture.learning.features import FeatureStore
 from suture.learning.loss_scale import GradientOverflow
 from suture.learning.memory import check_memory
-from suture.learning.samples import SiteSamples, load_samples, single_target
+from suture.learning.one_sided import expected
+from suture.learning.samples import SiteSamples, annotated, load_samples, single_target
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, on_known
 from suture.methods.base import RoundContext, local_round, loss_of
 from suture.models import build
@@ -61,7 +62,8 @@ class Trainer:
         self._site, self._config, self._plan, self._states = site, config, plan, states
         self._folder = folder
         noted = partial(write_left_out, folder)
-        self.load = load or (lambda: load_samples(config, plan.model, site, left_out=noted))
+        read = partial(load_samples, config, plan.model, site, left_out=noted, one_sided=True)
+        self.load = load or read
         self._cache: dict[str, Tensor] = {}
         self._models: dict[Labels, Classifier] = {}
         self._features: FeatureStore | None = None
@@ -70,9 +72,17 @@ class Trainer:
 
     @cached_property
     def data(self) -> SiteSamples:
-        """The site's own classes and its samples, which are read once."""
-        data = self.load()
-        if self._plan.method.labels.view != "target":
+        """The site's own classes and its samples, which are read once.
+
+        A method that cannot learn one-sided classes gets none.
+        """
+        data, method = self.load(), self._plan.method
+        if data[0].one_sided and not method.learns_one_sided:
+            left_out = ", ".join(data[0].one_sided)
+            title = method.about.title
+            log.info("%s: %s needs positives and negatives; left out: %s", self._site, title, left_out)
+            data = annotated(data)
+        if method.labels.view != "target":
             return data
         return single_target(data, self._config.data.target, self._site)
 
@@ -192,6 +202,7 @@ class Trainer:
         round_ = local_round(method, context, last, where)
         if context.model is not self._checked:
             self._prepare(context, round_)
+        context = expected(context, self.data[0], round_)
         watch = self._diagnostics.watching(context.model.labels) if self._diagnostics else None
         update, keep = method.train(watch.over(context) if watch else context, task, round_)
         if watch:

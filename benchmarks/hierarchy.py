@@ -1,0 +1,266 @@
+"""What relations of classes are worth in training: `python benchmarks/hierarchy.py`.
+
+Phantoms with a planted tree at four sites of different granularity: one annotates only parents, two only
+children, one some of both. Three runs of each seed differ in nothing but the labels:
+
+- `without`: no atlas, so that parents and children are unrelated classes;
+- `naive`: a site takes its children's labels as labels of the parent, absent where all of them are absent;
+- `atlas`: the site names an atlas, and only the presence of a child says something of its parent.
+
+With `--nih` the images are NIH ChestX-ray14 (64 px, SUTURE_DATA), with parents as CheXpert has them. Figures
+are of the server's fully labelled test set: mean AUROC of parents and of children, and of parents the share
+of negative images above .5. Differences are paired over the seeds, with 95 % intervals of Student's t.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from machine import machine
+from numpy.typing import NDArray
+from PIL import Image
+from pydantic.dataclasses import dataclass as validated
+from scipy.stats import t as student
+
+from suture.core.labels import LabelSet
+from suture.core.seeds import seed_for
+from suture.core.validation import STRICT
+from suture.data.augmentation import MILD
+from suture.data.config import load_site_config
+from suture.data.readers import load_table
+from suture.data.readers.hospital import HospitalConfig
+from suture.data.split import by_patient
+from suture.data.table import Table
+from suture.learning.saved_models import evaluate
+from suture.learning.training import LocalTraining
+from suture.methods import METHODS
+from suture.methods.base import Method
+from suture.models import ModelSpec
+from suture.simulation.job import Job
+from suture.simulation.phantom import FINDINGS
+from suture.simulation.phantom_scans import Order, PhantomSpec, Scanner
+from suture.simulation.run import run_job
+from suture.simulation.sites import Destination, SimulatedSites, write_site, write_sites
+from suture_papers.chest_xrays.chest_sites import nih_config
+from suture_papers.public_data import data_folder
+
+Arm = Literal["without", "naive", "atlas"]
+ARMS: tuple[Arm, ...] = ("without", "naive", "atlas")
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Which classes a study has, and who annotates them.
+
+    Attributes:
+        children: of each parent. An image shows a parent where it shows one of these, and nowhere else.
+        sites: the classes that each site annotates.
+    """
+
+    children: Mapping[str, tuple[str, ...]]
+    sites: Mapping[str, tuple[str, ...]]
+
+    @property
+    def fine(self) -> tuple[str, ...]:
+        """The children."""
+        return tuple(sorted({child for group in self.children.values() for child in group}))
+
+    def atlas(self) -> str:
+        """The relations as a file."""
+        pairs = [(child, parent) for parent, group in self.children.items() for child in group]
+        return "[parents]\n" + "".join(f'"{child}" = ["{parent}"]\n' for child, parent in pairs)
+
+    def grown(self, findings: Sequence[str], y: NDArray[np.float32]) -> tuple[LabelSet, NDArray[np.float32]]:
+        """The labels ``[n, c]`` of images with a column for each parent."""
+        of = {name: i for i, name in enumerate(findings)}
+        parents = [y[:, [of[name] for name in group]].max(axis=1) for group in self.children.values()]
+        return LabelSet((*findings, *self.children)), np.column_stack([y, *parents])
+
+
+PLANTED = Tree(
+    {"Lung Opacity": ("Atelectasis", "Consolidation", "Edema"), "Lung Lesion": ("Mass", "Nodule")},
+    {
+        "coarse": ("Lung Opacity", "Lung Lesion", "Cardiomegaly"),
+        "fine": ("Consolidation", "Edema", "Nodule", "Pleural Effusion"),
+        "finest": ("Atelectasis", "Consolidation", "Mass", "Cardiomegaly"),
+        "mixed": ("Lung Opacity", "Mass", "Nodule", "Pleural Effusion"),
+    },
+)
+"""The phantoms' tree: no site annotates all children of a parent."""
+
+CHEXPERT = Tree(
+    {
+        "Lung Opacity": ("Atelectasis", "Consolidation", "Edema", "Pneumonia", "Infiltration"),
+        "Lung Lesion": ("Mass", "Nodule"),
+    },
+    {
+        "coarse": ("Lung Opacity", "Lung Lesion", "Cardiomegaly", "Pneumothorax"),
+        "fine": ("Consolidation", "Edema", "Infiltration", "Nodule", "Pleural Effusion"),
+        "finest": ("Atelectasis", "Pneumonia", "Infiltration", "Mass", "Cardiomegaly"),
+        "mixed": ("Lung Opacity", "Mass", "Nodule", "Pleural Effusion", "Pneumothorax"),
+    },
+)
+"""Parents as CheXpert has them. Its Enlarged Cardiomediastinum has one child among NIH's classes: it would be
+that child's other name."""
+
+
+@validated(frozen=True, config=STRICT)
+class TreeSites(SimulatedSites):
+    """The sites of a tree on disk.
+
+    Attributes:
+        images: of each site, and of the server.
+        arm: what a site makes of its children's labels.
+        nih: the released images, rather than phantoms.
+    """
+
+    images: int = 500
+    arm: Arm = "atlas"
+    nih: bool = False
+
+    @property
+    def tree(self) -> Tree:
+        """The tree of these images."""
+        return CHEXPERT if self.nih else PLANTED
+
+    def prepare(self, folder: Path, runs: Path, seed: int, method: Method) -> list[str]:
+        """Write the folder of each site, and the server's; see `Simulation`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "atlas.toml").write_text(self.tree.atlas())
+        data, everybody = {}, [*self.tree.sites, "server"]
+        for name, table in zip(everybody, self._tables(folder, everybody, seed), strict=True):
+            own = self.tree.sites.get(name)
+            if self.arm == "naive" and own:
+                own, table = self._inherited(own, table)
+            write_site(folder / name, table, LabelSet(own) if own else table.labels)
+            atlas = str(folder / "atlas.toml") if self.arm == "atlas" and own else None
+            at = folder / name / "labels.csv"
+            data[name] = HospitalConfig(root=table.root, table=at, atlas=atlas, ancestors=atlas is not None)
+        return write_sites(Destination(folder, runs, method), data)
+
+    def _inherited(self, own: tuple[str, ...], table: Table) -> tuple[tuple[str, ...], Table]:
+        """A site's classes and table, with its children's labels as those of the parents that it lacks."""
+        y = table.y.copy()
+        for parent, group in self.tree.children.items():
+            known = [table.labels.index(name) for name in group if name in own]
+            if parent not in own and known:
+                y[:, table.labels.index(parent)] = y[:, known].max(axis=1)
+                own = (*own, parent)
+        return own, Table(table.labels, table.images, table.patients, y, table.split, table.root)
+
+    def _tables(self, folder: Path, names: list[str], seed: int) -> list[Table]:
+        shares = [(0.0, 0.0, 1.0) if name == "server" else (0.85, 0.15, 0.0) for name in names]
+        if self.nih:
+            return self._released(shares, seed)
+        tables = []
+        for name, share in zip(names, shares, strict=True):
+            spec, root = PhantomSpec(size=32), folder / name / "images"
+            n = 3 * self.images if name == "server" else self.images
+            images, y, patients = Order(Scanner(), n, spec, seed_for(seed, "tree", name), name).draw()
+            root.mkdir(parents=True, exist_ok=True)
+            files = tuple(f"{i:05d}.png" for i in range(n))
+            for file, pixels in zip(files, images, strict=True):
+                Image.fromarray(pixels).save(root / file, compress_level=1)
+            labels, y = self.tree.grown(FINDINGS, y)
+            split = by_patient(patients, y, share, seed=1337)
+            tables.append(Table(labels, files, patients, y, split, root))
+        return tables
+
+    def _released(self, shares: list[tuple[float, float, float]], seed: int) -> list[Table]:
+        """Patients of NIH's set, each at one site or at the server."""
+        whole = load_table(nih_config(data_folder(None, "nih_cxr14_64px", "NIH ChestX-ray14"), 1337))
+        everyone = sorted({*whole.patients})
+        order = np.random.default_rng(seed).permutation(len(everyone)) % len(shares)
+        where = dict(zip(everyone, order.tolist(), strict=True))
+        place = np.array([where[patient] for patient in whole.patients])
+        tables = []
+        for number, share in enumerate(shares):
+            rows = np.flatnonzero(place == number)[: self.images * (3 if share[2] == 1 else 1)]
+            part = whole.rows(rows)
+            labels, y = self.tree.grown(part.labels.names, part.y)
+            split = by_patient(part.patients, y, share, seed=1337)
+            tables.append(Table(labels, part.images, part.patients, y, split, part.root))
+        return tables
+
+
+COLUMNS = ("parents", "children", "negatives of parents above .5")
+
+
+def measured(arm: Arm, seed: int, args: argparse.Namespace) -> tuple[float, float, float]:
+    """The figures of `COLUMNS` of one run."""
+    sites = TreeSites(images=args.images, arm=arm, nih=args.nih)
+    local = LocalTraining(lr=args.lr, batch_size=32)
+    job = Job(
+        name="hierarchy",
+        title="A planted tree",
+        method=METHODS[args.method](local=local),
+        model=ModelSpec("cnn", size=64 if args.nih else 32),
+        rounds=args.rounds,
+        augmentation=MILD,
+        simulation=sites,
+        selection="last",
+        seed=seed,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        out = run_job(job, out=Path(folder) / "run")
+        (toml,) = out.glob("sites/server/suture.toml")
+        done = evaluate(out / "model", load_site_config(toml), "test")
+    area = {name: score.auroc for name, score in done.classes.items()}
+    above = [
+        float((done.scores[done.y[:, i] == 0, i] > 0.5).mean())
+        for i in map(done.labels.index, sites.tree.children)
+    ]
+    means = (
+        statistics.mean(area[name] or 0.5 for name in group)
+        for group in (sites.tree.children, sites.tree.fine)
+    )
+    return *means, statistics.mean(above)
+
+
+def interval(values: Sequence[float]) -> str:
+    """Mean and 95 % interval, by Student's t."""
+    mean, n = statistics.mean(values), len(values)
+    if n < 2:
+        return f"{mean:+.3f}"
+    half = float(student.ppf(0.975, n - 1)) * statistics.stdev(values) / n**0.5
+    return f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
+
+
+def main() -> None:
+    """Prints a Markdown table as soon as all seeds are done, and the figures of each run as it ends."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nih", action="store_true", help="NIH ChestX-ray14 rather than phantoms")
+    parser.add_argument("--method", default="surgical")
+    parser.add_argument("--seeds", type=int, nargs="+", default=range(1, 11))
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument(
+        "--images", type=int, default=500, help="of each site; the server has three times these"
+    )
+    parser.add_argument("--lr", type=float, default=4e-3)
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
+    args = parser.parse_args()
+    found: dict[Arm, list[tuple[float, ...]]] = {arm: [] for arm in args.arms}
+    for seed in args.seeds:
+        for arm, rows in found.items():
+            rows.append(measured(arm, seed, args))
+            print(f"seed {seed}, {arm}: {', '.join(f'{value:.3f}' for value in rows[-1])}", flush=True)
+    print(f"\n{machine()}\n")
+    print(f"| labels | {' | '.join(COLUMNS)} |\n|---|---|---|---|")
+    for arm, rows in found.items():
+        means = (statistics.mean(column) for column in zip(*rows, strict=True))
+        print(f"| {arm} | {' | '.join(f'{mean:.3f}' for mean in means)} |")
+    for arm in [arm for arm in found if arm != "without" and "without" in found]:
+        pairs = zip(found[arm], found["without"], strict=True)
+        differences = zip(*([a - b for a, b in zip(*pair, strict=True)] for pair in pairs), strict=True)
+        print(f"| {arm} - without | {' | '.join(map(interval, differences))} |")
+
+
+if __name__ == "__main__":
+    main()

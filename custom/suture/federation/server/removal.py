@@ -1,0 +1,150 @@
+"""The exact removal of a site: the model that the server would have had without it.
+
+It is for methods whose model is a function of the sites' newest updates alone (`About.removable`). The server
+keeps these updates with the state of their round; without a site's, the others are aggregated again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from suture.core.errors import ConfigError
+from suture.core.files import hold, make_folder, read_json
+from suture.federation.plan import Plan, round_context
+from suture.federation.server.global_model import classifier, pack_model, read_model, with_labels
+from suture.federation.server.record import LOCK
+from suture.federation.server.selection import Best, ModelSelection
+from suture.federation.server.state import RunState
+from suture.federation.store import Rounds, experiment_folder
+from suture.methods import method_class
+from suture.models.classifier import ENCODER
+from suture.models.saved import save_model
+from suture.protocol.messages import Update
+from suture.protocol.packing import load, pack, save, unpack
+
+UPDATES = "updates"
+"""Folder of the kept updates, beside the states: one folder for each round."""
+
+_PLAN = ("model", "augmentation", "seed", "experiment", "code", "transport")
+
+
+def keep_updates(states: Path, round_: int, updates: Iterable[tuple[str, Update]]) -> None:
+    """Keep the updates of a round that is about to be committed, under the federation's class names.
+
+    Raises:
+        OSError: the disk is full or cannot be written.
+    """
+    folder = states / UPDATES / f"{round_:06d}"
+    shutil.rmtree(folder, ignore_errors=True)
+    make_folder(folder)
+    for site, update in updates:
+        save(folder / f"{site}.safetensors", pack(replace(update, metrics=None, spent=None, ledger=None)))
+
+
+def drop_updates(states: Path, round_: int) -> None:
+    """Delete the updates of all rounds but the one that was committed."""
+    for folder in (states / UPDATES).iterdir():
+        if folder.name != f"{round_:06d}":
+            shutil.rmtree(folder)
+
+
+def forget(folder: Path, site: str) -> list[Path]:
+    """Remove a site from an experiment that has ended: its model, states and the site's kept update.
+
+    The site's update is deleted last, so that a removal that was broken off can be repeated.
+
+    Args:
+        folder: of the experiment at the server, or of a run on one machine.
+
+    Returns:
+        what was deleted.
+
+    Raises:
+        ConfigError: the method has no exact removal, the site has no update or is the only one, or the run
+            has not ended.
+        SutureError: a file is damaged, or a process works in the folder.
+    """
+    if not (folder / "run.json").is_file():
+        raise ConfigError(f"{folder} is not a run folder: run.json is missing; give the folder of a run")
+    run = read_json(folder / "run.json")
+    about = method_class(run["method"]["name"]).about
+    if not about.removable:
+        raise ConfigError(
+            f"{about.title} has no exact removal: what {site} sent is part of every later model; begin a new "
+            "experiment without it"
+        )
+    if run["status"] != "finished":
+        raise ConfigError(f"{folder}: the run is {run['status']}; let it end first, or continue it")
+    settings = {key: run[key] for key in _PLAN} | {"method": run["method"]["name"]}
+    plan = Plan.from_dict({**settings, "hyperparameters": run["method"]["hyperparameters"]})
+    plan.check_code("the server")
+    with hold(folder / LOCK, 0):
+        return _remove(folder, site, plan, run)
+
+
+def _remove(folder: Path, site: str, plan: Plan, run: dict[str, Any]) -> list[Path]:
+    states = Rounds(folder / "state", f"fixed/{ENCODER}")
+    found = states.newest()
+    kept = folder / "state" / UPDATES / f"{found[0] if found else 0:06d}"
+    files = {path.stem: path for path in sorted(kept.glob("*.safetensors"))}
+    if found is None or site not in files:
+        raise ConfigError(
+            f"{folder} has no update of {site!r}; it has those of {', '.join(files) or 'no site'}"
+        )
+    if len(files) == 1:
+        raise ConfigError(f"{site} is the only site of {folder}; delete the folder instead")
+    number, packed = found
+    own = files.pop(site)
+    updates = [update for path in files.values() if isinstance(update := unpack(load(path)), Update)]
+    where = f"the state of round {number} in {states.folder}"
+    model, state = read_model(packed, plan, where), RunState.from_dict(packed.header, where)
+    held = {name for update in updates for name in update.labels}
+    labels = tuple(name for name in model.labels if name in held)
+    # Rows as they began: a class that nobody sends keeps its own.
+    empty = replace(model, labels=(), head={name: rows[:0] for name, rows in model.head.items()})
+    context = round_context(plan.method, plan.seed, number, number)
+    new = plan.method.aggregate(with_labels(empty, labels, plan), updates, context)
+    registry = packed.header["registry"]
+    registry = registry | {
+        "labels": list(labels),
+        "codes": {name: codes for name, codes in registry["codes"].items() if name in held},
+        "members": {name: member for name, member in registry["members"].items() if name != site},
+    }
+    header = {"plan": packed.header["plan"], "registry": registry, **_without(state, site, number).to_dict()}
+    deleted = [path for path in states.folder.glob("*.safetensors") if path != states.constant_path]
+    for path in deleted:
+        if path != states.path(number):
+            path.unlink()
+    states.save(number, pack_model(new, header), number)
+    states.keep(number)
+    facts = {"round": number, "job": run.get("job"), "forgotten": 1}
+    save_model(classifier(new, plan), plan.model, folder / "model", facts)
+    here = experiment_folder(folder / "sites" / site / "state", plan.experiment)
+    if here.exists():  # of a run on one machine
+        shutil.rmtree(here)
+        deleted.append(here)
+    own.unlink()
+    return [*deleted, own]
+
+
+def _without(state: RunState, site: str, number: int) -> RunState:
+    """The state of a run that the site had no part in."""
+    norms, excluded, sent = (
+        {name: value for name, value in part.items() if name != site}
+        for part in (state.norms, state.excluded, state.sent)
+    )
+    largest = {name: value for name, value in state.bound.largest.items() if name != site}
+    return replace(
+        state,
+        standings=ModelSelection(Best(number, 0.0), by=state.standings.by),
+        pending=None,
+        holders=state.holders - {site},
+        norms=norms,
+        bound=replace(state.bound, largest=largest),
+        excluded=excluded,
+        sent=sent,
+    )

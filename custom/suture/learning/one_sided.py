@@ -1,0 +1,83 @@
+"""Classes of which a site knows positives alone: what training takes for their unknown labels.
+
+A site that annotates consolidation knows a lung opacity where there is a consolidation, and nothing where
+there is none. To learn from positives alone makes everything positive; to take the others for negatives makes
+every other opacity negative. So a round begins with an E step (Dempster, Laird, Rubin 1977) under the
+received model: where the annotated classes below a class are known to be absent, its target is
+
+    q = max(0, (p - pi) / (1 - pi))
+
+with p its probability, and pi the share of the site's images that show one of the classes below. Of images
+with p > pi of which nobody knows more, a share pi is taught 1 and the others q. Then
+
+    pi (p - 1) + (1 - pi) (p - q) = 0
+
+so that the positives alone do not draw the class upwards.
+
+The model's own probability of the classes below, image by image, would take the place of pi in a model that
+is right. One that has seen an image in training remembers that they are absent: q is then p, and nothing
+balances the positives. And p is taken with the batch statistics that training sees, without dropout: under
+the averaged ones, targets and steps would disagree, and the targets drift.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from suture.core.devices import repeatable
+from suture.core.labels import LabelSet
+from suture.learning.training import LocalRound, SiteContext, ready_inputs
+from suture.models.classifier import ENCODER, frozen_copy
+
+
+def expected(site: SiteContext, own: LabelSet, round_: LocalRound) -> SiteContext:
+    """Return the site with targets for the unknown labels of its one-sided classes; the same without any.
+
+    Args:
+        own: the site's classes.
+    """
+    labels, train = site.model.labels, site.samples["train"]
+    classes = [name for name in own.one_sided if name in labels]
+    if not classes or not len(train):
+        return site
+    p = torch.sigmoid(as_trained(site, round_).double())
+    taught = torch.full_like(train.y, torch.nan) if train.taught is None else train.taught.clone()
+    for name in classes:
+        column = labels.index(name)
+        below = train.y[:, [labels.index(child) for child in own.one_sided[name]]]
+        absent = (below == 0).all(dim=1)
+        present = int((below == 1).any(dim=1).sum())
+        q = given_absent(p[:, column], present / max(present + int(absent.sum()), 1))
+        unknown = absent & train.y[:, column].isnan()
+        taught[unknown, column] = q[unknown].to(taught)
+    return replace(site, samples={**site.samples, "train": replace(train, taught=taught)})
+
+
+@torch.no_grad()
+def as_trained(site: SiteContext, round_: LocalRound) -> Tensor:
+    """Return the logits of the training images, ``[n, c]``, in batches and with batch norm as in training."""
+    model, train = frozen_copy(site.model), site.samples["train"]
+    for name, module in model.named_modules():
+        frozen = round_.norm == "frozen" or (name.startswith(ENCODER) and model.trains == "head")
+        if isinstance(module, _BatchNorm) and not frozen:
+            module.train()
+    with repeatable(site.device):
+        batches = train.batches(round_.local.batch_size)
+        return torch.cat([model(ready_inputs(site, batch).inputs).cpu() for batch in batches])
+
+
+def given_absent(p: Tensor, below: float) -> Tensor:
+    """Return the probability of a class in images without any of the annotated classes below it.
+
+    Args:
+        p: of the class, ``[n]``.
+        below: the share of images that show one of these, less than 1.
+
+    >>> given_absent(torch.tensor([0.6, 0.1]), 0.5)
+    tensor([0.2000, 0.0000])
+    """
+    return ((p - below) / (1 - below)).clamp(min=0)

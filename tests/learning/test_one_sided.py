@@ -1,0 +1,73 @@
+"""The targets of classes of which a site knows positives alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from federated import ROUND
+from suture.core.labels import LabelSet
+from suture.learning.one_sided import as_trained, expected, given_absent
+from suture.methods.surgical import SurgicalAggregation
+from suture.simulation.method_checks import SMALL
+from suture.simulation.trial import Trial
+
+probability = st.floats(0.01, 0.99)
+
+
+def test_by_hand() -> None:
+    # Of 10 images like this, 6 show the class and 5 one below it: of the 5 without, 1 shows the class.
+    assert given_absent(torch.tensor([0.6]), 0.5).tolist() == pytest.approx([0.2])
+    # A class is not rarer than those below it, whatever an untrained model says.
+    assert given_absent(torch.tensor([0.1]), 0.5).tolist() == [0]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(0, 1), st.floats(0.01, 0.99))
+def test_positives_and_targets_balance_each_other(more: float, below: float) -> None:
+    p = torch.tensor(below + more * (1 - below), dtype=torch.float64)
+    q = given_absent(p, below)
+    assert float(below * (p - 1) + (1 - below) * (p - q)) == pytest.approx(0, abs=1e-12)
+
+
+def test_only_unknown_labels_of_images_without_any_class_below_get_a_target() -> None:
+    method = SurgicalAggregation()
+    with Trial(method, SMALL, "multilabel", one_sided=True) as trial:
+        received = trial.payload("beta")
+        site = trial.sites["beta"]
+        context = site.trainer.context(received, site.states.before(received))
+        own = site.trainer.data[0]
+    assert own.one_sided == {"Mass": ("Hernia",)}
+    hernia, mass = (context.model.labels.index(name) for name in ("Hernia", "Mass"))
+    before = context.samples["train"]
+    y = before.y.clone()
+    y[0] = torch.nan  # nothing is known of this image
+    context = replace(context, samples={**context.samples, "train": replace(before, y=y)})
+    after = expected(context, own, ROUND).samples["train"]
+    assert after.taught is not None
+    absent = y[:, hernia] == 0
+    assert torch.equal(~after.taught[:, mass].isnan(), absent)
+    p = torch.sigmoid(as_trained(context, ROUND).double())
+    share = float((y[1:, hernia] == 1).double().mean())
+    wanted = given_absent(p[:, mass], share)[absent]
+    torch.testing.assert_close(after.taught[absent, mass].double(), wanted, atol=1e-6, rtol=0)
+    taught, known = after.targets()
+    assert torch.equal(known[:, mass], absent | (y[:, hernia] == 1))
+    assert bool((taught[y[:, hernia] == 1, mass] == 1).all())
+    assert torch.equal(after.y.nan_to_num(-1), y.nan_to_num(-1)), "labels stay what is known"
+    assert torch.equal(expected(context, LabelSet(own.names), ROUND).samples["train"].y.isnan(), y.isnan())
+
+
+def test_validation_and_counts_know_nothing_of_them() -> None:
+    with Trial(SurgicalAggregation(), SMALL, "multilabel", one_sided=True) as trial:
+        trial.run()
+        owners = trial.server.registry.owners()
+        assert owners["Mass"] == ("alpha", "gamma")
+        run = trial.server.record.run
+        assert run["sites"]["beta"]["labels"] == ["Hernia", "Nodule"]
+        (note,) = run["notes"]
+        assert note.startswith("Mass is trained, but not measured, at beta")
