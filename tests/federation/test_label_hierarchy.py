@@ -272,3 +272,11 @@ def test_a_class_that_is_split_stays_as_the_parent_of_its_parts(hierarchy: Any, 
     assert {*server.model.labels} == {*OWN["alpha"], *OWN["beta"], *parts}
     assert {*server.record.run["new_labels"]} == {*parts}
     assert torch.equal(begun.row("Zebra Sign"), row(first, "Zebra Sign"))
+
+
+def test_the_record_of_a_run_has_the_parents_of_its_classes(hierarchy: Any, tmp_path: Path) -> None:
+    federation = hierarchy(METHOD)
+    parents = {"Consolidation": ("Lung Opacity",), "Edema": ("Lung Opacity",)}
+    federation = replace(federation, schedule=replace(federation.schedule, parents=parents))
+    server, _ = continued(federation, 1, sites_of(federation, tmp_path))
+    assert server.record.run["parents"] == {"Consolidation": ["Lung Opacity"]}
