@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from suture.cli.ledger import ledger_totals
 
 from rounds import conformant, reply_of
 from suture.federation.loop import Loop, federate
@@ -19,6 +18,7 @@ from suture.federation.site.ledger import FILE
 from suture.federation.site.site import Site
 from suture.federation.site.statement import read_statement
 from suture.federation.store import experiment_folder
+from suture.flare.admin.ledger import ledger_totals
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
 from suture.methods.surgical import SurgicalAggregation
@@ -272,3 +272,11 @@ def test_a_class_that_is_split_stays_as_the_parent_of_its_parts(hierarchy: Any, 
     assert {*server.model.labels} == {*OWN["alpha"], *OWN["beta"], *parts}
     assert {*server.record.run["new_labels"]} == {*parts}
     assert torch.equal(begun.row("Zebra Sign"), row(first, "Zebra Sign"))
+
+
+def test_the_record_of_a_run_has_the_parents_of_its_classes(hierarchy: Any, tmp_path: Path) -> None:
+    federation = hierarchy(METHOD)
+    parents = {"Consolidation": ("Lung Opacity",), "Edema": ("Lung Opacity",)}
+    federation = replace(federation, schedule=replace(federation.schedule, parents=parents))
+    server, _ = continued(federation, 1, sites_of(federation, tmp_path))
+    assert server.record.run["parents"] == {"Consolidation": ["Lung Opacity"]}

@@ -78,10 +78,10 @@ class FederationRecipe(Recipe):
         more: Mapping[str, Any] | None = None,
     ) -> None:
         check_sites(sites)
-        if not sites and (schedule.label_map or schedule.accept_labels):
+        if not sites and (schedule.label_map or schedule.accept_labels or schedule.parents):
             raise ConfigError(
-                "the job's label_map or accept_labels names labels, which only the server may see; name the "
-                "sites (--sites a,b,c) so that they get an app of their own"
+                "the job's label_map, accept_labels or parents name labels, which only the server may see; "
+                "name the sites (--sites a,b,c) so that they get an app of their own"
             )
         # So that `suture resume` finds the job of an experiment.
         meta = {EXPERIMENT: plan.experiment, SHARED_WITH: list(shared_with), **(more or {})}

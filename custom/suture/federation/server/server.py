@@ -176,11 +176,15 @@ class Server:
         record.update(label_type=registry.label_type, prior=held)
         notes = notes_at_start(self.state, refused, registry, self.schedule.label_map)
         record.update(notes=[*notes, *method_notes(self.model, plan, self._facts)])
+        relations = self.schedule.relations
+        related = [name for name in relations.with_ancestors(labels) if name in relations.parents]
+        above = {name: list(relations.parents[name]) for name in related}
         record.update(
             status="running",
             rounds=rounds,
             egress=what_leaves(plan, layout_of(self.model, plan.method), registry.label_type),
             labels=labels,
+            **({"parents": above} if above else {}),
             sites={s: {"labels": list(m.annotated), "n": dict(m.n)} for s, m in self.reported_sites.items()},
             threads={"server": 1, **{s: m.threads for s, m in members.items()}},
             computed_on={s: m.computed_on for s, m in members.items()},
