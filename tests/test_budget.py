@@ -18,10 +18,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 BUDGET = {
-    "lines of code, engine": 32_400,
-    "lines of code, papers": 6_010,
-    "settings": 378,
-    "words of docs": 36_750,
+    "lines of code, engine": 33_450,
+    "lines of code, papers": 6_160,
+    "settings": 370,
+    "words of docs": 37_850,
 }
 
 

@@ -28,7 +28,7 @@ class Node:
 def related_classes(names: Iterable[str], relations: Relations) -> list[Node]:
     """Return the lines of `class_tree` without classes that have neither parents nor children."""
     nodes = class_tree(names, relations)
-    above = {node.parent for node in nodes}
+    above = {node.parent for node in nodes if node.depth}
     return [node for node in nodes if node.depth or node.name in above]
 
 
