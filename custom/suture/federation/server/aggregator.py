@@ -126,7 +126,7 @@ class Aggregator:
         for site, value in losses.items():
             joined = {"status": "missing", "reason": "joined after this round"}
             line["sites"].setdefault(site, joined).update(validation_loss=value, validation_auroc=own[site])
-        scores = {s: registry.classes_from_site(s, m) for s, m in metrics.items()}
+        scores = {s: registry.named(s, m.classes) for s, m in metrics.items()}
         areas = {name: score.auroc for name, score in across_sites(scores).items()}
         loss, auroc = mean_defined(losses.values()), mean_defined(areas.values())
         line["validation"] |= {"loss": loss, "auroc": auroc}

@@ -147,7 +147,7 @@ def _results(server: Server, model: GlobalModel, tested: Mapping[str, Metrics]) 
     history = read_history(server.record.folder)
     selected, held_out = server.selected_round, server.held_out
     source: _Source = "sites' test data"
-    by_site = {site: server.registry.classes_from_site(site, m) for site, m in sorted(tested.items())}
+    by_site = {site: server.registry.named(site, m.classes) for site, m in sorted(tested.items())}
     if held_out and held_out.has("test") and server.plan.method.exchange.personal == "nothing":
         source = AT_SERVER
         measured, interval = held_out.tested(model, selected, _BOOTSTRAP)

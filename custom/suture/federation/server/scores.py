@@ -23,7 +23,7 @@ def mean_over_sites(registry: SiteRegistry, tested: Mapping[str, Metrics], of_ro
         "test",
         sum(metrics.n for metrics in tested.values()),
         mean_defined(metrics.loss for metrics in tested.values()),
-        across_sites({site: registry.classes_from_site(site, m) for site, m in sorted(tested.items())}),
+        across_sites({site: registry.named(site, m.classes) for site, m in sorted(tested.items())}),
         mean_of(metrics.overall for metrics in tested.values()),
         {
             value: _mean([m.attributes[value] for m in tested.values() if value in m.attributes])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import traceback
 from collections.abc import Iterable
@@ -13,6 +12,8 @@ from typing import Any
 from suture.core.devices import out_of_memory
 from suture.core.environment import now
 from suture.core.errors import (
+    FULL,
+    LOCKED,
     CodeMismatch,
     ConfigError,
     DataError,
@@ -64,8 +65,8 @@ _REASONS: tuple[tuple[type[BaseException], Reason], ...] = (
 )
 
 _DISK: dict[int, Reason] = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "disk_full"),
-    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "read_only"),
+    **dict.fromkeys(FULL, "disk_full"),
+    **dict.fromkeys(LOCKED, "read_only"),
 }
 
 
