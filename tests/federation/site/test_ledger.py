@@ -148,7 +148,7 @@ def test_what_was_released_before_there_was_a_ledger_is_unprotected(trace: str, 
     own.record(release(1))
     assert own.spent().epsilon is None
     assert (own.spent().updates, own.spent().unprotected) == (2, 1)
-    assert [line.last.experiment for line in state_of(own, LIMITS).lines] == ["old", "one"]
+    assert [line.experiment for line in state_of(own, LIMITS).lines] == ["old", "one"]
 
 
 def test_a_ledger_that_is_deleted_while_a_job_runs_makes_epsilon_infinite(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_the_state_of_the_first_task_is_not_taken_for_an_older_experiment(tmp_pa
 
 def test_other_settings_begin_another_line() -> None:
     found = budget_lines([release(1), release(2), release(3, noise=0.0), release(4)])
-    assert [(line.last.noise, line.updates, line.epsilon) for line in found] == [
+    assert [(line.noise, line.updates, line.epsilon) for line in found] == [
         (2.0, 2, 6.58),
         (0.0, 1, None),
         (2.0, 1, 4.38),

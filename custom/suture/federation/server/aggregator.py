@@ -113,11 +113,7 @@ class Aggregator:
         return replace(state, pending=pending, standings=standings)
 
     def measured_at_sites(
-        self,
-        number: int,
-        metrics: Mapping[str, Metrics],
-        registry: SiteRegistry,
-        state: RunState,
+        self, number: int, metrics: Mapping[str, Metrics], registry: SiteRegistry, state: RunState
     ) -> RunState:
         """Consider the newest committed round by the sites' losses, and add these to its pending line."""
         line, standings = copy.deepcopy(state.pending or {}), state.standings

@@ -175,18 +175,13 @@ def _decisions(server: Server, tested: Mapping[str, Metrics]) -> dict[str, Any]:
     """Return the operating points, and how well each site's test images are decided."""
     if server.fitted is None:
         return {}
-    measured = {
-        site: {name: asdict(one) for name, one in server.registry.named(site, metrics.decided).items()}
-        for site, metrics in sorted(tested.items())
-    }
-    counts = {
-        site: {
-            name: pair
-            for name, score in server.registry.named(site, metrics.classes).items()
-            if name in measured[site] and (pair := counts_of(score))
-        }
-        for site, metrics in sorted(tested.items())
-    }
+    measured: dict[str, dict[str, Any]] = {}
+    counts: dict[str, dict[str, Any]] = {}
+    for site, metrics in sorted(tested.items()):
+        decided = server.registry.named(site, metrics.decided)
+        scores = server.registry.named(site, metrics.classes)
+        measured[site] = {name: asdict(one) for name, one in decided.items()}
+        counts[site] = {n: pair for n, s in scores.items() if n in decided and (pair := counts_of(s))}
     fitted = asdict(server.fitted)
     return {**fitted.pop("decisions"), "measured": measured, "counts": counts, **fitted}
 
@@ -245,11 +240,8 @@ class Results:
         areas = {name: scores[name].auroc if name in scores else None for name in self.labels}
         recall = {name: scores[name].recall for name in self.labels if name in scores}
         of_sites = {site: found for site, at in self.sites.items() if (found := _steps(at))}
-        steps: dict[str, Any] = {
-            "steps": _steps(scores),
-            "loss_step": measured.loss_step,
-            "site_steps": of_sites,
-        }
+        steps: dict[str, Any] = {"steps": _steps(scores), "loss_step": measured.loss_step}
+        steps["site_steps"] = of_sites
         return {
             "mean_auroc": mean_defined(areas.values()),
             "mean_interval": None if self.mean_interval is None else list(self.mean_interval),
@@ -295,8 +287,7 @@ class Results:
 
 def _check_classes(where: str, named: Iterable[str], labels: Sequence[str]) -> None:
     known = set(labels)
-    foreign = [name for name in named if name not in known]
-    if foreign:
+    if foreign := [name for name in named if name not in known]:
         raise LabelError(f"{where}: class {foreign[0]!r} is not one of {', '.join(labels)}")
 
 

@@ -156,13 +156,10 @@ def _said(score: ClassScore) -> bool:
 def _numbers(reply: Reply, channels: Sequence[Channel]) -> int:
     """Count the numbers of an answer that are neither tensors of the model's form nor figures of a class."""
     count: int = sum(_numbers_in(getattr(reply, name)) for name in fields_with(type(reply), Trait.COUNTED))
-    count += sum(
-        2
-        + len(metrics.overall)
-        + sum(2 + len(part.overall) for part in metrics.attributes.values())
-        + sum(4 * len(one.groups) for one in metrics.decided.values())
-        for metrics in _metrics(reply)
-    )
+    for metrics in _metrics(reply):
+        by_attribute = sum(2 + len(part.overall) for part in metrics.attributes.values())
+        by_group = sum(4 * len(one.groups) for one in metrics.decided.values())
+        count += 2 + len(metrics.overall) + by_attribute + by_group
     if isinstance(reply, Update):
         whole = [c.name for c in channels if not (c.of_classes or isinstance(c.shape, Layout))]
         return count + sum(tensor.numel() for name, tensor in reply.channels.items() if name in whole)

@@ -22,18 +22,22 @@ class _BudgetLine:
     """What an experiment has released under one setting of clip and noise.
 
     Attributes:
-        last: its last release, whose setting all have.
+        last: time of the last release.
         epsilon: of its updates alone, at the δ of that time; None is infinity.
         figures: number of figures of each class.
         numbers: number of other numbers that noise does not protect.
     """
 
-    last: Release
+    experiment: str
+    clip: float | None
+    noise: float
+    delta: float
     answers: int
     updates: int
     epsilon: float | None
     figures: Mapping[str, int]
     numbers: int
+    last: str
 
 
 @dataclass(frozen=True)
@@ -42,25 +46,27 @@ class Statement:
 
     Attributes:
         lines: by experiment and setting.
-        limits: of the site.
-        spent: over all experiments, at the limits' δ.
+        spent: over all experiments, at `delta`.
         figures: number of figures of each class over all experiments.
         answers_left, anew_left: by experiment: answers that its budgets leave.
         figures_left: by class.
         experiments: number of experiments that the site has answered in.
+        max_experiments, max_epsilon: the site's bounds over all experiments.
         breaks: in which ways the ledger is not whole: the site releases nothing until they are accepted.
         accepted: those that the administrator has accepted: the figures of `spent` are lower bounds.
         labels: what the site's classes are called and contain; None where it has stated neither.
     """
 
     lines: Sequence[_BudgetLine]
-    limits: PrivacyConfig
     spent: Spent
+    delta: float
     figures: Mapping[str, int]
     answers_left: Mapping[str, int]
     anew_left: Mapping[str, int]
     figures_left: Mapping[str, int]
     experiments: int
+    max_experiments: int
+    max_epsilon: float | None
     breaks: Sequence[str]
     accepted: Sequence[str]
     labels: Mark | None
@@ -109,13 +115,15 @@ def state_of(ledger: Ledger, limits: PrivacyConfig) -> Statement:
     figures = dict(sorted(told.figures.items()))
     return Statement(
         [line for group in own.values() for line in budget_lines(group)],
-        limits,
         ledger.spent(),
+        limits.delta,
         figures,
         {name: max(limits.max_answers - len(group), 0) for name, group in own.items()},
         {name: max(limits.reanswers - told.anew[name], 0) for name in own},
         {name: max(limits.max_figures - times, 0) for name, times in figures.items()},
         len(own),
+        limits.max_experiments,
+        limits.max_epsilon,
         ledger.breaks()[0],
         list(ledger.accepted),
         ledger.labels,
@@ -129,6 +137,15 @@ def budget_lines(releases: Iterable[Release]) -> list[_BudgetLine]:
 
 def _line(group: Sequence[Release]) -> _BudgetLine:
     last, told = group[-1], tally_of(group)
-    spent = epsilon(told.noises, last.delta)
-    numbers = sum(release.numbers for release in group)
-    return _BudgetLine(last, len(group), len(told.noises), spent, dict(told.figures), numbers)
+    return _BudgetLine(
+        last.experiment,
+        last.clip,
+        last.noise,
+        last.delta,
+        len(group),
+        len(told.noises),
+        epsilon(told.noises, last.delta),
+        dict(told.figures),
+        sum(r.numbers for r in group),
+        last.time,
+    )

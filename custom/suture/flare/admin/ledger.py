@@ -29,14 +29,14 @@ def statement_of(folder: Path, accept: bool = False) -> Statement:
 
 def ledger_totals(found: Statement) -> Iterator[str]:
     """Yield the totals over all experiments, and what the ledger lacks."""
-    spent, limits = found.spent, found.limits
+    spent, bound = found.spent, _number(found.max_epsilon, "none")
     lower = "≥" if spent.epsilon is not None and (found.breaks or found.accepted) else "="
     yield (
         f"all experiments: {spent.updates} updates, {spent.unprotected} of them without noise; "
-        f"ε {lower} {_number(spent.epsilon, '∞')} at δ = {limits.delta:g}, composed as Gaussian mechanisms "
-        f"(max_epsilon: {_number(limits.max_epsilon, 'none')})"
+        f"ε {lower} {_number(spent.epsilon, '∞')} at δ = {found.delta:g}, composed as Gaussian mechanisms "
+        f"(max_epsilon: {bound})"
     )
-    yield f"experiments: {found.experiments} (max_experiments: {_left(limits.max_experiments)})"
+    yield f"experiments: {found.experiments} (max_experiments: {_left(found.max_experiments)})"
     if labels := found.labels:
         parents = number_of(sum(map(len, labels.parents.values())), "parent")
         since = f"since {labels.time[:10]} (digest {str(labels.digest)[:12]})"
@@ -55,12 +55,17 @@ def ledger_tables(found: Statement) -> Iterator[Table]:
     heads = ("experiment", "clip", "noise", "answers", "left", "repeats left")
     table = _table(*heads, "updates", "ε", "figures", "other numbers", "last")
     for line in found.lines:
-        name, last = line.last.experiment, line.last
-        setting = (_number(last.clip, "none"), _number(last.noise or None, "none"))
-        left = (_left(found.answers_left[name]), _left(found.anew_left[name]))
-        told = (sum(line.figures.values()), line.numbers, last.time)
-        updates = (str(line.updates), _number(line.epsilon, "∞"))
-        table.add_row(rich(name), *setting, str(line.answers), *left, *updates, *map(str, told))
+        name = line.experiment
+        table.add_row(
+            rich(name),
+            _number(line.clip, "none"),
+            _number(line.noise or None, "none"),
+            str(line.answers),
+            *map(_left, (found.answers_left[name], found.anew_left[name])),
+            str(line.updates),
+            _number(line.epsilon, "∞"),
+            *map(str, (sum(line.figures.values()), line.numbers, line.last)),
+        )
     yield table
     table = _table("class", "figures", "left")
     for name, times in found.figures.items():
