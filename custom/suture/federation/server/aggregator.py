@@ -126,10 +126,8 @@ class Aggregator:
         areas = {name: score.auroc for name, score in across_sites(scores).items()}
         loss, auroc = mean_defined(losses.values()), mean_defined(areas.values())
         line["validation"] |= {"loss": loss, "auroc": auroc}
-        steps = {
-            "loss_step": coarsest(m.loss_step for m in metrics.values()),
-            "auroc_step": coarsest(score.step for at in scores.values() for score in at.values()),
-        }
+        steps = {"loss_step": coarsest(m.loss_step for m in metrics.values())}
+        steps["auroc_step"] = coarsest(score.step for at in scores.values() for score in at.values())
         line["validation"] |= {name: step for name, step in steps.items() if step is not None}
         if unmeasured := [name for name in registry.labels if areas.get(name) is None]:
             line["validation"]["unmeasured"] = unmeasured

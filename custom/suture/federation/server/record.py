@@ -138,15 +138,12 @@ def describe(record: Record, plan: Plan, schedule: Schedule, **facts: Any) -> No
     method: dict[str, Any] = {"name": about.name, "title": about.title, "paper": about.paper}
     method |= {"hyperparameters": described["hyperparameters"]}
     method |= {"personal": plan.method.exchange.personal, "pooled": about.pooled}
-    network = {key: described[key] for key in ("model", "augmentation")}
-    settings = {key: described[key] for key in ("seed", "experiment", "code", "transport")}
-    nothing_yet = {"labels": [], "sites": {}, "threads": {"server": 1}, "computed_on": {}}
     started = record.run.get("started") if record.run.get("status") == "running" else None
-    going_on = {"status": "running", "error": None, "finished": None, "selected_round": None}
-    record.update(
-        **{"job": schedule.name, "title": schedule.title, "method": method, **network},
-        **{"rounds": schedule.rounds, **settings, "versions": versions()},
-        **{"egress": what_leaves(plan, Layout({}, {})), **nothing_yet, "started": started or now()},
-        **{**going_on, "selection": schedule.selection, "left_out": []},
-        **{"env": record.run.get("env", "flare"), **facts},
-    )
+    run: dict[str, Any] = {"job": schedule.name, "title": schedule.title, "method": method}
+    run |= {key: described[key] for key in ("model", "augmentation")} | {"rounds": schedule.rounds}
+    run |= {key: described[key] for key in ("seed", "experiment", "code", "transport")}
+    run |= {"versions": versions(), "egress": what_leaves(plan, Layout({}, {}))}
+    run |= {"labels": [], "sites": {}, "threads": {"server": 1}, "computed_on": {}}
+    run |= {"started": started or now(), "status": "running", "error": None, "finished": None}
+    run |= {"selected_round": None, "selection": schedule.selection, "left_out": []}
+    record.update(**run | {"env": record.run.get("env", "flare")} | facts)

@@ -130,16 +130,13 @@ class SiteRegistry:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for the state."""
-        return {
-            "labels": list(self.labels),
-            "label_type": self.label_type,
-            "prior": self.prior,
-            "codes": {name: list(codes) for name, codes in self.codes.items()},
-            "members": {
-                site: {"own": list(m.own), "names": list(m.names), "n": dict(m.n), "threads": m.threads}
-                for site, m in self.members.items()
-            },
+        values: dict[str, Any] = {"labels": list(self.labels), "label_type": self.label_type}
+        values |= {"prior": self.prior, "codes": {name: list(codes) for name, codes in self.codes.items()}}
+        values["members"] = {
+            site: {"own": list(m.own), "names": list(m.names), "n": dict(m.n), "threads": m.threads}
+            for site, m in self.members.items()
         }
+        return values
 
 
 @dataclass(frozen=True)
@@ -350,8 +347,11 @@ def agree(infos: Mapping[str, SiteInfo], agreed: Agreement) -> SiteRegistry:
     label_type, held = _one_label_type(infos), _one_prior(infos, agreed.prior)
     names = _names(infos, agreed)
     members = {site: _member(site, info, names) for site, info in sorted(infos.items())}
-    said = _codes([*_stated(infos, names), *statements(agreed.codes, EXPERIMENT)])
-    registry = replace(_registry(members, agreed.labels), label_type=label_type, prior=held, codes=said)
+    said: dict[str, set[str]] = {}
+    for name, code, _ in (*_stated(infos, names), *statements(agreed.codes, EXPERIMENT)):
+        said.setdefault(name, set()).add(code)
+    codes = {name: tuple(sorted(of)) for name, of in sorted(said.items())}
+    registry = replace(_registry(members, agreed.labels), label_type=label_type, prior=held, codes=codes)
     if len(registry.labels) > MOST_CLASSES:
         raise FederationError(
             f"the sites have {len(registry.labels)} classes together; at most {MOST_CLASSES} are possible"
@@ -359,14 +359,6 @@ def agree(infos: Mapping[str, SiteInfo], agreed: Agreement) -> SiteRegistry:
     _refuse_lookalikes(registry, agreed.accept)
     _refuse_shared_generic(registry, agreed.accept)
     return registry
-
-
-def _codes(stated: Iterable[Statement]) -> Stated:
-    """Return all codes of each class, sorted."""
-    found: dict[str, set[str]] = {}
-    for name, code, _ in stated:
-        found.setdefault(name, set()).add(code)
-    return {name: tuple(sorted(codes)) for name, codes in sorted(found.items())}
 
 
 def _one_label_type(infos: Mapping[str, SiteInfo]) -> LabelType:

@@ -112,11 +112,8 @@ def _notes(server: Server) -> list[str]:
     """Return what the rounds have shown, for the reader of the report."""
     history = read_history(server.record.folder)
     notes = describe_spent(server.record.run.get("protection", {}), _stated(server, history))
-    notes += dominant(history)
-    notes += outlier_notes(site_updates(history))
-    if server.plan.method.labels.pseudo:
-        notes += run_away(history, _owners(server))
-    return notes
+    notes += [*dominant(history), *outlier_notes(site_updates(history))]
+    return notes + (run_away(history, _owners(server)) if server.plan.method.labels.pseudo else [])
 
 
 def _left_out(server: Server, tested: Mapping[str, Metrics]) -> list[str]:
@@ -124,10 +121,9 @@ def _left_out(server: Server, tested: Mapping[str, Metrics]) -> list[str]:
     folder, members, held_out = server.record.folder, server.registry.members, server.held_out
     at_server = held_out.measured("validation") if held_out else ()
     history = read_history(folder)
+    labels, selection = server.registry.labels, server.schedule.selection
     found = rejected_sites(history)
-    found += validation_gaps(
-        history, members, server.registry.labels, server.schedule.selection, at_server, server.unmeasured
-    )
+    found += validation_gaps(history, members, labels, selection, at_server, server.unmeasured)
     figures = read_metrics(folder)
     return found + (test_gaps(figures, tested, members) if figures else [])
 

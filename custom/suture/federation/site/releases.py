@@ -162,13 +162,9 @@ class Releases:
     def request(self, task: TaskData, allowed: AllowedReply) -> str:
         """Return the digest of all that an answer depends on but the site's own state and data."""
         trains, limits = task.task == "train", self._privacy
-        context = {
-            "own": allowed.own,
-            "images": allowed.images,
-            "rounds": self._rounds if trains else 0,
-            "computation": self._config.training.computation,
-            "limits": [limits.min_count, limits.min_loss, limits.round_counts],
-        }
+        context = {"own": allowed.own, "images": allowed.images, "rounds": self._rounds if trains else 0}
+        context |= {"computation": self._config.training.computation}
+        context |= {"limits": [limits.min_count, limits.min_loss, limits.round_counts]}
         asked = pack(replace(task, committed=task.committed if trains else 0, best=0, ledger=None))
         return digest(Packed(asked.tensors, {"task": asked.header, **context}))
 
