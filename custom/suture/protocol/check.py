@@ -190,6 +190,8 @@ def _check_update(update: Update, expected: AllowedReply) -> None:
             _check_grid(name, number, BOUND, expected.images)
     if update.metrics is not None:
         _check_metrics(update.metrics, expected, expected.committed)
+    if egress.check:
+        egress.check(update)
 
 
 def _check_channel(channel: Channel, update: Update, expected: AllowedReply) -> None:
