@@ -50,7 +50,7 @@ def test_a_strange_value_in_any_place_is_rejected(place: tuple[str, ...], strang
 
 
 def test_an_empty_shareable_is_rejected() -> None:
-    with pytest.raises(RejectedUpdate, match="no DXO"):
+    with pytest.raises(RejectedUpdate, match="DXO"):
         from_shareable_(Shareable())
 
 

@@ -110,7 +110,10 @@ def test_evaluation_stops_at_each_batch() -> None:
             assert abort.most == min(batch - 1, 1)
 
 
-def test_features_of_a_prior_stop_at_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stored", [False, True])
+def test_features_of_a_prior_stop_at_each_batch(
+    stored: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Prior:
         width, digest, passes = 2, "0", 0
 
@@ -120,9 +123,11 @@ def test_features_of_a_prior_stop_at_each_batch(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(feature_cache, "BATCH", 4)
     prior: Any = Prior()
+    images = torch.zeros(20, 1, 8, 8, dtype=torch.uint8)
     with abortable(Abort(3)), pytest.raises(Aborted):
-        feature_cache._features(prior, torch.zeros(20, 1, 8, 8, dtype=torch.uint8), "cpu", "alpha")
+        feature_cache.cached_features(prior, images, tmp_path if stored else None, "cpu", "alpha")
     assert prior.passes == 2
+    assert not list(tmp_path.iterdir())
 
 
 def test_images_stop_being_decoded(tmp_path: Path, tiny: Any) -> None:
