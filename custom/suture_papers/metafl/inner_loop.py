@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from suture.core.abort import check_abort
@@ -173,7 +173,7 @@ def adapted(
     theta: Parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if second_order:
         theta = {name: p.detach().clone().requires_grad_() for name, p in theta.items()}
-    with _differentiable(second_order):
+    with twice_differentiable(model) if second_order else nullcontext():
         phi, losses = adapt(
             objective, theta, support, local.lr, local.iterations or 0, second_order=second_order
         )
@@ -185,9 +185,13 @@ def adapted(
     return _Adapted(theta, sum(losses) / len(losses) if losses else None, query_loss)
 
 
-def _differentiable(second_order: bool) -> AbstractContextManager[None]:
-    """Where second derivatives are wanted: without cuDNN, whose LSTM has none."""
-    return torch.backends.cudnn.flags(enabled=False) if second_order else nullcontext()
+def twice_differentiable(model: nn.Module) -> AbstractContextManager[None]:
+    """Where second derivatives are wanted: without cuDNN for an LSTM, of which it has none.
+
+    Convolutions keep cuDNN, without which they are many times slower.
+    """
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    return torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
 
 
 @hyperparameters
