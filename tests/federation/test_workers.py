@@ -48,7 +48,7 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
     images = {"fails": 1, "killed": 2, "quiet": 3}
     openers: Mapping[str, Any] = {name: partial(OddSite, name) for name in images}
     made = Workers(4)
-    made.open(openers, images, tmp_path / "messages")
+    made.open(openers, images, dict.fromkeys(images, "cpu"), tmp_path / "messages")
     everything = psutil.Process().children(recursive=True)
     assert len(spawned()) == 3
     yield made

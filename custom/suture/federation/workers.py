@@ -43,24 +43,20 @@ class Workers:
         self._folder: Path | None = None
 
     def open(
-        self,
-        sites: Openers,
-        images: Mapping[str, int],
-        folder: Path,
-        devices: Mapping[str, str] | None = None,
+        self, sites: Openers, images: Mapping[str, int], devices: Mapping[str, str], folder: Path
     ) -> None:
         """Deal the sites to the processes; those that get none are ended.
 
         Args:
             sites: by name.
             images: of each site, which are shared out evenly.
-            folder: for the messages under way.
             devices: of each site. Where processes suffice, each has sites of one device.
+            folder: for the messages under way.
         """
         self._server.wait()  # one that was not forked yet would begin after `close`
         make_folder(folder)
         self._folder = folder
-        shares = balanced_shares(images, len(self._workers), devices or {})
+        shares = balanced_shares(images, len(self._workers), devices)
         for surplus in self._workers[len(shares) :]:
             surplus.kill()
         self._workers = self._workers[: len(shares)]

@@ -258,7 +258,7 @@ def _rounds(
     else:
         images = {name: len(read_table(config.data).table.images) for name, config in configs.items()}
         devices = {name: config.training.device for name, config in configs.items()}
-        processes.open(parties, images, folder / ".messages", devices)
+        processes.open(parties, images, devices, folder / ".messages")
         transport = processes
     with closing(transport):
         federate(open_server(plan, job.schedule(), held_out, folder.parent, origins), transport)

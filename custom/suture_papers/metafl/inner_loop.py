@@ -165,7 +165,7 @@ def adapted(
     train_parameters(model)
     set_training(model, "frozen", head_only=False)
 
-    def objective(parameters: Parameters, batch: Batch) -> Tensor:
+    def cost(parameters: Parameters, batch: Batch) -> Tensor:
         # In the first order they are the model's own, in their place.
         logits = functional_call(model, parameters, (batch.inputs,)) if second_order else model(batch.inputs)
         return loss(logits, batch.y, batch.known, model.labels.label_type)
@@ -174,10 +174,8 @@ def adapted(
     if second_order:
         theta = {name: p.detach().clone().requires_grad_() for name, p in theta.items()}
     with twice_differentiable(model) if second_order else nullcontext():
-        phi, losses = adapt(
-            objective, theta, support, local.lr, local.iterations or 0, second_order=second_order
-        )
-        query_loss = objective(phi, query)
+        phi, losses = adapt(cost, theta, support, local.lr, local.iterations or 0, second_order=second_order)
+        query_loss = cost(phi, query)
     if not all(map(math.isfinite, [*losses, query_loss.item()])):
         raise NonFiniteLoss(f"{site.name}: the loss of round {round_.round} is not finite; lower local.lr")
     if second_order:

@@ -191,11 +191,8 @@ def check_device(config: SiteConfig) -> Iterator[Finding]:
         with torch.cuda.device(device):
             native = torch.cuda.is_bf16_supported(including_emulation=False)
         if config.training.precision == "bf16" and not native:
-            yield warning(
-                "precision",
-                f"{wanted} only emulates bf16, which is slower than float32",
-                'write half = "fp16" under [training]',
-            )
+            text = f"{wanted} only emulates bf16, which is slower than float32"
+            yield warning("precision", text, 'write half = "fp16" under [training]')
     else:
         unused = f'; {count} GPU unused: [training] device = "cuda"' if count else ""
         yield ok("device", f"{wanted}, {config.training.threads} threads{unused}")
