@@ -22,6 +22,7 @@ from suture.flare.admin.ledger import ledger_totals
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
 from suture.methods.surgical import SurgicalAggregation
+from suture.models import ModelSpec
 from suture.protocol.messages import SiteInfo, TaskData, TaskName
 from suture.protocol.packing import Packed, save, unpack
 
@@ -35,6 +36,9 @@ ATLAS = """\
 """
 
 OWN = {"alpha": ("Lung Opacity", "Zebra Sign"), "beta": ("Consolidation", "Quokka Shadow")}
+
+UNRELATED = '"Tail" = ["Animal Part"]\n"Ear" = ["Animal Part"]\n'
+"""Further parents, of classes that are below and above none of `OWN`."""
 
 FOREIGN = {"alpha": ("consolidation", "quokka"), "beta": ("zebra", "walrus")}
 """Names that are neither of the site's classes nor of their ancestors; in lower case."""
@@ -280,3 +284,41 @@ def test_the_record_of_a_run_has_the_parents_of_its_classes(hierarchy: Any, tmp_
     federation = replace(federation, schedule=replace(federation.schedule, parents=parents))
     server, _ = continued(federation, 1, sites_of(federation, tmp_path))
     assert server.record.run["parents"] == {"Consolidation": ["Lung Opacity"]}
+
+
+def test_an_unrelated_class_changes_no_byte_of_the_others_rows(tiny: Any, tmp_path: Path) -> None:
+    """On a frozen encoder, of the relations alone and with a site that annotates it, and its parent."""
+    heads: list[dict[str, bytes]] = []
+    frozen = ModelSpec("cnn", size=16, train="head", views=0)
+    for i, (more, sites) in enumerate(
+        (("", {}), (UNRELATED, {}), (UNRELATED, {"gamma": ("Animal Part", "Tail")}))
+    ):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        (folder / "labels.toml").write_text(ATLAS + more)
+        made = tiny(
+            METHOD,
+            {"alpha": ("Mass",), "beta": ("Hernia", "Nodule"), "gamma": ("Mass", "Nodule")},
+            model=frozen,
+        )
+        names = {"alpha": ("Lung Opacity",), "beta": ("Consolidation", "Zebra Sign"), **sites}
+        federation = replace(made, folder=folder, configs={site: made.configs[site] for site in names})
+        for site, own in names.items():
+            table = federation.configs[site].data.table
+            head, _, rows = table.read_text().partition("\n")
+            table.write_text(",".join([*head.split(",")[:3], *own]) + "\n" + rows)
+        server = federation.server()
+        federate(server, Loop(sites_of(federation, folder, ancestors=True)))
+        rows_of = server.model.head
+        heads.append(
+            {
+                f"{name} {key}": rows_of[key][c].numpy().tobytes()
+                for c, name in enumerate(server.model.labels)
+                for key in rows_of
+            }
+        )
+    plain, related, annotated = heads
+    assert {"Lung Opacity head.weight", "Zebra Sign head.bias"} <= plain.keys()
+    assert related == plain
+    assert {name.rpartition(" ")[0] for name in annotated.keys() - plain.keys()} == {"Animal Part", "Tail"}
+    assert {name: annotated[name] for name in plain} == plain

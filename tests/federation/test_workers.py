@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from small_job import SMALL
 from suture.core.errors import ConfigError, FederationError
@@ -46,7 +48,7 @@ def workers(tmp_path: Path) -> Iterator[Workers]:
     images = {"fails": 1, "killed": 2, "quiet": 3}
     openers: Mapping[str, Any] = {name: partial(OddSite, name) for name in images}
     made = Workers(4)
-    made.open(openers, images, tmp_path / "messages")
+    made.open(openers, images, dict.fromkeys(images, "cpu"), tmp_path / "messages")
     everything = psutil.Process().children(recursive=True)
     assert len(spawned()) == 3
     yield made
@@ -120,9 +122,33 @@ RESULTS = ("metrics.json", "model/model.safetensors")
 
 def test_images_are_divided_evenly() -> None:
     images = {"a": 1, "b": 5, "c": 4, "d": 2, "e": 0}
-    assert balanced_shares(images, 2) == [["b", "a", "e"], ["c", "d"]]
-    assert balanced_shares(images, 9) == [["b"], ["c"], ["d"], ["a"], ["e"]]
-    assert balanced_shares(images, 1) == [["b", "c", "d", "a", "e"]]
+    assert balanced_shares(images, 2, {}) == [["b", "a", "e"], ["c", "d"]]
+    assert balanced_shares(images, 9, {}) == [["b"], ["c"], ["d"], ["a"], ["e"]]
+    assert balanced_shares(images, 1, {}) == [["b", "c", "d", "a", "e"]]
+
+
+@given(
+    st.dictionaries(st.text("abcdefgh", min_size=1, max_size=2), st.integers(0, 9), min_size=1),
+    st.integers(1, 6),
+    st.integers(1, 4),
+)
+def test_a_process_has_sites_of_one_device_where_processes_suffice(
+    images: dict[str, int], processes: int, gpus: int
+) -> None:
+    devices = {name: f"cuda:{i % gpus}" for i, name in enumerate(images)}
+    shares = balanced_shares(images, processes, devices)
+    assert sorted(name for share in shares for name in share) == sorted(images)
+    assert all(shares)
+    assert len(shares) <= processes
+    if processes >= gpus:
+        assert all(len({devices[name] for name in share}) == 1 for share in shares)
+
+
+def test_two_gpus_compute_at_a_time() -> None:
+    devices = {"a": "cuda:0", "b": "cuda:1", "c": "cuda:0", "d": "cuda:1"}
+    images = {"a": 9, "b": 1, "c": 8, "d": 1}
+    assert balanced_shares(images, 2, devices) == [["a", "c"], ["b", "d"]]
+    assert balanced_shares(images, 3, devices) == [["a"], ["b", "d"], ["c"]]
 
 
 def test_a_method_that_other_processes_cannot_load_is_refused(tmp_path: Path) -> None:

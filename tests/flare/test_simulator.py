@@ -69,8 +69,14 @@ def furthest(one: Path, two: Path) -> float:
 
 @pytest.mark.parametrize(
     ("threads", "settings"),
-    [(None, FEDMAS), (2, FEDLSM), (None, ["model.train=head"]), (2, ADAPTERS)],
-    ids=["Fed-MAS, a process per site", "FedLSM, threads fewer than sites", "a frozen encoder", "adapters"],
+    [(None, FEDMAS), (2, FEDLSM), (None, ["model.train=head"]), (2, ADAPTERS), (2, ["method=afl"])],
+    ids=[
+        "Fed-MAS, a process per site",
+        "FedLSM, threads fewer than sites",
+        "a frozen encoder",
+        "adapters",
+        "AFL",
+    ],
 )
 def test_simulator_equals_the_loop(threads: int | None, settings: list[str], tmp_path: Path) -> None:
     loop = run("local", tmp_path / "same", settings=settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -94,3 +95,30 @@ def test_flares_simulator_gives_what_the_loop_gives(tmp_path: Path) -> None:
     loop = run_job(with_settings(load_job("demo"), settings), "local", tmp_path / "loop")
     expected = json.loads((loop / "metrics.json").read_text())
     assert found["auroc"] == pytest.approx(expected["auroc"], abs=1e-6)
+
+
+PROGRAM = """
+import dataclasses, sys
+from pathlib import Path
+from nvflare.recipe import SimEnv
+from small_job import SMALL
+from suture.flare.recipe import recipe_of
+from suture.flare.simulate import simulator_workspace
+
+job, sites = simulator_workspace(dataclasses.replace(SMALL, rounds=1), Path(sys.argv[1]))
+run = recipe_of(job, sites=sites).execute(SimEnv(clients=sites, workspace_root=sys.argv[1]))
+print("result:", run.get_result())
+"""
+
+
+@pytest.mark.flare
+def test_a_program_executes_it_as_a_recipe(tmp_path: Path) -> None:
+    paths = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    words = [sys.executable, "-c", PROGRAM, str(tmp_path / "w")]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300, env=paths)
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    (result,) = [line.removeprefix("result: ") for line in ran.stdout.splitlines() if "result: " in line]
+    (found,) = Path(result).rglob("simulate_job/metrics.json")
+    loop = run_job(replace(SMALL, rounds=1), "local", tmp_path / "loop")
+    expected = json.loads((loop / "metrics.json").read_text())
+    assert json.loads(found.read_text())["auroc"] == pytest.approx(expected["auroc"], abs=1e-6)

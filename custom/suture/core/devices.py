@@ -63,7 +63,7 @@ def repeatable(device: torch.device | str) -> Iterator[None]:
         cudnn.benchmark, cudnn.deterministic, memory.fill_uninitialized_memory = before
 
 
-def device_name(device: str) -> str:
+def device_name(device: torch.device | str) -> str:
     """Return the model of a GPU, and ``cpu`` for the CPU."""
     if torch.device(device).type != "cuda":
         return torch.device(device).type

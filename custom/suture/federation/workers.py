@@ -42,18 +42,21 @@ class Workers:
         self._workers = [_Worker(self._server, index) for index in range(processes)]
         self._folder: Path | None = None
 
-    def open(self, sites: Openers, images: Mapping[str, int], folder: Path) -> None:
+    def open(
+        self, sites: Openers, images: Mapping[str, int], devices: Mapping[str, str], folder: Path
+    ) -> None:
         """Deal the sites to the processes; those that get none are ended.
 
         Args:
             sites: by name.
             images: of each site, which are shared out evenly.
+            devices: of each site. Where processes suffice, each has sites of one device.
             folder: for the messages under way.
         """
         self._server.wait()  # one that was not forked yet would begin after `close`
         make_folder(folder)
         self._folder = folder
-        shares = balanced_shares(images, len(self._workers))
+        shares = balanced_shares(images, len(self._workers), devices)
         for surplus in self._workers[len(shares) :]:
             surplus.kill()
         self._workers = self._workers[: len(shares)]
@@ -90,12 +93,17 @@ class Workers:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def balanced_shares(images: Mapping[str, int], processes: int) -> list[list[str]]:
-    """Deal sites to processes, the one of most images first, each to the process that has fewest so far."""
+def balanced_shares(images: Mapping[str, int], processes: int, devices: Mapping[str, str]) -> list[list[str]]:
+    """Deal sites to processes, the one of most images first, each to the process that has fewest so far.
+
+    The processes are those of the devices in turn, so that all devices compute at a time.
+    """
+    kinds = sorted(set(devices.values()))
     shares: list[list[str]] = [[] for _ in range(min(processes, len(images)))]
     for name in sorted(images, key=lambda name: (-images[name], name)):
-        min(shares, key=lambda share: sum(images[one] for one in share)).append(name)
-    return shares
+        of_device = shares[kinds.index(devices[name]) :: len(kinds)] if kinds else shares
+        min(of_device or shares, key=lambda share: sum(images[one] for one in share)).append(name)
+    return [share for share in shares if share]
 
 
 class _Worker:

@@ -202,7 +202,7 @@ def recipe_of(
     check_federated(job.method)
     name = experiment or f"{job.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     # Each party has the files that the job names in a folder of its own, see `workspace`.
-    plan = with_paths(job.plan(name), lambda _key, path, _mark: Path(path).name)
+    plan = with_paths(job.plan(name), lambda _key, path, _mark: Path(path).absolute().name)
     # Sites that are named are all needed, unless the job says how many are enough.
     least = max(needed(job.min_sites, len(sites)), 1)
     return FederationRecipe(

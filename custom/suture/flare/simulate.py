@@ -114,9 +114,12 @@ def simulator_workspace(job: Job, folder: Path) -> tuple[Job, list[str]]:
 
 
 def _placed(path: str, files: Path) -> str:
-    """Copy a file that the job names to where each party looks for it; a word, such as `download`, stays."""
-    if Path(path).is_file():
-        shutil.copy2(path, files)
+    """Copy what the job names to where each party looks for it; a word, such as `download`, stays."""
+    source = Path(path).expanduser().absolute()
+    if source.is_dir():
+        shutil.copytree(source, files / source.name, dirs_exist_ok=True)
+    elif source.is_file():
+        shutil.copy2(source, files)
     return path
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from suture.core.devices import moved
+from suture.core.devices import device_name, moved
 from suture.core.files import make_folder, writing
 from suture.core.seeds import generator_for
 from suture.data.augmentation import Augmentation, augment
@@ -137,7 +137,7 @@ class FeatureStore:
         features: Callable[[slice], Tensor],
         how: object,
     ) -> Tensor:
-        device, precision = model.head.weight.device.type, str(model.amp_dtype)
+        device, precision = device_name(model.head.weight.device), str(model.amp_dtype)
         facts = [FORMAT, self._encoder, how, device, precision, torch.get_num_threads()]
         key = digest(Packed(dict(part.inputs), {"of": facts}))[:32]
 

@@ -257,7 +257,8 @@ def _rounds(
         transport = Loop({name: opener() for name, opener in parties.items()})
     else:
         images = {name: len(read_table(config.data).table.images) for name, config in configs.items()}
-        processes.open(parties, images, folder / ".messages")
+        devices = {name: config.training.device for name, config in configs.items()}
+        processes.open(parties, images, devices, folder / ".messages")
         transport = processes
     with closing(transport):
         federate(open_server(plan, job.schedule(), held_out, folder.parent, origins), transport)

@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from suture.core.abort import check_abort
@@ -165,7 +165,7 @@ def adapted(
     train_parameters(model)
     set_training(model, "frozen", head_only=False)
 
-    def objective(parameters: Parameters, batch: Batch) -> Tensor:
+    def cost(parameters: Parameters, batch: Batch) -> Tensor:
         # In the first order they are the model's own, in their place.
         logits = functional_call(model, parameters, (batch.inputs,)) if second_order else model(batch.inputs)
         return loss(logits, batch.y, batch.known, model.labels.label_type)
@@ -173,11 +173,9 @@ def adapted(
     theta: Parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if second_order:
         theta = {name: p.detach().clone().requires_grad_() for name, p in theta.items()}
-    with _differentiable(second_order):
-        phi, losses = adapt(
-            objective, theta, support, local.lr, local.iterations or 0, second_order=second_order
-        )
-        query_loss = objective(phi, query)
+    with twice_differentiable(model) if second_order else nullcontext():
+        phi, losses = adapt(cost, theta, support, local.lr, local.iterations or 0, second_order=second_order)
+        query_loss = cost(phi, query)
     if not all(map(math.isfinite, [*losses, query_loss.item()])):
         raise NonFiniteLoss(f"{site.name}: the loss of round {round_.round} is not finite; lower local.lr")
     if second_order:
@@ -185,9 +183,13 @@ def adapted(
     return _Adapted(theta, sum(losses) / len(losses) if losses else None, query_loss)
 
 
-def _differentiable(second_order: bool) -> AbstractContextManager[None]:
-    """Where second derivatives are wanted: without cuDNN, whose LSTM has none."""
-    return torch.backends.cudnn.flags(enabled=False) if second_order else nullcontext()
+def twice_differentiable(model: nn.Module) -> AbstractContextManager[None]:
+    """Where second derivatives are wanted: without cuDNN for an LSTM, of which it has none.
+
+    Convolutions keep cuDNN, without which they are many times slower.
+    """
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    return torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
 
 
 @hyperparameters

@@ -10,16 +10,20 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
+import torch
 from startup_kits import Authority, MakeKit, write_kit
 from typer.testing import CliRunner
 
 from outside_method import DISTRIBUTION, MODULE, NAME, install, on_path
 from suture.cli import app
 from suture.core.privacy import PrivacyConfig
+from suture.data.config import SiteConfig, TrainingConfig
 from suture.federation.site.ledger import Ledger, Release
 from suture.federation.store import EXPERIMENTS
+from suture.flare.admin import doctor
 from suture.flare.admin.doctor import examine
 from suture.flare.admin.kit import read_kit
 from suture.flare.admin.kit_checks import Finding
@@ -436,3 +440,24 @@ def test_the_command_prints_json_and_fails_on_errors(site: Callable[..., Path], 
     done = CliRunner().invoke(app, ["doctor", str(tmp_path)])
     assert done.exit_code == 1
     assert "is not a startup kit" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("half", "native", "warned"), [("bf16", False, 1), ("fp16", False, 0), ("bf16", True, 0)]
+)
+def test_a_gpu_without_bf16_and_its_free_memory_are_named(
+    half: Literal["bf16", "fp16"], native: bool, warned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "unusable", lambda _: "")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (5 * 2**30, 16 * 2**30))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation: native or including_emulation
+    )
+    training = TrainingConfig(device="cuda:0", amp=True, half=half)
+    first, *more = doctor.check_device(SiteConfig.model_construct(training=training))
+    assert (first.status, first.text) == ("ok", "cuda:0: Tesla T4, 5 of 16 GiB free")
+    assert [(found.status, found.remedy) for found in more] == [
+        ("warning", 'write half = "fp16" under [training]')
+    ] * warned

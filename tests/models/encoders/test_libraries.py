@@ -21,6 +21,7 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier, shared_names
+from suture.models.encoders import described
 from suture.models.saved import load_model, save_model
 from suture.models.weights import fill
 
@@ -186,6 +187,13 @@ def test_the_same_seed_gives_the_same_tensors() -> None:
             r"with 6,716,030,976 parameters needs [\d.]+ GB .* at most 8\.6 GB",
         ),
         ("timm:vit_tiny_patch16_224", 4096, r"parameters needs [\d.]+ GB for an image of model\.size 4096"),
+        (
+            "torchvision:vgg11",
+            4096,
+            r"with 132,863,336 parameters needs 9\.1 GB for an image of model\.size 4096; at most 8\.6 GB",
+        ),
+        ("torchvision:vit_b_32", 4096, r"needs [\d.]+ GB for an image of model\.size 4096"),
+        ("monai:resnet18", 4096, r"needs [\d.]+ GB for an image of model\.size 4096"),
         ("torchvision:maxvit_t", 64, r"model\.size 64: torchvision:maxvit_t, .*does not take"),
         (
             "torchvision:vit_b_32",
@@ -294,3 +302,13 @@ def test_a_network_that_cannot_train_on_one_image_can_be_a_frozen_encoder() -> N
         built("timm:resnest14d", 64)
     model = built("timm:resnest14d", 64, train="head")
     assert model.features({"image": images(64)}).shape == (2, 2048)
+
+
+@pytest.mark.parametrize("name", ["regnet_y_400mf", "swin_t", "shufflenet_v2_x0_5"])
+def test_a_network_that_cannot_be_built_without_memory_is_measured(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert built(f"torchvision:{name}", 64)({"image": images(64)}).shape == (2, 2)
+    monkeypatch.setattr(described, "_MOST_BYTES", 20_000_000 if name != "swin_t" else 120_000_000)
+    with pytest.raises(ConfigError, match="choose a smaller one"):
+        built(f"torchvision:{name}", 1024)

@@ -19,13 +19,13 @@ from suture.learning.losses import masked_loss
 from suture.learning.training import SiteContext
 from suture.methods.base import GlobalModel, Phase, RoundContext
 from suture.methods.exchange import with_channels
-from suture.models import ModelSpec
+from suture.models import ModelSpec, build
 from suture.models.backbones import text_lstm
 from suture.models.classifier import Classifier, load_tensors, split_state
 from suture.models.heads import head_rows
 from suture.protocol.messages import TaskData, Update, ones
 from suture_papers.metafl.fl import FL
-from suture_papers.metafl.inner_loop import INNER, ServerStep, adapt, stepped
+from suture_papers.metafl.inner_loop import INNER, ServerStep, adapt, stepped, twice_differentiable
 from suture_papers.metafl.metafl import MetaFL
 from suture_papers.metafl.pmfl import PMFL
 
@@ -319,3 +319,11 @@ def test_a_gpu_has_the_gradient_of_the_cpu(order: Literal[1, 2]) -> None:
         found.append(update.shared)
     for name, one in found[0].items():
         torch.testing.assert_close(found[1][name], one, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "enabled"), [("lstm", False), ("cnn", True)])
+def test_only_a_recurrent_network_loses_cudnn(name: str, enabled: bool) -> None:
+    model = build(ModelSpec(name, size=16), LabelSet(("Mass",)), 1, pretrained=False)
+    with twice_differentiable(model):
+        assert torch.backends.cudnn.enabled is enabled
+    assert torch.backends.cudnn.enabled

@@ -17,7 +17,7 @@ from shlex import quote
 import torch
 
 from suture.core import VERSION
-from suture.core.devices import unusable
+from suture.core.devices import device_name, unusable
 from suture.core.errors import ConfigError, SutureError
 from suture.data.config import (
     SiteConfig,
@@ -172,8 +172,14 @@ def check_device(config: SiteConfig) -> Iterator[Finding]:
         text = f'[training] device = "{wanted}" cannot be used: {reason}; torch sees {count} GPUs'
         yield error("device", text, 'repair the driver or CUDA_VISIBLE_DEVICES, or write device = "cpu"')
     elif wanted.startswith("cuda"):
-        facts = torch.cuda.get_device_properties(torch.device(wanted))
-        yield ok("device", f"{wanted}: {facts.name}, {facts.total_memory / 2**30:.0f} GiB")
+        device = torch.device(wanted)
+        free, total = (n / 2**30 for n in torch.cuda.mem_get_info(device))
+        yield ok("device", f"{wanted}: {device_name(device)}, {free:.0f} of {total:.0f} GiB free")
+        with torch.cuda.device(device):
+            native = torch.cuda.is_bf16_supported(including_emulation=False)
+        if config.training.precision == "bf16" and not native:
+            text = f"{wanted} only emulates bf16, which is slower than float32"
+            yield warning("precision", text, 'write half = "fp16" under [training]')
     else:
         unused = f'; {count} GPU unused: [training] device = "cuda"' if count else ""
         yield ok("device", f"{wanted}, {config.training.threads} threads{unused}")

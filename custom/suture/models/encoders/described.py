@@ -144,24 +144,44 @@ def bounded(make: Callable[[], nn.Module], spec: ModelSpec, tokens: int = 0) -> 
         ConfigError: the arguments do not go together, or not with the images of the job, or the network would
             be too large.
     """
-    what = f"a document of {tokens:,} tokens" if tokens else f"an image of model.size {spec.size}"
-    largest = _Largest()  # type: ignore[no-untyped-call]
     try:
-        with torch.device("meta"), torch.no_grad(), largest:  # without memory
-            network = make().eval()
-            kept = sum(tensor.nbytes for tensor in (*network.parameters(), *network.buffers()))
-            if kept <= _MOST_BYTES:
-                image = (spec.preprocessing.channels, spec.size, spec.size)
-                network(torch.zeros(1, tokens, dtype=torch.long) if tokens else torch.zeros(1, *image))
-        needed = kept + 2 * largest.size  # what the largest operation reads and gives
-        if needed <= _MOST_BYTES:
-            return make()
+        with torch.device("meta"):  # without memory
+            network = make()
+        check_memory(network, spec, tokens)
+        return make()
+    except ConfigError:
+        raise
     except Exception as error:  # whatever a library raises for arguments that it does not take
         raise ConfigError(
-            f"{spec.name} cannot be built for {what}: {as_word(error)}; correct one of them"
+            f"{spec.name} cannot be built for {_input(spec, tokens)}: {as_word(error)}; correct one of them"
         ) from error
-    number = sum(tensor.numel() for tensor in network.parameters())
-    raise ConfigError(
-        f"{spec.name} with {number:,} parameters needs {needed / 1e9:,.1f} GB for {what}; at most "
-        f"{_MOST_BYTES / 1e9:.1f} GB can be used; choose a smaller one"
-    )
+
+
+def check_memory(network: nn.Module, spec: ModelSpec, tokens: int = 0) -> None:
+    """Refuse a network that needs too much memory for one image or document; it is computed without any.
+
+    Raises:
+        ConfigError: names the size of the network, and what it needs.
+        Exception: whatever the library raises for an input that the network does not take.
+    """
+    tensors = [*network.named_parameters(), *network.named_buffers()]
+    needed = sum(tensor.nbytes for _, tensor in tensors)
+    if needed <= _MOST_BYTES:
+        largest, mode = _Largest(), network.training  # type: ignore[no-untyped-call]
+        image = (spec.preprocessing.channels, spec.size, spec.size)
+        with torch.device("meta"), torch.no_grad(), largest:
+            read = torch.zeros(1, tokens, dtype=torch.long) if tokens else torch.zeros(1, *image)
+            empty = {name: tensor.to("meta") for name, tensor in tensors}
+            torch.func.functional_call(network.eval(), empty, (read,))
+        network.train(mode)
+        needed += 2 * largest.size  # what the largest operation reads and gives
+    if needed > _MOST_BYTES:
+        number = sum(tensor.numel() for tensor in network.parameters())
+        raise ConfigError(
+            f"{spec.name} with {number:,} parameters needs {needed / 1e9:,.1f} GB for "
+            f"{_input(spec, tokens)}; at most {_MOST_BYTES / 1e9:.1f} GB can be used; choose a smaller one"
+        )
+
+
+def _input(spec: ModelSpec, tokens: int) -> str:
+    return f"a document of {tokens:,} tokens" if tokens else f"an image of model.size {spec.size}"

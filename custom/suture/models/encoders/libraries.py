@@ -20,7 +20,7 @@ from suture.models.encoders.backbone import (
     refused,
     without_classifier,
 )
-from suture.models.encoders.described import bounded, read_config
+from suture.models.encoders.described import bounded, check_memory, read_config
 from suture.models.weights import fill, read_weights, within
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ _OTHER_INPUT = ("googlenet", "inception_v3")
 
 
 def torchvision_encoder(name: str) -> Backbone:
-    """Return a network of torchvision's that classifies images; the largest has 645 million parameters.
+    """Return a network of torchvision's that classifies images.
 
     Raises:
         ConfigError: there is none of that name.
@@ -127,7 +127,9 @@ def _torchvision_network(
 
     size = {"image_size": spec.size} if name.startswith("vit_") else {}
     try:
+        # Some cannot be made without memory; the largest, regnet_y_128gf, has 645 million parameters.
         network = models.get_model(name, weights=None, **size)
+        check_memory(network, spec)
     except BUILD_ERRORS as error:
         raise refused(spec, trained, error) from error
     head = without_classifier(network, f"torchvision:{name}")
@@ -166,7 +168,7 @@ def monai_encoder(name: str) -> Backbone:
 
 def _monai_network(name: str, spec: ModelSpec, weights: str | None) -> tuple[nn.Module, int]:
     channels = MONAI_CHANNELS[name.startswith("resnet")]
-    network = monai_network(name, {channels: spec.preprocessing.channels})
+    network = bounded(lambda: monai_network(name, {channels: spec.preprocessing.channels}), spec)
     return filled_monai(network, name, spec, weights, None)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from suture.core.devices import moved
+from suture.core.devices import device_name, moved
 from suture.core.errors import DataError
 from suture.core.files import only_maker, replacing
 from suture.core.plain import named_regular
@@ -113,7 +113,7 @@ def cached(path: Path, shape: tuple[int, ...], features: Compute, site: str, rea
 
 def _key(prior: Prior, images: Tensor, device: torch.device | str) -> str:
     """Return a hash of the prior, the pixels, and what changes the last digits of the features."""
-    how = [torch.device(device).type, torch.get_num_threads()]
+    how = [device_name(device), torch.get_num_threads()]
     facts = [FORMAT, prior.digest, list(images.shape), str(images.dtype), _digest(images), how]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
