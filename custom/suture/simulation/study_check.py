@@ -222,7 +222,7 @@ def _warnings(
         if found.images.get("validation") and n < least:
             yield (
                 f"{site}: {n} validation images have a class with at least {limits.min_count} positives and "
-                f"{limits.min_count} negatives ([privacy] min_count); a loss needs {least} of them (min_loss), so "
+                f"{limits.min_count} negatives ([privacy] min_count); a loss needs {least} (min_loss), so "
                 "the site sends none and does not contribute to the selection"
             )
 
