@@ -56,7 +56,10 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--pretrained", help="for resnet_small: a folder of `suture pretrain`")
     args = parser.parse_args()
+    if args.pretrained:
+        ENCODERS["resnet_small"] = ModelSpec("resnet_small", weights=args.pretrained)
     job = load_job("surgical_nih")
     assert isinstance(job.method, SurgicalAggregation)
     job = replace(job, method=replace(job.method, local=replace(job.method.local, lr=args.lr)))

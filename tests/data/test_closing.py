@@ -135,3 +135,42 @@ def test_an_unrelated_class_changes_no_label_of_the_others(tmp_path: Path) -> No
     assert {*two.labels} - {*one.labels} == {"Hernia"}
     where = [two.labels.index(name) for name in one.labels]
     assert one.y.tobytes() == np.ascontiguousarray(two.y[:, where]).tobytes()
+
+
+SAME = """\
+areas = ["chest"]
+
+[[decisions]]
+name = "Air Space Shadow"
+relation = "same"
+of = "Consolidation"
+by = "M. Ruiz"
+on = 2026-11-25
+"""
+
+
+def test_a_class_is_closed_under_the_name_that_was_decided(tmp_path: Path) -> None:
+    """The site keeps its own name; the atlas relates the class by the other one."""
+    (tmp_path / "labels.toml").write_text(SAME)
+    own = OPEN.replace("Consolidation", "Air Space Shadow")
+    table = load_table(site(tmp_path, own, atlas="labels.toml").data)
+    assert "Air Space Shadow" in table.labels
+    (tmp_path / "plain").mkdir()
+    plain = load_table(site(tmp_path / "plain", OPEN, atlas="chest").data)
+    where = [table.labels.index({"Consolidation": "Air Space Shadow"}.get(n, n)) for n in plain.labels]
+    np.testing.assert_array_equal(table.y[:, where], plain.y)
+
+    config = site(tmp_path, CHILDREN.replace("Consolidation", "Air Space Shadow"), atlas="labels.toml").data
+    config = config.model_copy(update={"ancestors": True})
+    wider = with_ancestors(load_table(config), config)
+    assert wider.labels.one_sided == {"Lung Opacity": ("Air Space Shadow", "Edema")}
+    np.testing.assert_array_equal(wider.y[:, 2], [1, NAN, 1, NAN, NAN])
+
+
+def test_two_columns_that_were_decided_to_be_the_same_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "labels.toml").write_text(SAME.replace("Consolidation", "Edema"))
+    config = site(tmp_path, CHILDREN.replace("Consolidation", "Air Space Shadow"), atlas="labels.toml").data
+    with pytest.raises(
+        ConfigError, match="'Air Space Shadow' and 'Edema' are the same class by the decisions"
+    ):
+        read_table(config)

@@ -181,3 +181,14 @@ def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     model, spec = adapted(ModelSpec("cnn", size=16), kind="bias")
     assert merged(model.backbone) is model.backbone
     assert without_adapters(model, spec)[1].train == "head"
+
+
+@pytest.mark.parametrize("kind", ["lora", "ffa-lora", "bias"])
+def test_an_encoder_with_tensors_named_like_factors_is_refused(kind: Any) -> None:
+    """They would be trained, and begin at random values, although they are weights of the encoder."""
+    encoder = nn.Sequential(nn.Linear(4, 4))
+    encoder.add_module("lora_A", nn.Linear(4, 4))
+    with pytest.raises(
+        ConfigError, match=r"mine has a tensor 'lora_A\.weight', which is named like a factor"
+    ):
+        add_adapters(encoder, Adapters(kind=kind), "mine", 1, (torch.zeros(1, 4),))

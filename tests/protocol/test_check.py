@@ -101,9 +101,9 @@ def test_a_name_that_is_twice_among_thousands_is_found_at_once() -> None:
 
 
 def test_the_wrong_kind_of_answer_is_refused() -> None:
-    with pytest.raises(RejectedUpdate, match="no answer to 'train'"):
+    with pytest.raises(RejectedUpdate, match="is not an answer to 'train'"):
         check_reply(SiteInfo(("Mass",), {}, 1, "x"), EXPECTED)
-    with pytest.raises(RejectedUpdate, match="no answer to 'train'"):
+    with pytest.raises(RejectedUpdate, match="is not an answer to 'train'"):
         check_reply(Evaluation(METRICS), EXPECTED)
     with pytest.raises(RejectedUpdate, match="no labels"):
         check_reply(SiteInfo((), {}, 1, "x"), replace(EXPECTED, task="handshake"))

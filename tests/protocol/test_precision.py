@@ -159,6 +159,17 @@ def test_an_infinite_half_and_an_integer_in_halves_are_refused() -> None:
         check_reply(replace(update, shared={**update.shared, "n": torch.tensor(1.0).half()}), half)
 
 
+@pytest.mark.parametrize("transport", ["float32", "float16", "int8"])
+def test_a_negative_variance_in_float32_is_refused_whatever_the_transport(transport: Transport) -> None:
+    """A tensor with a large number travels in float32, as its values, and not as a change."""
+    model = payload(torch.zeros(3))
+    allowed = AllowedReply("train", 1, 0, "validation", LABELS, LABELS, EGRESS, transport=transport)
+    update = sent(trained(model, 0.1), model, transport)
+    bad = {**update.shared, "bn.running_var": torch.tensor([-1e6])}
+    with pytest.raises(RejectedUpdate, match=r"bn\.running_var has a negative variance"):
+        check_reply(replace(update, shared=bad), allowed)
+
+
 def test_what_sites_share_is_converted_once() -> None:
     narrowed, model = Narrow(), payload(torch.zeros(3))
     one, two = (narrowed(pack(m), "float16") for m in (model, replace(model, round=2)))

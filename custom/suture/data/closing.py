@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from suture.core.atlas import read_atlas
+from suture.core.atlas import Atlas, read_atlas
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.core.printable import number_of
@@ -32,8 +32,9 @@ def closed(reading: Reading, config: DatasetConfig) -> Reading:
             f"{config.table}: [data] atlas has no effect on multiclass labels, of which exactly one is "
             "present; remove it"
         )
-    relations = read_atlas(config.atlas).relations()
-    found = implied(table.y, table.labels.names, relations, settle=config.contradictions)
+    atlas = read_atlas(config.atlas)
+    names = _decided_names(table, atlas, config)
+    found = implied(table.y, names, atlas.relations(), settle=config.contradictions)
 
     def where(rows: tuple[int, ...]) -> str:
         numbers = [reading.numbers[row] if reading.numbers else row + 1 for row in rows]
@@ -60,6 +61,22 @@ def closed(reading: Reading, config: DatasetConfig) -> Reading:
     )
 
 
+def _decided_names(table: Table, atlas: Atlas, config: DatasetConfig) -> tuple[str, ...]:
+    """Return the names of the table's classes by the atlas's decisions, under which it relates them.
+
+    Raises:
+        ConfigError: two classes of the table are decided to be the same.
+    """
+    found: dict[str, str] = {}
+    for name in table.labels:
+        if (other := found.setdefault(atlas.name(name), name)) != name:
+            raise ConfigError(
+                f"{config.table}: {other!r} and {name!r} are the same class by the decisions in "
+                f"{config.atlas}; name only one of them under [data] labels, or record another decision"
+            )
+    return tuple(found)
+
+
 def with_ancestors(table: Table, config: DatasetConfig) -> Table:
     """Return a closed table with a column for each ancestor of the site's classes that it does not annotate.
 
@@ -69,14 +86,15 @@ def with_ancestors(table: Table, config: DatasetConfig) -> Table:
     own = table.labels
     if config.atlas is None or not config.ancestors:
         return table
-    relations = read_atlas(config.atlas).relations()
+    atlas = read_atlas(config.atlas)
+    names, relations = _decided_names(table, atlas, config), atlas.relations()
     below: dict[str, tuple[str, ...]] = {}
-    for name in own:
-        for above in sorted(relations.ancestors.get(name, frozenset()).difference(own)):
+    for name, decided in zip(own, names, strict=True):
+        for above in sorted(relations.ancestors.get(decided, frozenset()).difference(own, names)):
             below[above] = (*below.get(above, ()), name)
     if not below:
         return table
     wider = table.restrict(LabelSet((*own.names, *below), own.label_type, below))
-    y = implied(wider.y, wider.labels.names, relations, own.names, config.contradictions).labels
+    y = implied(wider.y, (*names, *below), relations, names, config.contradictions).labels
     y[np.array(table.split) != "train", len(own) :] = np.nan
     return replace(wider, y=y)

@@ -70,11 +70,13 @@ MODELS: Registry[Backbone] = Registry(
     {
         "cnn": Backbone(
             "small CNN of four blocks, 98 thousand parameters, for the demo and tests",
-            lambda spec, _: small_cnn(spec.preprocessing.channels),
+            lambda spec, weights: small_cnn(spec.preprocessing.channels, weights),
+            weights=(),
         ),
         "resnet_small": Backbone(
             "small ResNet of four blocks, 0.3 million parameters, for 64 px images on a CPU",
-            lambda spec, _: small_resnet(spec.preprocessing.channels),
+            lambda spec, weights: small_resnet(spec.preprocessing.channels, weights),
+            weights=(),
         ),
         "resnet18": Backbone(
             "torchvision ResNet-18, ImageNet weights from a path or by download",

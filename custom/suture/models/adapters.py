@@ -72,9 +72,14 @@ def add_adapters(
         example: inputs, of whatever content.
 
     Raises:
-        ConfigError: peft is not installed; the encoder has no layer for them, or none that a target names
-            (the message lists three that it has); or the rank is larger than a layer.
+        ConfigError: peft is not installed; the encoder has factors of its own, no layer for them, or none
+            that a target names (the message lists three that it has); or the rank is larger than a layer.
     """
+    if own := next((path for path, _ in encoder.named_parameters() if ".lora_" in f".{path}"), None):
+        raise ConfigError(
+            f"model.train='adapters': {name} has a tensor {shown(own)}, which is named like a factor; merge "
+            "its adapters into its weights first, or set model.train='head'"
+        )
     if adapters.kind == "bias":
         if vectors := _vectors(encoder):
             return vectors

@@ -14,8 +14,8 @@ from suture.core.errors import ConfigError, as_word
 from suture.core.plain import open_regular
 from suture.models.checkpoints import read_checkpoint
 
-_FILES = ("model.safetensors", "model.pt", "pytorch_model.bin", "model.pth")
-"""The files of weights in a folder of timm, transformers or MONAI: the first that is there is read."""
+_FILES = ("model.safetensors", "model.pt", "pytorch_model.bin", "model.pth", "prior.safetensors")
+"""The files of weights in a folder of timm, transformers, MONAI or `suture pretrain`: it reads the first."""
 
 _CONSTANT = ("num_batches_tracked", "position_ids", "relative_position_index", "attn_mask")
 """The ends of names of tensors that follow from the network, which not every version of a library stores."""

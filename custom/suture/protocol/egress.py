@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, get_args
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
-from suture.protocol.messages import Labels, by_name
+from suture.protocol.messages import Labels, Update, by_name
 
 Range = tuple[float, float]
 Form = tuple[tuple[int, ...], str]
@@ -193,6 +193,8 @@ class Egress:
         loss_parts: the losses of a round are of one of so many equal parts of the site's training images;
             None where they are of all that `LocalTraining` passes over.
         why: for the report, a sentence on the purpose of each part.
+        check: raises a `RejectedUpdate` where parts of an update, each as it is declared, contradict each
+            other, so that no such update reaches `aggregate`.
     """
 
     shared: Shapes
@@ -207,6 +209,7 @@ class Egress:
     counts: tuple[LabelType, ...] = ()
     loss_parts: int | None = None
     why: Mapping[str, str] = field(default_factory=dict)
+    check: Callable[[Update], None] | None = None
 
     def going(self, *ways: Way) -> list[Channel]:
         """The channels of some ways."""

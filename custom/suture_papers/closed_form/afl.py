@@ -24,8 +24,9 @@ calibrated; `suture decide` fits thresholds to the scores.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import field, replace
+from itertools import compress
 from typing import Annotated
 
 import torch
@@ -33,7 +34,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from suture.core.errors import ConfigError
+from suture.core.errors import ConfigError, RejectedUpdate
 from suture.learning.batch_size import evaluation_batch
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, ready_inputs
 from suture.methods.averaging import owned
@@ -105,7 +106,29 @@ class AFL(Method):
             "class_weights": "1 for each class that is sent, else 0",
             "metrics": "the received global model on the site's validation data; selects the best round",
         }
-        return Egress({}, {}, channels, class_weight=(0.0, 1.0), why=why)
+        return Egress({}, {}, channels, class_weight=(0.0, 1.0), why=why, check=self.check)
+
+    def check(self, update: Update) -> None:
+        """Refuse sums that no images have: a sum with them might have no solution.
+
+        With 0 or 1 for y, b G^-1 b is at most the number of images with the class, the last number of b. And
+        where each site's G has a solution, so has their sum.
+
+        Raises:
+            RejectedUpdate: names the classes.
+        """
+        grams, sets, moments = (update.channels[name] for name in (GRAM, SETS, MOMENTS))
+        told = update.class_weights
+        if not sets.sum(dim=0).equal(told.long()) or moments[told != 1].any():
+            raise RejectedUpdate("a class is in two sets of classes, or has sums and is in none")
+        for gram, of in zip(grams, sets.bool(), strict=True):
+            b, names = moments[of], ", ".join(compress(update.labels, of))
+            try:
+                rows = ridge_rows(gram, b, self.ridge) if names else b
+            except ArithmeticError as error:
+                raise RejectedUpdate(f"{error} of {names}") from None
+            if not ((b * rows).sum(dim=1) <= b[:, -1] * (1 + 1e-6)).all():
+                raise RejectedUpdate(f"the moments of {names} exceed their Gram matrix")
 
     def train(
         self, site: SiteContext, received: TaskData, round_: LocalRound
@@ -124,9 +147,7 @@ class AFL(Method):
         head = {name: rows.clone() for name, rows in previous.head.items()}
         parts, moments = _by_class(previous, updates)
         for places, classes in parts.items():
-            gram = _sum(updates, places)
-            names = [previous.labels[c] for c in classes]
-            rows = 4 * ridge_rows(gram, moments[classes], self.ridge, names)
+            rows = 4 * ridge_rows(_sum(updates, places), moments[classes], self.ridge)
             head["head.weight"][classes] = rows[:, :-1].float()
             head["head.bias"][classes] = rows[:, -1].float() - 2
         return replace(previous, head=head)
@@ -237,13 +258,12 @@ def _sum(updates: Iterable[Update], places: _Places) -> Tensor:
     return torch.stack(list(found)).sum(dim=0)
 
 
-def ridge_rows(gram: Tensor, moments: Tensor, ridge: float, names: Sequence[str] = ()) -> Tensor:
+def ridge_rows(gram: Tensor, moments: Tensor, ridge: float) -> Tensor:
     """w of some classes, ``[s, d]``, float64.
 
     Args:
         gram: the upper triangle of the sum of their G, ``[d (d + 1) / 2]``.
         moments: the sums of their b, ``[s, d]``.
-        names: of the classes, for the error.
 
     Raises:
         ArithmeticError: the sum is that of no features.
@@ -255,5 +275,5 @@ def ridge_rows(gram: Tensor, moments: Tensor, ridge: float, names: Sequence[str]
     full.diagonal()[:-1].add_(ridge * full[-1, -1])  # that is the number of images
     factor, failed = torch.linalg.cholesky_ex(full)
     if failed:
-        raise ArithmeticError(f"the Gram matrices of {', '.join(names)} have no positive definite sum")
+        raise ArithmeticError("no positive definite sum of Gram matrices")
     return torch.cholesky_solve(moments.T, factor).T

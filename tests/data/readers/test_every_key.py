@@ -256,6 +256,7 @@ OTHER: Values = {
     "codes": {"None of These": "SCT:36118008"},  # refused; of a class that there is, it changes no label
     "atlas": "elsewhere.toml",  # refused; tests/data/test_closing.py: what an atlas changes
     "contradictions": "child wins",
+    "ancestors": True,
     "seed": 2,
     "color": True,
     "bits": 12,

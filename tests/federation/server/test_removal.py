@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,17 @@ import pytest
 import torch
 
 from rounds import conformant
-from suture.core.errors import ConfigError
-from suture.core.files import atomic_write, read_json
+from suture.core.errors import ConfigError, DataError, InUse
+from suture.core.files import atomic_write, hold, read_json, read_records
 from suture.federation.loop import Loop, federate
+from suture.federation.server import removal
 from suture.federation.server.global_model import read_model
-from suture.federation.server.record import describe
+from suture.federation.server.record import LOCK, describe
 from suture.federation.server.removal import UPDATES, forget
 from suture.federation.server.server import Server
+from suture.federation.server.state import read_newest
 from suture.models.saved import load_model
+from suture.protocol.messages import TaskData
 from suture.protocol.packing import load
 from suture.simulation.method_checks import SMALL
 from suture.simulation.trial import Trial
@@ -112,6 +117,78 @@ def test_another_method_has_no_exact_removal() -> None:
 def test_another_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a run folder"):
         forget(tmp_path, "alpha")
+
+
+@pytest.mark.parametrize("step", ["save", "keep", "save_model"])
+def test_a_removal_that_was_broken_off_is_repeated(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the new state is there, nothing has changed; after it, a job could continue from it."""
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with Trial(AFL(), SMALL, "multilabel") as one, Trial(AFL(), SMALL, "multilabel") as other:
+        folder = finished(one)
+        before = {path: path.read_bytes() for path in folder.rglob("*.safetensors")}
+        with monkeypatch.context() as patch:
+            patch.setattr(removal if step == "save_model" else removal.Rounds, step, killed)
+            with pytest.raises(KeyboardInterrupt):
+                forget(folder, "gamma")
+        if step == "save":
+            assert before == {path: path.read_bytes() for path in folder.rglob("*.safetensors")}
+        found = read_newest(one.server.states, one.plan)
+        assert found is not None
+        assert ("Fibrosis" in found.model.labels) == (step == "save")
+        forget(folder, "gamma")
+        whole = finished(other)
+        forget(whole, "gamma")
+        same = "state/round-000001.safetensors", "state/best-000001.safetensors", "model/model.safetensors"
+        assert [(folder / name).read_bytes() for name in same] == [
+            (whole / name).read_bytes() for name in same
+        ]
+
+
+def test_no_update_of_an_earlier_round_stays() -> None:
+    """A server that was killed when it had committed a round has not deleted those of the one before."""
+    with Trial(AFL(), SMALL, "multilabel") as trial:
+        folder = finished(trial)
+        kept = folder / "state" / UPDATES
+        shutil.copytree(kept / "000001", kept / "000000")
+        forget(folder, "alpha")
+        assert not list(kept.rglob("alpha.safetensors"))
+
+
+@pytest.mark.parametrize("site", ["alpha", "gamma"])
+def test_rows_of_a_site_that_missed_the_last_round_are_not_taken_for_exact(
+    site: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gamma alone has Fibrosis; without it in round 2 the model keeps the row of round 1."""
+    with Trial(AFL(), SMALL, "multilabel", rounds=2) as trial:
+        trial.server.schedule = replace(trial.server.schedule, min_sites=2)
+        trainer = trial.sites["gamma"].trainer
+        context = trainer.context
+
+        def absent(task: TaskData, *more: Any) -> Any:
+            if task.round == 2:
+                raise DataError("gone")
+            return context(task, *more)
+
+        monkeypatch.setattr(trainer, "context", absent)
+        folder = finished(trial)
+        assert read_records(folder / "history.jsonl")[1]["sites"]["gamma"]["status"] == "abstained"
+        with pytest.raises(ConfigError, match="gamma sent no update in round 2, so rows of an earlier round"):
+            forget(folder, site)
+
+
+def test_a_folder_in_which_a_server_works_is_refused() -> None:
+    with Trial(AFL(), SMALL, "multilabel") as trial:
+        folder = finished(trial)
+        with hold(folder / LOCK, 0), pytest.raises(InUse):
+            forget(folder, "alpha")
+        assert forget(folder, "alpha")
+        with pytest.raises(ConfigError, match="has no update of 'alpha'; it has those of beta, gamma"):
+            forget(folder, "alpha")
+        with pytest.raises(ConfigError, match=r"has no update of '\.\./beta'"):
+            forget(folder, "../beta")
 
 
 def test_only_the_updates_of_the_last_round_are_kept() -> None:

@@ -38,7 +38,9 @@ from suture.protocol.messages import Update
 LABELS = ("Edema", "Hernia", "Mass", "Nodule", "Pneumonia")
 SITES = {"alpha": ("Mass", "Nodule"), "beta": ("Hernia", "Nodule"), "gamma": ("Edema", "Mass", "Nodule")}
 START = {"b": torch.zeros(3), "head.weight": torch.full((5, 2), -1.0), "head.bias": torch.full((5,), -1.0)}
-FEDERATED = sorted(n for n, kind in METHODS.items() if not (kind.about.local_only or kind.about.pooled))
+FEDERATED = sorted(
+    n for n, kind in METHODS.items() if not (kind.about.local_only or kind.about.pooled or n == "afl")
+)
 
 
 def job(method: str = "surgical", **arguments: Any) -> FlareJob:
@@ -583,3 +585,12 @@ def test_too_few_rounds_for_the_method_end_the_job() -> None:
     with pytest.raises(RejectedUpdate):
         known.task("alpha")
     assert "retrain.rounds" in known.panics[0]
+
+
+def test_a_method_that_sends_no_weights_ends_the_job() -> None:
+    known = FlareJob(MethodAggregator("afl", LABELS), START)
+    known.introduce("alpha", LABELS[:2], 9, None)
+    known.close()
+    with pytest.raises(RejectedUpdate):
+        known.task("alpha")
+    assert "AFL sends no weights" in known.panics[0]

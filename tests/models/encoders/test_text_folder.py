@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from tokenizers import models
 from torch import Tensor
 
 from sentence_folder import SMALL, WORDS, changed, network, sentence_folder, static_folder, tokeniser
@@ -293,6 +295,15 @@ def test_a_folder_that_cannot_be_used_is_refused_in_one_line(
     with pytest.raises(ConfigError, match=said) as caught:
         built(f"hf:{tmp_path / 'encoder'}")
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_tokeniser_with_dropout_is_refused(tmp_path: Path) -> None:
+    """It would give a document other tokens each time, at each party."""
+    pieces = models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], dropout=0.5)
+    sentence_folder(tmp_path / "encoder")
+    tokenizers.Tokenizer(pieces).save(str(tmp_path / "encoder" / "tokenizer.json"))
+    with pytest.raises(ConfigError, match="its dropout would give other tokens each time"):
+        built(f"hf:{tmp_path / 'encoder'}")
 
 
 def test_other_modules_and_missing_files_are_named(tmp_path: Path) -> None:

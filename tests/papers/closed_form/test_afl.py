@@ -14,13 +14,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rounds import context_of, train_round
-from suture.core.errors import ConfigError
+from suture.core.errors import ConfigError, RejectedUpdate
 from suture.core.labels import LabelType
 from suture.data.batch import Samples
 from suture.learning.training import LocalTraining, SiteContext, ready_inputs
 from suture.methods.base import GlobalModel, Phase, RoundContext
+from suture.protocol.check import check_reply
 from suture.protocol.egress import Layout
 from suture.protocol.messages import Update
+from suture.protocol.packing import unpack
 from suture.simulation.method_checks import SMALL
 from suture.simulation.trial import SITES, Trial
 from suture_papers.closed_form.afl import AFL, GRAM, MOMENTS, SETS, ridge_rows, sums_of, told_classes
@@ -203,8 +205,88 @@ def test_a_warm_up_is_refused() -> None:
 def test_sums_of_no_features_end_the_round() -> None:
     update = sent(torch.ones(2, 1), cases((1, 1, 0)), ["Mass"])
     update.channels[GRAM][0, 0] = -500.0
-    with pytest.raises(ArithmeticError, match="the Gram matrices of Mass have no positive definite sum"):
+    with pytest.raises(ArithmeticError, match="no positive definite sum of Gram matrices"):
         AFL().aggregate(model_of(["Mass"], 1), [update], FIRST)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    seed=st.integers(0, 2**31), size=st.sampled_from([1e-3, 1.0, 1e3]), ridge=st.sampled_from([1e-3, 30.0])
+)
+def test_sums_of_images_are_never_refused(seed: int, size: float, ridge: float) -> None:
+    """Whatever their features, also with fewer images than features."""
+    g = torch.Generator().manual_seed(seed)
+    n = int(torch.randint(1, 20, (), generator=g))
+    y = torch.randint(0, 2, (n, 3), generator=g).float()
+    y[torch.rand(n, 3, generator=g) < 0.2] = float("nan")
+    x = size * torch.randn(n, 8, generator=g).round(decimals=1)
+    AFL(ridge=ridge).check(sent(x, y, ["A", "B", "C"]))
+
+
+def _negative(channels: Any, weights: Tensor) -> None:
+    channels[GRAM][0, 0] = -1e9
+
+
+def _no_images(channels: Any, weights: Tensor) -> None:
+    channels[GRAM][0, -1] = 0
+
+
+def _indefinite(channels: Any, weights: Tensor) -> None:
+    channels[GRAM][0, 1] = 1e8  # of the first two features, beyond what their squares permit
+
+
+def _twice(channels: Any, weights: Tensor) -> None:
+    for name in (GRAM, SETS):
+        channels[name] = torch.cat([channels[name]] * 2)
+
+
+def _in_none(channels: Any, weights: Tensor) -> None:
+    channels[SETS][:, 0] = 0
+    weights[0] = 0
+
+
+def _not_counted(channels: Any, weights: Tensor) -> None:
+    weights[0] = 0
+
+
+def _half(channels: Any, weights: Tensor) -> None:
+    weights[0] = 0.5
+
+
+def _beyond(channels: Any, weights: Tensor) -> None:
+    channels[MOMENTS][1, 0] = 1e9
+
+
+def _more_than_all(channels: Any, weights: Tensor) -> None:
+    channels[MOMENTS][1] *= -1
+
+
+@pytest.mark.parametrize(
+    ("lie", "why"),
+    [
+        (_negative, "no positive definite sum of Gram matrices of Hernia, Nodule"),
+        (_no_images, "no positive definite sum"),
+        (_indefinite, "no positive definite sum"),
+        (_twice, "a class is in two sets of classes"),
+        (_in_none, "or has sums and is in none"),
+        (_not_counted, "a class is in two sets of classes"),
+        (_half, "a class is in two sets of classes"),
+        (_beyond, "the moments of Hernia, Nodule exceed their Gram matrix"),
+        (_more_than_all, "exceed their Gram matrix"),
+    ],
+)
+def test_a_lie_costs_the_liar_alone(lie: Any, why: str) -> None:
+    """Unchecked, it would end the run of all sites, or change rows beyond what any images can."""
+    with Trial(AFL(), SMALL, "multilabel") as trial:
+        answer = trial.answer("beta")
+        update = unpack(answer.packed)
+        assert isinstance(update, Update)
+        assert answer.allowed
+        check_reply(update, answer.allowed)
+        channels, weights = {n: t.clone() for n, t in update.channels.items()}, update.class_weights.clone()
+        lie(channels, weights)
+        with pytest.raises(RejectedUpdate, match=why):
+            check_reply(replace(update, channels=channels, class_weights=weights), answer.allowed)
 
 
 @pytest.mark.parametrize("label_type", ["multilabel", "multiclass"])

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from suture.core.errors import ConfigError
 from suture.core.files import hold, make_folder, read_json
@@ -56,7 +56,8 @@ def drop_updates(states: Path, round_: int) -> None:
 def forget(folder: Path, site: str) -> list[Path]:
     """Remove a site from an experiment that has ended: its model, states and the site's kept update.
 
-    The site's update is deleted last, so that a removal that was broken off can be repeated.
+    Nothing is deleted before the new state is written, and the site's update last, so that a removal that was
+    broken off can be repeated.
 
     Args:
         folder: of the experiment at the server, or of a run on one machine.
@@ -65,12 +66,17 @@ def forget(folder: Path, site: str) -> list[Path]:
         what was deleted.
 
     Raises:
-        ConfigError: the method has no exact removal, the site has no update or is the only one, or the run
-            has not ended.
+        ConfigError: the method has no exact removal, the site has no update or is the only one, another site
+            has none of the newest round, or the run has not ended.
         SutureError: a file is damaged, or a process works in the folder.
     """
     if not (folder / "run.json").is_file():
         raise ConfigError(f"{folder} is not a run folder: run.json is missing; give the folder of a run")
+    with hold(folder / LOCK, 0):  # before anything is read: a job may just have begun
+        return _remove(folder, site)
+
+
+def _remove(folder: Path, site: str) -> list[Path]:
     run = read_json(folder / "run.json")
     about = method_class(run["method"]["name"]).about
     if not about.removable:
@@ -83,26 +89,29 @@ def forget(folder: Path, site: str) -> list[Path]:
     settings = {key: run[key] for key in _PLAN} | {"method": run["method"]["name"]}
     plan = Plan.from_dict({**settings, "hyperparameters": run["method"]["hyperparameters"]})
     plan.check_code("the server")
-    with hold(folder / LOCK, 0):
-        return _remove(folder, site, plan, run)
-
-
-def _remove(folder: Path, site: str, plan: Plan, run: dict[str, Any]) -> list[Path]:
     states = Rounds(folder / "state", f"fixed/{ENCODER}")
     found = states.newest()
-    kept = folder / "state" / UPDATES / f"{found[0] if found else 0:06d}"
+    if found is None:
+        raise ConfigError(f"{folder} has no state, and so no update of {site!r}")
+    number, packed = found
+    where = f"the state of round {number} in {states.folder}"
+    model, state = read_model(packed, plan, where), RunState.from_dict(packed.header, where)
+    if earlier := sorted(name for name, round_ in state.sent.items() if round_ < number):
+        raise ConfigError(
+            f"{folder}: {', '.join(earlier)} sent no update in round {number}, so rows of an earlier round "
+            "may be part of the model; continue the experiment until every site takes part in a round, or "
+            f"begin a new experiment without {site}"
+        )
+    kept = states.folder / UPDATES / f"{number:06d}"
     files = {path.stem: path for path in sorted(kept.glob("*.safetensors"))}
-    if found is None or site not in files:
+    if site not in files:
         raise ConfigError(
             f"{folder} has no update of {site!r}; it has those of {', '.join(files) or 'no site'}"
         )
     if len(files) == 1:
         raise ConfigError(f"{site} is the only site of {folder}; delete the folder instead")
-    number, packed = found
     own = files.pop(site)
     updates = [update for path in files.values() if isinstance(update := unpack(load(path)), Update)]
-    where = f"the state of round {number} in {states.folder}"
-    model, state = read_model(packed, plan, where), RunState.from_dict(packed.header, where)
     held = {name for update in updates for name in update.labels}
     labels = tuple(name for name in model.labels if name in held)
     # Rows as they began: a class that nobody sends keeps its own.
@@ -117,11 +126,12 @@ def _remove(folder: Path, site: str, plan: Plan, run: dict[str, Any]) -> list[Pa
     }
     header = {"plan": packed.header["plan"], "registry": registry, **_without(state, site, number).to_dict()}
     deleted = [path for path in states.folder.glob("*.safetensors") if path != states.constant_path]
-    for path in deleted:
-        if path != states.path(number):
-            path.unlink()
     states.save(number, pack_model(new, header), number)
     states.keep(number)
+    for path in deleted:
+        if path not in (states.path(number), states.best_path(number)):
+            path.unlink(missing_ok=True)
+    drop_updates(states.folder, number)
     facts = {"round": number, "job": run.get("job"), "forgotten": 1}
     save_model(classifier(new, plan), plan.model, folder / "model", facts)
     here = experiment_folder(folder / "sites" / site / "state", plan.experiment)

@@ -91,7 +91,8 @@ class MethodAggregator(contract.ByMethod, ModelAggregator):
         """Leave the task of the site that asks for one in FLARE's context, for the filter.
 
         Raises:
-            ConfigError: the model has no such head or another number of rows, or the job has too few rounds.
+            ConfigError: the model has no such head or another number of rows, the job has too few rounds, or
+                the method sends no weights.
         """
         site, data = stated_name(fl_ctx), fl_ctx.get_prop(AppConstants.TRAIN_SHAREABLE)
         self._round = data.get_header(AppConstants.CURRENT_ROUND, 0)
@@ -119,6 +120,8 @@ class MethodAggregator(contract.ByMethod, ModelAggregator):
         method, info = self._contract.method, self._sites[site]
         labels = info.labels if method.labels.view != "all" else model.labels
         egress = method.egress(layout := layout_of(model, method))
+        if not egress.shared and not egress.head:
+            raise ConfigError(f"{method.about.title} sends no weights to average; run it with `suture run`")
         self._allowed[site] = self._contract.allowed("train", layout, labels, info.labels, info.n["train"])
         shared, head = method.exchange.parts(model.shared, model.rows(labels))
         tensors = self._contract.joined(shared, head)

@@ -205,10 +205,11 @@ def _tokeniser(text: str, limit: int) -> tuple[Any, int | None]:
         kinds = set(re.findall(r'"type": "([^"]*)"', parts))
         if wrong := (kinds - _PARTS) | (set(re.findall(r'"Regex": "([^"]*)', parts)) - {_SPACES}):
             raise ValueError(f"Suture does not run its {min(wrong)}")
+        if (model := values["model"]).get("dropout"):
+            raise ValueError("its dropout would give other tokens each time; set it to null")
         tokeniser = tokenizers.Tokenizer.from_str(json.dumps(values))
         tokeniser.no_padding()
         tokeniser.enable_truncation(limit)
-        model = values["model"]
         return tokeniser, model.get("unk_id", tokeniser.token_to_id(model.get("unk_token") or ""))
 
 
