@@ -75,6 +75,7 @@ def test_list_names_everything() -> None:
         (["run", "dmeo"], "did you mean 'demo'"),
         (["run", "demo", "--set", "rouns=2"], "did you mean 'rounds'"),
         (["run", "demo", "--env", "prod"], "startup kit"),
+        (["run", "demo", "--env", "loca"], "'--env': 'loca' is not one of"),
         (["report", "nowhere"], "nowhere"),
         (["predict", "nowhere", "x.png", "-o", "o.csv"], "model.json"),
         (["data", "check", "nowhere.toml"], "nowhere.toml"),

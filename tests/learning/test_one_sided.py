@@ -70,4 +70,4 @@ def test_validation_and_counts_know_nothing_of_them() -> None:
         run = trial.server.record.run
         assert run["sites"]["beta"]["labels"] == ["Hernia", "Nodule"]
         (note,) = run["notes"]
-        assert note.startswith("Mass is trained, but not measured, at beta")
+        assert note.startswith("Mass is trained but not measured at beta")

@@ -68,6 +68,13 @@ def test_what_a_user_has_added_to_a_run_stays_and_is_named(
     assert f"files that no run wrote, and keeps them: {', '.join(sorted(added))}" in caplog.text
 
 
+@pytest.mark.parametrize("settings", [["model.train=head"], ["method=afl"], ["transport=int8"]])
+def test_every_file_of_a_run_is_known_as_one(settings: list[str], tmp_path: Path) -> None:
+    """A frozen encoder is stored once, and AFL's updates are kept: `--overwrite` replaces both."""
+    out = run_job(with_settings(JOB, settings), out=tmp_path / "r")
+    assert files_of_run(out)[1] == []
+
+
 @pytest.mark.parametrize("name", ["model", "sites", "state", "sites/extra", "photos"])
 def test_a_link_is_not_followed(name: str, tmp_path: Path) -> None:
     out = run_job(JOB, out=tmp_path / "r")

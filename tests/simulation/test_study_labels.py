@@ -331,6 +331,8 @@ def test_the_vectors_of_an_encoder_of_text_have_the_length_one(tmp_path: Path) -
     folders = pytest.importorskip("sentence_folder")
     folders.sentence_folder(tmp_path / "encoder", "bert")
     found = study_labels._vectors(tmp_path / "encoder", ["no effusion", "heart"])
+    named = study_labels._vectors(Path(f"hf:{tmp_path / 'encoder'}"), ["no effusion", "heart"])
+    assert np.array_equal(named, found), "a folder may be named as in a job, too"
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
 
 

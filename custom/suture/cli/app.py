@@ -51,6 +51,14 @@ class Commands(TyperGroup):
             refuse_former(args)
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; an unknown choice of an option is reported without the validator's own words."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the words of all commands; no package replaces one of Suture's own."""
         own = super().list_commands(ctx)

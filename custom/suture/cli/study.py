@@ -205,7 +205,7 @@ def labels(
             if not separator:
                 raise ConfigError(f"--{relation} {text!r} names one class; write NAME=OF")
             if canonical(name) not in {*known, *CANONICAL}:
-                raise unknown("class of a site", name, known)
+                raise unknown("class", name, known)
             values = {"name": name, "relation": relation, "of": of, "by": by, "on": datetime.date.today()}
             decisions.append(parse(Decision, values, f"--{relation} {text}"))
             names = {canonical(name), canonical(of)}

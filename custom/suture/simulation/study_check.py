@@ -221,9 +221,9 @@ def _warnings(
         n, least = _behind_the_loss(found, limits), limits.min_loss
         if found.images.get("validation") and n < least:
             yield (
-                f"{site}: the loss of {n} validation images counts, those with a class of which [privacy] "
-                f"min_count = {limits.min_count} are present and absent; {least} are needed (min_loss), so "
-                "it sends no loss and does not contribute to the selection"
+                f"{site}: {n} validation images have a class with at least {limits.min_count} positives and "
+                f"{limits.min_count} negatives ([privacy] min_count); a loss needs {least} (min_loss), so "
+                "the site sends none and does not contribute to the selection"
             )
 
 

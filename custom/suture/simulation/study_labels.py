@@ -220,7 +220,7 @@ def _vectors(folder: Path, texts: Sequence[str]) -> NDArray[np.float32]:
     from suture.models import ModelSpec, build, encoder_of
     from suture.models.documents import document_inputs
 
-    spec = ModelSpec(f"hf:{folder}")
+    spec = ModelSpec(f"hf:{str(folder).removeprefix('hf:')}")  # as a job names it, or the folder alone
     if encoder_of(spec).reads != "text":
         raise ConfigError(f"{folder} holds an encoder of images; name the folder of an encoder of text")
     network = build(spec, LabelSet(("any",)), 0, pretrained=True).eval()
@@ -329,7 +329,7 @@ def render_lists(lists: LabelLists) -> RenderableType:
     for child, parent in lists.contains:
         below.setdefault(parent, []).append(child)
     if below:
-        parts.append("[bold]contained, at sites that set \\[data] atlas[/]")
+        parts.append("[bold]Parents and their children, at sites that set \\[data] atlas[/]")
         parts += [
             f"{rich(parent)}: {rich(', '.join(children))}" for parent, children in sorted(below.items())
         ]

@@ -88,7 +88,7 @@ def _one_sided_notes(registry: SiteRegistry) -> list[str]:
         for name in registry.labels
     }
     return [
-        f"{name} is trained, but not measured, at {at}: their atlases imply its presence, never its absence."
+        f"{name} is trained but not measured at {at}: the atlas implies its presence, never its absence."
         for name, at in sites.items()
         if at
     ][:_SHOWN]
