@@ -103,7 +103,7 @@ def test_the_defaults_are_the_careful_ones(toml: Path) -> None:
         ),
         (
             MINIMAL.replace("hospital", "isic2018") + 'view = "all"\n',
-            ["unknown key [data] view of dataset 'isic2018'; known: atlas, bits, codes, color"],
+            ["unknown key [data] view of dataset 'isic2018'; known: ancestors, atlas, bits, codes"],
         ),
         (
             MINIMAL.replace("hospital", "mimic") + 'view = "all"\n',
