@@ -90,7 +90,7 @@ def check_code(text: str) -> str:
         raise LabelError(
             f"{shown(text)}: codes are written SYSTEM:CODE, such as SCT:36118008; the systems are {known}"
         )
-    if why := _FAULT[system](code):
+    if why := _fault(system, code):
         raise LabelError(f"{shown(text)} is not a valid code of {SYSTEMS[system]}: {why}")
     if text in GENERAL:
         raise LabelError(f"{text} describes a shape in any organ, not a class; write the code of the finding")
@@ -166,21 +166,23 @@ def _verhoeff(digits: str) -> int:
     return total
 
 
-def _icd_fault(code: str) -> str:
-    if re.fullmatch(r"[A-Z][0-9]{2}(\.[0-9]{1,2})?", code):
-        return ""
-    return "write a capital letter and two digits, optionally a point and one or two digits: J93.9"
+_FORMS = {
+    "I10": (
+        r"[A-Z][0-9]{2}(\.[0-9]{1,2})?",
+        "write a capital letter and two digits, optionally a point and one or two digits: J93.9",
+    ),
+    "I10C": (
+        r"[A-Z][0-9][0-9A-Z](\.[0-9A-Z]{1,4})?",
+        "write three capital letters or digits, optionally a point and one to four more: J93.83",
+    ),
+    "RADLEX": (r"RID[1-9][0-9]{0,8}", "write RID and a number: RID5352"),
+}
+"""The form of the codes of the other systems, and what to write."""
 
 
-def _icd_cm_fault(code: str) -> str:
-    if re.fullmatch(r"[A-Z][0-9][0-9A-Z](\.[0-9A-Z]{1,4})?", code):
-        return ""
-    return "write three capital letters or digits, optionally a point and one to four more: J93.83"
-
-
-def _radlex_fault(code: str) -> str:
-    return "" if re.fullmatch(r"RID[1-9][0-9]{0,8}", code) else "write RID and a number: RID5352"
-
-
-_FAULT = {"SCT": _snomed_fault, "I10": _icd_fault, "I10C": _icd_cm_fault, "RADLEX": _radlex_fault}
-"""Why a code has not the form of its system, by the system; an empty text where it has."""
+def _fault(system: str, code: str) -> str:
+    """Why a code has not the form of its system; an empty text where it has."""
+    if system == "SCT":
+        return _snomed_fault(code)
+    form, remedy = _FORMS[system]
+    return "" if re.fullmatch(form, code) else remedy

@@ -121,22 +121,20 @@ def nearest(name: str, options: Iterable[str], listed: Iterable[str] | None = No
     """Return the hint of an "unknown name" message: the nearest valid word, or else those that contain it, or
     all (of `listed`) if short, or else the nearest.
     """
-    known = sorted(options)
-    close = difflib.get_close_matches(name[:200].casefold(), [o.casefold() for o in known], n=1, cutoff=0.6)
-    if close:
-        word = next(o for o in known if o.casefold() == close[0])
-        return f"did you mean {shown(word)}?"
-    shown_names = known if listed is None else sorted(listed)
-    with_it = [o for o in shown_names if name and name.casefold() in o.casefold()]
-    with_it.sort(key=lambda o: not o.casefold().startswith(name.casefold()))
-    words = ", ".join(map(as_word, with_it or shown_names))
-    what = f"{len(with_it)} with it" if with_it else "known"
-    if len(words) <= _LIST:
-        return f"{what}: {words}"
+    known, word = sorted(options), name.casefold()
+    spelled = {option.casefold(): option for option in reversed(known)}  # the first of those alike
+    if close := difflib.get_close_matches(word[:200], spelled, n=1, cutoff=0.6):
+        return f"did you mean {shown(spelled[close[0]])}?"
+    names = known if listed is None else sorted(listed)
+    with_it = [option for option in names if word and word in option.casefold()]
+    with_it.sort(key=lambda option: not option.casefold().startswith(word))
+    text = ", ".join(map(as_word, with_it or names))
     if with_it:
-        return f"{what}: {words[:_LIST]} ..."
-    few = difflib.get_close_matches(name[:200], shown_names, n=_FEW, cutoff=0)
-    return f"the nearest of {len(shown_names):,}: {', '.join(map(as_word, few))}"
+        return f"{len(with_it)} with it: {text if len(text) <= _LIST else f'{text[:_LIST]} ...'}"
+    if len(text) <= _LIST:
+        return f"known: {text}"
+    few = difflib.get_close_matches(name[:200], names, n=_FEW, cutoff=0)
+    return f"the nearest of {len(names):,}: {', '.join(map(as_word, few))}"
 
 
 def unknown(kind: str, name: str, options: Iterable[str], listed: Iterable[str] | None = None) -> ConfigError:

@@ -40,15 +40,20 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
-def _a_label(name: str) -> str:
-    try:
-        canonical(name)
-    except LabelError as error:
-        raise ValueError(str(error)) from None
-    return name
+def checked(check: Callable[[str], object]) -> AfterValidator:
+    """Return a check of a name as one of pydantic's: it says what a `LabelError` says."""
+
+    def named(name: str) -> str:
+        try:
+            check(name)
+        except LabelError as error:
+            raise ValueError(str(error)) from None
+        return name
+
+    return AfterValidator(named)
 
 
-LabelName = Annotated[str, AfterValidator(_a_label)]
+LabelName = Annotated[str, checked(canonical)]
 """Any spelling of a label."""
 
 JOB_PATH = "a path"

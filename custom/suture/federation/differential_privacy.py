@@ -31,6 +31,7 @@ from suture.core.errors import ConfigError
 from suture.core.privacy import PrivacyConfig
 from suture.learning.step_losses import NonFiniteLoss
 from suture.protocol.disclosure import training_loss
+from suture.protocol.egress import prefixed, within
 from suture.protocol.messages import Spent, TaskData, Trait, Update, fields_with, rounded
 from suture.protocol.precision import VARIANCE
 
@@ -71,8 +72,8 @@ class Noise:
         """
         _refuse_uncovered(update)
         gradient = update.kind == "gradient"
-        sent = {**_named("shared", update.shared), **_named("head", update.head)}
-        base = {} if gradient else {**_named("shared", received.shared), **_named("head", received.head)}
+        sent = prefixed("shared", update.shared) | prefixed("head", update.head)
+        base = {} if gradient else prefixed("shared", received.shared) | prefixed("head", received.head)
         deltas = {n: t.double() - base[n].double() if base else t.double() for n, t in sorted(sent.items())}
         norm = math.sqrt(sum(float(d.square().sum()) for d in deltas.values()))
         if not math.isfinite(norm):
@@ -84,7 +85,7 @@ class Noise:
             changed = delta * factor + noise * self.multiplier * self.clip
             value = (changed + base[name].double() if base else changed).to(sent[name].dtype)
             done[name] = value.clamp_min(0) if name.endswith(VARIANCE) and not gradient else value
-        return replace(update, shared=_group("shared", done), head=_group("head", done))
+        return replace(update, shared=within("shared", done), head=within("head", done))
 
 
 def _refuse_uncovered(update: Update) -> None:
@@ -95,15 +96,6 @@ def _refuse_uncovered(update: Update) -> None:
             f"[privacy] clip does not cover {min(stray)}, which this method sends besides weights; "
             "remove clip and noise, or use another method"
         )
-
-
-def _named(group: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{group}/{name}": tensor for name, tensor in tensors.items()}
-
-
-def _group(group: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    found = ((name.partition("/"), tensor) for name, tensor in tensors.items())
-    return {name: tensor for (of, _, name), tensor in found if of == group}
 
 
 def gaussian(shape: tuple[int, ...], draw: Draw = os.urandom) -> Tensor:
@@ -124,18 +116,14 @@ def protected(
         losses: names of the update's scalars that are losses.
         samples: number of samples behind the losses; below `min_loss` the losses are withheld.
     """
-    noise = Noise.of(privacy)
     scalars = {
         name: training_loss(value, samples, privacy) if name in losses else rounded(value)
         for name, value in update.scalars.items()
     }
     own = fields_with(Update, Trait.LOSS)
     found: dict[str, Any] = {name: training_loss(getattr(update, name), samples, privacy) for name in own}
-    shown = replace(
-        update,
-        **found,
-        scalars={name: value for name, value in scalars.items() if value is not None},
-    )
+    found["scalars"] = {name: value for name, value in scalars.items() if value is not None}
+    shown, noise = replace(update, **found), Noise.of(privacy)
     return noise.apply(shown, received) if noise else shown
 
 

@@ -19,7 +19,6 @@ def expected_answer(
     limits: PrivacyConfig | None = None,
     *,
     transport: Transport = "float32",
-    ledger: str | None = None,
 ) -> AllowedReply:
     """Return what one site may answer to a task.
 
@@ -31,7 +30,6 @@ def expected_answer(
         images: number of training images that the site has announced.
         transport: the type in which the model's tensors travel in a round of training.
         limits: of the site; None at the server, which does not know them.
-        ledger: the digest of its ledger that the site states; None at the server.
     """
     return AllowedReply(
         task.task,
@@ -46,6 +44,5 @@ def expected_answer(
         transport if task.task == "train" else "float32",
         limits,
         tuple(task.decisions),
-        ledger,
-        method.exchange.prior is not None,
+        prior=method.exchange.prior is not None,
     )

@@ -142,16 +142,8 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values for the configuration of a job."""
-        return {
-            "method": self.method.about.name,
-            "hyperparameters": dataclasses.asdict(self.method),  # type: ignore[call-overload]
-            "model": dataclasses.asdict(self.model),
-            "augmentation": dataclasses.asdict(self.augmentation),
-            "seed": self.seed,
-            "experiment": self.experiment,
-            "code": self.code,
-            "transport": self.transport,
-        }
+        values = dataclasses.asdict(self)
+        return {"method": self.method.about.name, "hyperparameters": values.pop("method"), **values}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Plan:
@@ -170,15 +162,10 @@ class Plan:
         kind: type[Method] | None = None
         try:
             kind = method_class(given.method)
-            return cls(
-                parse(kind, given.hyperparameters, "hyperparameters"),
-                parse(ModelSpec, given.model, "model"),
-                parse(Augmentation, given.augmentation, "augmentation"),
-                given.seed,
-                given.experiment,
-                given.code,
-                given.transport,
-            )
+            method = parse(kind, given.hyperparameters, "hyperparameters")
+            model = parse(ModelSpec, given.model, "model")
+            augmentation = parse(Augmentation, given.augmentation, "augmentation")
+            return cls(method, model, augmentation, given.seed, given.experiment, given.code, given.transport)
         except ConfigError as error:
             if given.code == (own := code_hash(kind)):
                 raise

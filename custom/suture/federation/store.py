@@ -105,12 +105,8 @@ class Rounds:
             DiskError: nothing was written; the states on disk are unchanged.
         """
         make_folder(self.folder)
-        changing = self._apart(state, durable)
-        save(
-            self.path(round_),
-            replace(state, tensors=changing, header={"format": FORMAT, **state.header}),
-            durable,
-        )
+        stored = Packed(self._apart(state, durable), {"format": FORMAT, **state.header})
+        save(self.path(round_), stored, durable)
         self.best_path(round_).unlink(missing_ok=True)
         rounds = self.rounds()
         base = [r for r in rounds if r <= committed][-RETAINED:]

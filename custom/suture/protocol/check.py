@@ -257,10 +257,7 @@ def _check_labels(labels: Labels) -> None:
 
 
 def _check_tensors(
-    group: str,
-    tensors: Mapping[str, Tensor],
-    declared: Shapes,
-    transport: Transport = "float32",
+    group: str, tensors: Mapping[str, Tensor], declared: Shapes, transport: Transport = "float32"
 ) -> None:
     if tensors.keys() != declared.keys():
         raise RejectedUpdate(_difference(group, tensors.keys(), declared.keys()))

@@ -107,10 +107,7 @@ class Layout:
 
     @classmethod
     def of(
-        cls,
-        shared: Mapping[str, Tensor],
-        head: Mapping[str, Tensor],
-        buffers: frozenset[str] = frozenset(),
+        cls, shared: Mapping[str, Tensor], head: Mapping[str, Tensor], buffers: frozenset[str] = frozenset()
     ) -> Layout:
         """Return the layout of tensors; those of the head have a row for each class."""
         return cls(
@@ -270,21 +267,18 @@ def declared(egress: Egress, *, local: bool = False, transport: str = "float32")
     narrowed = transport != "float32"
     how = f", in {transport}" if narrowed else ""
     how += ", as changes of what the site received" if narrowed and egress.kind == "weights" else ""
-    shapes = (
-        {
-            "shared": f"the model's tensors{how}",
-            "head": f"one row for each class that the site sees{how}",
-            "weight": _weight(egress),
-            "class_weights": _class_weights(egress),
-            "counts": "two numbers per class of the site, once, at the start",
-            "train_loss": "a number",
-            "metrics": "loss, AUROC, recall and counts of the site's classes; accuracy and its like, also by "
-            "attribute where the site names one",
-            "local_metrics": "the same",
-        }
-        | dict(channels(egress))
-        | dict(numbers(egress))
-    )
+    shapes = {
+        "shared": f"the model's tensors{how}",
+        "head": f"one row for each class that the site sees{how}",
+        "weight": _weight(egress),
+        "class_weights": _class_weights(egress),
+        "counts": "two numbers per class of the site, once, at the start",
+        "train_loss": "a number",
+        "metrics": "loss, AUROC, recall and counts of the site's classes; accuracy and its like, also by "
+        "attribute where the site names one",
+        "local_metrics": "the same",
+    }
+    shapes |= {**dict(channels(egress)), **dict(numbers(egress))}
     if egress.counts:
         shapes["counts"] += f", with {' or '.join(egress.counts)} labels"
     whys = {**egress.why, **{channel.name: channel.why for channel in egress.going("up", "facts")}}

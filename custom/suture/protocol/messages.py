@@ -25,7 +25,7 @@ from suture.core.errors import LabelError
 from suture.core.labels import LabelType, check_spelling
 from suture.core.names import LONGEST, check_value
 from suture.core.privacy import check_protection
-from suture.core.validation import MOST_ATTRIBUTES, STRICT
+from suture.core.validation import MOST_ATTRIBUTES, STRICT, checked
 from suture.protocol.decisions import DecidedClass, Decision, Rule
 
 MOST = 2_000
@@ -38,19 +38,7 @@ LARGEST = 10**9
 """The largest count: an integer of Python is unlimited, and so could carry anything."""
 
 
-@lru_cache(maxsize=2 * MOST_CLASSES)  # the same names come with every message
-def _label(name: str) -> str:
-    try:
-        return check_spelling(name)
-    except LabelError as error:
-        raise ValueError(str(error)) from None
-
-
-def _value(text: str) -> str:
-    try:
-        return check_value(text)
-    except LabelError as error:
-        raise ValueError(str(error)) from None
+_known_spelling = lru_cache(maxsize=2 * MOST_CLASSES)(check_spelling)  # they come with every message
 
 
 def _code(text: str) -> str:
@@ -63,9 +51,9 @@ def _code(text: str) -> str:
 Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+$", max_length=LONGEST)]
 """A name of the program: of a tensor, a figure or an exception."""
 
-Label = Annotated[str, StringConstraints(max_length=LONGEST), AfterValidator(_label)]
+Label = Annotated[str, StringConstraints(max_length=LONGEST), checked(_known_spelling)]
 Labels = Annotated[tuple[Label, ...], Field(max_length=MOST_CLASSES)]
-Value = Annotated[str, StringConstraints(max_length=LONGEST), AfterValidator(_value)]
+Value = Annotated[str, StringConstraints(max_length=LONGEST), checked(check_value)]
 """A value of an attribute, such as ``≥ 60 years``: one printable line."""
 
 CodeText = Annotated[str, StringConstraints(max_length=40), AfterValidator(_code)]
@@ -413,10 +401,9 @@ _HINTS: dict[type[Any], dict[str, Any]] = {
 
 def fields_with(kind: type[Any], trait: Trait) -> tuple[str, ...]:
     """Return the fields of a kind of answer that have a trait; single values before those by name."""
-    found = {
-        n: hint.__origin__ for n, hint in _HINTS[kind].items() if trait in getattr(hint, "__metadata__", ())
-    }
-    return tuple(sorted(found, key=lambda name: get_origin(found[name]) is dict))
+    hints = _HINTS[kind]
+    found = [name for name, hint in hints.items() if trait in getattr(hint, "__metadata__", ())]
+    return tuple(sorted(found, key=lambda name: get_origin(hints[name].__origin__) is dict))
 
 
 def ones(labels: Labels) -> Tensor:

@@ -72,14 +72,10 @@ def narrow(tensor: Tensor, transport: Transport) -> Tensor:
     return _encoded(tensor) if transport == "int8" and _in_bytes(tuple(tensor.shape)) else tensor.half()
 
 
-def _blocks(row: int) -> int:
-    return math.ceil(row / BLOCK)
-
-
 def _in_bytes(shape: tuple[int, ...]) -> tuple[int, int] | None:
     """The shape of the int8 tensor in which one of this shape travels; None where it travels in float16."""
     row = math.prod(shape[1:])
-    width = row + _SCALE * _blocks(row)
+    width = row + _SCALE * math.ceil(row / BLOCK)
     return (shape[0], width) if len(shape) > 1 and shape[0] and width < 2 * row else None
 
 
@@ -117,12 +113,11 @@ def check_narrowed(name: str, tensor: Tensor, form: Form, transport: Transport) 
     Raises:
         RejectedUpdate: it is in fewer bits and has another shape, or a scale that no tensor gives.
     """
-    (shape, dtype), in_bytes = form, _in_bytes(form[0]) if transport == "int8" else None
-    if dtype != "torch.float32" or transport == "float32":
+    shape, dtype = form
+    in_bytes = _in_bytes(shape) if transport == "int8" else None
+    needs = {torch.float16: shape, torch.int8: in_bytes}.get(tensor.dtype)
+    if needs is None or dtype != "torch.float32" or transport == "float32":
         return False
-    if tensor.dtype != torch.float16 and not (in_bytes and tensor.dtype == torch.int8):
-        return False
-    needs = shape if tensor.dtype == torch.float16 else in_bytes
     if tuple(tensor.shape) != needs:
         raise RejectedUpdate(f"{name} has shape {tuple(tensor.shape)} instead of {needs} in {transport}")
     if tensor.dtype == torch.int8:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from suture.federation.server.attendance import LATE, MOST_LATE, PATIENCE
-from suture.federation.server.collector import OpenExchange, UpdateCollector
+from suture.federation.server.collector import Receiver, UpdateCollector
 from suture.protocol.check import AllowedReply
 from suture.protocol.egress import Egress
 from suture.protocol.messages import Evaluation, Metrics, TaskData, Update, ones
@@ -35,13 +35,13 @@ class Rounds:
         elif kind != "answer":
             self.events.append((kind, facts["site"]))
 
-    def open(self, quorum: int = 2, grace: float | None = None, task: Any = "train") -> OpenExchange:
+    def open(self, quorum: int = 2, grace: float | None = None, task: Any = "train") -> Receiver:
         self.number += 1
         expected = AllowedReply(task, self.number, 0, "validation", ("Mass",), ("Mass",), EGRESS)
         self.collector.open({site: (TaskData(task, self.number), expected) for site in SITES})
         return self.collector.receiver(quorum, grace)
 
-    def answer(self, take: OpenExchange, *sites: str) -> None:
+    def answer(self, take: Receiver, *sites: str) -> None:
         for site in sites:
             take.fetched(site)
             take(

@@ -113,11 +113,7 @@ class Aggregator:
         return replace(state, pending=pending, standings=standings)
 
     def measured_at_sites(
-        self,
-        number: int,
-        metrics: Mapping[str, Metrics],
-        registry: SiteRegistry,
-        state: RunState,
+        self, number: int, metrics: Mapping[str, Metrics], registry: SiteRegistry, state: RunState
     ) -> RunState:
         """Consider the newest committed round by the sites' losses, and add these to its pending line."""
         line, standings = copy.deepcopy(state.pending or {}), state.standings
@@ -126,14 +122,12 @@ class Aggregator:
         for site, value in losses.items():
             joined = {"status": "missing", "reason": "joined after this round"}
             line["sites"].setdefault(site, joined).update(validation_loss=value, validation_auroc=own[site])
-        scores = {s: registry.classes_from_site(s, m) for s, m in metrics.items()}
+        scores = {s: registry.named(s, m.classes) for s, m in metrics.items()}
         areas = {name: score.auroc for name, score in across_sites(scores).items()}
         loss, auroc = mean_defined(losses.values()), mean_defined(areas.values())
         line["validation"] |= {"loss": loss, "auroc": auroc}
-        steps = {
-            "loss_step": coarsest(m.loss_step for m in metrics.values()),
-            "auroc_step": coarsest(score.step for at in scores.values() for score in at.values()),
-        }
+        steps = {"loss_step": coarsest(m.loss_step for m in metrics.values())}
+        steps["auroc_step"] = coarsest(score.step for at in scores.values() for score in at.values())
         line["validation"] |= {name: step for name, step in steps.items() if step is not None}
         if unmeasured := [name for name in registry.labels if areas.get(name) is None]:
             line["validation"]["unmeasured"] = unmeasured

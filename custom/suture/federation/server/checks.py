@@ -15,15 +15,8 @@ from suture.federation.server.selection import MEASURED_HERE, Best
 from suture.methods.base import Method
 from suture.protocol.messages import SiteInfo
 
-_FIXED_SETTINGS = {
-    "seed": "seed",
-    "method": "method",
-    "hyperparameters": "method",
-    "model": "model",
-    "augmentation": "augmentation",
-    "transport": "transport",
-}
-"""The parts of a plan that a later job of the experiment may not change, with the job's word for each."""
+_FIXED = ("seed", "method", "hyperparameters", "model", "augmentation", "transport")
+"""The parts of a plan that a later job of the experiment may not change."""
 
 
 def check_selection(schedule: Schedule, method: Method, held_out: HeldOut | None) -> None:
@@ -112,7 +105,7 @@ def check_phase(plan: Plan, rounds: int, trained: int, line: Mapping[str, Any] |
 def fixed_settings(plan: Plan) -> dict[str, Any]:
     """Return the settings of a plan that later jobs of the experiment may not change."""
     values = plan.to_dict()
-    return {key: values[key] for key in _FIXED_SETTINGS}
+    return {key: values[key] for key in _FIXED}
 
 
 def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], experiment: str) -> None:
@@ -124,8 +117,9 @@ def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], experimen
     Raises:
         ConfigError: they differ; names the setting.
     """
-    for part in (key for key in _FIXED_SETTINGS if key in before and key in now):
-        was, has = (flat(_FIXED_SETTINGS[part], json.loads(json.dumps(plan[part]))) for plan in (before, now))
+    for part in (key for key in _FIXED if key in before and key in now):
+        word = "method" if part == "hyperparameters" else part  # as in a job
+        was, has = (flat(word, json.loads(json.dumps(plan[part]))) for plan in (before, now))
         was = lasting(was)
         for key in sorted(was.keys() | has.keys()):
             if was.get(key) != has.get(key):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -56,19 +56,6 @@ Line = dict[str, Any]
 """What history.jsonl says of one site, or of one round."""
 
 
-class Receiver(Protocol):
-    """Where a transport delivers the answers of one exchange."""
-
-    def __call__(self, site: str, packed: Packed) -> None:
-        """Take the answer of a site. Never raises."""
-
-    def fetched(self, site: str) -> None:
-        """Note that a site has fetched its task; only a transport whose sites can be gone needs it."""
-
-    def enough(self, waiting: Collection[str]) -> bool:
-        """Whether the exchange may end although these sites have not answered."""
-
-
 class UpdateCollector:
     """Takes the answers of one exchange after the other.
 
@@ -106,12 +93,9 @@ class UpdateCollector:
         """Begin an exchange with the payload of each site, and what it may answer; return what to send."""
         self.empty()
         narrow = Narrow()
-        packed = {
-            site: narrow(pack(payload), expected.transport)
-            for site, (payload, expected) in assignments.items()
-        }
         self._expected = {site: expected for site, (_, expected) in assignments.items()}
         self._payloads = {site: payload for site, (payload, _) in assignments.items()}
+        packed = {s: narrow(pack(p), self._expected[s].transport) for s, p in self._payloads.items()}
         self.answers, self._fault, self.since = {}, None, time.monotonic()
         self._accepted_at, self.norms, self.exchange = {}, {}, self.exchange + 1
         self._measure = Measure()
@@ -122,9 +106,9 @@ class UpdateCollector:
         }
         return packed
 
-    def receiver(self, quorum: int, grace: float | None) -> OpenExchange:
-        """Return the receiver of the exchange that was opened last; see `OpenExchange`."""
-        return OpenExchange(self, self.exchange, quorum, grace)
+    def receiver(self, quorum: int, grace: float | None) -> Receiver:
+        """Return the receiver of the exchange that was opened last; see `Receiver`."""
+        return Receiver(self, self.exchange, quorum, grace)
 
     def arrived(self) -> tuple[int, list[float]]:
         """Return the number of usable answers, and when each of the updates among them arrived."""
@@ -215,9 +199,6 @@ class UpdateCollector:
         # A spool does not outlive the process that reads it, so it need not reach the disk itself.
         save(self._path(site), Packed(tensors, {}), durable=False)
 
-    def _get(self, site: str) -> Mapping[str, Tensor]:
-        return self._held[site] if site in self._held else load(self._path(site)).tensors
-
     def _path(self, site: str) -> Path:
         return self._spool / f"{site}.safetensors"
 
@@ -293,7 +274,8 @@ class UpdateCollector:
         Their tensors are only to be read: those in memory are the same in each walk.
         """
         for site, update in sorted(self.replies(Update).items()):
-            yield site, replace(update, **tensor_fields(Update, self._get(site)))
+            tensors = self._held[site] if site in self._held else load(self._path(site)).tensors
+            yield site, replace(update, **tensor_fields(Update, tensors))
 
     def empty(self) -> None:
         """Drop the updates of a closed exchange, in memory and on disk."""
@@ -301,8 +283,8 @@ class UpdateCollector:
         shutil.rmtree(self._spool, ignore_errors=True)
 
 
-class OpenExchange:
-    """The receiver of one exchange: takes answers until the exchange is closed.
+class Receiver:
+    """Where a transport delivers the answers of one exchange, until it is closed.
 
     Args:
         number: of the exchange; later answers to it are dropped, even when another exchange is open.
@@ -314,16 +296,18 @@ class OpenExchange:
         self._collector, self._number, self._quorum, self._grace = collector, number, quorum, grace
 
     def __call__(self, site: str, packed: Packed) -> None:
-        """Take the answer of a site; see `UpdateCollector.receive`."""
+        """Take the answer of a site. Never raises; see `UpdateCollector.receive`."""
         self._collector.receive(site, packed, self._number)
 
     def fetched(self, site: str) -> None:
-        """Note that a site has fetched its task."""
+        """Note that a site has fetched its task; only a transport whose sites can be gone needs it."""
         if self._number == self._collector.exchange:
             self._collector.attendance.fetched(site)
 
     def enough(self, waiting: Collection[str]) -> bool:
-        """Whether the quorum is complete, and the others are gone or their grace period is over.
+        """Whether the exchange may end although some sites have not answered.
+
+        The quorum is complete then, and the others are gone or their grace period is over.
 
         Only updates begin the grace period. A site that fetches its task later has as long from then on; see
         `Attendance.awaited`. Where all sites are needed, a site that is gone is waited for.

@@ -191,8 +191,7 @@ def run_away(history: Sequence[Round], owners: Mapping[str, Collection[str]]) ->
     notes = []
     for name, annotating in owners.items():
         found = {r.round: _dominating(r, name, annotating) for r in history if r.has_row_weights}
-        rounds = [number for number, sites in found.items() if sites]
-        if rounds:
+        if rounds := [number for number, sites in found.items() if sites]:
             first, last = rounds[0], rounds[-1]
             notes.append(
                 f"{name}: from round {first} sites that do not annotate the class weigh over {_FAR} "
@@ -232,8 +231,7 @@ def validation_gaps(
     found = []
     if selection == "site_loss":
         heard = {name for r in committed for name, s in r.sites.items() if s.validation_loss is not None}
-        silent = {name: member.n for name, member in members.items() if name not in heard}
-        if silent:
+        if silent := {name: member.n for name, member in members.items() if name not in heard}:
             found.append(
                 f"The round was selected by the validation losses of {_listed(heard)} only: "
                 f"{_why(silent, 'validation')}"
@@ -314,8 +312,7 @@ def test_gaps(figures: Figures, tested: Mapping[str, Metrics], members: Mapping[
     found = []
     if figures.source == "sites' test data":
         heard = [name for name, metrics in sorted(tested.items()) if metrics.n]
-        silent = {name: member.n for name, member in members.items() if name not in heard}
-        if silent:
+        if silent := {name: member.n for name, member in members.items() if name not in heard}:
             whence = f"come from {_listed(heard)} only" if heard else "are lacking"
             found.append(f"The final figures {whence}: {_why(silent, 'test')}")
     if figures.undefined:

@@ -134,38 +134,16 @@ def what_leaves(plan: Plan, layout: Layout, label_type: LabelType | None = None)
 
 def describe(record: Record, plan: Plan, schedule: Schedule, **facts: Any) -> None:
     """Write what is about to run into run.json, with further facts."""
-    described = plan.to_dict()
+    described, about = plan.to_dict(), plan.method.about
+    method: dict[str, Any] = {"name": about.name, "title": about.title, "paper": about.paper}
+    method |= {"hyperparameters": described["hyperparameters"]}
+    method |= {"personal": plan.method.exchange.personal, "pooled": about.pooled}
     started = record.run.get("started") if record.run.get("status") == "running" else None
-    record.update(
-        job=schedule.name,
-        title=schedule.title,
-        method={
-            "name": plan.method.about.name,
-            "title": plan.method.about.title,
-            "paper": plan.method.about.paper,
-            "hyperparameters": described["hyperparameters"],
-            "personal": plan.method.exchange.personal,
-            "pooled": plan.method.about.pooled,
-        },
-        model=described["model"],
-        augmentation=described["augmentation"],
-        rounds=schedule.rounds,
-        seed=plan.seed,
-        experiment=plan.experiment,
-        code=plan.code,
-        transport=plan.transport,
-        versions=versions(),
-        egress=what_leaves(plan, Layout({}, {})),
-        labels=[],
-        sites={},
-        threads={"server": 1},
-        computed_on={},
-        started=started or now(),
-        status="running",
-        error=None,
-        finished=None,
-        selected_round=None,
-        selection=schedule.selection,
-        left_out=[],
-        **{"env": record.run.get("env", "flare"), **facts},
-    )
+    run: dict[str, Any] = {"job": schedule.name, "title": schedule.title, "method": method}
+    run |= {key: described[key] for key in ("model", "augmentation")} | {"rounds": schedule.rounds}
+    run |= {key: described[key] for key in ("seed", "experiment", "code", "transport")}
+    run |= {"versions": versions(), "egress": what_leaves(plan, Layout({}, {}))}
+    run |= {"labels": [], "sites": {}, "threads": {"server": 1}, "computed_on": {}}
+    run |= {"started": started or now(), "status": "running", "error": None, "finished": None}
+    run |= {"selected_round": None, "selection": schedule.selection, "left_out": []}
+    record.update(**run | {"env": record.run.get("env", "flare")} | facts)

@@ -28,7 +28,7 @@ from suture.federation.server.classes import (
 )
 from suture.federation.server.collector import Line, list_reasons
 from suture.methods.base import LabelStatistics, LabelView
-from suture.protocol.messages import MOST_CLASSES, ClassScore, Labels, Metrics, SiteInfo, Update
+from suture.protocol.messages import MOST_CLASSES, Labels, SiteInfo, Update
 
 _T = TypeVar("_T")
 
@@ -114,10 +114,6 @@ class SiteRegistry:
         """Return the update with the federation's names for its rows."""
         return replace(update, labels=tuple(self.named(site, dict.fromkeys(update.labels))))
 
-    def classes_from_site(self, site: str, metrics: Metrics) -> dict[str, ClassScore]:
-        """Return a site's scores by the federation's names of the classes."""
-        return self.named(site, metrics.classes)
-
     def named(self, site: str, values: Mapping[str, _T]) -> dict[str, _T]:
         """Return values by the federation's names, given by the site's spelling of the classes."""
         names = dict(zip(self.members[site].own, self.members[site].names, strict=True))
@@ -134,16 +130,13 @@ class SiteRegistry:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for the state."""
-        return {
-            "labels": list(self.labels),
-            "label_type": self.label_type,
-            "prior": self.prior,
-            "codes": {name: list(codes) for name, codes in self.codes.items()},
-            "members": {
-                site: {"own": list(m.own), "names": list(m.names), "n": dict(m.n), "threads": m.threads}
-                for site, m in self.members.items()
-            },
+        values: dict[str, Any] = {"labels": list(self.labels), "label_type": self.label_type}
+        values |= {"prior": self.prior, "codes": {name: list(codes) for name, codes in self.codes.items()}}
+        values["members"] = {
+            site: {"own": list(m.own), "names": list(m.names), "n": dict(m.n), "threads": m.threads}
+            for site, m in self.members.items()
         }
+        return values
 
 
 @dataclass(frozen=True)
@@ -293,10 +286,7 @@ def _names(infos: Mapping[str, SiteInfo], agreed: Agreement) -> dict[str, str]:
     return {own: classes.get(name, name) for own, name in mapped.items()}
 
 
-_V = TypeVar("_V")
-
-
-def _usual(values: Iterable[_V]) -> _V | None:
+def _usual(values: Iterable[_T]) -> _T | None:
     """Return the value of more than half of the sites, and of two or more; None where there is none."""
     counts = Counter(values)
     value, n = counts.most_common(1)[0] if counts else (None, 0)
@@ -357,8 +347,11 @@ def agree(infos: Mapping[str, SiteInfo], agreed: Agreement) -> SiteRegistry:
     label_type, held = _one_label_type(infos), _one_prior(infos, agreed.prior)
     names = _names(infos, agreed)
     members = {site: _member(site, info, names) for site, info in sorted(infos.items())}
-    said = _codes([*_stated(infos, names), *statements(agreed.codes, EXPERIMENT)])
-    registry = replace(_registry(members, agreed.labels), label_type=label_type, prior=held, codes=said)
+    said: dict[str, set[str]] = {}
+    for name, code, _ in (*_stated(infos, names), *statements(agreed.codes, EXPERIMENT)):
+        said.setdefault(name, set()).add(code)
+    codes = {name: tuple(sorted(of)) for name, of in sorted(said.items())}
+    registry = replace(_registry(members, agreed.labels), label_type=label_type, prior=held, codes=codes)
     if len(registry.labels) > MOST_CLASSES:
         raise FederationError(
             f"the sites have {len(registry.labels)} classes together; at most {MOST_CLASSES} are possible"
@@ -366,14 +359,6 @@ def agree(infos: Mapping[str, SiteInfo], agreed: Agreement) -> SiteRegistry:
     _refuse_lookalikes(registry, agreed.accept)
     _refuse_shared_generic(registry, agreed.accept)
     return registry
-
-
-def _codes(stated: Iterable[Statement]) -> Stated:
-    """Return all codes of each class, sorted."""
-    found: dict[str, set[str]] = {}
-    for name, code, _ in stated:
-        found.setdefault(name, set()).add(code)
-    return {name: tuple(sorted(codes)) for name, codes in sorted(found.items())}
 
 
 def _one_label_type(infos: Mapping[str, SiteInfo]) -> LabelType:
@@ -386,14 +371,11 @@ def _one_label_type(infos: Mapping[str, SiteInfo]) -> LabelType:
 
 def _member(site: str, info: SiteInfo, named: Mapping[str, str]) -> Member:
     """Return a site with the federation's names of its classes, given by their canonical names."""
-    annotated = {named[canonical(label)] for label in info.labels if label not in info.one_sided}
+    called = {label: named[canonical(label)] for label in info.labels}
+    annotated = {name for label, name in called.items() if label not in info.one_sided}
     # An ancestor that is a class of the site under another name is no further class.
-    own = tuple(
-        label
-        for label in info.labels
-        if label not in info.one_sided or named[canonical(label)] not in annotated
-    )
-    names = tuple(named[canonical(label)] for label in own)
+    own = tuple(n for n in info.labels if n not in info.one_sided or called[n] not in annotated)
+    names = tuple(called[label] for label in own)
     times = Counter(names)
     for label, name in zip(own, names, strict=True):
         if times[name] > 1:
@@ -429,10 +411,8 @@ def _refuse_lookalikes(registry: SiteRegistry, accept: bool | tuple[str, ...]) -
     pairs = _unaccepted(registry, accept)
     if not pairs:
         return
-    owners = registry.owners()
-    lines = [
-        f"  {a!r} ({', '.join(owners[a])}) and {b!r} ({', '.join(owners[b])})" for a, b in pairs[:_SHOWN]
-    ]
+    at = {name: f"{name!r} ({', '.join(sites)})" for name, sites in registry.owners().items()}
+    lines = [f"  {at[a]} and {at[b]}" for a, b in pairs[:_SHOWN]]
     if len(pairs) > _SHOWN:
         lines.append(f"  and {len(pairs) - _SHOWN} more pairs")
     own, name = sorted(pairs[0], key=lambda one: one in CANONICAL)  # the usual name stays
@@ -468,10 +448,8 @@ def shared_generic(
     if accept is True:
         return {}
     accepted = {canonical(name) for name in accept or ()}
-    found = {
-        name: tuple(sites) for name, sites in owners.items() if is_generic(name) and name not in accepted
-    }
-    return {name: sites for name, sites in found.items() if len(sites) > 1}
+    found = {name: tuple(sites) for name, sites in owners.items() if is_generic(name)}
+    return {name: sites for name, sites in found.items() if len(sites) > 1 and name not in accepted}
 
 
 def _unaccepted(registry: SiteRegistry, accept: bool | tuple[str, ...]) -> list[tuple[str, str]]:

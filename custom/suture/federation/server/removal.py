@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from suture.core.errors import ConfigError
 from suture.core.files import hold, make_folder, read_json
@@ -29,7 +29,6 @@ from suture.protocol.packing import load, pack, save, unpack
 UPDATES = "updates"
 """Folder of the kept updates, beside the states: one folder for each round."""
 
-_T = TypeVar("_T")
 _PLAN = ("model", "augmentation", "seed", "experiment", "code", "transport")
 
 
@@ -145,16 +144,11 @@ def _remove(folder: Path, site: str) -> list[Path]:
 def _without(state: RunState, site: str, number: int) -> RunState:
     """The state of a run that the site had no part in."""
 
-    def others(part: Mapping[str, _T]) -> dict[str, _T]:
+    def others(part: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in part.items() if name != site}
 
-    return replace(
-        state,
-        standings=ModelSelection(Best(number, 0.0), by=state.standings.by),
-        pending=None,
-        holders=state.holders - {site},
-        norms=others(state.norms),
-        bound=replace(state.bound, largest=others(state.bound.largest)),
-        excluded=others(state.excluded),
-        sent=others(state.sent),
-    )
+    bound = replace(state.bound, largest=others(state.bound.largest))
+    by_site: dict[str, Any] = {key: others(getattr(state, key)) for key in ("norms", "excluded", "sent")}
+    selected = ModelSelection(Best(number, 0.0), by=state.standings.by)
+    left = replace(state, standings=selected, pending=None, holders=state.holders - {site}, bound=bound)
+    return replace(left, **by_site)

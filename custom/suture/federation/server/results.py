@@ -112,11 +112,8 @@ def _notes(server: Server) -> list[str]:
     """Return what the rounds have shown, for the reader of the report."""
     history = read_history(server.record.folder)
     notes = describe_spent(server.record.run.get("protection", {}), _stated(server, history))
-    notes += dominant(history)
-    notes += outlier_notes(site_updates(history))
-    if server.plan.method.labels.pseudo:
-        notes += run_away(history, _owners(server))
-    return notes
+    notes += [*dominant(history), *outlier_notes(site_updates(history))]
+    return notes + (run_away(history, _owners(server)) if server.plan.method.labels.pseudo else [])
 
 
 def _left_out(server: Server, tested: Mapping[str, Metrics]) -> list[str]:
@@ -124,10 +121,9 @@ def _left_out(server: Server, tested: Mapping[str, Metrics]) -> list[str]:
     folder, members, held_out = server.record.folder, server.registry.members, server.held_out
     at_server = held_out.measured("validation") if held_out else ()
     history = read_history(folder)
+    labels, selection = server.registry.labels, server.schedule.selection
     found = rejected_sites(history)
-    found += validation_gaps(
-        history, members, server.registry.labels, server.schedule.selection, at_server, server.unmeasured
-    )
+    found += validation_gaps(history, members, labels, selection, at_server, server.unmeasured)
     figures = read_metrics(folder)
     return found + (test_gaps(figures, tested, members) if figures else [])
 
@@ -147,7 +143,7 @@ def _results(server: Server, model: GlobalModel, tested: Mapping[str, Metrics]) 
     history = read_history(server.record.folder)
     selected, held_out = server.selected_round, server.held_out
     source: _Source = "sites' test data"
-    by_site = {site: server.registry.classes_from_site(site, m) for site, m in sorted(tested.items())}
+    by_site = {site: server.registry.named(site, m.classes) for site, m in sorted(tested.items())}
     if held_out and held_out.has("test") and server.plan.method.exchange.personal == "nothing":
         source = AT_SERVER
         measured, interval = held_out.tested(model, selected, _BOOTSTRAP)
@@ -175,18 +171,13 @@ def _decisions(server: Server, tested: Mapping[str, Metrics]) -> dict[str, Any]:
     """Return the operating points, and how well each site's test images are decided."""
     if server.fitted is None:
         return {}
-    measured = {
-        site: {name: asdict(one) for name, one in server.registry.named(site, metrics.decided).items()}
-        for site, metrics in sorted(tested.items())
-    }
-    counts = {
-        site: {
-            name: pair
-            for name, score in server.registry.named(site, metrics.classes).items()
-            if name in measured[site] and (pair := counts_of(score))
-        }
-        for site, metrics in sorted(tested.items())
-    }
+    measured: dict[str, dict[str, Any]] = {}
+    counts: dict[str, dict[str, Any]] = {}
+    for site, metrics in sorted(tested.items()):
+        decided = server.registry.named(site, metrics.decided)
+        scores = server.registry.named(site, metrics.classes)
+        measured[site] = {name: asdict(one) for name, one in decided.items()}
+        counts[site] = {n: pair for n, s in scores.items() if n in decided and (pair := counts_of(s))}
     fitted = asdict(server.fitted)
     return {**fitted.pop("decisions"), "measured": measured, "counts": counts, **fitted}
 
@@ -245,11 +236,8 @@ class Results:
         areas = {name: scores[name].auroc if name in scores else None for name in self.labels}
         recall = {name: scores[name].recall for name in self.labels if name in scores}
         of_sites = {site: found for site, at in self.sites.items() if (found := _steps(at))}
-        steps: dict[str, Any] = {
-            "steps": _steps(scores),
-            "loss_step": measured.loss_step,
-            "site_steps": of_sites,
-        }
+        steps: dict[str, Any] = {"steps": _steps(scores), "loss_step": measured.loss_step}
+        steps["site_steps"] = of_sites
         return {
             "mean_auroc": mean_defined(areas.values()),
             "mean_interval": None if self.mean_interval is None else list(self.mean_interval),
@@ -295,8 +283,7 @@ class Results:
 
 def _check_classes(where: str, named: Iterable[str], labels: Sequence[str]) -> None:
     known = set(labels)
-    foreign = [name for name in named if name not in known]
-    if foreign:
+    if foreign := [name for name in named if name not in known]:
         raise LabelError(f"{where}: class {foreign[0]!r} is not one of {', '.join(labels)}")
 
 

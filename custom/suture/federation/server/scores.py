@@ -23,7 +23,7 @@ def mean_over_sites(registry: SiteRegistry, tested: Mapping[str, Metrics], of_ro
         "test",
         sum(metrics.n for metrics in tested.values()),
         mean_defined(metrics.loss for metrics in tested.values()),
-        across_sites({site: registry.classes_from_site(site, m) for site, m in sorted(tested.items())}),
+        across_sites({site: registry.named(site, m.classes) for site, m in sorted(tested.items())}),
         mean_of(metrics.overall for metrics in tested.values()),
         {
             value: _mean([m.attributes[value] for m in tested.values() if value in m.attributes])
@@ -184,9 +184,8 @@ def by_attribute(found: Mapping[str, Plain]) -> dict[str, Any]:
     Returns:
         the ``values`` and their ``mean``; {} where there is no attribute.
     """
-    return (
-        {"values": {k: dict(v) for k, v in found.items()}, "mean": mean_of(found.values())} if found else {}
-    )
+    values = {name: dict(figures) for name, figures in found.items()}
+    return {"values": values, "mean": mean_of(found.values())} if found else {}
 
 
 def local_and_global(sites: Mapping[str, tuple[Plain, Plain]]) -> dict[str, Any]:
@@ -201,13 +200,9 @@ def local_and_global(sites: Mapping[str, tuple[Plain, Plain]]) -> dict[str, Any]
     """
     if not sites:
         return {}
-    return {
-        "sites": {site: {"global": dict(g), "local": dict(own)} for site, (g, own) in sites.items()},
-        "mean": {
-            "global": mean_of(g for g, _ in sites.values()),
-            "local": mean_of(own for _, own in sites.values()),
-        },
-    }
+    found = {site: {"global": dict(g), "local": dict(own)} for site, (g, own) in sites.items()}
+    kinds = ("global", "local")
+    return {"sites": found, "mean": {kind: mean_of(both[kind] for both in found.values()) for kind in kinds}}
 
 
 def mean_of(parts: Iterable[Plain]) -> dict[str, float | None]:

@@ -21,7 +21,7 @@ from suture.federation.plan import Plan, Schedule, needed
 from suture.federation.server.aggregator import Aggregator, Updates
 from suture.federation.server.assignments import Task
 from suture.federation.server.checks import check_label_type, check_measurable, check_phase, check_selection
-from suture.federation.server.collector import Line, OpenExchange, UpdateCollector, list_reasons
+from suture.federation.server.collector import Line, Receiver, UpdateCollector, list_reasons
 from suture.federation.server.decisions import Fitted, fit_decisions
 from suture.federation.server.exchanges import Exchanges, Undo
 from suture.federation.server.global_model import initial, read_model, served, with_labels
@@ -124,9 +124,9 @@ class Server:
         one_row = method.labels.view == "target"  # it means another class at each site
         agreed = Agreement((), schedule.label_map, one_row or schedule.accept_labels)
         if found:
-            labels, label_type, began = found.model.labels, found.model.label_type, found.began
-            agreed = replace(agreed, labels=labels, label_type=label_type, prior=began.prior)
-            agreed = replace(agreed, codes=began.codes, owners=began.owners())
+            model, began = found.model, found.began
+            of_experiment = (model.label_type, began.prior, began.codes, began.owners())
+            agreed = Agreement(model.labels, agreed.label_map, agreed.accept, *of_experiment)
         self.registry = admit(answered, agreed, lines, schedule.min_sites)
         infos = {site: answered[site] for site in self.registry.members}
         check_label_type(method, self.registry.label_type)
@@ -227,7 +227,7 @@ class Server:
         """Number of usable updates that a round needs."""
         return needed(self.schedule.min_sites, len(self.registry.members))
 
-    def receiver(self) -> OpenExchange:
+    def receiver(self) -> Receiver:
         """Return where the transport delivers the answers of the open exchange."""
         return self.collector.receiver(self.quorum, self.schedule.grace)
 
@@ -327,7 +327,7 @@ class Server:
         metrics, registry = self.collector.metrics(), self.registry
         state = self.aggregator.measured_at_sites(self.round, metrics, registry, self.state)
         line = state.pending or {}
-        scores = {site: registry.classes_from_site(site, found) for site, found in metrics.items()}
+        scores = {site: registry.named(site, found.classes) for site, found in metrics.items()}
         self.unmeasured = {
             name: why_unmeasured({site: at[name] for site, at in scores.items() if name in at})
             for name in line["validation"].get("unmeasured", [])

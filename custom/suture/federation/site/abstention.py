@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import traceback
 from collections.abc import Iterable
@@ -13,6 +12,8 @@ from typing import Any
 from suture.core.devices import out_of_memory
 from suture.core.environment import now
 from suture.core.errors import (
+    FULL,
+    LOCKED,
     CodeMismatch,
     ConfigError,
     DataError,
@@ -63,10 +64,7 @@ _REASONS: tuple[tuple[type[BaseException], Reason], ...] = (
     (ConfigError, "configuration"),
 )
 
-_DISK: dict[int, Reason] = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "disk_full"),
-    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "read_only"),
-}
+_DISK: dict[int, Reason] = {**dict.fromkeys(FULL, "disk_full"), **dict.fromkeys(LOCKED, "read_only")}
 
 
 def reason_of(error: BaseException) -> Reason | None:
@@ -87,15 +85,9 @@ def record_error(folder: Path, site: str, task: TaskData, error: Exception) -> N
     log.error(
         "%s: %s; details are in errors.jsonl in the site's folder of this experiment", site, kind(error)
     )
-    record = {
-        "time": now(),
-        "site": site,
-        "task": task.task,
-        "round": task.round,
-        "error": kind(error),
-        "message": str(error),
-        "traceback": "".join(traceback.format_exception(error)),
-    }
+    record = {"time": now(), "site": site, "task": task.task, "round": task.round}
+    record |= {"error": kind(error), "message": str(error)}
+    record |= {"traceback": "".join(traceback.format_exception(error))}
     try:
         make_folder(folder)
         append_line(folder / "errors.jsonl", record)

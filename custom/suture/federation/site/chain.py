@@ -21,7 +21,6 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic_core import from_json, to_jsonable_python
 
-from suture.core.environment import now
 from suture.core.errors import ConfigError
 from suture.core.files import append_line, make_folder, replacing
 from suture.core.plain import open_regular, read_regular
@@ -214,11 +213,6 @@ class Chain(Generic[T]):
         values: dict[str, Any] = to_jsonable_python(line)
         chained = {**values, "after": self.digest, "salt": secrets.token_hex(16)}
         append_line(self._path, chained, durable=True)
-
-
-def begin_chain(chain: Chain[Any]) -> None:
-    """Chain the ledger of a version that did not: a first mark says so."""
-    chain.append(Mark(now(), "chained"))
 
 
 def breaks(chain: Chain[Any], anchors: Iterable[tuple[str, Anchor]]) -> tuple[list[str], int, list[str]]:

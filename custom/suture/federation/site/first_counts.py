@@ -56,10 +56,7 @@ class FirstCounts:
         self._known: tuple[tuple[Path, int, int] | None, _Sent] = None, _Sent({})
 
     def of(
-        self,
-        labels: LabelSet | Iterable[str],
-        counts: Mapping[str, Counts | None],
-        split: Split = "train",
+        self, labels: LabelSet | Iterable[str], counts: Mapping[str, Counts | None], split: Split = "train"
     ) -> dict[str, Counts | None]:
         """Return the counts of a split as the site has first sent them in this experiment.
 

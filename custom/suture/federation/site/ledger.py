@@ -27,16 +27,7 @@ from suture.core.privacy import PrivacyConfig
 from suture.core.validation import STRICT
 from suture.federation.differential_privacy import epsilon
 from suture.federation.site.abstention import BudgetSpent, LedgerBroken
-from suture.federation.site.chain import (
-    ANCHOR,
-    Anchor,
-    Chain,
-    Mark,
-    begin_chain,
-    breaks,
-    read_anchor,
-    write_anchor,
-)
+from suture.federation.site.chain import ANCHOR, Anchor, Chain, Mark, breaks, read_anchor, write_anchor
 from suture.federation.store import EXPERIMENTS, open_experiment
 from suture.protocol.egress import Channel, Layout
 from suture.protocol.messages import (
@@ -104,7 +95,7 @@ class Release:
         return self.clip, self.noise
 
 
-_RELEASE = TypeAdapter(Release)
+RELEASE = TypeAdapter(Release)
 
 
 def release_of(
@@ -165,13 +156,10 @@ def _said(score: ClassScore) -> bool:
 def _numbers(reply: Reply, channels: Sequence[Channel]) -> int:
     """Count the numbers of an answer that are neither tensors of the model's form nor figures of a class."""
     count: int = sum(_numbers_in(getattr(reply, name)) for name in fields_with(type(reply), Trait.COUNTED))
-    count += sum(
-        2
-        + len(metrics.overall)
-        + sum(2 + len(part.overall) for part in metrics.attributes.values())
-        + sum(4 * len(one.groups) for one in metrics.decided.values())
-        for metrics in _metrics(reply)
-    )
+    for metrics in _metrics(reply):
+        by_attribute = sum(2 + len(part.overall) for part in metrics.attributes.values())
+        by_group = sum(4 * len(one.groups) for one in metrics.decided.values())
+        count += 2 + len(metrics.overall) + by_attribute + by_group
     if isinstance(reply, Update):
         whole = [c.name for c in channels if not (c.of_classes or isinstance(c.shape, Layout))]
         return count + sum(tensor.numel() for name, tensor in reply.channels.items() if name in whole)
@@ -199,7 +187,7 @@ class Ledger:
 
     def __init__(self, path: Path, limits: PrivacyConfig, own: Path | None = None) -> None:
         self._path, self._limits, self._own = path, limits, own
-        self._chain, self._releases, self._tally = Chain(path, _RELEASE), list[Release](), _Tally()
+        self._chain, self._releases, self._tally = Chain(path, RELEASE), list[Release](), _Tally()
         self._compared = False  # with the anchors of all experiments, since the file is the one that it is
 
     def begin(self) -> None:
@@ -218,12 +206,12 @@ class Ledger:
             if not self._path.exists():
                 self._create([Release(now(), n, "unknown", update=True) for n in self._before_the_ledger()])
             elif self._chain.unchained:
-                begin_chain(self._chain)
+                self._chain.append(Mark(now(), "chained"))
 
     def _create(self, first: Sequence[Release]) -> None:
         with replacing(self._path) as temporary:
             temporary.touch()
-            chain = Chain(temporary, _RELEASE)
+            chain = Chain(temporary, RELEASE)
             for release in first:
                 chain.append(release)
                 list(chain.read())
@@ -242,7 +230,7 @@ class Ledger:
     def releases(self) -> Sequence[Release]:
         """Return all releases so far; an incomplete last line, of a process that was killed, is none."""
         if self._chain.replaced():
-            self._chain, self._releases, self._tally = Chain(self._path, _RELEASE), [], _Tally()
+            self._chain, self._releases, self._tally = Chain(self._path, RELEASE), [], _Tally()
             self._compared = False
         for release in self._chain.read():
             self._releases.append(release)
@@ -320,15 +308,15 @@ class Ledger:
         Raises:
             LedgerBroken, OSError: as `record`.
         """
-        table: list[dict[str, Any]] = [dict(names), {name: list(above) for name, above in parents.items()}]
-        now_digest = blake3(json.dumps(table, sort_keys=True).encode()).hexdigest()
+        own, above = dict(names), {name: list(parents[name]) for name in parents}
+        digest = blake3(json.dumps([own, above], sort_keys=True).encode()).hexdigest()
         self.begin()
         with self._locked():
             self.releases()
             last = self.labels.digest if self.labels else None
-            if last != now_digest and (last or names or parents):
+            if last != digest and (last or own or above):
                 self._check_whole()
-                self._chain.append(Mark(now(), "labels", names=table[0], parents=table[1], digest=now_digest))
+                self._chain.append(Mark(now(), "labels", names=own, parents=above, digest=digest))
                 self.releases()
 
     @property
@@ -354,12 +342,9 @@ class Ledger:
         """
         split = task.split if task.task == "evaluate" else ""
         trains = task.task == "train" and bool(task.shared or task.head or task.channels)
-        figures = dict.fromkeys(classes, 1)
-        noise = self._limits.noise
+        new = Release("", experiment, task.task, task.round, split, trains, noise=self._limits.noise)
         self.releases()
-        self._check(
-            Release("", experiment, task.task, task.round, split, trains, noise=noise, figures=figures)
-        )
+        self._check(replace(new, figures=dict.fromkeys(classes, 1)))
 
     def _check(self, new: Release) -> None:
         told, limits = self._tally, self._limits

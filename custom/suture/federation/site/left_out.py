@@ -35,11 +35,9 @@ def read_left_out(run: Path, experiment: str) -> list[str]:
     Raises:
         DataError: a file is damaged.
     """
-    sites = sorted((run / "sites").glob("*"))
-    found = {site.name: experiment_folder(site / "state", experiment) / FILE for site in sites}
-    return [
-        f"{name}: {sentence}"
-        for name, path in found.items()
-        if path.is_file()
-        for sentence in read_json(path, "left_out")["left_out"]
-    ]
+    found: list[str] = []
+    for site in sorted((run / "sites").glob("*")):
+        path = experiment_folder(site / "state", experiment) / FILE
+        sentences = read_json(path, "left_out")["left_out"] if path.is_file() else ()
+        found += [f"{site.name}: {sentence}" for sentence in sentences]
+    return found

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from suture.core.atlas import read_atlas
@@ -24,7 +24,7 @@ from suture.federation.differential_privacy import protected
 from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan
 from suture.federation.site.first_counts import FirstCounts
-from suture.federation.site.ledger import FILE, Ledger, Release, release_of
+from suture.federation.site.ledger import FILE, RELEASE, Ledger, Release, release_of
 from suture.federation.store import Rounds, read_state
 from suture.models.classifier import Layout
 from suture.protocol.check import AllowedReply
@@ -33,8 +33,6 @@ from suture.protocol.packing import Packed, digest, pack, unpack
 from suture.protocol.precision import sent
 
 log = logging.getLogger(__name__)
-
-_RELEASE = TypeAdapter(Release)
 
 
 @dataclass(frozen=True)
@@ -164,13 +162,9 @@ class Releases:
     def request(self, task: TaskData, allowed: AllowedReply) -> str:
         """Return the digest of all that an answer depends on but the site's own state and data."""
         trains, limits = task.task == "train", self._privacy
-        context = {
-            "own": allowed.own,
-            "images": allowed.images,
-            "rounds": self._rounds if trains else 0,
-            "computation": self._config.training.computation,
-            "limits": [limits.min_count, limits.min_loss, limits.round_counts],
-        }
+        context = {"own": allowed.own, "images": allowed.images, "rounds": self._rounds if trains else 0}
+        context |= {"computation": self._config.training.computation}
+        context |= {"limits": [limits.min_count, limits.min_loss, limits.round_counts]}
         asked = pack(replace(task, committed=task.committed if trains else 0, best=0, ledger=None))
         return digest(Packed(asked.tensors, {"task": asked.header, **context}))
 
@@ -187,7 +181,7 @@ def _read(path: Path, request: str) -> tuple[Packed, Release] | None:
         if kept.header["request"] != request:
             return None
         packed = Packed(kept.tensors, kept.header["reply"])
-        release = _RELEASE.validate_python(kept.header["release"])
+        release = RELEASE.validate_python(kept.header["release"])
         if digest(packed) != release.answer:
             raise SutureError(f"{path} is damaged: it differs from the answer that was released")
         unpack(packed)  # one of a former version may have fields that no server takes any more

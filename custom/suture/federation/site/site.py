@@ -241,12 +241,9 @@ def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
         )
     training = config.training
     check_device(training.device, site)
-    settings = (
-        ("batch_size", training.batch_size is not None),
-        ("amp", training.amp),
-        ("compile", training.compile != "no"),
-    )
-    for key, own in settings:
+    settings = {"batch_size": training.batch_size is not None, "amp": training.amp}
+    settings["compile"] = training.compile != "no"
+    for key, own in settings.items():
         if own and plan.method.about.fixed_batches:
             raise ConfigError(
                 f"{site}: {plan.method.about.title} takes batch size and precision from the job; remove "

@@ -108,7 +108,9 @@ def find_ledger(folder: Path) -> tuple[Ledger, PrivacyConfig]:
 def state_of(ledger: Ledger, limits: PrivacyConfig) -> Statement:
     """Return the statement of a ledger under the limits of its site."""
     releases = ledger.releases()
-    own = _by_experiment(releases)
+    own: dict[str, list[Release]] = {}
+    for release in releases:
+        own.setdefault(release.experiment, []).append(release)
     told = tally_of(releases)
     figures = dict(sorted(told.figures.items()))
     return Statement(
@@ -128,29 +130,22 @@ def state_of(ledger: Ledger, limits: PrivacyConfig) -> Statement:
     )
 
 
-def _by_experiment(releases: Iterable[Release]) -> dict[str, list[Release]]:
-    found: dict[str, list[Release]] = {}
-    for release in releases:
-        found.setdefault(release.experiment, []).append(release)
-    return found
-
-
 def budget_lines(releases: Iterable[Release]) -> list[_BudgetLine]:
     """Return the lines of one experiment: a changed clip or noise ends a line and begins another."""
     return [_line(list(group)) for _, group in groupby(releases, lambda release: release.settings)]
 
 
 def _line(group: Sequence[Release]) -> _BudgetLine:
-    last, updates = group[-1], [r for r in group if r.update]
+    last, told = group[-1], tally_of(group)
     return _BudgetLine(
         last.experiment,
         last.clip,
         last.noise,
         last.delta,
         len(group),
-        len(updates),
-        epsilon((r.noise for r in updates), last.delta),
-        dict(tally_of(group).figures),
+        len(told.noises),
+        epsilon(told.noises, last.delta),
+        dict(told.figures),
         sum(r.numbers for r in group),
         last.time,
     )

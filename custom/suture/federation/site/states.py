@@ -24,13 +24,12 @@ from suture.federation.store import Rounds
 from suture.learning.loss_scale import LOSS_SCALE
 from suture.models import build
 from suture.models.classifier import HEADS, Classifier, check_tensors, load_tensors, relabelled
-from suture.protocol.egress import Shapes, misfit
+from suture.protocol.egress import Shapes, misfit, within
 from suture.protocol.messages import Count, Labels, TaskData
 from suture.protocol.packing import Packed, load, save
 
-_KEPT, _FORMER = "kept/", "rows/"
-"""What the names of a site's channels begin with in its state; and, in one of a former version, those with a
-row for each class after that."""
+_FORMER = "rows/"
+"""What the names of channels with a row for each class began with in a state of a former version."""
 
 
 @dataclass(frozen=True, config=OPEN)
@@ -97,7 +96,7 @@ class States:
             seed = seed_for(self._plan.seed, self._site, "own")
             drawn = build(self._plan.model, model.labels, seed, pretrained=False).state_dict()
             first = {name: drawn[name] for name in first}
-        held = {**first, **_group(state, "fixed/")}
+        held = {**first, **within("fixed", state.tensors)}
         names = [name for name in self._method.exchange.local(model) if name not in model.frozen_names]
         missing = [name for name in names if name not in held]
         if missing:
@@ -129,7 +128,7 @@ class States:
 
     def local_model(self, task: TaskData, state: Packed, model: Classifier) -> dict[str, Tensor]:
         """Return the model that the site trained in the evaluated round; {} without one."""
-        trained = _group(state, "local/")
+        trained = within("local", state.tensors)
         if not (self._method.exchange.keep_local and trained) or state.header.get("round") != task.round:
             return {}
         return self._with_rows(trained, task, state, model)
@@ -159,8 +158,9 @@ class States:
     def kept_by_method(self, state: Packed, model: Classifier) -> dict[str, Tensor]:
         """Return what the method has kept, as it returned it: the optimiser state and its channels."""
         channels = self._channels(model)
-        kept = {k if k in channels else k.removeprefix(_FORMER): t for k, t in _group(state, _KEPT).items()}
-        return _group(state, "optimiser/") | kept
+        kept = within("kept", state.tensors)
+        named = {name if name in channels else name.removeprefix(_FORMER): t for name, t in kept.items()}
+        return within("optimiser", state.tensors) | named
 
     def save(self, task: TaskData, phase: str, model: Classifier, keep: Mapping[str, Tensor]) -> None:
         """Store the state of a trained round.
@@ -186,7 +186,7 @@ class States:
                     f"{title} keeps {name!r} at a site, which is {wrong}; change the tensor, or the "
                     "channel that its egress declares"
                 )
-            kept[f"{_KEPT if name in channels else 'optimiser/'}{name}"] = tensor.detach().cpu()
+            kept[f"{'kept' if name in channels else 'optimiser'}/{name}"] = tensor.detach().cpu()
         facts = {"labels": list(task.labels), "phase": phase, "round": task.round}
         state = Packed(self._method.exchange.stored(model) | kept, self._training.computation | facts)
         self.files.save(task.round, state, task.committed)
@@ -202,8 +202,3 @@ class States:
             earlier = self.files.latest(best)
             if earlier is not None:
                 self.files.keep(earlier)
-
-
-def _group(state: Packed, prefix: str) -> dict[str, Tensor]:
-    """Return the tensors of a state whose names begin with a prefix, without it."""
-    return {k.removeprefix(prefix): t for k, t in state.tensors.items() if k.startswith(prefix)}

@@ -83,26 +83,24 @@ def _check_versions() -> Iterator[Finding]:
     else:
         yield ok("python", python)
     yield ok("torch", torch.__version__)
+    remedy = 'pip install "nvflare>=2.9,<2.10"'
     try:
         flare = version("nvflare")
     except PackageNotFoundError:
-        yield error("nvflare", "is not installed", 'pip install "nvflare>=2.9,<2.10"')
+        yield error("nvflare", "is not installed", remedy)
         return
     if flare.startswith(_FLARE):
         yield ok("nvflare", flare)
     else:
-        yield error(
-            "nvflare", f"{flare}, and this version of suture needs 2.9", 'pip install "nvflare>=2.9,<2.10"'
-        )
+        yield error("nvflare", f"{flare}, and this version of suture needs 2.9", remedy)
     yield ok("suture", f"{VERSION}, code {code_hash()} (the same at every party, or jobs are refused)")
 
 
 def check_clock() -> Iterator[Finding]:
     """Check the clock, since certificates are valid from and to a certain time."""
     now = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
-    tool = shutil.which("timedatectl")
     synchronised = ""
-    if tool:
+    if tool := shutil.which("timedatectl"):
         command = [tool, "show", "--property=NTPSynchronized", "--value"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
         synchronised = done.stdout.strip()
@@ -114,25 +112,19 @@ def check_clock() -> Iterator[Finding]:
 
 def _find_config(kit: Kit) -> tuple[SiteConfig | None, list[Finding]]:
     """Return the party's configuration, if any, and the findings; a site needs one, a server does not."""
+    about, at_server = "suture.toml", kit.role == "server"
     try:
         path = find_site_config(kit.name, kit.folder)
     except ConfigError as problem:
-        if kit.role == "server":
-            return None, [ok("suture.toml", "none: the server holds no labelled data of its own")]
-        return None, [
-            error(
-                "suture.toml", str(problem), f"write {kit.folder / 'local' / 'suture.toml'}; see docs/data.md"
-            )
-        ]
+        if at_server:
+            return None, [ok(about, "none: the server holds no labelled data of its own")]
+        remedy = f"write {kit.folder / 'local' / 'suture.toml'}; see docs/data.md"
+        return None, [error(about, str(problem), remedy)]
     try:
-        if kit.role == "server":
-            config = load_server_config(path).held_out
-            return config, [
-                ok("suture.toml", str(path) if config else f"{path}: no labelled data of its own")
-            ]
-        return load_site_config(path), [ok("suture.toml", str(path))]
+        config = load_server_config(path).held_out if at_server else load_site_config(path)
     except ConfigError as problem:
-        return None, [error("suture.toml", str(problem), "correct the file; see docs/data.md")]
+        return None, [error(about, str(problem), "correct the file; see docs/data.md")]
+    return config, [ok(about, str(path) if config else f"{path}: no labelled data of its own")]
 
 
 def check_data(config: SiteConfig) -> Iterator[Finding]:
@@ -140,17 +132,15 @@ def check_data(config: SiteConfig) -> Iterator[Finding]:
     try:
         table = load_table(config.data)
     except SutureError as problem:
-        yield error(
-            "data", str(problem), "correct the table; `suture data check suture.toml` lists every problem"
-        )
+        remedy = "correct the table; `suture data check suture.toml` lists every problem"
+        yield error("data", str(problem), remedy)
         return
     counts = ", ".join(f"{len(table.of(split))} {split}" for split in SPLITS)
     text = f"{len(table.labels)} classes ({table.labels.label_type}); images: {counts}"
-    empty = not any(len(table.of(split)) for split in SPLITS)
-    if empty:
-        yield error("data", text, "no row is in use; see docs/data.md on splits")
-    else:
+    if any(len(table.of(split)) for split in SPLITS):
         yield ok("data", text)
+    else:
+        yield error("data", text, "no row is in use; see docs/data.md on splits")
     yield from _images(config, table)
 
 
@@ -179,11 +169,8 @@ def check_device(config: SiteConfig) -> Iterator[Finding]:
     """Check the device that suture.toml names."""
     wanted, count = config.training.device, torch.cuda.device_count()
     if reason := unusable(wanted):
-        yield error(
-            "device",
-            f'[training] device = "{wanted}" cannot be used: {reason}; torch sees {count} GPUs',
-            'repair the driver or CUDA_VISIBLE_DEVICES, or write device = "cpu"',
-        )
+        text = f'[training] device = "{wanted}" cannot be used: {reason}; torch sees {count} GPUs'
+        yield error("device", text, 'repair the driver or CUDA_VISIBLE_DEVICES, or write device = "cpu"')
     elif wanted.startswith("cuda"):
         facts = torch.cuda.get_device_properties(torch.device(wanted))
         yield ok("device", f"{wanted}: {facts.name}, {facts.total_memory / 2**30:.0f} GiB")
@@ -235,10 +222,8 @@ def _check_disk(kit: Kit, config: SiteConfig | None) -> Iterator[Finding]:
             yield error(about, f"{there} cannot be written: {reason}", remedy)
             continue
         free = shutil.disk_usage(there).free / 2**30
-        text, remedy = (
-            f"{free:.1f} GiB free at {there}",
-            "free some space, or name another folder under [storage]",
-        )
+        text = f"{free:.1f} GiB free at {there}"
+        remedy = "free some space, or name another folder under [storage]"
         if free < _LOW:
             yield error(about, text, remedy)
         elif free < _LITTLE:

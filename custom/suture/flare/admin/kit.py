@@ -78,9 +78,8 @@ def read_kit(folder: Path) -> Kit:
             identity = admin.get("server_identity", "")
         else:
             first = settings["servers"][0]
-            project = first["name"]
+            project, identity = first["name"], first.get("identity", "")
             host, _, port = first["service"]["target"].rpartition(":")
-            identity = first.get("identity", "")
         name = common_name(certificate(startup / CERTIFICATES[role]))
         return Kit(folder, role, name, project, host, int(port), name if role == "server" else str(identity))
     except (KeyError, IndexError, TypeError, ValueError) as error:

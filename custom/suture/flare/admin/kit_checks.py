@@ -94,23 +94,22 @@ def independent(*checks: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
         try:
             yield from check()
         except Exception as problem:  # noqa: BLE001 - who examines must not stop at the first surprise
-            text = (
-                str(problem) if isinstance(problem, SutureError) else f"{type(problem).__name__}: {problem}"
-            )
-            if text not in told:
+            kind = "" if isinstance(problem, SutureError) else f"{type(problem).__name__}: "
+            if (text := f"{kind}{problem}") not in told:
                 told.add(text)
-                yield error(*_broken(text))
+                yield _broken(text)
 
 
-def _broken(text: str) -> tuple[str, str, str]:
-    """Return the finding of a check that failed: about which file, the text, and the remedy."""
+def _broken(text: str) -> Finding:
+    """Return the finding of a check that failed, about the file that its text names."""
     remedies = {
         "resources.json": _RESTORE,
         "authorization.json": _RESTORE,
         "privacy.json": "correct it, or move it away",
     }
     name = next((name for name in remedies if name in text), "doctor")
-    return name, text, remedies.get(name, "correct what it names; if it names nothing, report it as a bug")
+    otherwise = "correct what it names; if it names nothing, report it as a bug"
+    return error(name, text, remedies.get(name, otherwise))
 
 
 def check_certificates(kit: Kit) -> Iterator[Finding]:
@@ -165,9 +164,8 @@ def check_connection(kit: Kit) -> Iterator[Finding]:
     try:
         plain = socket.create_connection((host, kit.port), timeout=_WAIT)
     except socket.gaierror as problem:
-        yield error(
-            "connection", f"the name {host} has no address ({problem})", "add it to the DNS or to /etc/hosts"
-        )
+        text = f"the name {host} has no address ({problem})"
+        yield error("connection", text, "add it to the DNS or to /etc/hosts")
         return
     except OSError as problem:
         if kit.role == "server":
@@ -190,10 +188,9 @@ def check_connection(kit: Kit) -> Iterator[Finding]:
     if name == kit.identity:
         yield ok("connection", f"{where} answers with the server's certificate and accepts this kit's")
     else:
+        text = f"{where} answers with the certificate of {name!r}, not of {kit.identity!r}"
         remedy = "another party answers in place of the server: examine the name's address and that machine"
-        yield error(
-            "connection", f"{where} answers with the certificate of {name!r}, not of {kit.identity!r}", remedy
-        )
+        yield error("connection", text, remedy)
 
 
 def _peer(tls: ssl.SSLSocket) -> str:
@@ -251,14 +248,10 @@ def _code(kit: Kit) -> Iterator[Finding]:
     if not granted:
         yield ok("code of jobs", f"{rights} refuses it (byoc)")
         return
-    reads = (
-        "bypass the filter" if kit.role == "site" else "read every file of the server, its private key too"
-    )
-    yield warning(
-        "code of jobs",
-        f"{rights} lets jobs of {', '.join(granted)} bring code (byoc); it can {reads}",
-        f"{_policy(kit)}: sets byoc to none for every role",
-    )
+    at_server = "read every file of the server, its private key too"
+    does = "bypass the filter" if kit.role == "site" else at_server
+    text = f"{rights} lets jobs of {', '.join(granted)} bring code (byoc); it can {does}"
+    yield warning("code of jobs", text, f"{_policy(kit)}: sets byoc to none for every role")
 
 
 def _bringing(kit: Kit) -> list[str]:
@@ -279,11 +272,8 @@ def _methods(kit: Kit) -> Iterator[Finding]:
         if permits(kit, class_path(point)):
             yield ok("methods", f"{text} and allowed")
         else:
-            yield warning(
-                "methods",
-                f"{text} and not allowed: jobs with it are refused, unless they bring their code",
-                f"{_policy(kit)} --allow {list_entry(point)}",
-            )
+            text += " and not allowed: jobs with it are refused, unless they bring their code"
+            yield warning("methods", text, f"{_policy(kit)} --allow {list_entry(point)}")
 
 
 def _launchers(kit: Kit) -> Iterator[Finding]:
@@ -308,11 +298,8 @@ def _killed_processes(kit: Kit) -> Iterator[Finding]:
     remedy = _policy(kit)
     for old, new in moved.items():
         path = policy_file(kit, "resources")
-        yield error(
-            "components",
-            f"{path} names {old}, which this version of suture does not have: it is now {new}",
-            f"{remedy}: replaces it; then start {kit.name} again",
-        )
+        text = f"{path} names {old}, which this version of suture does not have: it is now {new}"
+        yield error("components", text, f"{remedy}: replaces it; then start {kit.name} again")
     if prepared and kit.role == "site" and (own := launcher_of(kit)):
         yield ok("killed processes", f"end their job, which `suture resume` continues ({own} starts jobs)")
     elif prepared:
@@ -327,11 +314,8 @@ def _logs(kit: Kit) -> Iterator[Finding]:
         return
     path = policy_file(kit, "resources")
     if read_json(path).get("allow_log_streaming", True):
-        yield warning(
-            "logs",
-            f"{path} sends the site's error log to the server; it may name files",
-            f"{_policy(kit)}: sets allow_log_streaming to false",
-        )
+        text = f"{path} sends the site's error log to the server; it may name files"
+        yield warning("logs", text, f"{_policy(kit)}: sets allow_log_streaming to false")
     else:
         yield ok("logs", "stay at the site")
 
@@ -339,20 +323,15 @@ def _logs(kit: Kit) -> Iterator[Finding]:
 def _ways_round(kit: Kit) -> Iterator[Finding]:
     """Check whether a job can do more than its method declares."""
     ways = list(bypasses(kit))
-    about, does, sound = {
-        "site": (
-            "filter",
-            "send what its method does not declare",
-            "nothing leaves that a method does not declare, and no job can change that",
-        ),
-        "server": ("jobs", "do more at the server than its method does", "run suture's code and no other"),
-    }[kit.role]
+    if kit.role == "site":
+        about, does = "filter", "send what its method does not declare"
+        sound = "nothing leaves that a method does not declare, and no job can change that"
+    else:
+        about, does = "jobs", "do more at the server than its method does"
+        sound = "run suture's code and no other"
     if ways:
-        yield warning(
-            about,
-            f"a job could {does}: {'; '.join(ways)}",
-            f"{_policy(kit)}, where all jobs are suture's",
-        )
+        text = f"a job could {does}: {'; '.join(ways)}"
+        yield warning(about, text, f"{_policy(kit)}, where all jobs are suture's")
     else:
         yield ok(about, sound)
 
@@ -361,11 +340,8 @@ def _storage(kit: Kit) -> Iterator[Finding]:
     """Check whether other users of the server's machine can read jobs, with their results."""
     for name, folder in storages(kit).items():
         if readable_by_others(folder):
-            yield warning(
-                f"storage of {name}",
-                f"every user of this machine can read {folder}",
-                f"{_policy(kit)}: stores them in the kit from now on; then remove {folder}",
-            )
+            remedy = f"{_policy(kit)}: stores them in the kit from now on; then remove {folder}"
+            yield warning(f"storage of {name}", f"every user of this machine can read {folder}", remedy)
         else:
             yield ok(f"storage of {name}", str(folder))
 

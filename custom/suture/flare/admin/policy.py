@@ -201,16 +201,14 @@ def survive(kit: Kit) -> Path:
 
 def survives(kit: Kit) -> bool:
     """Return whether the settings of `survive` are in place."""
-    component = COMPONENTS.get(kit.role)
-    if component is None:
+    if (component := COMPONENTS.get(kit.role)) is None:
         return True
     path = policy_file(kit, "resources")
     placed = any(c.get("path") == component["path"] for c in components_of(path))
-    if kit.role == "site":
-        return (placed or bool(launcher_of(kit))) and "communication_timeout" in read_json(path).get(
-            "client", {}
-        )
-    return placed
+    if kit.role == "server":
+        return placed
+    repeats = "communication_timeout" in read_json(path).get("client", {})
+    return repeats and (placed or bool(launcher_of(kit)))
 
 
 def launcher_of(kit: Kit) -> str:
@@ -332,10 +330,8 @@ def make_strict(kit: Kit) -> list[Path]:
     code_rights(kit)
     plain_json(kit)
     own_packages = [name for name in _allow_list(kit) if not f"{name}.".startswith(_BUILT_IN)]
-    listed = {
-        "class_list_enforcement_mode": "enforce",
-        "class_allow_list": [*own_packages, *CLASSES[kit.role]],
-    }
+    listed: dict[str, Any] = {"class_list_enforcement_mode": "enforce"}
+    listed["class_allow_list"] = [*own_packages, *CLASSES[kit.role]]
     own_logs = {"allow_log_streaming": False} if kit.role == "site" else {}
     resources = change_policy(kit, "resources", **listed, **own_logs)
     permissions = read_json(refuse_code(kit))["permissions"]

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -139,17 +140,12 @@ def stop(folder: Path) -> list[str]:
     alive = {name: process for name, process in found.items() if process}
     everything = [p for process in alive.values() for p in (process, *process.children(recursive=True))]
     for process in everything:
-        _send(process, kill=False)
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
     _, left = psutil.wait_procs(everything, timeout=_GRACE)
     for process in left:
-        _send(process, kill=True)
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     psutil.wait_procs(left, timeout=_GRACE)
     (folder / STARTED).unlink(missing_ok=True)
     return list(alive)
-
-
-def _send(process: psutil.Process, kill: bool) -> None:
-    try:
-        process.kill() if kill else process.terminate()
-    except psutil.NoSuchProcess:
-        return

@@ -129,8 +129,7 @@ def newest(jobs: Sequence[Meta], experiment: str) -> Meta:
     Raises:
         ConfigError: the server has none.
     """
-    found = _jobs_of(experiment, jobs)
-    if not found:
+    if not (found := _jobs_of(experiment, jobs)):
         known = sorted({name for job in jobs if (name := experiment_of(job, jobs))})
         raise ConfigError(
             f"the server has no job of the experiment {experiment!r}; it has "

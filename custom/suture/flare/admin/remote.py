@@ -193,8 +193,7 @@ def _ended(federation: Connection, job_id: str, tail: Tail) -> bool:
     meta = federation.meta(job_id)
     tail.note(state(meta))
     if meta.get("status") == "RUNNING":
-        recent = federation.recent(job_id)
-        if recent:
+        if recent := federation.recent(job_id):
             tail.take(recent["first"], recent["events"])
         else:
             # The job's process at the server is starting, and logs an error for each request until it is up.
@@ -344,7 +343,7 @@ def explain(job_id: str, meta: Mapping[str, Any], logs: Mapping[str, str], run: 
         )
     if not reasons and "ABORTED" in status:
         reasons = ["it was aborted"]
-    if not reasons:
+    elif not reasons:
         reasons = [
             "no party reports a reason to the submitter. It is in the log of the party that ended the job, "
             f"WORKSPACE/{job_id}/log.txt; `suture doctor` there may tell, and a project_admin sees more: "
