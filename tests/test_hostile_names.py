@@ -93,9 +93,9 @@ def text(name: str) -> str:
 def unruled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Without the rule of names, as if one had been forgotten there."""
     monkeypatch.setattr(messages, "check_spelling", lambda name: name)
-    messages._label.cache_clear()
+    messages._known_spelling.cache_clear()
     yield
-    messages._label.cache_clear()
+    messages._known_spelling.cache_clear()
 
 
 def saved(folder: Path, names: tuple[str, ...]) -> Path:

@@ -202,3 +202,22 @@ def test_the_lists_of_published_data_sets_are_label_sets() -> None:
     for row in rows("sources"):
         if names := listed(row["source"]):
             assert LabelSet.of(names).names == names
+
+
+def test_shipped_relations_hold_under_the_names_that_were_decided() -> None:
+    """Also where the decided name is not the vocabulary's own."""
+    decided = [
+        ("Consolidation", "Air Space Shadow"),
+        ("Lung Opacity", "Shadow"),
+        ("No Finding", "Normal Chest"),
+    ]
+    atlas = Atlas(
+        areas=("chest",),
+        decisions=tuple(Decision(name=a, relation="same", of=b, by="M. Ruiz", on=ON) for a, b in decided),
+    )
+    found, plain = atlas.relations(), Atlas(areas=("chest",)).relations()
+    assert found.parents["Air Space Shadow"] == ("Shadow",)
+    assert found.parents["Edema"] == ("Shadow",)
+    new = dict(decided)
+    assert {*found.parents} == {new.get(name, name) for name in plain.parents}
+    assert {*found.nothing} == {new.get(name, name) for name in plain.nothing}

@@ -93,19 +93,23 @@ class Atlas(Section):
         for area in self.areas:
             if area not in AREAS:
                 raise unknown("area of the atlas", area, AREAS)
-        parents = {name: entry.parents for name, entry in ENTRIES.items() if entry.area in self.areas}
-        own = [(child, parent) for child, above in self.parents.items() for parent in above]
-        for child, parent in (*own, *self.decided("child")):
+        shipped = {name: entry.parents for name, entry in ENTRIES.items() if entry.area in self.areas}
+        stated = [*shipped.items(), *self.parents.items()]
+        pairs = [(child, parent) for child, above in stated for parent in above]
+        parents: dict[str, tuple[str, ...]] = {}
+        for child, parent in (*pairs, *self.decided("child")):
             name = self.name(child)
             parents[name] = tuple(dict.fromkeys((*parents.get(name, ()), self.name(parent))))
-        exhaustive = [(parent, group) for parent, group in groups("exhaustive") if self._has(group)]
-        for parent, some in self.exhaustive.items():
-            exhaustive += [(self.name(parent), tuple(map(self.name, group))) for group in some]
-        exclusive = [group for _, group in groups("exclusive") if self._has(group)]
-        exclusive += [tuple(map(self.name, group)) for group in self.exclusive]
-        nothing = {name: other for name, other in groups("nothing") if self._has((name, *other))}
-        above = {name: found for name, found in parents.items() if found}
-        return Relations(above, tuple(exhaustive), tuple(exclusive), nothing)
+        whole = [(parent, group) for parent, group in groups("exhaustive") if self._has(group)]
+        whole += [(parent, group) for parent, some in self.exhaustive.items() for group in some]
+        apart = [group for _, group in groups("exclusive") if self._has(group)]
+        nothing = [(name, other) for name, other in groups("nothing") if self._has((name, *other))]
+        return Relations(
+            parents,
+            tuple((self.name(parent), tuple(map(self.name, group))) for parent, group in whole),
+            tuple(tuple(map(self.name, group)) for group in (*apart, *self.exclusive)),
+            {self.name(name): tuple(map(self.name, other)) for name, other in nothing},
+        )
 
     def _has(self, group: Iterable[str]) -> bool:
         """Whether the areas have the classes of a shipped group."""

@@ -38,7 +38,9 @@ LARGEST = 10**9
 """The largest count: an integer of Python is unlimited, and so could carry anything."""
 
 
-_known_spelling = lru_cache(maxsize=2 * MOST_CLASSES)(check_spelling)  # they come with every message
+@lru_cache(maxsize=2 * MOST_CLASSES)  # they come with every message
+def _known_spelling(name: str) -> str:
+    return check_spelling(name)
 
 
 def _code(text: str) -> str:

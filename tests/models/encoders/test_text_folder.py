@@ -306,6 +306,45 @@ def test_a_tokeniser_with_dropout_is_refused(tmp_path: Path) -> None:
         built(f"hf:{tmp_path / 'encoder'}")
 
 
+LONGER = {"type": "Replace", "pattern": {"String": "a"}, "content": "aaaaaaaaaa"}
+EQUAL = LONGER | {"content": "b"}
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        (
+            {"normalizer": {"type": "Sequence", "normalizers": [LONGER] * 9}},
+            "its Replace lengthens a document",
+        ),
+        ({"normalizer": {"pattern": {"String": "a"}, "content": "aa"}}, "its Replace lengthens a document"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [EQUAL] * 20}}, "it repeats"),
+        (
+            {"normalizer": {"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 2}},
+            "repeats ByteLevel",
+        ),
+        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES] * 30}}, "it repeats ByteLevel"),
+    ],
+)
+def test_a_tokeniser_that_fills_the_memory_is_refused(
+    part: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    """Nine steps that replace a letter by ten make a thousand million of one."""
+    sentence_folder(tmp_path / "encoder")
+    changed(tmp_path / "encoder" / "tokenizer.json", **part)
+    with pytest.raises(ConfigError, match=says):
+        built(f"hf:{tmp_path / 'encoder'}")
+
+
+def test_steps_that_do_not_lengthen_a_document_may_repeat(tmp_path: Path) -> None:
+    """As in the tokeniser of ALBERT."""
+    sentence_folder(tmp_path / "encoder")
+    steps = [EQUAL, EQUAL, {"type": "NFKD"}, {"type": "Lowercase"}]
+    changed(tmp_path / "encoder" / "tokenizer.json", normalizer={"type": "Sequence", "normalizers": steps})
+    assert built(f"hf:{tmp_path / 'encoder'}")
+
+
 def test_other_modules_and_missing_files_are_named(tmp_path: Path) -> None:
     sentence_folder(tmp_path / "encoder")
     folder = tmp_path / "encoder"

@@ -79,6 +79,9 @@ _PARTS = {
 _SPACES = " {2,}"
 """The regular expression in XLM-R's. No other is taken: to match one may take forever."""
 
+_MOST_STEPS = 16
+"""Most steps of normaliser and pre-tokeniser."""
+
 _BATCH = 1024
 """Documents at a time: the objects of `tokenizers` take more memory than the tokens."""
 
@@ -205,12 +208,34 @@ def _tokeniser(text: str, limit: int) -> tuple[Any, int | None]:
         kinds = set(re.findall(r'"type": "([^"]*)"', parts))
         if wrong := (kinds - _PARTS) | (set(re.findall(r'"Regex": "([^"]*)', parts)) - {_SPACES}):
             raise ValueError(f"Suture does not run its {min(wrong)}")
+        _check_growth([values.get("normalizer"), values.get("pre_tokenizer")])
         if (model := values["model"]).get("dropout"):
             raise ValueError("its dropout would give other tokens each time; set it to null")
         tokeniser = tokenizers.Tokenizer.from_str(json.dumps(values))
         tokeniser.no_padding()
         tokeniser.enable_truncation(limit)
         return tokeniser, model.get("unk_id", tokeniser.token_to_id(model.get("unk_token") or ""))
+
+
+def _check_growth(parts: list[Any]) -> None:
+    """Refuse steps that repeat, or replace a text by a longer one: ten of them fill any memory.
+
+    Args:
+        parts: normaliser and pre-tokeniser.
+
+    Raises:
+        ValueError: names the step.
+    """
+    values, kinds = [*parts], list[str]()
+    for step in values:  # which grows by what is inside of them
+        values += step if isinstance(step, list) else step.values() if isinstance(step, dict) else ()
+        if isinstance(step, dict) and not step.keys() <= {"String", "Regex"}:  # else a pattern
+            kinds.append(str(step.get("type")))
+            if (new := step.get("content")) and len(new) > min(map(len, step["pattern"].values())):
+                raise ValueError("its Replace lengthens a document")
+    again = [kind for kind in kinds if kind not in ("Replace", "Sequence") and kinds.count(kind) > 1]
+    if again or len(kinds) > _MOST_STEPS:
+        raise ValueError(f"it repeats {(again or kinds)[0]}")
 
 
 @contextmanager
