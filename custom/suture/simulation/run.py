@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
@@ -13,7 +14,15 @@ from typing import Any, Literal, get_args
 
 from suture.core.codes import Stated
 from suture.core.errors import ConfigError, DataError, FederationError, InUse, SutureError, unknown
-from suture.core.files import hold, is_temporary, read_json, remove_leftovers, write_json, writing
+from suture.core.files import (
+    hold,
+    is_temporary,
+    read_json,
+    remove_leftovers,
+    temporary_beside,
+    write_json,
+    writing,
+)
 from suture.core.labels import LabelSet, canonical
 from suture.core.names import check_experiment, shown_name
 from suture.core.printable import printable
@@ -42,7 +51,18 @@ from suture.reports.report import try_report, write_report
 from suture.simulation.exact_figures import without_limits
 from suture.simulation.job import Job, check_federated, check_finetuning, command_of
 from suture.simulation.partition import SERVER
-from suture.simulation.run_files import LOCK, MADE, PREPARING, begin_here, delete, files_of_run, refuse_links
+from suture.simulation.run_files import (
+    LOCK,
+    MADE,
+    PREPARING,
+    REPLACED,
+    begin_here,
+    delete,
+    files_of_run,
+    put_back,
+    refuse_links,
+    set_aside,
+)
 from suture.simulation.simulator import Simulator, check_paths, simulate, with_first_error
 from suture.simulation.study import StudySites
 
@@ -350,7 +370,9 @@ def check_folder(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
 def _unprepared(out: Path) -> bool:
     """Whether a process was killed before it had described a run: there is nothing to continue."""
     names = {path.name for path in out.iterdir()}
-    return PREPARING in names or (LOCK in names and all(map(is_temporary, names - {LOCK, MADE})))
+    return bool({PREPARING, REPLACED} & names) or (
+        LOCK in names and all(map(is_temporary, names - {LOCK, MADE}))
+    )
 
 
 def _check_run(out: Path, job: Job, *, resume: bool) -> None:
@@ -421,15 +443,19 @@ def _refuse_other_limits(job: Job, before: bool, out: Path) -> None:
 
 @contextmanager
 def preparing(out: Path, job: Job, *, resume: bool, overwrite: bool) -> Iterator[None]:
-    """Delete the run of a locked folder, unless it is continued; mark it until the block has described it.
+    """Set the run of a locked folder aside, unless it is continued; mark it until the block has described it.
 
-    A process that is killed in the block leaves the mark, and the next run begins anew. Where the block
-    fails, a new folder is removed, so that it can be used again. What no run has written stays.
+    Where the block fails, the run that was there is put back, and a new folder is removed, so that it can be
+    used again. A process that is killed in the block leaves the mark: the next one puts the former run back,
+    or begins anew. What no run has written stays.
 
     Raises:
         ConfigError: as `check_folder`, which was called before the folder was locked.
         DiskError: the folder cannot be written.
     """
+    if (out / REPLACED).exists():
+        with writing(out):
+            put_back(out)
     check_folder(out, job, resume=resume, overwrite=overwrite)
     if (out / "run.json").exists() and not _unprepared(out) and not overwrite:
         yield
@@ -441,17 +467,27 @@ def preparing(out: Path, job: Job, *, resume: bool, overwrite: bool) -> Iterator
         log.warning("%s has files that no run wrote, and keeps them: %s", out, ", ".join(others))
     try:
         with writing(out):
+            if (out / "run.json").exists() and not (out / PREPARING).exists():
+                set_aside(out, before)
             begin_here(out)
             delete(out, before)
         yield
     except BaseException:
+        if (out / REPLACED).exists():
+            put_back(out)
         # Without the mark nothing of a former run was deleted yet, and none of it may be lost.
-        if (out / PREPARING).exists() or not before:
+        elif (out / PREPARING).exists() or not before:
             with suppress(OSError, ConfigError):
                 delete(out, [*files_of_run(out)[0], *(out / name for name in (LOCK, PREPARING, MADE))])
                 out.rmdir()
         raise
-    (out / PREPARING).unlink()
+    if (out / REPLACED).exists():
+        gone = temporary_beside(out / REPLACED)  # at once: half of a run must never be put back
+        (out / REPLACED).rename(gone)
+        (out / PREPARING).unlink()
+        shutil.rmtree(gone)
+    else:
+        (out / PREPARING).unlink()
 
 
 @contextmanager

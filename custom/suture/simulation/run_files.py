@@ -18,6 +18,9 @@ MADE = ".folder.json"
 """Names the folder in which a run was begun, by its inode: in a copy, or a folder of somebody else, it is
 another one."""
 
+REPLACED = ".replaced"
+"""Folder of the run that is being replaced, until the new one is described."""
+
 _OWN = re.compile(
     r"\.server\.lock|flare\.log|report\.html|mlflow\.(db|json)|(run|job|metrics|tuned)\.json"
     r"|(events|history|diagnostics|errors)\.jsonl|model/(README\.md|model_card\.html|model\.(json|safetensors|sig))"
@@ -31,6 +34,28 @@ def begin_here(out: Path) -> None:
     """Record that a run begins in this folder, and that it is not described yet."""
     note_own(out / MADE)
     atomic_write(out / PREPARING, b"")  # in place of a link, which `touch` follows
+
+
+def set_aside(out: Path, files: list[Path]) -> None:
+    """Move the files of a run to `REPLACED`. Where that is broken off, `put_back` finds no `PREPARING`."""
+    for path in files:
+        make_folder((to := out / REPLACED / path.relative_to(out)).parent)
+        path.replace(to)
+    delete(out, [])
+
+
+def put_back(out: Path) -> None:
+    """Delete what was begun in place of the run that was set aside, and move that run back.
+
+    It may be broken off anywhere and repeated: without `PREPARING` nothing is deleted.
+    """
+    if (out / PREPARING).exists():
+        delete(out, [path for path in files_of_run(out)[0] if out / REPLACED not in path.parents])
+        (out / PREPARING).unlink()
+    for path in [path for path in (out / REPLACED).rglob("*") if not path.is_dir()]:
+        make_folder((to := out / path.relative_to(out / REPLACED)).parent)
+        path.replace(to)
+    delete(out, [])
 
 
 def files_of_run(out: Path) -> tuple[list[Path], list[str]]:
@@ -49,7 +74,7 @@ def files_of_run(out: Path) -> tuple[list[Path], list[str]]:
                 continue
             half = any(map(is_temporary, name.split("/")))
             temporary += half
-            if half or _OWN.fullmatch(name):
+            if half or _OWN.fullmatch(name.removeprefix(f"{REPLACED}/")):
                 own.append(path)
             else:
                 others.append(printable(name))
