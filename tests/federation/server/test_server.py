@@ -234,6 +234,14 @@ def test_a_typo_stops_the_job_and_the_label_map_settles_it(tiny: Any) -> None:
     assert len(accepted.registry.labels) == 4
 
 
+def test_a_spelling_of_the_label_map_that_no_site_has_is_told(tiny: Any) -> None:
+    labels = {"alpha": ("Mass", "Nodule"), "beta": ("Fibrosis", "Hernia")}
+    run = tiny(METHOD, labels, rounds=1, label_map={"Fibroses": "Mass", "Fibrosis": "Mass"}).run("typo")
+    (note,) = [note for note in run.record.run["notes"] if "label_map" in note]
+    assert "'Fibroses'" in note
+    assert "did you mean" in note
+
+
 def test_a_full_disk_at_the_server_commits_nothing(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     federation = tiny(METHOD, rounds=3)
     server = federation.server()

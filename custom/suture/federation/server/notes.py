@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
+from suture.core.errors import nearest
 from suture.core.labels import canonical
 from suture.core.printable import number_of
 from suture.federation.plan import Plan, Selection
@@ -69,7 +70,7 @@ def method_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]
 
 
 def _class_notes(registry: SiteRegistry, label_map: Mapping[str, str]) -> list[str]:
-    """Return a note on every class that a site calls differently, where its codes have shown what it is."""
+    """Return a note on each class whose codes have shown what it is, and on spellings that no site has."""
     mapped = {canonical(spelling): canonical(name) for spelling, name in label_map.items()}
     found = [
         f"By its codes, {own!r} of {site} is the class {name!r}."
@@ -78,7 +79,15 @@ def _class_notes(registry: SiteRegistry, label_map: Mapping[str, str]) -> list[s
         if mapped.get(canonical(own), canonical(own)) != name
     ]
     more = [f"{len(found) - _SHOWN} more classes of sites were matched by their codes."]
-    return found[:_SHOWN] + (more if len(found) > _SHOWN else [])
+    unused = [spelling for spelling in label_map if canonical(spelling) not in registry.names]
+    return [
+        *found[:_SHOWN],
+        *(more if len(found) > _SHOWN else []),
+        *(
+            f"label_map names {spelling!r}, which no site has: {nearest(spelling, registry.names)}"
+            for spelling in unused
+        ),
+    ]
 
 
 def _one_sided_notes(registry: SiteRegistry) -> list[str]:
