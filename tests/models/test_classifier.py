@@ -91,7 +91,7 @@ def test_a_modality_is_a_code_of_dicom() -> None:
     ("spec", "message"),
     [
         (ModelSpec("densenet121", size=28), "model.size 28 is too small for densenet121; 29 or more"),
-        (ModelSpec("cnn", weights="x.pth"), "model.weights: cnn"),
+        (ModelSpec("lstm", weights="x.pth"), "model.weights: lstm"),
         (ModelSpec("cnn", dropout=0.3), "model.dropout"),
         (ModelSpec("cnn", second_head=True), "model.second_head"),
         (ModelSpec("cnn", mean=(0.5, 0.5, 0.5)), "model.mean has 3 values; cnn takes 1 channels"),
