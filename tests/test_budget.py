@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 BUDGET = {
-    "lines of code, engine": 33_330,
+    "lines of code, engine": 33_350,
     "lines of code, papers": 6_160,
     "settings": 370,
     "words of docs": 37_910,

@@ -281,15 +281,6 @@ class Method(ABC):
         own = [part.name for part in fields(self) if part.name in names]  # type: ignore[arg-type]
         return Exchange(**{name: getattr(self, name) for name in own})
 
-    @property
-    def learns_one_sided(self) -> bool:
-        """Whether sites train classes of which they know positives alone; see `LabelSet.one_sided`.
-
-        Rows that stay at a site, pooled data, and tasks of one class have no other party's negatives.
-        """
-        alone = self.exchange.personal != "nothing" or self.about.pooled or self.about.local_only
-        return self.labels.view != "target" and not alone
-
     def phases(self, rounds: int) -> tuple[Phase, ...]:
         """The phases of a run of `rounds` rounds; by default a warm-up of the head, and the main phase.
 
@@ -471,3 +462,12 @@ def settled(
 def loss_of(loss: LabelLoss, label_type: LabelType) -> Loss:
     """A method's loss for one type of labels."""
     return lambda logits, y, known: loss(logits, y, known, label_type)
+
+
+def learns_one_sided(method: Method) -> bool:
+    """Whether sites train classes of which they know positives alone; see `LabelSet.one_sided`.
+
+    Rows that stay at a site, pooled data, and tasks of one class have no other party's negatives.
+    """
+    alone = method.exchange.personal != "nothing" or method.about.pooled or method.about.local_only
+    return method.labels.view != "target" and not alone

@@ -29,7 +29,7 @@ from suture.learning.memory import check_memory
 from suture.learning.one_sided import expected
 from suture.learning.samples import SiteSamples, annotated, load_samples, single_target
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, on_known
-from suture.methods.base import RoundContext, local_round, loss_of
+from suture.methods.base import RoundContext, learns_one_sided, local_round, loss_of
 from suture.models import build
 from suture.models.classifier import AMP_DTYPES, Classifier, load_tensors
 from suture.models.priors import Prior, load_prior
@@ -77,7 +77,7 @@ class Trainer:
         A method that cannot learn one-sided classes gets none.
         """
         data, method = self.load(), self._plan.method
-        if data[0].one_sided and not method.learns_one_sided:
+        if data[0].one_sided and not learns_one_sided(method):
             left_out = ", ".join(data[0].one_sided)
             title = method.about.title
             log.info("%s: %s needs positives and negatives; left out: %s", self._site, title, left_out)

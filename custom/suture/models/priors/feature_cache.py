@@ -23,7 +23,7 @@ from torch import Tensor
 from suture.core.devices import device_name, moved
 from suture.core.errors import DataError
 from suture.core.files import only_maker, replacing
-from suture.core.plain import named_regular
+from suture.core.plain import named_regular, open_regular
 from suture.models.priors.prior import Prior
 
 LOG = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ def _read(path: Path, shape: tuple[int, ...]) -> Tensor | None:
     if not path.is_file():
         return None
     try:
-        with named_regular(path) as opened, path.open("rb") as file:
+        with named_regular(path) as opened, open_regular(path) as file:
             found = np.load(opened, mmap_mode="c", allow_pickle=False)
             file.seek(-32, os.SEEK_END)
             whole = hashlib.sha256(found.data).digest() == file.read()
