@@ -31,7 +31,7 @@ def shown(*words: str) -> tuple[int, str]:
                 "1 channel; model.size=64, for example; 16 or more",
                 "97,392",
                 "4 layers",
-                "none: it is trained",
+                "a file or folder",
             ),
         ),
         ("resnet18", ("mean [0.485, 0.456, 0.406]", "512 for each image", "a file or folder, download")),

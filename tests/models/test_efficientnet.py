@@ -49,7 +49,7 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.
     [
         ({"name": "resnet18", "weights": "package"}, "name a file, or download"),
         ({"name": "efficientnet_lite0", "weights": "download"}, "name a file, or package"),
-        ({"name": "resnet_small", "weights": "x.pth"}, "resnet_small"),
+        ({"name": "lstm", "weights": "x.pth"}, "lstm"),
         ({"name": "resnet18", "size": 32}, "too small for resnet18; 33 or more"),
     ],
 )
