@@ -1,16 +1,19 @@
-"""What tests of a POC share: a port that nobody else takes, and a wait that says what the parties logged."""
+"""What tests of a POC share: a port nobody else takes, a wait that quotes the logs, and how a job ended."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from suture.core.errors import FederationError
 from suture.flare.admin.kit import Kit, project_admin
 from suture.flare.admin.poc import free_port
 from suture.flare.admin.processes import Party, check_alive
-from suture.flare.admin.session import wait_for_sites
+from suture.flare.admin.remote import download
+from suture.flare.admin.session import connected, wait_for_sites
 
 _FIRST, _EACH = 12_000, 1_000
 _NEXT = itertools.count(step=10)
@@ -33,3 +36,15 @@ def wait_until_joined(root: Path, kits: dict[str, Kit], begun: Iterable[Party], 
         for line in (log.read_text(errors="replace").splitlines()[-8:] if log.exists() else ["no log"])
     ]
     assert not missing, "\n".join([f"{sorted(missing)} did not connect", *lines])
+
+
+def ended(kit: Kit, job_id: str, out: Path) -> str:
+    """Wait for the end of a job; what its submitter is told of its failure, if it has failed."""
+    with connected(kit) as federation:
+        while not str(federation.meta(job_id)["status"]).startswith("FINISHED"):
+            time.sleep(0.5)
+        try:
+            download(federation, kit, job_id, out)
+        except FederationError as error:
+            return str(error)
+    return ""

@@ -6,14 +6,13 @@ import hashlib
 import http.server
 import json
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
-from own_poc import own_port, wait_until_joined
+from own_poc import ended, own_port, wait_until_joined
 from suture.core.errors import FederationError
 from suture.federation.ownership import OWNER
 from suture.federation.store import EXPERIMENTS
@@ -22,7 +21,7 @@ from suture.flare.admin.kit import Kit, kits_in
 from suture.flare.admin.poc import _set_policies, parties, project_of, project_template, provision
 from suture.flare.admin.policy import storages
 from suture.flare.admin.processes import start, stop
-from suture.flare.admin.remote import Submission, download, submit
+from suture.flare.admin.remote import Submission, submit
 from suture.flare.admin.session import connected
 from suture.flare.recipe import export_job
 from suture.simulation.job import Job, load_job, with_settings
@@ -50,18 +49,6 @@ def provisioned(root: Path, hospital: Callable[..., Path]) -> dict[str, Kit]:
         hospital(kits[name].folder, labels, 25, i)
     _set_policies(small(), kits, loose=False)
     return kits
-
-
-def ended(kit: Kit, job_id: str, out: Path) -> str:
-    """Wait for the end of a job; what its submitter is told of its failure, if it has failed."""
-    with connected(kit) as federation:
-        while not str(federation.meta(job_id)["status"]).startswith("FINISHED"):
-            time.sleep(0.5)
-        try:
-            download(federation, kit, job_id, out)
-        except FederationError as error:
-            return str(error)
-    return ""
 
 
 def test_no_submitter_gets_anothers_model_runs_code_or_makes_the_server_fetch(

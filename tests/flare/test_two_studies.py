@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from own_poc import own_port, wait_until_joined
-from suture.core.errors import ConfigError, FederationError
+from own_poc import ended, own_port, wait_until_joined
+from suture.core.errors import ConfigError
 from suture.federation.ownership import OWNER
 from suture.federation.store import EXPERIMENTS
-from suture.flare.admin.kit import Kit, kits_in, read_json
+from suture.flare.admin.kit import kits_in, read_json
 from suture.flare.admin.poc import _set_policies, parties, project_of, project_template, provision
 from suture.flare.admin.processes import start, stop
-from suture.flare.admin.remote import Submission, download, submit
+from suture.flare.admin.remote import Submission, submit
 from suture.flare.admin.session import connected
 from suture.simulation.job import load_job, with_settings
 
@@ -25,18 +24,6 @@ pytestmark = pytest.mark.flare
 
 LEAD = "lead@suture.org"
 JOB = with_settings(load_job("demo"), ["rounds=1", "model.size=16", "epochs=1"])
-
-
-def told(kit: Kit, job_id: str, out: Path) -> str:
-    """What the submitter is told of a job's failure after its end; nothing where it has succeeded."""
-    with connected(kit) as federation:
-        while not str(federation.meta(job_id)["status"]).startswith("FINISHED"):
-            time.sleep(0.5)
-        try:
-            download(federation, kit, job_id, out)
-        except FederationError as error:
-            return str(error)
-    return ""
 
 
 def test_a_study_sees_neither_the_jobs_nor_the_experiments_of_another(
@@ -60,10 +47,10 @@ def test_a_study_sees_neither_the_jobs_nor_the_experiments_of_another(
         wait_until_joined(root, kits, start(root, (server, *sites.values())))
         first = submit(JOB, "poc", heart, tmp_path / "first", "trial", how)
         other = submit(JOB, "poc", lungs, tmp_path / "other", "own", how)
-        assert told(heart, first, tmp_path / "first") == ""
+        assert ended(heart, first, tmp_path / "first") == ""
         second = submit(JOB, "poc", lungs, tmp_path / "second", "trial", how)
-        assert told(lungs, other, tmp_path / "other") == ""
-        refused = told(lungs, second, tmp_path / "second")
+        assert ended(lungs, other, tmp_path / "other") == ""
+        refused = ended(lungs, second, tmp_path / "second")
         with connected(heart) as federation:
             assert [job["job_id"] for job in federation.jobs()] == [first]
         with connected(lungs) as federation:
