@@ -35,7 +35,7 @@ from suture.core.labels import LabelSet
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.adapters import Adapters
-from suture.models.classifier import shared_names
+from suture.models.classifier import Trains, shared_names
 from suture.simulation.job import load_job
 from suture.simulation.run import run_job
 
@@ -48,7 +48,7 @@ ENCODERS = {
 ADAPTERS = {"efficientnet_lite0": Adapters("bias")}
 """Of encoders that do not take the default ones: Lite0's convolutions pad in their own way."""
 
-MODES = ("all", "adapters", "head")
+MODES: tuple[Trains, ...] = ("all", "adapters", "head")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Run:
     """The conditions of a run."""
 
     encoder: str
-    mode: str
+    mode: Trains
     lr: float
     rounds: int
     seed: int
