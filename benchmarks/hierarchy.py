@@ -11,9 +11,9 @@ children, one some of both. The runs of each seed differ in nothing but the labe
 
 With `--nih` the images are NIH ChestX-ray14 (64 px, SUTURE_DATA), with parents as CheXpert has them. With
 `--weights` the encoder is frozen and the head alone is trained; set SUTURE_CACHE, so that the arms of a seed
-share its features. Figures are of the server's fully labelled test set: mean AUROC of parents and of children,
-and of parents the Brier score and the share of negative images above .5; "max" has the same model with
-coherent predictions. Differences are paired over the seeds, with 95 % intervals of Student's t.
+share its features. Figures are of the server's fully labelled test set: mean AUROC of parents and of
+children, and of parents the Brier score and the share of negative images above .5; "max" has the same model
+with coherent predictions. Differences are paired over the seeds, with 95 % intervals of Student's t.
 """
 
 from __future__ import annotations

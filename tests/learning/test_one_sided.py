@@ -20,7 +20,7 @@ probability = st.floats(0.01, 0.99)
 
 
 def test_by_hand() -> None:
-    # Of 10 images like this, 6 show the class, and half of these one below it: of the other 7, 3 show the class.
+    # Of 10 images like this, 6 show the class, 3 of these one below it, too: of the other 7, 3 show it.
     assert given_absent(torch.tensor([0.6]), 0.5).tolist() == pytest.approx([3 / 7])
     # The classes below are all that there are, whatever an untrained model says.
     assert given_absent(torch.tensor([0.6, 1.0]), 1.0).tolist() == [0, 0]
