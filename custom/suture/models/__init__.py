@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, StrictBool
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -190,12 +190,12 @@ class ModelSpec:
 
     name: Annotated[str, NAMED_FILE] = "cnn"
     size: Annotated[int, Field(ge=16, le=4096)] = 64
-    color: bool = False
+    color: StrictBool = False
     hidden: Width = 0
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     norm_momentum: Annotated[float, Field(gt=0, le=1)] | None = None
     projection: Width = 0
-    second_head: bool = False
+    second_head: StrictBool = False
     neck: Width = 0
     head: HeadKind = "linear"
     row_init: RowInit = "random"
@@ -205,7 +205,7 @@ class ModelSpec:
     std: tuple[Std, ...] | None = None
     vocabulary: Annotated[str | Words, NAMED_FILE] = "clinical"
     longest: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    padding: bool = False
+    padding: StrictBool = False
     modalities: tuple[Modality, ...] = ()
     embedding: Annotated[str, NAMED_FILE] = TFIDF
     embedding_digest: str | None = None
