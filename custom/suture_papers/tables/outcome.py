@@ -57,14 +57,17 @@ def chosen(table: Table, store: ResultStore) -> dict[Cell, Value]:
 
     A cell is left out until all values have been tried.
     """
-    if (tune := table.preset.tune) is None:
-        return {}
     done: dict[Cell, list[tuple[float, Value]]] = {}
     for run in tuning_runs(table):
         result = read_result(store, run)
         if result is not None and result.validation is not None:
-            done.setdefault((run.row, str(run.x)), []).append((result.validation, run.settings[tune.key]))
-    tried_all = {cell: tried for cell, tried in done.items() if len(tried) == len(tune.values)}
+            grid = table.tried(run.row)
+            assert grid is not None
+            done.setdefault((run.row, str(run.x)), []).append((result.validation, run.settings[grid.key]))
+    grids = {row: table.tried(row) for row in table.rows}
+    tried_all = {
+        cell: tried for cell, tried in done.items() if (g := grids[cell[0]]) and len(tried) == len(g.values)
+    }
     return {cell: max(tried, key=lambda pair: pair[0])[1] for cell, tried in tried_all.items()}
 
 
