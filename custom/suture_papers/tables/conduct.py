@@ -27,6 +27,7 @@ from suture.simulation.sites import this_machine
 from suture_papers.tables.external_tests import absent_tests, check_tests, test_models
 from suture_papers.tables.outcome import Outcome, chosen, collect, compared_runs, comparison_name
 from suture_papers.tables.plan import register
+from suture_papers.tables.resampling import compared_classes as by_delong
 from suture_papers.tables.resampling import resampled
 from suture_papers.tables.results import Result, ResultStore, read_result, result_of, store_result
 from suture_papers.tables.runs import Run, final_runs, tuning_runs
@@ -306,7 +307,10 @@ def compare_classes(table: Table, session: Session) -> None:
     storage = StorageConfig(state=session.work, cache=session.work / "tests")
     config = SiteConfig(data=load_site_config(described).data, storage=storage)
     models = {row: folder / "model" for row, folder in zip(runs, folders, strict=True)}
-    rows = _compare_with_first(models, config)
+    if table.spec.plan:
+        rows = by_delong(dict(zip(runs, folders, strict=True)))
+    else:
+        rows = _compare_with_first(models, config)
     session.store.put(name, {"runs": {row: run.name for row, run in runs.items()}, "rows": rows})
     session.report(f"compared, class by class: {', '.join(runs)}")
 

@@ -78,7 +78,7 @@ def register(table: Table, store: ResultStore, amend: str | None = None) -> None
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return what two plans differ in, by dotted name: the former value and the present one, None if absent."""
+    """Return what differs, by dotted name: the former value and the present one, None where absent."""
     old, new = flat("plan", before), flat("plan", now)
     keys = sorted(old.keys() | new.keys())
     return {key[5:]: [old.get(key), new.get(key)] for key in keys if old.get(key) != new.get(key)}

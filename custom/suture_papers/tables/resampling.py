@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,24 +20,29 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from suture.core.errors import DataError
+from suture.core.errors import ConfigError, DataError
 from suture.core.files import read_json
 from suture.core.labels import LabelType
+from suture.core.plain import read_toml
 from suture.core.seeds import seed_for
 from suture.data.augmentation import Augmentation
 from suture.data.config import load_site_config
 from suture.learning.evaluation import ranking
 from suture.learning.features import FeatureStore
-from suture.learning.metrics import Floats, patient_draws, weighted_auroc
+from suture.learning.metrics import Floats, auroc, bootstrap_auroc, patient_draws, weighted_auroc
 from suture.learning.samples import load_samples
 from suture.learning.saved_models import models_of
 from suture.learning.training import SiteContext, predict
 from suture.models.saved import load_model, load_spec
 from suture.simulation.partition import SERVER
 from suture_papers.tables.spec import Metric
+from suture_papers.tables.statistics import clustered_delong
 
 DRAWS = 200
 """Draws of patients in each run. A two-level bootstrap takes one of them for each seed that it draws."""
+
+SCORES = "test_scores.npz"
+"""In the folder of a run."""
 
 Weighted = Callable[[Floats, NDArray[np.bool_], Floats], Floats]
 
@@ -67,9 +72,16 @@ def test_scores(out: Path) -> TestScores:
     """Return the scores of the models of a finished run.
 
     Raises:
+        ConfigError: the simulation holds out no test images.
         SutureError: the test images cannot be read, or the run left no model.
     """
-    config, found = load_site_config(out / "sites" / SERVER / "suture.toml"), []
+    described = out / "sites" / SERVER / "suture.toml"
+    if "data" not in read_toml(described):
+        raise ConfigError(
+            f"the simulation of {out.name} holds out no test images at the server, which a study compares "
+            "its rows on; choose another kind of sites"
+        )
+    config, found = load_site_config(described), []
     torch.set_num_threads(config.training.threads)  # as in the run: the stored features are of this number
     for folder in models_of(out).values():
         (model, prepare), spec = load_model(folder), load_spec(folder)
@@ -94,9 +106,10 @@ def resampled(out: Path, metrics: Sequence[Metric]) -> dict[str, Any]:
     """Return what a study stores of a finished run beside its figures.
 
     Returns:
-        ``train`` and ``n``, the numbers of training and test images; ``patients``, of the test images;
+        ``train`` and ``n``, the numbers of training and test images; ``overlap``, whether runs of other seeds
+        share patients (synthetic images are drawn anew); ``patients``, the number with test images;
         ``test``, a digest of these patients and their labels, equal where draws are paired; and by metric the
-        ``value`` and the values of the ``draws``, to four digits, null where undefined. Empty without metrics.
+        ``value`` and the values of the ``draws``, to four digits, null where undefined. {} without metrics.
 
     Raises:
         SutureError: as `test_scores`.
@@ -104,16 +117,61 @@ def resampled(out: Path, metrics: Sequence[Metric]) -> dict[str, Any]:
     if not metrics:
         return {}
     of = test_scores(out)
-    np.savez_compressed(out / "test_scores.npz", y=of.y, patients=of.patients, scores=np.stack(of.scores))
-    sites = read_json(out / "run.json", "sites")["sites"].values()
+    np.savez_compressed(out / SCORES, **vars(of))
+    facts = read_json(out / "run.json", "sites")
     content = repr((of.labels, of.patients)).encode() + of.y.tobytes()
     found: dict[str, Any] = {
-        "train": sum(site["n"]["train"] for site in sites),
+        "train": sum(site["n"]["train"] for site in facts["sites"].values()),
+        "overlap": not facts.get("synthetic", False),
         "n": len(of.y),
         "patients": len(set(of.patients)),
         "test": hashlib.sha256(content).hexdigest()[:16],
     }
     return found | {name: drawn(of, name, found["test"]) for name in metrics}
+
+
+def compared_classes(runs: Mapping[str, Path]) -> dict[str, dict[str, dict[str, float | None]]]:
+    """Compare the models of finished runs, class by class, with that of the first run: `clustered_delong`.
+
+    Args:
+        runs: the folder of each row's run; runs of one seed, so of the same test images.
+
+    Returns:
+        By row and class ``auroc``, ``low`` and ``high`` (95 % interval over patients), and of all rows but
+        the first ``p``, null where a class has too few patients. A row with models of single sites is left
+        out: none of these has all classes.
+
+    Raises:
+        DataError: a folder has no scores.
+    """
+    found: dict[str, dict[str, dict[str, float | None]]] = {}
+    first = None
+    for row, out in runs.items():
+        of = _kept(out)
+        if len(of.scores) > 1:
+            continue
+        first = first or of
+        found[row] = {}
+        for i, name in enumerate(of.labels):
+            y, own = of.y[:, i], of.scores[0][:, i]
+            bounds = bootstrap_auroc(y, own, of.patients)
+            values = dict(zip(("auroc", "low", "high"), (auroc(y, own), *bounds), strict=True))
+            if of is not first:
+                enough = min(len({p for p, v in zip(of.patients, y, strict=True) if v == k}) for k in (0, 1))
+                theirs = first.scores[0][:, i]
+                values["p"] = clustered_delong(y, theirs, own, of.patients).p if enough > 1 else math.nan
+            found[row][name] = {k: None if math.isnan(v) else round(v, 6) for k, v in values.items()}
+    return found
+
+
+def _kept(out: Path) -> TestScores:
+    """Return the scores that `resampled` has kept in the folder of a run: its images may be gone."""
+    if not (out / SCORES).exists():
+        raise DataError(f"{out} has no {SCORES}; delete the run's line and its folder, and it is done again")
+    with np.load(out / SCORES, allow_pickle=False) as kept:
+        labels, patients = (tuple(map(str, kept[key])) for key in ("labels", "patients"))
+        label_type: LabelType = "multiclass" if str(kept["label_type"]) == "multiclass" else "multilabel"
+        return TestScores(kept["y"], labels, label_type, patients, tuple(kept["scores"]))
 
 
 def drawn(of: TestScores, metric: Metric, key: str, draws: int = DRAWS) -> dict[str, Any]:
