@@ -95,7 +95,9 @@ def _render(chosen: Table, store: ResultStore, results: Path, *, whole: bool = F
 
 
 def _render_all(results: Path) -> None:
-    """Write the tables and figures of each preset that has a result in every cell, and the leaderboard."""
+    """Write each preset with a result in every cell, the leaderboard, and the claims' page."""
+    from suture.core.files import atomic_write
+    from suture_papers.tables.claims import page_of
     from suture_papers.tables.leaderboard import write_leaderboard
     from suture_papers.tables.loading import known_tables, load_spec
     from suture_papers.tables.results import ResultStore
@@ -106,6 +108,9 @@ def _render_all(results: Path) -> None:
             _render(spec.preset(preset), store, results, whole=True)
     for path in write_leaderboard(results):
         print_line(f"written: {path}")
+    if (claims := results / "claims.toml").exists():
+        atomic_write(results / "claims.md", page_of(claims, results / "runs").encode())
+        print_line(f"written: {results / 'claims.md'}")
 
 
 def _report(line: str) -> None:
