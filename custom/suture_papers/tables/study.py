@@ -191,7 +191,8 @@ def _metric_table(outcome: Outcome, metric: Metric, effect: float) -> Grid:
     caption = (
         f"{METRICS[metric]}, mean over classes and seeds, and the difference from {control}. Intervals "
         "and p: corrected resampled t-test (splits of different seeds overlap); beside them a bootstrap over "
-        f"seeds and test patients. Detectable: with power .8, one row alone. δ = {effect:g}."
+        "seeds and test patients. Better and worse need p (Holm) < .05. Detectable: with power .8, one row "
+        f"alone. δ = {effect:g}."
     )
     return Grid(caption, heads, cells)
 

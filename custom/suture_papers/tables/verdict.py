@@ -95,4 +95,4 @@ def number(value: float) -> str:
     """Return a figure with three decimals and no leading 0 below 1; a dash where undefined."""
     if math.isnan(value):
         return DASH
-    return f"{value + 0.0:.3f}".replace("-0.", "-.").removeprefix("0").replace("-", "\u2212")
+    return f"{round(value, 3) + 0.0:.3f}".replace("-0.", "-.").removeprefix("0").replace("-", "\u2212")
