@@ -341,7 +341,7 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
         adapted: frozenset[str] = frozenset()
         if spec.train == "adapters":
             adapted = add_adapters(
-                backbone, spec.adapters or Adapters(), spec.name, seed, _example(spec, entry)
+                backbone, spec.adapters or Adapters(), spec.name, seed, example_of(spec, entry)
             )
         model = Classifier(
             backbone,
@@ -368,8 +368,8 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
     return model
 
 
-def _example(spec: ModelSpec, entry: Backbone) -> tuple[Tensor, ...]:
-    """The inputs of a backbone for one image or document, of zeros."""
+def example_of(spec: ModelSpec, entry: Backbone) -> tuple[Tensor, ...]:
+    """Return the inputs of a backbone for one image or document, of zeros."""
     if entry.reads == "image":
         return (torch.zeros(1, spec.preprocessing.channels, spec.size, spec.size),)
     if entry.vectors:

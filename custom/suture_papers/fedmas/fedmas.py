@@ -237,7 +237,8 @@ class Divergence:
             if plain:
                 yield batch
             else:
-                seen = self._prior.features(site.prepare.undone(batch.inputs["image"]))
+                images = site.prepare.undone(batch.inputs["image"])
+                seen = self._prior.features(images, site.model.amp_dtype)
                 yield replace(batch, inputs={**batch.inputs, _PRIOR: seen})
 
     def objective(self, model: Classifier, batch: Batch) -> Tensor:

@@ -181,8 +181,7 @@ def info_nce(queries: Tensor, keys: Tensor, queue: Queue, rows: Tensor, temperat
 @torch.no_grad()
 def follow(key: Encoder, query: Encoder, momentum: float) -> None:
     """Set key <- momentum key + (1 - momentum) query (MoCo, Eq. 2)."""
-    for parameter, new in zip(key.parameters(), query.parameters(), strict=True):
-        parameter.lerp_(new, 1 - momentum)
+    torch._foreach_lerp_(list(key.parameters()), list(query.parameters()), 1 - momentum)
 
 
 class Trainer:
