@@ -7,7 +7,7 @@ from dataclasses import dataclass as plain
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, StrictBool
 from pydantic.dataclasses import dataclass
 
 from suture.core.errors import unknown
@@ -90,7 +90,7 @@ class Row:
     set: Settings = field(default_factory=dict)
     site: str | None = None
     published: dict[str, str] = field(default_factory=dict)
-    steady: bool = False
+    steady: StrictBool = False
     tune: SearchGrid | None = None
 
 
