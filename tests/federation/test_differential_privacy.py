@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from suture.core.errors import ConfigError
 from suture.core.privacy import PrivacyConfig
-from suture.federation.differential_privacy import Noise, describe_spent, epsilon, gaussian, rounded_up
+from suture.federation.differential_privacy import Noise, describe_spent, epsilon, rounded_up
+from suture.learning.patient_privacy import gaussian
 from suture.learning.step_losses import NonFiniteLoss
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation

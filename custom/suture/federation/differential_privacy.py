@@ -18,25 +18,21 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.core.privacy import PrivacyConfig
+from suture.learning.patient_privacy import Draw, gaussian
 from suture.learning.step_losses import NonFiniteLoss
 from suture.protocol.disclosure import training_loss
 from suture.protocol.egress import prefixed, within
 from suture.protocol.messages import Spent, TaskData, Trait, Update, fields_with, rounded
 from suture.protocol.precision import VARIANCE
-
-Draw = Callable[[int], bytes]
-"""Gives a number of random bytes; only tests use another one than the system's."""
 
 
 @dataclass(frozen=True)
@@ -96,14 +92,6 @@ def _refuse_uncovered(update: Update) -> None:
             f"[privacy] clip does not cover {min(stray)}, which this method sends besides weights; "
             "remove clip and noise, or use another method"
         )
-
-
-def gaussian(shape: tuple[int, ...], draw: Draw = os.urandom) -> Tensor:
-    """Return standard normal numbers, float64: the inverse normal distribution function of 52 bits each."""
-    from scipy.special import ndtri
-
-    bits = np.frombuffer(draw(8 * math.prod(shape)), dtype="<u8") >> np.uint64(12)
-    return torch.from_numpy(ndtri((bits + 0.5) * 2.0**-52)).reshape(shape)
 
 
 def protected(
