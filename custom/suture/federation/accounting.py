@@ -19,8 +19,8 @@ import numpy as np
 
 from suture.core.errors import ConfigError
 
-_LOOSE = 64.0
-"""Above this ε a looser bound will do: numbers of the tight one would fill the memory."""
+_LOOSE, _MANY = 64.0, 20_000
+"""Above this ε, or for more steps, a looser bound must do: the tight one would fill the memory."""
 
 
 class Mechanism(NamedTuple):
@@ -97,7 +97,9 @@ def _sampled(history: tuple[tuple[float, float, int], ...], delta: float) -> flo
     # They warn of an order beyond those tried, and of the logarithm of 1 - q = 0, whose limit they take.
     with warnings.catch_warnings(action="ignore"):
         bound, _ = rough.get_privacy_spent(delta=delta)
-        return float(bound if bound > _LOOSE else min(bound, tight.get_epsilon(delta)))
+        if bound > _LOOSE or sum(n for _, _, n in history) > _MANY:
+            return float(bound)
+        return float(min(bound, tight.get_epsilon(delta)))
 
 
 @cache
