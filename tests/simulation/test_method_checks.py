@@ -21,6 +21,7 @@ from suture.methods import METHODS
 from suture.methods.averaging import LocalAveraging
 from suture.methods.base import About, GlobalModel, LabelUse, RoundContext, hyperparameters
 from suture.models.classifier import Classifier
+from suture.protocol.egress import Channel, Egress, Layout, prefixed, within
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.precision import Transport
 from suture.simulation import method_checks as checks
@@ -132,6 +133,22 @@ class TakesATensor(FedProx):
         return replace(previous, shared={"w": next(iter(updates)).shared["w"].view(-1)})
 
 
+class MovesByMomentum(FedProx):
+    """The server's momentum goes on where no site sent a row."""
+
+    labels = LabelUse(view="own")
+
+    def egress(self, layout: Layout) -> Egress:
+        return replace(super().egress(layout), channels=(Channel("m", "server", layout.trained),))
+
+    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
+        mean, m = super().aggregate(previous, updates, ctx), within("m", previous.channels)
+        x, y = previous.trained, mean.trained
+        m = {name: m[name] / 2 + y[name] - x[name] for name in x}
+        moved = mean.moved_to({name: x[name] + m[name] for name in x})
+        return replace(moved, channels=prefixed("m", m))
+
+
 class Undecorated(FedProx):
     """`anchor` is no hyperparameter."""
 
@@ -157,6 +174,7 @@ MUTANTS: list[tuple[type[FedProx], Callable[..., None], str]] = [
     (CountsColumns, checks.classes_are_known_by_name, "depends on the order of the classes"),
     (ChangesUpdates, checks.aggregation_takes_copies, "aggregation changes an update"),
     (TakesATensor, checks.aggregation_takes_copies, "w is a tensor of an update; clone it"),
+    (MovesByMomentum, checks.a_class_that_nobody_sent_keeps_its_row, "that no site sent changed"),
     (KeepsTheModel, checks.training_lowers_the_loss, "three rounds have the losses"),
     (Undecorated, checks.it_describes_itself, "anchor of Undecorated .* decorate it with @hyperparameters"),
     (UndecoratedValue, checks.it_describes_itself, "mu of UndecoratedValue .* decorate it"),
