@@ -213,7 +213,7 @@ class _Merging:
         merged = {n: t.clone(memory_format=torch.contiguous_format) for n, t in previous.shared.items()}
         parameters = {n: t.numel() for n, t in merged.items() if n not in previous.buffers}
         statistics = {n: t.numel() for n, t in merged.items() if n in previous.buffers}
-        for tensors in (parameters, statistics) if counted else ():
+        for tensors in (t for t in (parameters, statistics) if t and counted):
             parts = list(_parts(tensors, MEMORY // (8 * len(counted))))
             blocks = _Numbers(parts, previous, before, self._updates)
             found, factors = self._merge(_SHARED, blocks, weights, along=tensors is parameters)
