@@ -221,7 +221,9 @@ def run(cell: Cell) -> dict[str, Any]:
     plan = Plan(method, spec, Augmentation(), cell.seed, "run", code_hash(SurgicalAggregation))
     robust = None if cell.merge == "mean" else RobustMerge(cell.merge, LIARS[cell.sites])  # type: ignore[arg-type]
     began, names = time.process_time(), tuple(sorted(pool(cell.data)[2]))
-    model = initial(plan, names)
+    if (cell.data, cell.seed) not in _BEGUN:
+        _BEGUN[cell.data, cell.seed] = initial(plan, names)
+    model = _BEGUN[cell.data, cell.seed]
     sites = [context_of(cell, number, spec) for number in range(cell.sites)]
     kept: list[dict[str, Tensor]] = [{}] * cell.sites
     before, radii, rounds = None, dict[str, float](), 5 if small else 8
@@ -233,7 +235,7 @@ def run(cell: Cell) -> dict[str, Any]:
             received[site.name] = task = TaskData(
                 "train", number, labels=labels, shared=dict(model.shared), head=model.rows(labels)
             )
-            load_tensors(site.model, {**model.fixed, **task.shared, **task.head})
+            load_tensors(site.model, {**({} if site.features else model.fixed), **task.shared, **task.head})
             state = Packed(kept[i], {"phase": "main", "labels": list(labels)})
             update, kept[i] = method.train(site, task, local_round(method, site, state, ctx))
             updates[site.name] = replace(update, shared=copied(update.shared), head=copied(update.head))
@@ -259,6 +261,9 @@ def run(cell: Cell) -> dict[str, Any]:
         patched = scores(model, plan, {"image": marked(pool(cell.data)[0][TRAIN:][absent])})[:, c]
         found["success"] = float((patched > np.quantile(logits[absent, c], 0.95)).mean())
     return found
+
+
+_BEGUN: dict[tuple[str, int], GlobalModel] = {}
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -309,8 +314,9 @@ def lied(attack: str, liar: str, changes: Mapping[str, Change], noise: torch.Gen
 def scores(model: GlobalModel, plan: Plan, inputs: Mapping[str, Tensor]) -> NDArray[np.float32]:
     """The logits ``[n, c]``."""
     found = network(plan.model, LabelSet(model.labels)).eval()
-    load_tensors(found, {**model.shared, **model.fixed, **model.head})
+    load_tensors(found, {**model.shared, **model.head})
     if "image" in inputs:
+        load_tensors(found, model.fixed)
         inputs = {"image": plan.model.preprocessing(inputs["image"])}
     logits: NDArray[np.float32] = found(inputs).numpy()
     return logits

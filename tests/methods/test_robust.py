@@ -150,8 +150,12 @@ def tensors(found: GlobalModel | Update) -> dict[str, Tensor]:
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.sampled_from(["median", "trimmed"]), st.integers(1, 2), st.integers(0, 2**31), st.floats(-1e30, 1e30))
-def test_liars_move_no_number_beyond_those_of_the_honest(kind: str, liars: int, seed: int, lie: float) -> None:
+@given(
+    st.sampled_from(["median", "trimmed"]), st.integers(1, 2), st.integers(0, 2**31), st.floats(-1e30, 1e30)
+)
+def test_liars_move_no_number_beyond_those_of_the_honest(
+    kind: str, liars: int, seed: int, lie: float
+) -> None:
     honest, lying = some(seed, liars + 1), some(seed + 1, liars)
     for one in lying:  # together, in the same direction
         for tensor in tensors(one).values():
@@ -216,7 +220,9 @@ class Read:
         return (update([float(site)] * self.numbers) for site in range(self.sites))
 
 
-@pytest.mark.parametrize(("memory", "walks"), [(8 * 5 * 100, 1 + 1 + 1), (8 * 5 * 25, 1 + 4 + 1), (1, 1 + 100 + 2)])
+@pytest.mark.parametrize(
+    ("memory", "walks"), [(8 * 5 * 100, 1 + 1 + 1), (8 * 5 * 25, 1 + 4 + 1), (1, 1 + 100 + 2)]
+)
 def test_the_updates_are_read_once_for_each_part_that_fits_the_memory(
     memory: int, walks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +234,7 @@ def test_the_updates_are_read_once_for_each_part_that_fits_the_memory(
 
 
 # Which methods
+
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_method_takes_a_robust_merge_or_says_why_not(name: str) -> None:
@@ -252,3 +259,18 @@ def test_a_method_takes_a_robust_merge_or_says_why_not(name: str) -> None:
     assert "surgical" in str(error.value)
     assert "methods that fit" in str(error.value)
     check_fits(None, method)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_equal_updates_a_robust_merge_is_the_mean(name: str, kind: Any) -> None:
+    method = conformant(name)
+    if robust.unfit(method):
+        return
+    before = zeros()
+    one = some(1, 1)[0]
+    own = one if method.exchange.personal == "nothing" else replace(one, head={})
+    mean = method.aggregate(before, [own] * 5, FIRST)
+    found = robustly_merged(RobustMerge(kind), before, None, [own] * 5, {})
+    for key, value in tensors(method.aggregate(before, found.updates, FIRST)).items():
+        torch.testing.assert_close(value, tensors(mean)[key], rtol=1e-6, atol=1e-6)

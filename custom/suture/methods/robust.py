@@ -97,15 +97,15 @@ def check_fits(robust: RobustMerge | None, method: Method) -> None:
     Raises:
         ConfigError: it cannot; says why, and names the methods that fit.
     """
-    if robust and (why := _unfit(method)):
-        others = ", ".join(name for name, kind in METHODS.items() if not _unfit(kind()))
+    if robust and (why := unfit(method)):
+        others = ", ".join(name for name, kind in METHODS.items() if not unfit(kind()))
         raise ConfigError(
             f"robust.kind={robust.kind!r}: {method.about.title} {why}; remove [robust], or choose one of the "
             f"methods that fit: {others}"
         )
 
 
-def _unfit(method: Method) -> str | None:
+def unfit(method: Method) -> str | None:
     """Why a robust merge cannot take the place of the method's mean; None where it can."""
     if method.about.local_only:
         return method.about.local_only
