@@ -70,7 +70,8 @@ class Teaching:
         mixed_positive, mixed_negative, mixed_best: tau_lp, tau_ln and tau_l, for images of D^h.
         weak, strong: views of the teacher and of the student.
         loss, entropy, labels: where paper and published program differ, which one is followed; the
-            differences stand in docs/methods.md.
+            differences stand in docs/methods.md. The loss ``both`` is the paper's, but the class weight is on
+            both terms, as in the program (multilabel).
     """
 
     start_round: Annotated[int, Field(ge=1, le=LIMIT)] = 2
@@ -87,7 +88,7 @@ class Teaching:
     mixed_best: Probability = 0.85
     weak: Augmentation = WEAK
     strong: Augmentation = STRONG
-    loss: Reading = "paper"
+    loss: Reading | Literal["both"] = "paper"
     entropy: Reading = "paper"
     labels: Reading = "paper"
 
@@ -215,7 +216,7 @@ class MeanTeacher:
 
     def loss(self, logits: Tensor, batch: Batch) -> Tensor:
         """The same of the student's logits ``[n, c]``."""
-        losses = self._kind.losses(logits, batch.y, None if self._by_program else self._weight)
+        losses = self._kind.losses(logits, batch.y, None if self._on_both else self._weight)
         return torch.sum(losses * batch.weight) if batch.weight is not None else losses.mean()
 
     def follow_student(self) -> None:
@@ -223,8 +224,10 @@ class MeanTeacher:
         self._follow()
 
     @property
-    def _by_program(self) -> bool:
-        return self._pseudo and self._how.loss == "program" and self._task == "multilabel"
+    def _on_both(self) -> bool:
+        """Whether the class weight is of both terms of the cross-entropy."""
+        loss = self._how.loss  # the program's multiplies by pseudo-labels, which are made later
+        return self._task == "multilabel" and (loss == "both" or (loss == "program" and self._pseudo))
 
     def _read(self, drawn: tuple[Tensor, Tensor]) -> tuple[Tensor, Batch]:
         """The rows without those of mixtures, and the images of all of them."""
@@ -275,9 +278,11 @@ class MeanTeacher:
 
     def _weights(self, targets: Targets, paper: Tensor) -> Tensor:
         """How much each entry counts; in the program a mean loss times a mean weight (see the docs)."""
-        if not self._by_program:
+        if not self._on_both:
             return paper
         weight = torch.ones_like(targets.y) if self._weight is None else self._weight
+        if self._how.loss == "both":
+            return paper * weight
         return ((targets.sure * weight).mean() / targets.y.numel()).expand_as(targets.y)
 
     def _count(self, rows: Tensor, targets: Targets) -> None:

@@ -92,7 +92,9 @@ def _render(chosen: Table, store: ResultStore, results: Path, *, whole: bool = F
 
 
 def _render_all(results: Path) -> None:
-    """Write the tables and figures of each preset that has a result in every cell."""
+    """Write the tables and figures of each preset that has a result in every cell, and the claims' page."""
+    from suture.core.files import atomic_write
+    from suture_papers.tables.claims import page_of
     from suture_papers.tables.loading import known_tables, load_spec
     from suture_papers.tables.results import ResultStore
 
@@ -100,6 +102,9 @@ def _render_all(results: Path) -> None:
         spec, store = load_spec(name), ResultStore(results / "runs", name)
         for preset in spec.presets:
             _render(spec.preset(preset), store, results, whole=True)
+    if (claims := results / "claims.toml").exists():
+        atomic_write(results / "claims.md", page_of(claims, results / "runs").encode())
+        print_line(f"written: {results / 'claims.md'}")
 
 
 def _report(line: str) -> None:

@@ -82,7 +82,7 @@ def compared_runs(table: Table, store: ResultStore) -> dict[str, Run] | None:
         None where the preset has no such comparison, or a learning rate is not tuned yet.
     """
     by_class, tuned = table.spec.by_class, chosen(table, store)
-    if by_class is None or set(by_class.rows) - set(table.rows):
+    if by_class is None or not by_class.rows or set(by_class.rows) - set(table.rows):
         return None
     if table.preset.tune and any((row, "None") not in tuned for row in by_class.rows):
         return None

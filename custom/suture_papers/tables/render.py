@@ -196,15 +196,23 @@ def _task_table(outcome: Outcome) -> Grid:
 def class_table(outcome: Outcome, column: Column) -> Grid:
     """Return the table of the AUROC (or recall) of each class, mean over the runs."""
     spec, rows = outcome.table.spec, outcome.table.rows
-    areas = [class_means(spec, row, outcome.results[row, "None"], column) for row in rows]
-    names = sorted({name for found in areas for name in found})
-    cells = [[name, *(f"{a[name]:.3f}" if name in a else DASH for a in areas)] for name in names]
+    areas = {row: class_means(spec, row, outcome.results[row, "None"], column) for row in rows}
+    names = sorted({name for found in areas.values() for name in found})
+    by_class = spec.by_class
+    printed = by_class.published if by_class and not by_class.rows and column.metric == "auroc" else {}
+
+    def cell(row: str, name: str) -> str:
+        own = f"{areas[row][name]:.3f}" if name in areas[row] else DASH
+        return f"{own} ({printed[row][name]})" if name in printed.get(row, {}) else own
+
+    cells = [[name, *(cell(row, name) for row in rows)] for name in names]
     heads = ["class", *(row.name for row in rows.values())]
     where = f" ({column.name})" if column.test else ""
     what = "Recall" if column.metric == "recall" else "AUROC"
-    lacking = any(DASH in row for row in cells)
+    lacking = any(cell.startswith(DASH) for row in cells for cell in row)
     notes = [f"{DASH} not run, not trained, or without positive or negative test images"] if lacking else []
-    return Grid(f"{what} of each class{where}, mean over the runs.", heads, cells, notes)
+    published = f"; in brackets what the paper printed ({by_class.source})" if by_class and printed else ""
+    return Grid(f"{what} of each class{where}, mean over the runs{published}.", heads, cells, notes)
 
 
 def comparison_table(spec: TableSpec, compared: ClassComparison) -> Grid:

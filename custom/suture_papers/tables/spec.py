@@ -180,14 +180,19 @@ class ByClass:
     """A table of single classes: models of some rows, compared on the images that a simulation holds out.
 
     Attributes:
-        rows: whose global models of the first seed are compared, each with that of the first row.
+        rows: whose global models of the first seed are compared, each with that of the first row. Without
+            any, what the paper printed stands beside each row's mean over the runs.
         source: the place of the table in the paper.
         published: by row and class, what the paper printed.
     """
 
-    rows: Annotated[tuple[str, ...], Field(min_length=2)]
+    rows: tuple[str, ...] = ()
     source: str = ""
     published: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.rows) == 1:
+            raise ValueError("rows compares models; name a second one, or none")
 
 
 @dataclass(frozen=True, config=STRICT)

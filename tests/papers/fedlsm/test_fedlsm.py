@@ -162,6 +162,28 @@ def test_the_loss_of_the_program_is_a_product_of_means(tiny: Any) -> None:
     assert float(lessons.loss(s, batch)) == pytest.approx(float(expected), rel=1e-5)
 
 
+@pytest.mark.parametrize("start", [1, 2])
+def test_the_class_weight_on_both_terms_scales_the_loss_of_the_class(start: int, tiny: Any) -> None:
+    """w_c (-t ln p - (1 - t) ln(1 - p)) over sure entries, / (8 x 4); before pseudo-labels as well."""
+    how = replace(
+        METHOD.teaching, loss="both", enhancing="none", positive=0.9, negative=0.0, start_round=start
+    )
+    context, _ = bench_of(tiny, replace(METHOD, teaching=how))
+    weight = torch.tensor([2.0, 1.0, 0.5, 3.0])
+    lessons = MeanTeacher(how, context, replace(ROUND, local=METHOD.local), weight)
+    g = torch.Generator().manual_seed(0)
+    batch = next(iter(lessons.batches(g, g)))
+    s = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    p = torch.sigmoid(s)
+    each = weight * (-batch.y * p.log() - (1 - batch.y) * (1 - p).log())
+    expected = each[batch.known].sum() / 32
+    assert 0 < batch.known.sum() < 32
+    assert float(lessons.loss(s, batch)) == pytest.approx(float(expected), rel=1e-5)
+    paper = MeanTeacher(replace(how, loss="paper"), context, replace(ROUND, local=METHOD.local), weight)
+    g.manual_seed(0)
+    assert float(paper.loss(s, next(iter(paper.batches(g, g))))) != pytest.approx(float(expected), rel=1e-3)
+
+
 def test_views_that_are_made_ahead_change_no_byte(tiny: Any) -> None:
     sent = []
     for prefetch in (0, 1, 5):

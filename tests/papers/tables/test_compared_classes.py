@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 
 from official import write_nih
-from stored_by_hand import SPEC, delete, store
+from stored_by_hand import SPEC, delete, result, store, table_spec
 from suture.core.errors import ConfigError
 from suture.data.config import load_site_config
 from suture.learning.comparison import compare
@@ -115,3 +115,18 @@ def test_rows_that_are_not_there_and_a_series_are_refused(tmp_path: Path) -> Non
     path.write_text(tomli_w.dumps({**SPEC, "by_class": {"rows": ["theirs", "ours"]}, "series": series}))
     with pytest.raises(ConfigError, match="by_class needs one model"):
         load_spec(str(path))
+
+
+def test_without_rows_the_printed_figures_stand_beside_the_means(tmp_path: Path) -> None:
+    by_class = {"source": "Table 1", "published": {"ours": {"A": "0.91"}}}
+    table = table_spec(by_class=by_class).preset(None)
+    for run in final_runs(table, {}):
+        result(run, tmp_path, {"A": 0.8, "B": None})
+    page = write_tables(collect(table, store(tmp_path)), tmp_path / "pages", "two")[0].read_text()
+    assert "| A | 0.800 | 0.800 (0.91) |" in page
+    assert "mean over the runs; in brackets what the paper printed (Table 1)." in page
+
+
+def test_a_single_row_is_no_comparison() -> None:
+    with pytest.raises(ConfigError, match="name a second one, or none"):
+        table_spec(by_class={"rows": ["ours"]})
