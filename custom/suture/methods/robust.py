@@ -113,8 +113,6 @@ def unfit(method: Method) -> str | None:
         return "makes more of the updates than their weighted mean"
     if method.labels.view == "target":
         return "trains another class at each site, so that honest updates need not agree"
-    if method.exchange.share is not None:
-        return "exchanges parts of tensors"
     if up := method.egress(Layout({}, {})).going("up"):
         return f"also merges {', '.join(channel.name for channel in up)}, which would stay a plain mean"
     return None
@@ -139,6 +137,7 @@ def robustly_merged(
     for update in updates:
         head = {name: previous.head[name] for name in update.head}  # none where it stays at the site
         sent.append(replace(update, shared={}, head={}))
+    before = before if robust.kind == "centered" else None
     merging = _Merging(robust, replace(previous, head=head), before, updates, sent, radii)
     model = replace(previous, shared=merging.shared(), head=merging.rows() if head else {})
     return Merged(_Counted(tuple(sent), model), merging.found, tuple(merging.plain), merging.kept)
@@ -186,40 +185,36 @@ _SHARED = ""
 """In place of a class: the shared tensors."""
 
 
+@dataclass
 class _Merging:
-    """One merge. See `robustly_merged` for the arguments, and `Merged` for what it finds."""
+    """One merge. See `robustly_merged` for what it is given, and `Merged` for what it finds."""
 
-    def __init__(
-        self,
-        robust: RobustMerge,
-        previous: GlobalModel,
-        before: GlobalModel | None,
-        updates: Iterable[Update],
-        sent: Sequence[Update],
-        radii: Mapping[str, float],
-    ) -> None:
-        self._robust, self._previous, self._radii = robust, previous, radii
-        self._before = before if robust.kind == "centered" else None
-        self._updates, self._sent = updates, sent
-        self.found: dict[str, float] = {}
-        self.plain: list[str] = []
-        self.kept: list[float | None] = [None] * len(sent)
+    robust: RobustMerge
+    previous: GlobalModel
+    before: GlobalModel | None
+    updates: Iterable[Update]
+    sent: Sequence[Update]
+    radii: Mapping[str, float]
+    found: dict[str, float] = field(default_factory=dict)
+    plain: list[str] = field(default_factory=list)
+    kept: list[float | None] = field(default_factory=list)
 
     def shared(self) -> dict[str, Tensor]:
         """Merge the shared tensors: the parameters as one vector, and the statistics of batch norm."""
-        previous, before = self._previous, self._before
-        counted = [i for i, update in enumerate(self._sent) if update.weight > 0]
-        weights = torch.tensor([self._sent[i].weight for i in counted], dtype=torch.float64)
+        previous, before = self.previous, self.before
+        counted = [i for i, update in enumerate(self.sent) if update.weight > 0]
+        weights = torch.tensor([self.sent[i].weight for i in counted], dtype=torch.float64)
         merged = {n: t.clone(memory_format=torch.contiguous_format) for n, t in previous.shared.items()}
-        parameters = {n: t.numel() for n, t in merged.items() if n not in previous.buffers}
-        statistics = {n: t.numel() for n, t in merged.items() if n in previous.buffers}
-        for tensors in (t for t in (parameters, statistics) if t and counted):
-            parts = list(_parts(tensors, MEMORY // (8 * len(counted))))
-            blocks = _Numbers(parts, previous, before, self._updates)
-            found, factors = self._merge(_SHARED, blocks, weights, along=tensors is parameters)
+        self.kept = [None] * len(self.sent)
+        for statistics in (False, True) if counted else ():
+            lengths = {n: t.numel() for n, t in merged.items() if (n in previous.buffers) == statistics}
+            if not (parts := list(_parts(lengths, MEMORY // (8 * len(counted))))):
+                continue
+            blocks = _Numbers(parts, previous, before, self.updates)
+            found, factors = self._merge(_SHARED, blocks, weights, along=not statistics)
             for part, numbers in zip(parts, found, strict=True):
-                lengths = [where.stop - where.start for _, where in part]
-                for (name, where), values in zip(part, torch.split(numbers, lengths), strict=True):
+                pieces = torch.split(numbers, [where.stop - where.start for _, where in part])
+                for (name, where), values in zip(part, pieces, strict=True):
                     merged[name].view(-1)[where] = values.to(merged[name].dtype)
             for i, factor in zip(counted, factors, strict=False):
                 self.kept[i] = round(factor, 3)
@@ -227,9 +222,9 @@ class _Merging:
 
     def rows(self) -> dict[str, Tensor]:
         """Merge the row of each class over the sites that send it."""
-        previous, before, names = self._previous, self._before, sorted(self._previous.head)
+        previous, before, names = self.previous, self.before, sorted(self.previous.head)
         merged = _matrix(previous.head, names)
-        centre, sites = merged.clone(), len(self._sent)
+        centre, sites = merged.clone(), len(self.sent)
         if before:
             known = [label for label in previous.labels if label in before.labels]
             at = previous.where(tuple(known))
@@ -239,7 +234,7 @@ class _Merging:
             where = {label: i for i, label in enumerate(previous.labels[start : start + together])}
             rows = torch.zeros(sites, len(where), merged.shape[1], dtype=torch.float64)
             weights = torch.zeros(sites, len(where), dtype=torch.float64)
-            for site, update in enumerate(self._updates):
+            for site, update in enumerate(self.updates):
                 here = [i for i, label in enumerate(update.labels) if label in where]
                 there = [where[update.labels[i]] for i in here]
                 rows[site, there] = _matrix(update.head, names)[here]
@@ -250,10 +245,9 @@ class _Merging:
                     block = [(rows[owners, i], centre[start + i])]
                     (merged[start + i],), _ = self._merge(label, block, weights[owners, i])
         parts = torch.split(merged, [previous.head[name][0].numel() for name in names], dim=1)
-        return {
-            name: part.reshape(previous.head[name].shape).to(previous.head[name].dtype)
-            for name, part in zip(names, parts, strict=True)
-        }
+        like = [previous.head[name] for name in names]
+        shaped = [part.reshape(t.shape).to(t.dtype) for part, t in zip(parts, like, strict=True)]
+        return dict(zip(names, shaped, strict=True))
 
     def _merge(
         self, name: str, blocks: _Blocks, weights: Tensor, *, along: bool = True
@@ -267,7 +261,7 @@ class _Merging:
         Returns:
             its parts, and what is kept of each site, where the kind has such a factor.
         """
-        robust, sites = self._robust, len(weights)
+        robust, sites = self.robust, len(weights)
         if sites < robust.fewest:
             self.plain += [name] if along else []
             return [(weights / weights.sum()) @ values for values, _ in blocks], []
@@ -286,7 +280,7 @@ class _Merging:
             share = factors / len(taken)
         else:
             radius = median(norms.tolist())
-            if last := self._radii.get(name):
+            if last := self.radii.get(name):
                 radius = min(max(radius, last / 2), 2 * last)
             self.found[name] = radius
             factors = torch.where(norms > radius, radius / norms, 1.0)
