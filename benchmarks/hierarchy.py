@@ -1,24 +1,29 @@
 """What relations of classes are worth in training: `python benchmarks/hierarchy.py`.
 
 Phantoms with a planted tree at four sites of different granularity: one annotates only parents, two only
-children, one some of both. Three runs of each seed differ in nothing but the labels:
+children, one some of both. The runs of each seed differ in nothing but the labels:
 
 - `without`: no atlas, so that parents and children are unrelated classes;
 - `naive`: a site takes its children's labels as labels of the parent, absent where all of them are absent;
-- `atlas`: the site names an atlas, and only the presence of a child says something of its parent.
+- `atlas`: the site names an atlas and sets `ancestors`: a child's presence is its parent's, and where all of
+  the site's children of it are absent, training expects the parent as `suture.learning.one_sided` says;
+- `complete`: every site annotates both parents, which bounds what relations can give.
 
-With `--nih` the images are NIH ChestX-ray14 (64 px, SUTURE_DATA), with parents as CheXpert has them. Figures
-are of the server's fully labelled test set: mean AUROC of parents and of children, and of parents the share
-of negative images above .5. Differences are paired over the seeds, with 95 % intervals of Student's t.
+With `--nih` the images are NIH ChestX-ray14 (64 px, SUTURE_DATA), with parents as CheXpert has them. With
+`--weights` the encoder is frozen and the head alone is trained; set SUTURE_CACHE, so that the arms of a seed
+share its features. Figures are of the server's fully labelled test set: mean AUROC of parents and of
+children, and of parents the Brier score and the share of negative images above .5; "max" has the same model
+with coherent predictions. Differences are paired over the seeds, with 95 % intervals of Student's t.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,11 +33,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic.dataclasses import dataclass as validated
 from scipy.stats import t as student
+from sklearn.metrics import roc_auc_score
 
 from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for
 from suture.core.validation import STRICT
-from suture.data.augmentation import MILD
+from suture.data.augmentation import MILD, Augmentation
 from suture.data.config import load_site_config
 from suture.data.readers import load_table
 from suture.data.readers.hospital import HospitalConfig
@@ -51,8 +57,8 @@ from suture.simulation.sites import Destination, SimulatedSites, write_site, wri
 from suture_papers.chest_xrays.chest_sites import nih_config
 from suture_papers.public_data import data_folder
 
-Arm = Literal["without", "naive", "atlas"]
-ARMS: tuple[Arm, ...] = ("without", "naive", "atlas")
+Arm = Literal["without", "naive", "atlas", "complete"]
+ARMS: tuple[Arm, ...] = ("without", "naive", "atlas", "complete")
 
 
 @dataclass(frozen=True)
@@ -137,6 +143,8 @@ class TreeSites(SimulatedSites):
         data, everybody = {}, [*self.tree.sites, "server"]
         for name, table in zip(everybody, self._tables(folder, everybody, seed), strict=True):
             own = self.tree.sites.get(name)
+            if self.arm == "complete" and own:
+                own = (*own, *(parent for parent in self.tree.children if parent not in own))
             if self.arm == "naive" and own:
                 own, table = self._inherited(own, table)
             write_site(folder / name, table, LabelSet(own) if own else table.labels)
@@ -190,21 +198,24 @@ class TreeSites(SimulatedSites):
         return tables
 
 
-COLUMNS = ("parents", "children", "negatives of parents above .5")
+COLUMNS = ("parents' AUROC", "children's AUROC", "parents' Brier score", "parents' negatives above .5")
 
 
-def measured(arm: Arm, seed: int, args: argparse.Namespace) -> tuple[float, float, float]:
-    """The figures of `COLUMNS` of one run."""
+def measured(arm: Arm, seed: int, args: argparse.Namespace) -> dict[str, list[float]]:
+    """The figures of `COLUMNS` of one run, with predictions as they are and with coherent ones."""
     sites = TreeSites(images=args.images, arm=arm, nih=args.nih)
     local = LocalTraining(lr=args.lr, batch_size=32)
+    model = ModelSpec(args.model, size=64 if args.nih else 32)
+    if args.weights:
+        model = replace(model, weights=args.weights, train="head")
     made: Any = METHODS[args.method]  # whose classes take different fields
     job = Job(
         name="hierarchy",
         title="A planted tree",
         method=made(local=local),
-        model=ModelSpec("cnn", size=64 if args.nih else 32),
+        model=model,
         rounds=args.rounds,
-        augmentation=MILD,
+        augmentation=Augmentation() if args.weights else MILD,
         simulation=sites,
         selection="last",
         seed=seed,
@@ -213,17 +224,22 @@ def measured(arm: Arm, seed: int, args: argparse.Namespace) -> tuple[float, floa
         out = run_job(job, out=Path(folder) / "run")
         (toml,) = out.glob("sites/server/suture.toml")
         done = evaluate(out / "model", load_site_config(toml), "test")
-    area = {name: score.auroc for name, score in done.classes.items()}
-    above = [
-        float((done.scores[done.y[:, i] == 0, i] > 0.5).mean())
-        for i in map(done.labels.index, sites.tree.children)
-    ]
-    means = (
-        statistics.mean(area[name] or 0.5 for name in group)
-        for group in (sites.tree.children, sites.tree.fine)
-    )
-    parents, children = means
-    return parents, children, statistics.mean(above)
+    column = {name: i for i, name in enumerate(done.labels)}
+    coherent = done.scores.copy()
+    for parent, group in sites.tree.children.items():
+        coherent[:, column[parent]] = done.scores[:, [column[name] for name in (parent, *group)]].max(axis=1)
+
+    def figures(scores: NDArray[np.float64]) -> list[float]:
+        of = {name: (done.y[:, i], scores[:, i]) for name, i in column.items()}
+        parents = [of[name] for name in sites.tree.children]
+        return [
+            statistics.mean(float(roc_auc_score(y, p)) for y, p in parents),
+            statistics.mean(float(roc_auc_score(*of[name])) for name in sites.tree.fine),
+            statistics.mean(float(((p - y) ** 2).mean()) for y, p in parents),
+            statistics.mean(float((p[y == 0] > 0.5).mean()) for y, p in parents),
+        ]
+
+    return {arm: figures(done.scores), f"{arm}, max": figures(coherent)}
 
 
 def interval(values: Sequence[float]) -> str:
@@ -246,22 +262,34 @@ def main() -> None:
         "--images", type=int, default=500, help="of each site; the server has three times these"
     )
     parser.add_argument("--lr", type=float, default=4e-3)
+    parser.add_argument("--model", default="cnn")
+    parser.add_argument("--weights", help="of a frozen encoder; trains the head alone")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
+    parser.add_argument("--out", type=Path, help="also append the figures of each run to a file, and use its")
     args = parser.parse_args()
-    found: dict[Arm, list[tuple[float, ...]]] = {arm: [] for arm in args.arms}
+    lines = args.out.read_text().splitlines() if args.out and args.out.exists() else []
+    found = {(line["seed"], line["labels"]): line["figures"] for line in map(json.loads, lines)}
     for seed in args.seeds:
-        for arm, rows in found.items():
-            rows.append(measured(arm, seed, args))
-            print(f"seed {seed}, {arm}: {', '.join(f'{value:.3f}' for value in rows[-1])}", flush=True)
+        for arm in args.arms:
+            if (seed, arm) in found:
+                continue
+            for labels, values in measured(arm, seed, args).items():
+                found[seed, labels] = values
+                line = json.dumps({"seed": seed, "labels": labels, "figures": values})
+                print(line, flush=True)
+                if args.out:
+                    with args.out.open("a") as file:
+                        print(line, file=file)
     print(f"\n{machine()}\n")
-    print(f"| labels | {' | '.join(COLUMNS)} |\n|---|---|---|---|")
-    for arm, rows in found.items():
-        means = (statistics.mean(column) for column in zip(*rows, strict=True))
-        print(f"| {arm} | {' | '.join(f'{mean:.3f}' for mean in means)} |")
-    for arm in [arm for arm in found if arm != "without" and "without" in found]:
-        pairs = zip(found[arm], found["without"], strict=True)
+    print(f"| labels | {' | '.join(COLUMNS)} |\n|---|{'---|' * len(COLUMNS)}")
+    rows = {name: [found[seed, name] for seed in args.seeds] for _, name in found}
+    for name, values in rows.items():
+        means = (statistics.mean(column) for column in zip(*values, strict=True))
+        print(f"| {name} | {' | '.join(f'{mean:.3f}' for mean in means)} |")
+    for name, other in [(n, o) for o in ("without", "naive") for n in rows if n != o and o in rows]:
+        pairs = zip(rows[name], rows[other], strict=True)
         differences = zip(*([a - b for a, b in zip(*pair, strict=True)] for pair in pairs), strict=True)
-        print(f"| {arm} - without | {' | '.join(map(interval, differences))} |")
+        print(f"| {name} - {other} | {' | '.join(map(interval, differences))} |")
 
 
 if __name__ == "__main__":

@@ -97,6 +97,17 @@ def test_a_site_that_names_the_file_learns_a_child_of_its_own_classes(study: Pat
     assert read_table(load_site_config(config).data).table.y.tolist() == [[1, 1]]
 
 
+def test_a_site_gets_the_part_of_the_file_that_concerns_it(study: Path) -> None:
+    suture("labels", str(study), "--same", "Lesion of the Lung=Lung Lesion", "--by", "M. Ruiz")
+    suture("labels", str(study), "--child", "Lung Lesion=Chest Finding", "--by", "M. Ruiz")
+    file = study / "beta.toml"
+    suture("labels", str(study), "--excerpt", f"beta={file}")
+    assert file.read_text() == '[parents]\n"Lesion Of The Lung" = [\n    "Chest Finding",\n]\n'
+    for wrong in ("betta=x", "beta", "beta="):
+        with pytest.raises(ConfigError, match=r"write SITE=FILE; .*beta"):
+            suture("labels", str(study), "--excerpt", wrong)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -116,6 +127,7 @@ def test_a_decision_that_is_none(study: Path, words: list[str], says: str) -> No
 
 def test_a_faulty_file_ends_the_commands_that_read_it(study: Path) -> None:
     (study / "labels.toml").write_text('[parents]\n"A" = ["A"]\n')
+    assert "'A' < 'A': a class cannot" in " ".join(RUNNER.invoke(app, ["check", str(study)]).output.split())
     for read in (lambda: suture("labels", str(study)), lambda: load_job(study)):
         with pytest.raises(ConfigError, match=r"labels.toml: 'A' < 'A': a class cannot be its own ancestor"):
             read()
@@ -125,6 +137,8 @@ def test_a_parent_with_a_typo_is_refused_with_the_nearest_name(study: Path) -> N
     (study / "labels.toml").write_text('[parents]\nConsolidation = ["Lung Opacitty"]\n')
     with pytest.raises(ConfigError, match=r"labels.toml: no site and no atlas has 'Lung Opacitty'; did you"):
         suture("labels", str(study))
+    checked = " ".join(RUNNER.invoke(app, ["check", str(study)]).output.split())
+    assert "labels.toml: no site and no atlas has 'Lung Opacitty'; did you mean 'Lung Opacity'?" in checked
     suture("labels", str(study), "--different", "Lung Opacity=Lung Opacitty", "--by", "M. Ruiz")
 
 

@@ -62,11 +62,19 @@ def test_hospitals_as_they_come_give_a_model(tmp_path: Path) -> None:
 
 @pytest.mark.flare
 def test_a_study_gives_the_same_bytes_in_the_loop_and_in_the_simulator(tmp_path: Path) -> None:
-    job = with_settings(load_job(three_commands(tmp_path, 100)), ["rounds=2"])
+    """Also where two sites know positives alone of a class that the two others annotate."""
+    study = three_commands(tmp_path, 100)
+    (study / "labels.toml").write_text('[parents]\nCardiomegaly = ["Nodule"]\n')
+    for config in study.glob("*/suture.toml"):
+        text = config.read_text()
+        config.write_text(text.replace("[data]", '[data]\natlas = "../labels.toml"\nancestors = true', 1))
+    job = with_settings(load_job(study), ["rounds=2"])
     runs = [run_job(job, env, tmp_path / env / "same") for env in ("local", "sim")]  # type: ignore[arg-type]
     for name in ("metrics.json", "model/model.safetensors"):
         loop, simulator = ((run / name).read_bytes() for run in runs)
         assert loop == simulator, name
+    one_sided = "Nodule is trained but not measured at josefsklinik, northfield"
+    assert all(one_sided in (run / "run.json").read_text() for run in runs)
 
 
 @pytest.fixture(scope="module")

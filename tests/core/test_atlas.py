@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import datetime
+import itertools
+import tomllib
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from suture.core.atlas import LABELS, Atlas, Decision, read_atlas, record, study_atlas
+from suture.core.atlas import (
+    LABELS,
+    Atlas,
+    Decision,
+    excerpt,
+    read_atlas,
+    record,
+    study_atlas,
+    write_excerpt,
+)
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet, canonical, key
-from suture.core.relations import Relations
+from suture.core.relations import Relations, implied
 from suture.core.vocabulary import AREAS, CANONICAL, ENTRIES, SYNONYMS, groups, listed, rows
 
 ON = datetime.date(2026, 11, 25)
@@ -221,3 +233,44 @@ def test_shipped_relations_hold_under_the_names_that_were_decided() -> None:
     new = dict(decided)
     assert {*found.parents} == {new.get(name, name) for name in plain.parents}
     assert {*found.nothing} == {new.get(name, name) for name in plain.nothing}
+
+
+EXCERPTED = """
+areas = ["chest"]
+exclusive = [["Shape", "Foreign"], ["Foreign", "Other Foreign"]]
+[parents]
+Spot = ["Shape"]
+Ring = ["Shape"]
+Shape = ["Thing"]
+Foreign = ["Thing", "Sign"]
+[exhaustive]
+Shape = [["Spot", "Ring"]]
+Thing = [["Shape", "Foreign"]]
+"""
+
+
+def test_an_excerpt_names_the_sites_classes_as_it_spells_them_and_their_ancestors(tmp_path: Path) -> None:
+    (tmp_path / LABELS).write_text(EXCERPTED)
+    record(tmp_path, [decide("Blob", "same", "Spot"), decide("Edema", "child", "Sign")])
+    own = LabelSet(("Blob", "Ring", "Cardiomegaly"))
+    write_excerpt(tmp_path / "part.toml", study_atlas(tmp_path), own)
+    text = (tmp_path / "part.toml").read_text()
+    assert tomllib.loads(text) == {
+        "areas": ["chest"],
+        "parents": {
+            "Shape": ["Thing"],
+            "Blob": ["Shape"],
+            "Ring": ["Shape"],
+            "Cardiomegaly": ["Enlarged Cardiomediastinum"],
+        },
+        "exhaustive": {"Shape": [["Blob", "Ring"]]},
+    }
+    # What the whole file implies of the site's labels, its excerpt implies too.
+    y = np.array(list(itertools.product((0, 1, np.nan), repeat=3)), dtype=np.float32)
+    whole, part = study_atlas(tmp_path), read_atlas(tmp_path / "part.toml")
+    closed = [implied(y, tuple(map(one.name, own)), one.relations()) for one in (whole, part)]
+    np.testing.assert_array_equal(closed[0].labels, closed[1].labels)
+
+
+def test_an_excerpt_for_a_site_without_relations_is_empty() -> None:
+    assert excerpt(Atlas(parents={"Spot": ("Shape",)}), ["Ring"]) == Atlas()

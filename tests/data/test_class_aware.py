@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from suture.data.batch import IN_A_ROW, class_aware
 
@@ -108,6 +110,23 @@ def test_what_is_unknown_is_no_positive_and_several_classes_count_in_each() -> N
     batches = class_aware(y, NAMES[:2], 4, torch.Generator().manual_seed(0), steps=4)
     rows = Counter(i for batch in batches for i in batch.tolist())
     assert rows == {0: 4, 1: 8 + 4}
+
+
+def test_an_epoch_is_not_drawn_image_by_image() -> None:
+    """Two classes take turns of four images, and a cycle of both is one operation."""
+
+    class Counting(TorchDispatchMode):
+        number = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.number += 1
+            return func(*args, **(kwargs or {}))
+
+    y = one_hot([400, 100])
+    with Counting() as counting:  # type: ignore[no-untyped-call]
+        images = sum(map(len, class_aware(y, NAMES[:2], 8, torch.Generator(), steps=1000)))
+    assert images == 8000
+    assert counting.number < images / 4
 
 
 def test_nothing_to_draw_ends() -> None:

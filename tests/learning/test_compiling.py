@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
@@ -17,6 +19,7 @@ from suture.learning.compiling import compile_backbone
 from suture.learning.losses import masked_bce
 from suture.learning.training import SiteContext, on_known
 from suture.models import ModelSpec, build
+from suture.models.classifier import Classifier
 
 SPEC = ModelSpec("cnn", size=16, hidden=6, dropout=0.5)
 
@@ -80,6 +83,21 @@ def test_what_cannot_be_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     ) as e:
         compiled_by(broken, monkeypatch, context())
     assert "\n" not in str(e.value)
+
+
+def test_graphs_that_a_thread_cannot_use_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older torch fails without a word in any thread but the first, and FLARE computes in another."""
+
+    def measured(site: SiteContext, model: Classifier, *_: Any) -> tuple[Tensor, Tensor]:
+        assert model.backbone._compiled_call_impl is None  # fails as torch does
+        return torch.ones(()), torch.ones(3)
+
+    monkeypatch.setattr(compiling, "_measured", measured)
+    monkeypatch.setattr(compiling, "ready_inputs", lambda _, batch: batch)
+    site = replace(context(), device=torch.device("cuda"))
+    with pytest.raises(ConfigError, match=r"compiled here \(AssertionError.*") as refused:
+        compile_backbone(site, on_known(masked_bce), "cuda_graphs")
+    assert 'write compile = "kernels" or compile = "no" under [training]' in str(refused.value)
 
 
 def test_graphs_need_a_gpu() -> None:

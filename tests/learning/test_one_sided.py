@@ -20,18 +20,19 @@ probability = st.floats(0.01, 0.99)
 
 
 def test_by_hand() -> None:
-    # Of 10 images like this, 6 show the class and 5 one below it: of the 5 without, 1 shows the class.
-    assert given_absent(torch.tensor([0.6]), 0.5).tolist() == pytest.approx([0.2])
-    # A class is not rarer than those below it, whatever an untrained model says.
-    assert given_absent(torch.tensor([0.1]), 0.5).tolist() == [0]
+    # Of 10 images like this, 6 show the class, 3 of these one below it, too: of the other 7, 3 show it.
+    assert given_absent(torch.tensor([0.6]), 0.5).tolist() == pytest.approx([3 / 7])
+    # The classes below are all that there are, whatever an untrained model says.
+    assert given_absent(torch.tensor([0.6, 1.0]), 1.0).tolist() == [0, 0]
+    # No image shows a class below: the labels say nothing.
+    assert given_absent(torch.tensor([0.6, 1.0]), 0.0).tolist() == pytest.approx([0.6, 1.0])
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.floats(0, 1), st.floats(0.01, 0.99))
-def test_positives_and_targets_balance_each_other(more: float, below: float) -> None:
-    p = torch.tensor(below + more * (1 - below), dtype=torch.float64)
-    q = given_absent(p, below)
-    assert float(below * (p - 1) + (1 - below) * (p - q)) == pytest.approx(0, abs=1e-12)
+@given(probability, st.floats(0, 1))
+def test_positives_and_targets_balance_each_other(p: float, rho: float) -> None:
+    q = float(given_absent(torch.tensor(p, dtype=torch.float64), rho))
+    assert rho * p + (1 - rho * p) * q == pytest.approx(p)
 
 
 def test_only_unknown_labels_of_images_without_any_class_below_get_a_target() -> None:
@@ -52,8 +53,8 @@ def test_only_unknown_labels_of_images_without_any_class_below_get_a_target() ->
     absent = y[:, hernia] == 0
     assert torch.equal(~after.taught[:, mass].isnan(), absent)
     p = torch.sigmoid(as_trained(context, ROUND).double())
-    share = float((y[1:, hernia] == 1).double().mean())
-    wanted = given_absent(p[:, mass], share)[absent]
+    rho = float((y[:, hernia] == 1).sum() / p[1:, mass].sum())
+    wanted = given_absent(p[:, mass], min(rho, 1.0))[absent]
     torch.testing.assert_close(after.taught[absent, mass].double(), wanted, atol=1e-6, rtol=0)
     taught, known = after.targets()
     assert torch.equal(known[:, mass], absent | (y[:, hernia] == 1))

@@ -63,10 +63,9 @@ EXEMPT = {
 }
 
 SKIPPED = {
-    # It sends sums in place of a model, solves them in one round, and has no optimiser.
-    ("afl", "one_site_alone_decides"),
-    ("afl", "training_lowers_the_loss"),
-    ("afl", "optimiser_state_carries_over"),
+    ("afl", "one_site_alone_decides"),  # a site sends sums, so there are no rows of its own to adopt
+    ("afl", "training_lowers_the_loss"),  # the first round has the solution, and the others repeat it
+    ("afl", "optimiser_state_carries_over"),  # it has no optimiser
 }
 
 TAUGHT = {"condist", "fedlsm", "fedmlp", "fednml", "fedprox", "fedpu", "fedvls", "fixmatch", "fssl", "moon"}

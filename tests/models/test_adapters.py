@@ -12,8 +12,8 @@ from torch import nn
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.core.validation import parse
-from suture.models import ModelSpec, build, without_adapters
-from suture.models.adapters import Adapters, add_adapters, merged
+from suture.models import ModelSpec, build, encoder_of, example_of, without_adapters
+from suture.models.adapters import Adapters, add_adapters, default_targets, merged
 from suture.models.classifier import ENCODER, Classifier
 
 DINO = (
@@ -113,6 +113,14 @@ def test_a_target_is_the_end_of_names() -> None:
     assert len([n for n in model.names if ".lora_A." in n]) == 9
     model, _ = adapted(ModelSpec("resnet18", size=64), rank=2, targets=("layer1.0.conv1",))
     assert [n for n in model.names if ".lora_A." in n] == ["backbone.layer1.0.conv1.lora_A.default.weight"]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_listed_targets_are_the_layers_that_get_adapters_by_default(name: str) -> None:
+    spec = NETWORKS[name]
+    entry = encoder_of(spec)
+    listed = default_targets(entry.build(spec, None)[0], example_of(spec, entry))
+    assert adapted(spec, rank=2, targets=tuple(listed))[0].names == adapted(spec, rank=2)[0].names
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import re
 import subprocess
 import sys
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -65,6 +67,7 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: torch_file(torch.nn.Linear(2, 2)),
         r"it contains torch\.nn\.modules\.linear\.Linear, which could run any program",
     ),
+    "plain.pkl": (lambda: pickle.dumps({"w": [1.0]}), "it is damaged, or not a checkpoint"),
     "path.pth": (lambda: torch_file({"w": Path("a")}), r"it contains pathlib\.\w+"),
     "scripted.pt": (scripted, "TorchScript"),
     "deflated.pt": (deflated, "TorchScript"),
@@ -86,7 +89,7 @@ def test_a_refused_file_is_told_in_our_own_words(name: str, tmp_path: Path) -> N
     path = tmp_path / name
     path.write_bytes(make())
     for read in (lambda: read_weights(str(path), None), lambda: _read_part(path, "", "weights")):
-        with pytest.raises(ConfigError, match=said) as caught:
+        with warnings.catch_warnings(action="error"), pytest.raises(ConfigError, match=said) as caught:
             read()
         text = str(caught.value)
         assert name in text

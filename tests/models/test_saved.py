@@ -65,6 +65,13 @@ def test_a_model_with_a_setting_of_the_former_name(tmp_path: Path) -> None:
     assert load_spec(tmp_path) == ModelSpec("cnn", size=32)
 
 
+def test_an_exported_model_is_for_other_programs(tmp_path: Path) -> None:
+    file = tmp_path / "model.onnx"
+    file.write_bytes(b"a graph")
+    with pytest.raises(ConfigError, match=r"model\.onnx is a file; name the model/ folder .*such as ONNX"):
+        load_model(file)
+
+
 def test_a_folder_that_holds_no_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"not contain model\.json"):
         load_model(tmp_path)

@@ -1,4 +1,4 @@
-"""Every whole number of a job has an upper bound, and a model that is far too large is refused."""
+"""Every whole number of a job has an upper bound, and no word or number counts as true or false."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from annotated_types import Le, Lt
 from nvflare.apis.workspace import Workspace
-from pydantic import AfterValidator, PlainValidator
+from pydantic import AfterValidator, PlainValidator, Strict
 
 from job_app import place_app
 from suture.core.errors import ConfigError
-from suture.core.validation import LIMIT
-from suture.data.config import load_site_config
+from suture.core.validation import LIMIT, Section
+from suture.data.config import SiteConfig, load_site_config
+from suture.data.readers import DATASETS
 from suture.federation.plan import Plan, Schedule
 from suture.flare import PLAN
 from suture.flare.executor import SiteExecutor
@@ -34,26 +35,29 @@ JOB = Job(
 )
 
 
-def whole_numbers(kind: Any, seen: set[Any]) -> Iterator[tuple[str, Any]]:
-    """Every field of a dataclass, and of those in it, that may be a whole number."""
+def settings(kind: Any, wanted: type, seen: set[Any]) -> Iterator[tuple[str, Any]]:
+    """Every field of a dataclass or section, and of those in it, that may be of the wanted type."""
     if kind in seen:
         return
     seen.add(kind)
+    own = getattr(kind, "model_fields", None) or {field.name for field in dataclasses.fields(kind)}
     for name, hint in get_type_hints(kind, include_extras=True).items():
-        if not name.isupper() and name in {field.name for field in dataclasses.fields(kind)}:
-            yield from _within(f"{kind.__name__}.{name}", hint, seen)
+        if not name.isupper() and name in own:
+            yield from _within(f"{kind.__name__}.{name}", hint, wanted, seen)
 
 
-def _within(name: str, hint: Any, seen: set[Any], notes: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any]]:
-    if hint is int:
+def _within(
+    name: str, hint: Any, wanted: type, seen: set[Any], notes: tuple[Any, ...] = ()
+) -> Iterator[tuple[str, Any]]:
+    if hint is wanted:
         yield name, notes
-    elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        yield from whole_numbers(hint, seen)
+    elif isinstance(hint, type) and (dataclasses.is_dataclass(hint) or issubclass(hint, Section)):
+        yield from settings(hint, wanted, seen)
     elif found := getattr(hint, "__metadata__", ()):
-        yield from _within(name, get_args(hint)[0], seen, found)
+        yield from _within(name, get_args(hint)[0], wanted, seen, found)
     else:
         for part in get_args(hint):
-            yield from _within(name, part, seen, notes)
+            yield from _within(name, part, wanted, seen, notes)
 
 
 def bounded(notes: tuple[Any, ...]) -> bool:
@@ -63,9 +67,34 @@ def bounded(notes: tuple[Any, ...]) -> bool:
 
 @pytest.mark.parametrize("kind", [Job, Schedule, *METHODS.values(), *get_args(Simulation)])
 def test_every_whole_number_of_a_job_has_an_upper_bound(kind: type) -> None:
-    found = dict(whole_numbers(kind, set()))
+    found = dict(settings(kind, int, set()))
     assert found or kind not in (Job, Schedule)
     assert [name for name, notes in found.items() if not bounded(notes)] == []
+
+
+SECTIONS = [SiteConfig, *(DATASETS.find(name).config for name in DATASETS.names())]
+
+
+@pytest.mark.parametrize("kind", [Job, Schedule, *METHODS.values(), *get_args(Simulation), *SECTIONS])
+def test_every_true_or_false_is_strict(kind: type) -> None:
+    found = dict(settings(kind, bool, set()))
+    assert found or kind not in (Job, Schedule, SiteConfig)
+    assert [name for name, notes in found.items() if not any(isinstance(one, Strict) for one in notes)] == []
+
+
+@pytest.mark.parametrize("value", ['"yes"', '"true"', "1", "0.0"])
+@pytest.mark.parametrize("key", ["ancestors", "color", "partial", "follow_links"])
+def test_a_site_writes_true_or_false(tmp_path: Path, hospital: Any, key: str, value: str) -> None:
+    path = hospital(tmp_path, ("Mass",), 3, 0)
+    path.write_text(path.read_text().replace("[data]", f"[data]\n{key} = {value}", 1))
+    with pytest.raises(ConfigError, match=rf"\[data\] {key} = .*: must be true or false"):
+        load_site_config(path)
+
+
+@pytest.mark.parametrize("setting", ["color=yes", "padding=1", "accept_labels=on", "model.second_head=0"])
+def test_so_does_a_job(setting: str) -> None:
+    with pytest.raises(ConfigError, match="must be true or false"):
+        with_settings(JOB, [setting])
 
 
 @pytest.mark.parametrize(

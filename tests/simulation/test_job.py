@@ -254,3 +254,17 @@ def test_a_trained_model_in_place_of_a_job_is_told_where_models_are_exported(
     (tmp_path / "a run" / file).write_text("{}")
     with pytest.raises(ConfigError, match=r"not a job; to export the model: suture model export '.*a run'"):
         load_job(tmp_path / "a run")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("model.train=adapter", "--set model.train: must be 'all', 'adapters' or 'head' (got 'adapter')"),
+        ("train=adapter", "--set train: must be 'all', 'adapters' or 'head' (got 'adapter')"),
+        ("model.adapters.targets=[1]", "--set model.adapters.targets: targets.0: must be text (got 1)"),
+    ],
+)
+def test_a_refused_value_has_its_key_once(setting: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        with_settings(load_job("demo"), [setting]).plan("e")
+    assert str(refused.value).startswith(message)

@@ -45,7 +45,7 @@ def test_a_class_that_no_site_can_measure_is_told_once() -> None:
 
 
 def test_a_faulty_job_is_a_problem() -> None:
-    assert compare({"alpha": CONFIG}, {"alpha": site()}, None, "job.toml: no").problems == ("job.toml: no",)
+    assert compare({"alpha": CONFIG}, {"alpha": site()}, None, ["job.toml: no"]).problems == ("job.toml: no",)
 
 
 def test_the_remedies_that_a_problem_names_settle_it() -> None:

@@ -283,8 +283,8 @@ def test_a_name_of_the_relations_that_nobody_has_is_told_with_the_nearest() -> N
         parents={"Mild Scoliosis": ("Scoliossis",), "Mass": ("Big Shape",)},
         exclusive=(("Pneumothorx", "Spot"),),
     )
-    lists = compare_lists({"a": ["Mild Scoliosis", "Spot"]}, atlas)
-    wrong = misspelt(atlas, lists)
+    classes = ("Mild Scoliosis", "Spot")
+    wrong = misspelt(atlas, classes)
     assert [text.partition("; did")[0] for text in wrong] == [
         "no site and no atlas has 'Pneumothorx'",
         "no site and no atlas has 'Scoliossis'",
@@ -292,7 +292,7 @@ def test_a_name_of_the_relations_that_nobody_has_is_told_with_the_nearest() -> N
     assert "did you mean 'Scoliosis'?" in wrong[1]
     values = {"name": "Scoliosis", "of": "Scoliossis", "by": "M. Ruiz", "on": datetime.date(2026, 11, 25)}
     decided = atlas.model_copy(update={"decisions": (Decision(relation="different", **values),)})  # type: ignore[arg-type]
-    assert len(misspelt(decided, lists)) == 1
+    assert len(misspelt(decided, classes)) == 1
 
 
 def test_names_near_in_meaning_are_proposed_with_their_cosine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,6 +174,10 @@ def labels(
         Path | None,
         typer.Option("--page", metavar="FILE", help="Write the atlas as a page (HTML) to print and discuss."),
     ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option("--excerpt", metavar="SITE=FILE", help="Write what of labels.toml concerns one site."),
+    ] = None,
     encoder: Annotated[
         Path | None,
         typer.Option(
@@ -184,12 +188,12 @@ def labels(
     """Compare the label lists of the sites of a study, and record decisions about names in labels.toml."""
     import datetime
 
-    from suture.core.atlas import LABELS, Decision, record, study_atlas
+    from suture.core.atlas import LABELS, Decision, record, study_atlas, write_excerpt
     from suture.core.errors import nearest, unknown
     from suture.core.labels import canonical
     from suture.core.validation import parse
     from suture.core.vocabulary import CANONICAL
-    from suture.simulation.study_labels import misspelt, read_tables, render_lists, study_lists
+    from suture.simulation.study_labels import atlas_faults, read_tables, render_lists, study_lists
 
     tables = read_tables(study)
     lists = study_lists(tables, study_atlas(study), encoder)
@@ -221,14 +225,20 @@ def labels(
         record(study, decisions)
         print_line(f"recorded: {study / LABELS}")
         lists = study_lists(tables, study_atlas(study), encoder)
-    if wrong := misspelt(study_atlas(study), lists):
-        raise ConfigError("\n".join(f"{study / LABELS}: {text}" for text in wrong))
+    if wrong := atlas_faults(study, known):
+        raise ConfigError("\n".join(wrong))
     console.print(render_lists(lists))
     if page:
         from suture.simulation.atlas_page import write_atlas_page
 
         write_atlas_page(page, study.expanduser().resolve().name, tables, lists, study_atlas(study))
         print_line(f"page: {page} (exact counts: share it with the study's sites only)")
+    if part:
+        site, _, file = part.partition("=")
+        if site not in tables or not file:
+            raise ConfigError(f"--excerpt {part!r}: write SITE=FILE; {nearest(site, tables)}")
+        write_excerpt(Path(file), study_atlas(study), tables[site].labels)
+        print_line(f"excerpt for {site}: {file} (names of its classes and their ancestors only)")
     if lists.proposals and not decisions:
         one = lists.proposals[0]
         pair = shlex.quote(f"{one.name}={one.of}")

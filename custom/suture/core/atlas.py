@@ -131,6 +131,33 @@ class Atlas(Section):
         return name
 
 
+def excerpt(atlas: Atlas, own: Iterable[str]) -> Atlas:
+    """Return the part of an atlas that concerns a site, without the names of any class but these.
+
+    Args:
+        own: the site's classes, whose spelling the part has. It also names their ancestors.
+    """
+    relations, called = atlas.relations(), {atlas.name(name): canonical(name) for name in own}
+    names = relations.with_ancestors(called)
+
+    def spelt(group: Iterable[str]) -> tuple[str, ...]:
+        return tuple(called.get(name, name) for name in group if name in names)
+
+    exhaustive: dict[str, tuple[Group, ...]] = {}
+    for parent, group in relations.exhaustive:
+        if called.keys() >= {*group}:
+            (name,) = spelt([parent])
+            exhaustive[name] = (*exhaustive.get(name, ()), spelt(group))
+    above = zip(spelt(names), (spelt(relations.parents.get(name, ())) for name in names), strict=True)
+    apart = map(spelt, relations.exclusive)
+    return Atlas(
+        areas=atlas.areas,
+        parents={name: parents for name, parents in above if parents},
+        exhaustive=exhaustive,
+        exclusive=tuple(group for group in apart if len(group) > 1),
+    )
+
+
 def read_atlas(where: str | Path) -> Atlas:
     """Read an atlas, whose relations can hold: a shipped area, or a file.
 
@@ -160,6 +187,15 @@ def study_atlas(study: Path) -> Atlas:
         ConfigError: see `read_atlas`.
     """
     return read_atlas(study / LABELS) if (study / LABELS).exists() else Atlas()
+
+
+def write_excerpt(path: Path, atlas: Atlas, own: Iterable[str]) -> None:
+    """Write the `excerpt` for a site.
+
+    Raises:
+        DiskError: it cannot be written.
+    """
+    atomic_write(path, tomli_w.dumps(excerpt(atlas, own).model_dump(exclude_defaults=True)).encode())
 
 
 def record(study: Path, decisions: Sequence[Decision]) -> None:

@@ -146,8 +146,10 @@ def refusal(error: ValidationError, where: str, kind: Any = None) -> ConfigError
         hint = why_removed(place) or (nearest(path[-1], _fields(kind, path[:-1])) if kind else "correct it")
         return ConfigError(f"{where}: unknown key '{place}'; {hint}")
     former = _present_word(path[-1] if path else "", problem["input"])
+    if not re.search(rf"[ .]{re.escape(place)}$", where):  # it names the place as --set model.train does
+        where = f"{where}: {place or 'value'}"
     return ConfigError(
-        f"{where}: {place or 'value'}: {in_words(problem)} (got {shown(problem['input'])}"
+        f"{where}: {in_words(problem)} (got {shown(problem['input'])}"
         f"{f', which is now called {former}' if former != problem['input'] else ''})"
     )
 

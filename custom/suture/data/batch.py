@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 
 import torch
 from torch import Tensor
@@ -126,8 +125,8 @@ def endless(n: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Yield row numbers ``[size]`` without end, in one shuffled pass over `n` rows after another."""
     rest = torch.empty(0, dtype=torch.long)
     while n:
-        while len(rest) < size:
-            rest = torch.cat([rest, torch.randperm(n, generator=generator)])
+        passes = -(-(size - len(rest)) // n)
+        rest = torch.cat([rest, *(torch.randperm(n, generator=generator) for _ in range(passes))])
         yield rest[:size]
         rest = rest[size:]
 
@@ -158,19 +157,16 @@ def class_aware(
     if not positive:
         return iter(())
     epoch = max(map(len, positive.values())) * len(positive)
-    drawn = islice(_in_turn(positive, generator), epoch if steps is None else steps * size)
-    rows = torch.tensor(list(drawn))
-    return parts(rows, size) if steps is None else iter(rows.view(-1, size))
-
-
-def _in_turn(classes: Mapping[str, Tensor], generator: torch.Generator) -> Iterator[int]:
-    """Yield the row numbers of images of one class after the other, without end."""
+    number = epoch if steps is None else steps * size
     seed = int(torch.randint(2**62, (), generator=generator))
-    images = [endless(len(rows), 1, generator_for(seed, name)) for name, rows in classes.items()]
-    of = list(classes.values())
-    for which in endless(len(of), 1, generator):
-        for _ in range(IN_A_ROW):
-            yield int(of[which][next(images[which])])
+    turns = next(endless(len(positive), -(-number // IN_A_ROW), generator))
+    drawn = torch.empty(len(turns), IN_A_ROW, dtype=torch.long)
+    for which, (name, of) in enumerate(positive.items()):
+        own = turns == which
+        places = next(endless(len(of), int(own.sum()) * IN_A_ROW, generator_for(seed, name)))
+        drawn[own] = of[places].view(-1, IN_A_ROW)
+    rows = drawn.flatten()[:number]
+    return parts(rows, size) if steps is None else iter(rows.view(-1, size))
 
 
 def columns(samples: Samples, own: LabelSet, wanted: LabelSet, *, absent: bool = False) -> Samples:

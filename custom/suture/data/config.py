@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 import tomli_w
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, StrictBool, TypeAdapter, ValidationError
 
 from suture.core.errors import ConfigError, as_word, nearest, shown
 from suture.core.files import atomic_write
@@ -50,7 +50,7 @@ class TrainingConfig(Section):
     batch_size: int | None = Field(default=None, ge=2)
     lr: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     device: str = "cpu"
-    amp: bool = False
+    amp: StrictBool = False
     half: Literal["bf16", "fp16"] = "bf16"
     compile: Literal["no", "kernels", "cuda_graphs"] = "no"
     prefetch: int = Field(default=2, ge=0, le=64)
@@ -83,7 +83,7 @@ class StorageConfig(Section):
     state: SitePath = Path("state")
     cache: SitePath = Path("cache")
     files: SitePath = Path("files")
-    diagnostics: bool = False
+    diagnostics: StrictBool = False
 
 
 class SiteConfig(Section):

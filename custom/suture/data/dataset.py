@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, Field, StrictBool, ValidationInfo, model_validator
 
 from suture.core.codes import stated_codes
 from suture.core.errors import LabelError
@@ -84,13 +84,13 @@ class DatasetConfig(Section):
     )
     codes: dict[LabelName, str | tuple[str, ...]] = Field(default_factory=dict)
     atlas: Annotated[str, AfterValidator(_resolve_atlas)] | None = None
-    ancestors: bool = False
+    ancestors: StrictBool = False
     contradictions: Settle = "refuse"
     seed: int = Field(default=1337, ge=0)
-    color: bool = False
+    color: StrictBool = False
     bits: int | None = Field(default=None, ge=8, le=16)
-    partial: bool = False
-    follow_links: bool = False
+    partial: StrictBool = False
+    follow_links: StrictBool = False
     target: LabelName | None = None
     truth: SitePath | None = None
     groups: dict[Frequency, tuple[LabelName, ...]] = Field(default_factory=dict)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, StrictBool
 from pydantic.dataclasses import dataclass
 
 from suture.core.errors import CodeMismatch, ConfigError, LabelError, shown
@@ -278,7 +278,7 @@ class Schedule:
     max_update: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = 100.0
     robust: RobustMerge | None = None
     label_map: dict[LabelName, LabelName] = dataclasses.field(default_factory=dict)
-    accept_labels: bool | tuple[str, ...] = False
+    accept_labels: StrictBool | tuple[str, ...] = False
     decision: DecisionSettings | None = None
     coherent: Coherence = "none"
     parents: dict[LabelName, tuple[LabelName, ...]] = dataclasses.field(default_factory=dict)

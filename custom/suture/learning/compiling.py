@@ -52,10 +52,12 @@ def compile_backbone(site: SiteContext, objective: Objective, how: _Compile) -> 
     except Exception as error:  # of the compiler, which has many kinds
         if out_of_memory(error):
             raise
-        why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".removesuffix(": ")
+        # Some versions of torch compute with graphs in a process's first thread only (pytorch issue 123177).
+        kernels = 'compile = "kernels" or ' if how == "cuda_graphs" else ""
         raise ConfigError(
             f"{site.name}: the backbone cannot be compiled here ({why}); "
-            'write compile = "no" under [training]'
+            f'write {kernels}compile = "no" under [training]'
         ) from error
     limit = MIXED if site.model.amp_dtype else TOLERANCE
     if not difference <= limit:

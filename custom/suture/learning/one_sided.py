@@ -5,17 +5,20 @@ there is none. To learn from positives alone makes everything positive; to take 
 every other opacity negative. So a round begins with an E step (Dempster, Laird, Rubin 1977) under the
 received model: where the annotated classes below a class are known to be absent, its target is
 
-    q = max(0, (p - pi) / (1 - pi))
+    q = (1 - rho) p / (1 - rho p)
 
-with p its probability, and pi the share of the site's images that show one of the classes below. Of images
-with p > pi of which nobody knows more, a share pi is taught 1 and the others q. Then
+with p its probability, and rho the share of its images that show one of the classes below: of the site's
+images the share with one, by the mean of p. This is the weight of an unlabelled image where labelled ones are
+drawn at random from all positives (Elkan, Noto, KDD 2008), which rho, the same for all images, supposes. Of
+images with the same p a share rho p is taught 1 and the others q, so that for every p
 
-    pi (p - 1) + (1 - pi) (p - q) = 0
+    rho p + (1 - rho p) q = p
 
-so that the positives alone do not draw the class upwards.
+and the positives alone do not draw the class upwards. Where the classes below are all that there are, rho is
+1 and q is 0.
 
-The model's own probability of the classes below, image by image, would take the place of pi in a model that
-is right. One that has seen an image in training remembers that they are absent: q is then p, and nothing
+The model's own probability of the classes below, image by image, would take the place of rho p in a model
+that is right. One that has seen an image in training remembers that they are absent: q is then p, and nothing
 balances the positives. And p is taken with the batch statistics that training sees, without dropout: under
 the averaged ones, targets and steps would disagree, and the targets drift.
 """
@@ -50,8 +53,10 @@ def expected(site: SiteContext, own: LabelSet, round_: LocalRound) -> SiteContex
         column = labels.index(name)
         below = train.y[:, [labels.index(child) for child in own.one_sided[name]]]
         absent = (below == 0).all(dim=1)
-        present = int((below == 1).any(dim=1).sum())
-        q = given_absent(p[:, column], present / max(present + int(absent.sum()), 1))
+        present = (below == 1).any(dim=1)
+        informative = present | absent
+        rho = present.sum() / p[informative, column].sum().clamp(min=1e-9)
+        q = given_absent(p[:, column], min(float(rho), 1.0))
         unknown = absent & train.y[:, column].isnan()
         taught[unknown, column] = q[unknown].to(taught)
     return replace(site, samples={**site.samples, "train": replace(train, taught=taught)})
@@ -70,14 +75,14 @@ def as_trained(site: SiteContext, round_: LocalRound) -> Tensor:
         return torch.cat([model(ready_inputs(site, batch).inputs).cpu() for batch in batches])
 
 
-def given_absent(p: Tensor, below: float) -> Tensor:
+def given_absent(p: Tensor, rho: float) -> Tensor:
     """Return the probability of a class in images without any of the annotated classes below it.
 
     Args:
-        p: of the class, ``[n]``.
-        below: the share of images that show one of these, less than 1.
+        p: of the class, before this is known, ``[n]``.
+        rho: the share of images with the class that show one of these, at most 1.
 
     >>> given_absent(torch.tensor([0.6, 0.1]), 0.5)
-    tensor([0.2000, 0.0000])
+    tensor([0.4286, 0.0526])
     """
-    return ((p - below) / (1 - below)).clamp(min=0)
+    return (1 - rho) * p / (1 - rho * p).clamp(min=1e-9)

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Literal
 
 import torch
+from pydantic import StrictBool
 from torch import Tensor
 
 from suture.core.errors import ConfigError
@@ -82,7 +83,7 @@ class Composed(LocalAveraging):
     unknown: Literal["negative", "masked"] = "negative"
     class_weights: ClassWeights = "known"
     softmax: Literal["plain", "balanced"] = "plain"
-    keep_local: bool = False
+    keep_local: StrictBool = False
     retrain: Retraining | None = None
 
     def __init_subclass__(cls) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, StrictBool
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -190,12 +190,12 @@ class ModelSpec:
 
     name: Annotated[str, NAMED_FILE] = "cnn"
     size: Annotated[int, Field(ge=16, le=4096)] = 64
-    color: bool = False
+    color: StrictBool = False
     hidden: Width = 0
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     norm_momentum: Annotated[float, Field(gt=0, le=1)] | None = None
     projection: Width = 0
-    second_head: bool = False
+    second_head: StrictBool = False
     neck: Width = 0
     head: HeadKind = "linear"
     row_init: RowInit = "random"
@@ -205,7 +205,7 @@ class ModelSpec:
     std: tuple[Std, ...] | None = None
     vocabulary: Annotated[str | Words, NAMED_FILE] = "clinical"
     longest: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    padding: bool = False
+    padding: StrictBool = False
     modalities: tuple[Modality, ...] = ()
     embedding: Annotated[str, NAMED_FILE] = TFIDF
     embedding_digest: str | None = None
@@ -341,7 +341,7 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
         adapted: frozenset[str] = frozenset()
         if spec.train == "adapters":
             adapted = add_adapters(
-                backbone, spec.adapters or Adapters(), spec.name, seed, _example(spec, entry)
+                backbone, spec.adapters or Adapters(), spec.name, seed, example_of(spec, entry)
             )
         model = Classifier(
             backbone,
@@ -368,8 +368,8 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
     return model
 
 
-def _example(spec: ModelSpec, entry: Backbone) -> tuple[Tensor, ...]:
-    """The inputs of a backbone for one image or document, of zeros."""
+def example_of(spec: ModelSpec, entry: Backbone) -> tuple[Tensor, ...]:
+    """Return the inputs of a backbone for one image or document, of zeros."""
     if entry.reads == "image":
         return (torch.zeros(1, spec.preprocessing.channels, spec.size, spec.size),)
     if entry.vectors:

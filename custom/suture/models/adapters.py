@@ -16,6 +16,7 @@ import copy
 import difflib
 import math
 import re
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 import torch
@@ -44,8 +45,9 @@ class Adapters:
         kind: ``lora``, of which the server averages the factors; ``ffa-lora``, with a frozen factor, so that
             the mean is exact; or ``bias``: biases, and the scales of batch norm.
         rank: of the factors; at most the smaller side of each layer.
-        targets: names of layers, or the ends of them, such as ``["qkv", "attn.proj"]``. By default all linear
-            layers, attention included; without any, all plain convolutions.
+        targets: names of layers, or the ends of them, such as ``["qkv", "attn.proj"]``; ``*`` stands for any
+            characters. By default all linear layers, attention included; without any, all plain convolutions.
+            `suture list models NAME` shows them.
     """
 
     kind: Literal["lora", "ffa-lora", "bias"] = "lora"
@@ -127,7 +129,7 @@ def _targeted(encoder: nn.Module, adapters: Adapters, name: str, example: Inputs
         return linear or convolutions
     found: dict[str, int] = {}
     for target in adapters.targets:
-        ends = {path: most for path, most in layers.items() if f".{path}".endswith(f".{target}")}
+        ends = {path: most for path, most in layers.items() if fnmatchcase(f".{path}", f"*.{target}")}
         if not ends:
             short = list(dict.fromkeys(map(_short, layers)))
             near = difflib.get_close_matches(target, short, cutoff=0.3)
@@ -138,6 +140,12 @@ def _targeted(encoder: nn.Module, adapters: Adapters, name: str, example: Inputs
             )
         found |= ends
     return found
+
+
+def default_targets(encoder: nn.Module, example: Inputs) -> list[str]:
+    """Return the layers that get adapters by default, with ``*`` for the numbers of blocks."""
+    linear, convolutions = _layers(encoder, example)
+    return list(dict.fromkeys(re.sub(r"\d+(?=[^.]*\.)", "*", path) for path in linear or convolutions))
 
 
 def _layers(encoder: nn.Module, example: Inputs) -> tuple[dict[str, int], dict[str, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,7 +36,7 @@ def read_checkpoint(path: Path, what: str = "") -> Mapping[object, object]:
     """
     of = f" of {what}" if what else ""
     try:
-        with open_regular(path) as file:
+        with open_regular(path) as file, warnings.catch_warnings(action="ignore"):
             if file.read(9)[8:] == b"{":
                 return dict(read_tensors(path).items())
             _check_packing(file)

@@ -164,6 +164,11 @@ def _described(folder: Path) -> _Description:
         at_sites = sorted(folder.glob("sites/*/state/**/model/model.json"))
         remedy = f"name a site's, as {at_sites[0].parent}" if at_sites else _how_to_get(folder)
         raise ConfigError(f"the run {folder} has no model of all sites; {remedy}")
+    if folder.is_file():
+        raise ConfigError(
+            f"{folder} is a file; name the model/ folder of a finished run. Exports, such as ONNX, are for "
+            "other programs"
+        )
     if not path.is_file():
         raise ConfigError(f"{folder} does not contain model.json; name the model/ folder of a finished run")
     try:

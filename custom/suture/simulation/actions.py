@@ -35,6 +35,7 @@ from suture.simulation.new_study import Which, labelled_data, look, refuse_exist
 from suture.simulation.study import StudySites
 from suture.simulation.study_check import Together
 from suture.simulation.study_check import compare as compare_sites
+from suture.simulation.study_labels import atlas_faults
 from suture.simulation.study_page import job_of, write_page
 from suture.simulation.trained_images import remark
 
@@ -95,7 +96,9 @@ def check(study: AnyPath, *, trust: bool = False) -> Checked:
     configs = StudySites(str(folder)).configs()
     job, fault = job_of(folder, trust=trust)
     findings = {name: check_site(config) for name, config in configs.items()}
-    together = compare_sites(configs, findings, job, fault)
+    classes = {name for found in findings.values() for name in found.counts}
+    faults = [*filter(None, [fault]), *atlas_faults(folder, classes)]
+    together = compare_sites(configs, findings, job, faults)
     return Checked(findings, together, write_page(folder, job, configs, findings, together))
 
 

@@ -71,7 +71,8 @@ def model_facts(name: str) -> Iterator[tuple[str, str]]:
         ConfigError: there is no such model, or its package, file or folder cannot be used.
     """
     from suture.core.seeds import seeded
-    from suture.models import ModelSpec, encoder_of, self_contained
+    from suture.models import ModelSpec, encoder_of, example_of, self_contained
+    from suture.models.adapters import default_targets
 
     spec = self_contained(ModelSpec(name))
     entry = encoder_of(spec)
@@ -93,6 +94,8 @@ def model_facts(name: str) -> Iterator[tuple[str, str]]:
     yield "features", f"{width} for each {entry.reads}"
     yield "parameters", f"{sum(p.numel() for p in network.parameters()):,}"
     yield "batch norm", f"{norms} layers" if norms else "none: batch_norm changes nothing"
+    targets = ", ".join(default_targets(network, example_of(spec, entry)))
+    yield "adapters", targets or "of kind bias only"
     words = ", ".join(["a file or folder", *(entry.weights or ())])
     none = "none: it is trained from the beginning"
     yield "weights", none if entry.weights is None else f"model.weights: {words}"

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 from PIL import Image as Pillow
-from pydantic import Field
+from pydantic import Field, StrictBool
 from pydantic.dataclasses import dataclass as validated
 
 from suture.core.errors import DataError
@@ -135,7 +135,7 @@ class PhantomSites(SimulatedSites):
     held_out: Annotated[int, Field(ge=30, le=LIMIT)] = 1500
     contrast: Annotated[float, Field(gt=0)] = 1.0
     shift: Annotated[float, Field(ge=0)] = 1.0
-    every_label: bool = False
+    every_label: StrictBool = False
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] | None = None
 
     synthetic: ClassVar[bool] = True

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from pydantic import StrictBool
 from pydantic.dataclasses import dataclass
 
 from suture.core.errors import ConfigError, unknown
@@ -44,7 +45,7 @@ class StudySites:
 
     folder: Annotated[str, JOB_PATH] = "."
     sites: tuple[str, ...] = ()
-    limits: bool = False
+    limits: StrictBool = False
 
     def prepare(self, folder: Path, runs: Path, seed: int, method: Method) -> list[str]:  # noqa: ARG002
         """Write the suture.toml of each site of a run, with absolute paths and the state within the run.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Group, RenderableType
@@ -48,7 +48,7 @@ def compare(
     configs: Mapping[str, SiteConfig],
     findings: Mapping[str, Findings],
     job: Job | None = None,
-    job_fault: str | None = None,
+    faults: Sequence[str] = (),
 ) -> Together:
     """Compare the sites of a study.
 
@@ -56,13 +56,13 @@ def compare(
         configs, findings: of each site.
         job: of the study; sites may refuse it, and it may accept names that look alike, and select no round
             by a loss.
-        job_fault: what is wrong with the job, if anything is.
+        faults: of the study's job and labels.toml.
     """
     images = {site: summarise(found, configs[site]) for site, found in findings.items()}
     twins = shared(findings)
     merged, contradictions = _by_code(configs, findings, job.label_map if job else {})
     problems = [
-        *filter(None, [job_fault]),
+        *faults,
         *(refusals(configs, findings, job) if job else ()),
         *_problems(configs, findings, job),
         *(_other_modalities(configs, findings, job, refused=True) if job else ()),

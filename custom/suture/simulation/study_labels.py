@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import pairwise
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 
-from suture.core.atlas import LABELS, Atlas, Relation
+from suture.core.atlas import LABELS, Atlas, Relation, study_atlas
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet, key, lookalikes
 from suture.core.targets import rich
@@ -161,15 +161,30 @@ def compare_lists(
     return LabelLists(sites, tuple(sorted(contains)), tuple(ordered))
 
 
-def misspelt(atlas: Atlas, lists: LabelLists) -> list[str]:
+def atlas_faults(study: Path, classes: Iterable[str]) -> list[str]:
+    """Return a sentence for each fault of a study's labels.toml; none where it has no such file.
+
+    Args:
+        classes: of all sites.
+    """
+    try:
+        return [f"{study / LABELS}: {text}" for text in misspelt(study_atlas(study), classes)]
+    except ConfigError as error:
+        return [str(error)]
+
+
+def misspelt(atlas: Atlas, classes: Iterable[str]) -> list[str]:
     """Return a sentence for each name of the relations that may be a typo: nearly one that is known.
 
     A name that is known is of a site, of the vocabulary, or in a decision; the name of a parent that no site
     annotates is new, and is none of them.
+
+    Args:
+        classes: of all sites.
     """
     groups = (*atlas.exclusive, *(group for some in atlas.exhaustive.values() for group in some))
     named = {*atlas.parents, *atlas.exhaustive}.union(*atlas.parents.values(), *groups)
-    known = {*CANONICAL}.union(*lists.sites.values())
+    known = {*CANONICAL, *map(atlas.name, classes)}
     known.update(atlas.name(name) for one in atlas.decisions for name in (one.name, one.of))
     new = {name for name in map(atlas.name, named) if name not in known}
     return [

@@ -16,7 +16,7 @@ epochs, are in no table here.
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -48,9 +48,23 @@ class Proximal(Term):
         return self._penalty
 
     def _penalty(self, step: Step) -> Tensor:
-        pairs = zip(step.model.parameters(), step.received.parameters(), strict=True)
-        squares = [(w - received).square().sum() for w, received in pairs if w.requires_grad]
-        return self.mu / 2 * torch.stack(squares).sum()
+        both = zip(step.model.parameters(), step.received.parameters(), strict=True)
+        pairs = [(w, received) for w, received in both if w.requires_grad]
+        gaps = torch._foreach_sub([w for w, _ in pairs], [received for _, received in pairs])
+        return self.mu / 2 * _SquaredLength.apply(*gaps)  # type: ignore[no-any-return]
+
+
+class _SquaredLength(torch.autograd.Function):
+    """The sum of the squares of tensors, in as few operations as a GPU starts for one of them."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
+        ctx.save_for_backward(*tensors)
+        return torch.stack(torch._foreach_norm(tensors)).square().sum()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+        return torch._foreach_mul(ctx.saved_tensors, 2 * gradient)
 
 
 @hyperparameters

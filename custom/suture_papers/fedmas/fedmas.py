@@ -31,7 +31,7 @@ from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, StrictBool
 from torch import Tensor
 
 from suture.core.errors import ConfigError, RescueFactorError
@@ -109,7 +109,7 @@ class FedMAS(LocalAveraging):
     aggregation: Literal["rescue", "images"] = "rescue"
     prior_view: Literal["same", "plain"] = "same"
     supervision: Literal["paper", "program"] = "paper"
-    keep_local: bool = False
+    keep_local: StrictBool = False
     retrain: Retraining | None = None
 
     @property
@@ -237,7 +237,8 @@ class Divergence:
             if plain:
                 yield batch
             else:
-                seen = self._prior.features(site.prepare.undone(batch.inputs["image"]))
+                images = site.prepare.undone(batch.inputs["image"])
+                seen = self._prior.features(images, site.model.amp_dtype)
                 yield replace(batch, inputs={**batch.inputs, _PRIOR: seen})
 
     def objective(self, model: Classifier, batch: Batch) -> Tensor:

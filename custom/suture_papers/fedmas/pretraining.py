@@ -17,7 +17,7 @@ from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import Field, StrictBool
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor, nn
 
@@ -94,7 +94,7 @@ class Pretraining:
 
     backbone: str = "cnn"
     size: Annotated[int, Field(ge=16, le=4096)] = 64
-    color: bool = False
+    color: StrictBool = False
     epochs: Annotated[int, Field(ge=1, le=LIMIT)] = 20
     batch_size: Annotated[int, Field(ge=2, le=LIMIT)] = 128
     lr: Annotated[float, Field(gt=0)] = 0.03
@@ -181,8 +181,7 @@ def info_nce(queries: Tensor, keys: Tensor, queue: Queue, rows: Tensor, temperat
 @torch.no_grad()
 def follow(key: Encoder, query: Encoder, momentum: float) -> None:
     """Set key <- momentum key + (1 - momentum) query (MoCo, Eq. 2)."""
-    for parameter, new in zip(key.parameters(), query.parameters(), strict=True):
-        parameter.lerp_(new, 1 - momentum)
+    torch._foreach_lerp_(list(key.parameters()), list(query.parameters()), 1 - momentum)
 
 
 class Trainer:

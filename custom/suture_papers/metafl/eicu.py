@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, StrictBool
 
 from suture.core.errors import DataError
 from suture.core.labels import canonical
@@ -57,7 +57,7 @@ class EicuConfig(ReleaseConfig):
     dataset: Literal["eicu"] = "eicu"
     labels_from: Literal["apache", "diagnosis"] = "apache"
     texts: Annotated[tuple[EicuText, ...], Field(min_length=1)] = TEXTS
-    leaking_text: bool = False
+    leaking_text: StrictBool = False
 
     @classmethod
     def text_in_table(cls, values: dict[str, Any]) -> bool:  # noqa: ARG003

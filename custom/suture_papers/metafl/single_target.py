@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, StrictBool
 from pydantic.dataclasses import dataclass
 
 from suture.core.errors import ConfigError, DataError, unknown
@@ -76,7 +76,7 @@ class SingleTargetSites:
     first: First = "positives"
     test: Annotated[float, Field(ge=0, lt=1)] = 0.1
     texts: Annotated[tuple[EicuText, ...], Field(min_length=1)] = TEXTS
-    leaking_text: bool = False
+    leaking_text: StrictBool = False
     root: Annotated[str | None, JOB_PATH] = None
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
 

@@ -31,7 +31,7 @@ from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, StrictBool
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
@@ -152,7 +152,7 @@ class FedMLP(Composed):
     stage1: Share = 0.1
     weak: Augmentation = field(default_factory=lambda: Augmentation(rotation=10.0, flip=0.5, shift=0.02))
     tagging: Tagging = field(default_factory=Tagging)
-    consistency: bool = False
+    consistency: StrictBool = False
 
     def phases(self, rounds: int) -> tuple[Phase, ...]:
         """The warm-up, if there is one, and the two stages in the place of the main phase."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import Field, StrictBool
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
@@ -47,7 +47,7 @@ class Restricted(Part):
         view="all", unknown="negative", why="restricts how a site teaches that classes of others are absent"
     )
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
-    graded: bool = False
+    graded: StrictBool = False
 
     def factors(self, site: SiteContext) -> Tensor:
         """a, ``[c]`` in double precision."""

@@ -47,6 +47,9 @@ def table(
     device: Device = None,
     site_threads: SiteThreads = None,
     amp: Amp = False,
+    amend: Annotated[
+        str | None, typer.Option(help="Why the plan of a study has changed since its first run.")
+    ] = None,
     render: Annotated[bool, typer.Option("--render", help="Only render the stored results.")] = False,
 ) -> None:
     """Perform the missing runs of a paper's table or figure, and render it."""
@@ -66,7 +69,7 @@ def table(
     store = ResultStore(results / "runs", stem)
     if render:
         return _render(chosen, store, results)
-    session = Session(store, work.resolve(), data_root.resolve() if data_root else None, _report)
+    session = Session(store, work.resolve(), data_root.resolve() if data_root else None, _report, amend)
     compute_on(device, site_threads, amp)
     conduct(chosen, session, jobs)
     try:
@@ -92,9 +95,10 @@ def _render(chosen: Table, store: ResultStore, results: Path, *, whole: bool = F
 
 
 def _render_all(results: Path) -> None:
-    """Write the tables and figures of each preset that has a result in every cell, and the claims' page."""
+    """Write each preset with a result in every cell, the leaderboard, and the claims' page."""
     from suture.core.files import atomic_write
     from suture_papers.tables.claims import page_of
+    from suture_papers.tables.leaderboard import write_leaderboard
     from suture_papers.tables.loading import known_tables, load_spec
     from suture_papers.tables.results import ResultStore
 
@@ -102,6 +106,8 @@ def _render_all(results: Path) -> None:
         spec, store = load_spec(name), ResultStore(results / "runs", name)
         for preset in spec.presets:
             _render(spec.preset(preset), store, results, whole=True)
+    for path in write_leaderboard(results):
+        print_line(f"written: {path}")
     if (claims := results / "claims.toml").exists():
         atomic_write(results / "claims.md", page_of(claims, results / "runs").encode())
         print_line(f"written: {results / 'claims.md'}")

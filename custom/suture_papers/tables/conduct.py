@@ -26,6 +26,9 @@ from suture.simulation.run_files import delete, files_of_run
 from suture.simulation.sites import this_machine
 from suture_papers.tables.external_tests import absent_tests, check_tests, test_models
 from suture_papers.tables.outcome import Outcome, chosen, collect, compared_runs, comparison_name
+from suture_papers.tables.plan import register
+from suture_papers.tables.resampling import compared_classes as by_delong
+from suture_papers.tables.resampling import resampled
 from suture_papers.tables.results import Result, ResultStore, read_result, result_of, store_result
 from suture_papers.tables.runs import Run, final_runs, tuning_runs
 from suture_papers.tables.spec import DATA, Table
@@ -43,6 +46,7 @@ class Session:
         work: folder of the runs; a run that was interrupted there is resumed.
         data_root: the folder of the data sets, for which ``{data}`` stands.
         report: receives a line for each run that begins or ends, and for each warning.
+        amend: why the plan of a study is changed after its first run; None refuses a changed plan.
         warned: the warnings of runs so far; a warning of several runs is reported once.
     """
 
@@ -50,6 +54,7 @@ class Session:
     work: Path
     data_root: Path | None
     report: Callable[[str], None]
+    amend: str | None = None
     warned: set[str] = field(default_factory=set)
 
     def warn(self, text: str) -> None:
@@ -70,10 +75,13 @@ def conduct(table: Table, session: Session, at_once: int) -> Outcome:
         ConfigError: its job is code that is no part of this package; or the data root, or a folder or file
             of the runs under it, does not exist.
         ConfigError: a run that tunes a setting has no validation figure to tune it by.
+        ConfigError: the plan of a study has changed since its first run.
         FederationError: a run failed.
     """
     refuse_code(job_file(table.spec.job, trust=True))  # here nobody has named the file on a command line
     _check_data(table, session)
+    if table.spec.plan:
+        register(table, session.store, session.amend)
     if table.preset.tune:
         do_runs(tuning_runs(table), session, at_once)
         _refuse_unmeasured(table, session.store)
@@ -100,8 +108,8 @@ def _check_data(table: Table, session: Session) -> None:
         ConfigError: the data root is not given, or something under it does not exist; names it, with the rows
             that read it.
     """
-    tuned, tried = chosen(table, session.store), table.preset.tune.values[:1] if table.preset.tune else ()
-    values = {(row, str(x)): value for row, x in table.cells for value in tried} | tuned
+    tuned, grids = chosen(table, session.store), {row: table.tried(row) for row in table.rows}
+    values = {(row, str(x)): grid.values[0] for row, x in table.cells if (grid := grids[row])} | tuned
     runs = [*tuning_runs(table), *final_runs(table, values)]
     used, root = [path for run in runs for path in run.paths()], session.data_root
     if used and root is None:
@@ -203,7 +211,8 @@ def _do(run: Run, session: Session) -> None:
     untested = absent_tests(run.tests, session.data_root)
     present = {name: test for name, test in run.tests.items() if name not in untested}
     tests = test_models(present, out, session.work, session.data_root)
-    result = replace(result_of(run, out, session.data_root), tests=tests, untested=untested)
+    drawn = resampled(out, run.metrics)
+    result = replace(result_of(run, out, session.data_root), tests=tests, untested=untested, resampled=drawn)
     store_result(session.store, run, result)
     _tidy(out, session)
     area = result.metrics["mean_auroc"]
@@ -298,7 +307,10 @@ def compare_classes(table: Table, session: Session) -> None:
     storage = StorageConfig(state=session.work, cache=session.work / "tests")
     config = SiteConfig(data=load_site_config(described).data, storage=storage)
     models = {row: folder / "model" for row, folder in zip(runs, folders, strict=True)}
-    rows = _compare_with_first(models, config)
+    if table.spec.plan:
+        rows = by_delong(dict(zip(runs, folders, strict=True)))
+    else:
+        rows = _compare_with_first(models, config)
     session.store.put(name, {"runs": {row: run.name for row, run in runs.items()}, "rows": rows})
     session.report(f"compared, class by class: {', '.join(runs)}")
 

@@ -54,6 +54,7 @@ def _check(spec: TableSpec, path: Path) -> None:
     _check_steady(spec, path)
     _check_tasks(spec, path)
     _check_plots(spec, path)
+    _check_plan(spec, path)
 
 
 def _check_rows(spec: TableSpec, path: Path) -> None:
@@ -144,6 +145,28 @@ def _check_tasks(spec: TableSpec, path: Path) -> None:
             raise ConfigError(f"{path}: preset {name!r} skips the goal {spec.goal!r}; let it run")
     if tuned and spec.series:
         raise ConfigError(f'{path}: pairs = "tuned" has no series; write a file for each value')
+
+
+def _check_plan(spec: TableSpec, path: Path) -> None:
+    """Check that a study can be judged as its plan says, and that all rows tune equally much.
+
+    Raises:
+        ConfigError: it has a series, pairs other than runs or a single seed; or a row tries more or fewer
+            values than a preset.
+    """
+    for name, preset in spec.presets.items():
+        for key, row in spec.rows.items():
+            if row.tune and not preset.tune:
+                raise ConfigError(f"{path}: row {key!r} has a tune, but preset {name!r} has none; write one")
+            if row.tune and preset.tune and len(row.tune.values) != len(preset.tune.values):
+                raise ConfigError(
+                    f"{path}: row {key!r} tries {len(row.tune.values)} values, preset {name!r} "
+                    f"{len(preset.tune.values)}; give all rows the same budget"
+                )
+        if spec.plan and len(preset.seeds) < 2:
+            raise ConfigError(f"{path}: preset {name!r} of a study needs two seeds or more")
+    if spec.plan and (spec.series or spec.pairs != "runs" or any(p.pairs for p in spec.presets.values())):
+        raise ConfigError(f"{path}: a study compares runs of the same seed; remove series and pairs")
 
 
 def _check_plots(spec: TableSpec, path: Path) -> None:

@@ -6,7 +6,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from suture_papers.tables.plan import registered
 from suture_papers.tables.results import Result, ResultStore, read_result
 from suture_papers.tables.runs import Run, final_runs, tuning_runs
 from suture_papers.tables.spec import Table, Value
@@ -27,12 +29,14 @@ class Outcome:
         results: of each cell, one result for each seed that has been run.
         tuned: the chosen value of the tuned setting of each cell.
         by_class: the stored comparison of single classes; None where it has not been done.
+        plan: the stored record of a study's plan; see `plan.registered`.
     """
 
     table: Table
     results: Mapping[Cell, Mapping[int, Result]]
     tuned: Mapping[Cell, Value]
     by_class: ClassComparison | None = None
+    plan: Mapping[str, Any] | None = None
 
 
 def collect(table: Table, store: ResultStore) -> Outcome:
@@ -49,7 +53,8 @@ def collect(table: Table, store: ResultStore) -> Outcome:
         result = None if cell in untuned else read_result(store, run)
         if result is not None:
             found[cell][run.seed] = result
-    return Outcome(table, found, tuned, compared_classes(table, store))
+    plan = registered(table, store) if table.spec.plan else None
+    return Outcome(table, found, tuned, compared_classes(table, store), plan)
 
 
 def chosen(table: Table, store: ResultStore) -> dict[Cell, Value]:
@@ -57,14 +62,17 @@ def chosen(table: Table, store: ResultStore) -> dict[Cell, Value]:
 
     A cell is left out until all values have been tried.
     """
-    if (tune := table.preset.tune) is None:
-        return {}
     done: dict[Cell, list[tuple[float, Value]]] = {}
     for run in tuning_runs(table):
         result = read_result(store, run)
         if result is not None and result.validation is not None:
-            done.setdefault((run.row, str(run.x)), []).append((result.validation, run.settings[tune.key]))
-    tried_all = {cell: tried for cell, tried in done.items() if len(tried) == len(tune.values)}
+            grid = table.tried(run.row)
+            assert grid is not None
+            done.setdefault((run.row, str(run.x)), []).append((result.validation, run.settings[grid.key]))
+    grids = {row: table.tried(row) for row in table.rows}
+    tried_all = {
+        cell: tried for cell, tried in done.items() if (g := grids[cell[0]]) and len(tried) == len(g.values)
+    }
     return {cell: max(tried, key=lambda pair: pair[0])[1] for cell, tried in tried_all.items()}
 
 

@@ -28,6 +28,7 @@ from suture_papers.tables.figures import draw, existing_plots, plot_curves
 from suture_papers.tables.outcome import ClassComparison, Outcome
 from suture_papers.tables.results import Result
 from suture_papers.tables.spec import OWN_COLUMNS, Column, Table, TableSpec, Value
+from suture_papers.tables.study import plan_facts, sentences, study_tables
 from suture_papers.tables.tuned_columns import shown, task_cells
 from suture_papers.tables.verdict import verdict
 
@@ -55,7 +56,7 @@ def write_tables(outcome: Outcome, folder: Path, name: str) -> list[Path]:
     """
     table = outcome.table
     make_folder(folder)
-    facts = preamble(outcome, name)
+    facts = [*preamble(outcome, name), *(plan_facts(table, outcome.plan) if table.spec.plan else [])]
     name = stem_of(table, name)
     made = {f"{name}.svg": draw(outcome)}
     figures = [(_of_figure(table), made[f"{name}.svg"].decode(), "")]
@@ -65,8 +66,9 @@ def write_tables(outcome: Outcome, folder: Path, name: str) -> list[Path]:
         figures.append((caption, curves.decode(), ""))
     for file, caption in existing_plots(table.spec, folder, name).items():
         figures.append((caption, "", _image(folder / file)))
-    tables = [main_table(outcome), *_closer(outcome)]
-    said = verdict(outcome)
+    tables = study_tables(outcome) if table.spec.plan else [main_table(outcome)]
+    tables += _closer(outcome)
+    said = sentences(outcome) if table.spec.plan else verdict(outcome)
     template = templates(Path(__file__).parent).get_template("table.html")
     page = template.render(title=table.spec.title, verdict=said, facts=facts, tables=tables, figures=figures)
     written = {
@@ -232,9 +234,11 @@ def comparison_table(spec: TableSpec, compared: ClassComparison) -> Grid:
             cells += [_area(found), p_value(found.get("p"))]
         cells += [by_class.published[row].get(name, DASH) for row in compared if row in by_class.published]
         rows.append(cells)
+    bootstrap = "a paired bootstrap over the patients of the test set"
+    test = "DeLong's test, clustered by patient (Obuchowski 1997)," if spec.plan else bootstrap
     caption = (
-        "AUROC (95 % interval) of each class, one model a row (the first seed), and p of a paired bootstrap "
-        f"over the patients of the test set against {spec.rows[first].name}"
+        f"AUROC (95 % interval) of each class, one model a row (the first seed), and p of {test} against "
+        f"{spec.rows[first].name}"
     )
     return Grid(f"{caption} ({by_class.source})." if by_class.source else f"{caption}.", heads, rows)
 
@@ -267,6 +271,8 @@ def preamble(outcome: Outcome, name: str) -> list[tuple[str, str]]:
         by_classes = any(result.validation_balanced_accuracy is not None for result in results)
         judge = "validation balanced accuracy" if by_classes else "mean validation AUROC"
         facts.append(("tuned", f"{tune.key} of {tried}, by {judge} of seed {tune.seed}"))
+        own = [(row.name, row.tune) for row in table.rows.values() if row.tune]
+        facts += [("tuned", f"{name}: {g.key} of {', '.join(map(_value, g.values))}") for name, g in own]
     return [*facts, ("note", table.spec.note)] if table.spec.note else facts
 
 

@@ -202,6 +202,7 @@ class Result:
         validation_balanced_accuracy: of a run whose round was selected by it, which is then also tuned by it.
         untested: by test set whose data were absent, the path that was looked for, with ``{data}``.
         made_with: every setting of the run by dotted name, the job's own among them; empty in old results.
+        resampled: of a run of a study, its metrics on draws of the test patients; see `resampling.resampled`.
     """
 
     __pydantic_config__: ClassVar = STRICT
@@ -216,6 +217,7 @@ class Result:
     validation_balanced_accuracy: float | None = None
     untested: dict[str, str] = field(default_factory=dict)
     made_with: dict[str, Any] = field(default_factory=dict)
+    resampled: dict[str, Any] = field(default_factory=dict)
 
     @property
     def validation(self) -> float | None:
@@ -261,7 +263,8 @@ def store_result(store: ResultStore, run: Run, result: Result) -> None:
         DataError: as `ResultStore.put`.
     """
     # Settings stay whole: a learning rate may differ in the seventh digit.
-    store.put(run.name, {**_rounded(vars(result)), "made_with": result.made_with})
+    record = {**_rounded(vars(result)), "made_with": result.made_with}
+    store.put(run.name, {key: value for key, value in record.items() if key != "resampled" or value})
 
 
 def result_of(run: Run, done: Path, data_root: Path | None = None) -> Result:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from suture_papers.tables.spec import DATA, ExternalTest, Settings, Table, Value
+from suture_papers.tables.spec import DATA, ExternalTest, Metric, Settings, Table, Value
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Run:
         job: the job whose settings the run changes.
         settings: those that differ from the job's own, the seed among them; paths with ``{data}``.
         tests: the external test sets on which the run's models are measured.
+        metrics: those of a study, which are measured on draws of the test patients.
     """
 
     row: str
@@ -29,6 +30,7 @@ class Run:
     job: str
     settings: Settings = field(hash=False)
     tests: Mapping[str, ExternalTest] = field(default_factory=dict, hash=False)
+    metrics: tuple[Metric, ...] = ()
 
     @property
     def name(self) -> str:
@@ -76,11 +78,11 @@ def final_runs(table: Table, tuned: Mapping[tuple[str, str], Value]) -> Iterator
     Args:
         tuned: the chosen value of the tuned setting, by row and value of the series as text.
     """
-    tune = table.preset.tune
     # Seed by seed, so that a table that is cut off still compares its rows.
     for seed in table.preset.seeds:
         for row, x in table.cells:
-            extra = {tune.key: tuned[row, str(x)]} if tune else {}
+            grid = table.tried(row)
+            extra = {grid.key: tuned[row, str(x)]} if grid else {}
             yield _run(table, row, x, seed, extra)
 
 
@@ -88,8 +90,9 @@ def tuning_runs(table: Table) -> Iterator[Run]:
     """Yield the runs that choose the tuned setting; the best of each row is also in the table."""
     if tune := table.preset.tune:
         for row, x in table.cells:
-            for value in tune.values:
-                yield _run(table, row, x, tune.seed, {tune.key: value})
+            grid = table.tried(row) or tune
+            for value in grid.values:
+                yield _run(table, row, x, tune.seed, {grid.key: value})
 
 
 def _run(table: Table, row: str, x: Value, seed: int, extra: Settings) -> Run:
@@ -104,6 +107,7 @@ def _run(table: Table, row: str, x: Value, seed: int, extra: Settings) -> Run:
         **preset.rows.get(row, {}),
         **series,
         **extra,
+        **({spec.plan.split: seed} if spec.plan else {}),
         "seed": seed,
     }
-    return Run(row, x, spec.job, settings, table.tests)
+    return Run(row, x, spec.job, settings, table.tests, tuple(spec.plan.effects) if spec.plan else ())

@@ -7,7 +7,7 @@ from dataclasses import dataclass as plain
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, StrictBool
 from pydantic.dataclasses import dataclass
 
 from suture.core.errors import unknown
@@ -33,6 +33,43 @@ def _a_key(key: str) -> str:
 Key = Annotated[str, AfterValidator(_a_key)]
 """The key of a row, preset, test or drawing, which becomes a part of names of files."""
 
+Metric = Literal["auroc", "ap", "balanced_accuracy"]
+"""The mean over classes of the AUROC, of the average precision, or of the recall (multiclass labels)."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class Plan:
+    """What makes a table a study: fixed before its first run, and kept with a digest.
+
+    Attributes:
+        question: that the study answers.
+        primary: the metric that answers it, one of `effects`.
+        effects: the smallest difference of interest of each metric that is measured.
+        stopping: the rule by which the runs end.
+        split: the setting that divides patients into training and test; it takes the seed of each run, so
+            that differences do not hang on one division.
+        block: studies of one block share their images and count as one where studies are compared.
+    """
+
+    question: str
+    primary: Metric
+    effects: dict[Metric, Annotated[float, Field(gt=0, lt=1)]]
+    stopping: str
+    block: str
+    split: str = "simulation.seed"
+
+    def __post_init__(self) -> None:
+        if self.primary not in self.effects:
+            raise ValueError(f"effects lacks the primary metric; write {self.primary} = 0.01, for example")
+
+
+@dataclass(frozen=True, config=STRICT)
+class SearchGrid:
+    """A setting and the values that are tried."""
+
+    key: str
+    values: Annotated[tuple[Value, ...], Field(min_length=2)]
+
 
 @dataclass(frozen=True, config=STRICT)
 class Row:
@@ -46,13 +83,15 @@ class Row:
         published: what the paper printed, by column; of a series, over all of its values.
         steady: whether the values of the series do not change the row; its run at the first value then stands
             at all of them.
+        tune: what the row tunes in place of the preset's setting, over equally many values.
     """
 
     name: str
     set: Settings = field(default_factory=dict)
     site: str | None = None
     published: dict[str, str] = field(default_factory=dict)
-    steady: bool = False
+    steady: StrictBool = False
+    tune: SearchGrid | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -205,16 +244,13 @@ class Series:
 
 
 @dataclass(frozen=True, config=STRICT)
-class Tuning:
+class Tuning(SearchGrid):
     """A setting that is chosen for each row by its validation figure (`Result.validation`).
 
     Attributes:
-        key, values: the setting and the values that are tried.
         seed: of the runs that try the values.
     """
 
-    key: str
-    values: Annotated[tuple[Value, ...], Field(min_length=2)]
     seed: int = 1
 
 
@@ -266,6 +302,7 @@ class TableSpec:
         series: the x axis, for a figure.
         set: settings of every run.
         note: what a reader should know besides.
+        plan: of a study.
     """
 
     title: str
@@ -283,6 +320,7 @@ class TableSpec:
     series: Series | None = None
     set: Settings = field(default_factory=dict)
     note: str = ""
+    plan: Plan | None = None
 
     def preset(self, name: str | None) -> Table:
         """Return the table at the size of the preset of that name, or of the first.
@@ -317,6 +355,10 @@ class Table:
     def rows(self) -> dict[str, Row]:
         """The rows that the preset does not skip."""
         return {key: row for key, row in self.spec.rows.items() if key not in self.preset.skip}
+
+    def tried(self, row: str) -> SearchGrid | None:
+        """The setting that a row tunes, and its values; None where nothing is tuned."""
+        return (self.spec.rows[row].tune or self.preset.tune) if self.preset.tune else None
 
     @property
     def values(self) -> tuple[Value, ...]:

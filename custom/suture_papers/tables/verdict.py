@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from suture.learning.comparison import Comparison
-from suture_papers.tables.cells import Estimate, lines, over_series, p_value
+from suture_papers.tables.cells import DASH, Estimate, lines, over_series, p_value
 from suture_papers.tables.outcome import Outcome
 
 _OVER = {"runs": ("seed", "seeds"), "classes": ("class", "classes"), "tuned": ("split", "splits")}
@@ -30,7 +30,7 @@ def verdict(outcome: Outcome) -> str:
     if math.isnan(own.mean):
         return f"No result yet: {name} has no {column.name} ({own.why or 'undefined'})."
     if not found:
-        return f"{name} has {column.name} {_number(own.mean)}; there is no comparison."
+        return f"{name} has {column.name} {number(own.mean)}; there is no comparison."
     one, many = ("run", "runs") if spec.series else _OVER[table.pairs]
     numbers = {estimate.against.n for estimate in found.values() if estimate.against and estimate.against.n}
     over = f", over {min(numbers)} {one if numbers == {1} else many}" if len(numbers) == 1 else ""
@@ -42,7 +42,7 @@ def verdict(outcome: Outcome) -> str:
         said.setdefault(verb, []).append(what)
     if _HAS in said:
         # Names of rows have commas of their own.
-        figures = "; ".join([_number(own.mean), *said[_HAS]])
+        figures = "; ".join([number(own.mean), *said[_HAS]])
         said[_HAS] = [f"{figures}: too few runs to test a difference"]
     clauses = "; ".join(f"{verb} {_listed(said[verb])}" for verb in sorted(said, key=_ORDER.index))
     return f"{column.name}{over}: {name} {clauses}."
@@ -65,13 +65,13 @@ def _compared(name: str, other: Estimate, lower: bool) -> tuple[str, str]:
     if against is None or against.n == 0:
         return _NOT, f"{name} ({other.why or (against.why if against else '') or 'no pair is defined'})"
     if against.n == 1:
-        return _HAS, f"{name} {_number(other.mean)}"
+        return _HAS, f"{name} {number(other.mean)}"
     gain = -against.difference if lower else against.difference
-    size, won = _number(abs(gain)), gain > 0
+    size, won = number(abs(gain)), gain > 0
     if against.significant:
         return (_BEATS if won else _LOSES), f"{name} by {size} ({_facts(against, against.difference < 0)})"
     if against.p >= 0.05:
-        return _TIES, f"{name} ({_number(gain)}, {_facts(against, lower)})"
+        return _TIES, f"{name} ({number(gain)}, {_facts(against, lower)})"
     return (
         _BETTER if won else _WORSE
     ), f"{name} by {size}, but {against.why or 'the differences are not normal'}"
@@ -82,7 +82,7 @@ def _facts(against: Comparison, flip: bool) -> str:
     low, high = (-against.high, -against.low) if flip else (against.low, against.high)
     p = p_value(against.p)
     bounds = (
-        "" if math.isnan(low) else f"95 % {_number(low)} to {_number(high)}, "
+        "" if math.isnan(low) else f"95 % {number(low)} to {number(high)}, "
     )  # none if all pairs are alike
     return f"{bounds}p {p if p.startswith('<') else f'= {p}'}"
 
@@ -91,6 +91,8 @@ def _listed(parts: Sequence[str]) -> str:
     return ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
 
 
-def _number(value: float) -> str:
-    """Return a figure with three decimals and no leading 0 below 1."""
-    return f"{value:.3f}".replace("-0.", "-.").removeprefix("0").replace("-", "\u2212")
+def number(value: float) -> str:
+    """Return a figure with three decimals and no leading 0 below 1; a dash where undefined."""
+    if math.isnan(value):
+        return DASH
+    return f"{round(value, 3) + 0.0:.3f}".replace("-0.", "-.").removeprefix("0").replace("-", "\u2212")

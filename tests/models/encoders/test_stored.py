@@ -176,6 +176,13 @@ def test_a_folder_that_cannot_be_used_is_refused_in_one_line(
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize("name", ["hf:", "hf: ", "xrv:", "bundle:", "timm:", "torchvision:", "monai:"])
+def test_a_family_alone_names_no_encoder(name: str) -> None:
+    """An empty path would be the working directory."""
+    with pytest.raises(ConfigError, match=rf"{name} names no encoder; write {name.strip()}[A-Z]+$"):
+        ModelSpec(name)
+
+
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         ConfigError, match=r"hf:microsoft/rad-dino: there is no such folder.*downloads nothing"
@@ -230,7 +237,6 @@ def test_a_network_that_needs_too_much_memory_is_refused_before_it_is_made(
     [
         ("hf:dinov3", r"unknown network of hf 'dinov3'; did you mean 'dinov2'"),
         ("hf:llama", r"unknown network of hf 'llama'; known: .*dinov2"),
-        ("hf:", r"unknown network of hf ''; known"),
         ("xrv:densenet169", r"unknown network of xrv 'densenet169'; did you mean 'densenet121'"),
         ("bundle:UNet", r"unknown network of bundle 'UNet'; known"),
         ("bundle:resnet19", r"did you mean 'resnet1"),

@@ -250,6 +250,26 @@ def test_the_prior_sees_each_image_once_where_it_sees_it_plain(tiny: Any) -> Non
     assert sum(seen) == 15 + 2 * 15  # the augmented images of two epochs
 
 
+def test_the_prior_computes_in_the_precision_of_the_model(tiny: Any) -> None:
+    """In single precision a large prior would take longer than the model that it guides."""
+    context, task = bench_of(tiny)
+    types: list[torch.dtype] = []
+
+    class Convolved(Mean):
+        def forward(self, image: Tensor) -> Tensor:
+            types.append(torch.nn.functional.conv2d(image, torch.ones(1, 1, 2, 2)).dtype)
+            return super().forward(image)
+
+    assert context.prior is not None
+    prior = replace(context.prior, network=Convolved())
+    context = replace(context, prior=prior, augmentation=MILD)
+    for half in (None, torch.bfloat16):
+        types.clear()
+        context.model.compute_in(half)
+        train_round(METHOD, context, task, CTX)
+        assert set(types[-2:]) == {half or torch.float32}
+
+
 def test_by_images_it_is_distillation_without_mas(tiny: Any) -> None:
     context, task = bench_of(tiny)
     done, _ = train_round(replace(METHOD, aggregation="images"), context, task, CTX)

@@ -59,11 +59,14 @@ def family_of(name: str) -> str:
     """Return the family of a name ``FAMILY:NAME``; empty for a name of the registry.
 
     Raises:
-        ConfigError: there is no such family (names the nearest).
+        ConfigError: there is no such family (names the nearest), or nothing follows it.
     """
-    family, colon, _ = name.partition(":")
+    family, colon, network = name.partition(":")
     if colon and family not in (*BY_NAME, *STORED):
         raise unknown("family of models", family, (*BY_NAME, *STORED))
+    if colon and not network.strip():
+        form = next(form for form in FAMILIES if form.startswith(f"{family}:"))
+        raise ConfigError(f"model.name={name} names no encoder; write {form}")
     return family if colon else ""
 
 

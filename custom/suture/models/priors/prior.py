@@ -43,10 +43,11 @@ class Prior:
     description: str
 
     @torch.no_grad()  # not inference mode: a loss against these features keeps them for its backward pass
-    def features(self, images: Tensor) -> Tensor:
+    def features(self, images: Tensor, half: torch.dtype | None = None) -> Tensor:
         """Return float32 features ``[n, width]``.
 
         Args:
+            half: short type in which the network computes; None for single precision.
             images: ``[n, 1 or 3, h, w]`` of any size, uint8 or (after augmentation, say) float in [0, 1].
                 Gray ones are repeated where the network takes three channels, others made gray where it
                 takes one.
@@ -59,7 +60,9 @@ class Prior:
         if x.shape[-2:] != side:
             # Without antialiasing a reduced image would be a sample of its pixels, with all their noise.
             x = F.interpolate(x, side, mode="bilinear", antialias=True)
-        out: Tensor = self.network(self.preprocessing(x))
+        x = self.preprocessing(x)
+        with torch.autocast(x.device.type, half, enabled=half is not None):
+            out: Tensor = self.network(x)
         return out.float()
 
     def to(self, device: torch.device | str) -> Prior:

@@ -1,0 +1,1 @@
+"""Studies: comparisons of all methods whose plans were fixed before their runs."""

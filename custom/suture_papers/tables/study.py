@@ -1,0 +1,228 @@
+"""What a study has found: each row against the control, with the interval first and a verdict in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from suture.core.errors import DataError
+from suture_papers.tables.cells import DASH, Grid, p_value
+from suture_papers.tables.outcome import Outcome
+from suture_papers.tables.plan import changes, digest, planned
+from suture_papers.tables.spec import Metric, Plan, Table, Value
+from suture_papers.tables.statistics import Difference, corrected_resampled, two_level, with_holm
+from suture_papers.tables.verdict import number
+
+METRICS: dict[Metric, str] = {
+    "auroc": "AUROC",
+    "ap": "average precision",
+    "balanced_accuracy": "balanced accuracy",
+}
+"""Names of the means over all classes."""
+
+CLEARLY, BETTER, WORSE, EQUIVALENT, OPEN, MISSING = (
+    "better by more than δ",
+    "better",
+    "worse",
+    "equivalent within ±δ",
+    "nothing can be told",
+    "no result",
+)
+VERDICTS = (CLEARLY, BETTER, WORSE, EQUIVALENT, OPEN, MISSING)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A row of a study in one metric.
+
+    Attributes:
+        mean: over its runs; NaN without any.
+        seeds: number of runs.
+        difference: from the control, over seeds that both have; None for the control itself.
+        bootstrap: 95 % interval of the difference over seeds and test patients.
+        tuned: the chosen value of the tuned setting.
+        seconds: mean cost of a run.
+    """
+
+    mean: float
+    seeds: int
+    difference: Difference | None
+    bootstrap: tuple[float, float]
+    tuned: Value
+    seconds: float
+
+
+def compared(outcome: Outcome, metric: Metric) -> dict[str, Compared]:
+    """Return every row of a study in one metric, the control included.
+
+    Raises:
+        DataError: a row and the control were tested on other images with the same seed.
+    """
+    table = outcome.table
+    control = outcome.results[table.spec.reference, "None"]
+    differences, found = {}, {}
+    for row in table.rows:
+        own = outcome.results[row, "None"]
+        values = [v for one in own.values() if (v := _value(one.resampled, metric)) is not None]
+        bounds = (math.nan, math.nan)
+        if row != table.spec.reference:
+            paired = {
+                seed: (own[seed].resampled, control[seed].resampled)
+                for seed in own
+                if seed in control
+                and _value(own[seed].resampled, metric) is not None
+                and _value(control[seed].resampled, metric) is not None
+            }
+            differences[row], bounds = _difference(row, paired, metric)
+        seconds = fmean([one.seconds for one in own.values()]) if own else math.nan
+        mean = fmean(values) if values else math.nan
+        found[row] = (mean, len(values), bounds, outcome.tuned.get((row, "None")), seconds)
+    tested = with_holm(differences)
+    return {
+        row: Compared(mean, n, tested.get(row), bounds, tuned, seconds)
+        for row, (mean, n, bounds, tuned, seconds) in found.items()
+    }
+
+
+def _value(of: Mapping[str, Any], metric: Metric) -> float | None:
+    value: float | None = of.get(metric, {}).get("value")
+    return value
+
+
+def _difference(
+    row: str, paired: Mapping[int, tuple[Mapping[str, Any], Mapping[str, Any]]], metric: Metric
+) -> tuple[Difference, tuple[float, float]]:
+    for seed, (own, control) in paired.items():
+        if own["test"] != control["test"]:
+            raise DataError(
+                f"seed {seed}: row {row!r} and the control were tested on other images; delete the lines of "
+                "both runs, and they are done again"
+            )
+    sizes = [own for own, _ in paired.values()]
+    d = [own[metric]["value"] - control[metric]["value"] for own, control in paired.values()]
+    test, train = (fmean([one[key] for one in sizes]) if sizes else 1.0 for key in ("n", "train"))
+    test = test if any(one["overlap"] for one in sizes) else 0.0
+    draws = [
+        [math.nan if None in pair else pair[0] - pair[1] for pair in zip(*both, strict=True)]
+        for both in ((own[metric]["draws"], control[metric]["draws"]) for own, control in paired.values())
+    ]
+    return corrected_resampled(d, test, train), two_level(draws) if len(d) > 1 else (math.nan, math.nan)
+
+
+def verdict_of(difference: Difference, effect: float) -> str:
+    """Return one of `VERDICTS`. Above or below 0 counts only if it stays so after Holm's correction.
+
+    Args:
+        effect: δ, the smallest difference of interest.
+    """
+    if math.isnan(difference.low):
+        return MISSING
+    if difference.low > 0 and difference.holm < 0.05:
+        return CLEARLY if difference.low > effect else BETTER
+    if difference.high < 0 and difference.holm < 0.05:
+        return WORSE
+    return EQUIVALENT if -effect < difference.low and difference.high < effect else OPEN
+
+
+def sentences(outcome: Outcome) -> str:
+    """Return what a study says in its primary metric: wins, losses, equivalences, and what stays open."""
+    plan, table = _plan(outcome.table), outcome.table
+    rows, effect = compared(outcome, plan.primary), plan.effects[plan.primary]
+    said: dict[str, list[str]] = {}
+    for row, one in rows.items():
+        if one.difference is not None:
+            said.setdefault(verdict_of(one.difference, effect), []).append(
+                f"{table.spec.rows[row].name} ({_facts(one.difference)})"
+            )
+    control, own = table.spec.rows[table.spec.reference].name, rows[table.spec.reference]
+    head = f"{METRICS[plan.primary]} of {control}: {number(own.mean)} over {own.seeds} seeds, δ {effect:g}."
+    parts = [
+        f"{verdict.capitalize()}: {'; '.join(said[verdict])}." for verdict in VERDICTS if verdict in said
+    ]
+    widest = [one.difference.detectable for one in rows.values() if one.difference]
+    widest = [value for value in widest if not math.isnan(value)]
+    power = (
+        f" With these runs a difference between {number(min(widest))} and {number(max(widest))}, by row, "
+        "would be found four times in five."
+        if widest
+        else ""
+    )
+    return " ".join([head, *parts]) + power
+
+
+def _facts(d: Difference) -> str:
+    if math.isnan(d.low):
+        return f"{d.n} seeds"
+    return f"{number(d.mean)}, 95 % {number(d.low)} to {number(d.high)}"
+
+
+def study_tables(outcome: Outcome) -> list[Grid]:
+    """Return a table for each metric of the plan, the primary one first."""
+    plan = _plan(outcome.table)
+    metrics = sorted(plan.effects, key=lambda metric: metric != plan.primary)
+    return [_metric_table(outcome, metric, plan.effects[metric]) for metric in metrics]
+
+
+def _metric_table(outcome: Outcome, metric: Metric, effect: float) -> Grid:
+    table = outcome.table
+    heads = [
+        "method", METRICS[metric], "difference (95 %)", "over seeds and patients", "p", "p (Holm)",
+        "detectable", "verdict", "tuned", "seeds",
+    ]  # fmt: skip
+    cells = []
+    for row, one in compared(outcome, metric).items():
+        d = one.difference
+        tuned = f"{one.tuned:g}" if isinstance(one.tuned, float) else str(one.tuned or DASH)
+        between = ["control", *[DASH] * 5]
+        if d is not None:
+            between = [
+                DASH if math.isnan(d.mean) else f"{number(d.mean)} {_bounds(d.low, d.high)}".strip(),
+                _bounds(*one.bootstrap) or DASH,
+                p_value(d.p),
+                p_value(d.holm),
+                DASH if math.isnan(d.detectable) else number(d.detectable),
+                verdict_of(d, effect),
+            ]
+        cells.append([table.spec.rows[row].name, number(one.mean), *between, tuned, str(one.seeds)])
+    control = table.spec.rows[table.spec.reference].name
+    caption = (
+        f"{METRICS[metric]}, mean over classes and seeds, and the difference from {control}. Intervals "
+        "and p: corrected resampled t-test (splits of different seeds overlap); beside them a bootstrap over "
+        "seeds and test patients. Better and worse need p (Holm) < .05. Detectable: with power .8, one row "
+        f"alone. δ = {effect:g}."
+    )
+    return Grid(caption, heads, cells)
+
+
+def plan_facts(table: Table, record: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """Return the plan of a study for its page: when it was registered, and every change since."""
+    plan, content = _plan(table), planned(table)
+    facts = [("question", plan.question), ("stops", plan.stopping)]
+    if record is None:
+        return [*facts, ("plan", f"not registered; SHA-256 {digest(content)}")]
+    commit = f", at commit {record['commit']}" if record["commit"] else ""
+    before = record["results_before"]
+    facts.append(("plan", f"registered {record['date']}{commit}; SHA-256 {record['digest']}"))
+    if before:
+        facts.append(("results before the plan", f"{before} of its runs"))
+    for one in record["amendments"]:
+        facts.append(("plan changed", f"{one['date']}, because: {one['why']}; {_changed(one['changed'])}"))
+    if now := changes(record["plan"], content):
+        facts.append(("plan changed and not registered", _changed(now)))
+    return facts
+
+
+def _changed(what: Mapping[str, Any]) -> str:
+    return "; ".join(f"{key}: {old} is now {new}" for key, (old, new) in what.items())
+
+
+def _plan(table: Table) -> Plan:
+    assert table.spec.plan is not None
+    return table.spec.plan
+
+
+def _bounds(low: float, high: float) -> str:
+    return "" if math.isnan(low) else f"({number(low)} to {number(high)})"

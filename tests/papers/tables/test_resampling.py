@@ -1,0 +1,87 @@
+"""The metrics of a run on draws of its test patients."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import average_precision_score, balanced_accuracy_score
+
+from suture.core.errors import DataError
+from suture.learning.metrics import bootstrap_mean
+from suture_papers.tables.resampling import DRAWS, TestScores, drawn, weighted_ap
+
+
+def test_average_precision_by_hand() -> None:
+    """Positives at ranks 1 and 3 of 4: (1/1 + 2/3) / 2; two draws of the second positive: 1/3 + 2/3 x 3/4."""
+    truth, score = np.array([True, False, True, False]), np.array([0.9, 0.8, 0.7, 0.1])
+    weights = np.array([[1.0, 1, 1, 1], [1, 1, 2, 1], [0, 1, 0, 1]])
+    assert weighted_ap(weights, truth, score)[:2] == pytest.approx([5 / 6, 1 / 3 + 2 / 3 * 3 / 4])
+    assert math.isnan(weighted_ap(weights, truth, score)[2])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 4), st.integers(0, 3)), min_size=2, max_size=20).filter(
+        lambda rows: any(y and w for y, _, w in rows)
+    )
+)
+def test_it_is_that_of_scikit_learn(rows: list[tuple[bool, int, int]]) -> None:
+    truth, score, weight = (np.array(column) for column in zip(*rows, strict=True))
+    known = average_precision_score(truth, score, sample_weight=weight.astype(float))
+    assert weighted_ap(weight[None].astype(float), truth, score.astype(float))[0] == pytest.approx(known)
+
+
+def scores(seed: int = 0, n: int = 60) -> TestScores:
+    rng = np.random.default_rng(seed)
+    y = (rng.random((n, 3)) < 0.4).astype(float)
+    patients = tuple(str(i // 2) for i in range(n))
+    return TestScores(y, ("A", "B", "C"), "multilabel", patients, (rng.normal(size=(n, 3)) + y,))
+
+
+def test_the_spread_of_the_draws_is_that_of_the_bootstrap_over_patients() -> None:
+    of = scores()
+    found = drawn(of, "auroc", "key", draws=2000)
+    assert len(drawn(of, "auroc", "key")["draws"]) == DRAWS
+    interval = bootstrap_mean(of.y, of.scores[0], of.patients, n=2000)
+    assert np.quantile(found["draws"], [0.025, 0.975]) == pytest.approx(interval, abs=0.01)
+
+
+def test_rows_with_one_test_set_have_the_same_draws() -> None:
+    """A model that scores as another plus a constant has the same AUROC in every draw, not in others'."""
+    of = scores()
+    same = replace(of, scores=(of.scores[0] + 7,))
+    assert drawn(of, "auroc", "key") == drawn(same, "auroc", "key")
+    assert drawn(of, "auroc", "key")["draws"] != drawn(of, "auroc", "another test set")["draws"]
+
+
+def test_a_class_has_the_mean_of_the_models_that_know_it() -> None:
+    of = scores()
+    first, second = of.scores[0].copy(), -of.scores[0]
+    first[:, 0] = math.nan  # only the second model knows A
+    both = replace(of, scores=(first, second))
+    a = (
+        1
+        - drawn(replace(of, labels=("A",), y=of.y[:, :1], scores=(of.scores[0][:, :1],)), "auroc", "k")[
+            "value"
+        ]
+    )
+    # Of B and C the two models have areas that add up to 1.
+    assert drawn(both, "auroc", "k")["value"] == pytest.approx((a + 0.5 + 0.5) / 3, abs=1e-5)
+    neither = replace(of, scores=(first,))
+    assert drawn(neither, "auroc", "k")["value"] is None
+    assert set(drawn(neither, "auroc", "k")["draws"]) == {None}
+
+
+def test_balanced_accuracy_is_that_of_scikit_learn_and_for_multiclass_labels_only() -> None:
+    rng = np.random.default_rng(3)
+    truth = rng.integers(0, 3, 60)
+    of = replace(scores(), y=np.eye(3)[truth], label_type="multiclass")
+    known = balanced_accuracy_score(truth, of.scores[0].argmax(axis=1))
+    assert drawn(of, "balanced_accuracy", "k")["value"] == pytest.approx(known, abs=1e-6)
+    with pytest.raises(DataError, match="multiclass"):
+        drawn(scores(), "balanced_accuracy", "k")

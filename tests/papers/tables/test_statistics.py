@@ -1,0 +1,192 @@
+"""The statistics of a study, by hand and beside other programs."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from suture.core.errors import DataError
+from suture.learning.metrics import auroc
+from suture_papers.tables.statistics import (
+    clustered_delong,
+    corrected_resampled,
+    detectable,
+    holm,
+    over_studies,
+    two_level,
+)
+
+FIVE = [0.02, 0.03, 0.01, 0.025, 0.02]
+
+
+def test_the_corrected_test_by_hand() -> None:
+    """Mean .021, s = .0074162; sqrt(1/5 + 1/4) s = .004975; t(.975, 4) = 2.77645: .021 ± .01381."""
+    found = corrected_resampled(FIVE, test=1, train=4)
+    assert found.mean == pytest.approx(0.021)
+    assert (found.low, found.high) == pytest.approx((0.00719, 0.03481), abs=5e-6)
+    assert found.p == pytest.approx(2 * stats.t.sf(0.021 / 0.0049749, 4), rel=1e-4)
+
+
+def test_without_overlap_it_is_the_paired_t_test() -> None:
+    found, known = corrected_resampled(FIVE, 0, 1), stats.ttest_1samp(FIVE, 0.0)
+    assert found.p == pytest.approx(known.pvalue)
+    assert (found.low, found.high) == pytest.approx(tuple(known.confidence_interval(0.95)))
+
+
+def test_one_run_or_equal_runs_are_not_tested() -> None:
+    assert math.isnan(corrected_resampled([], 1, 4).mean)
+    one = corrected_resampled([0.1], 1, 4)
+    assert one.mean == 0.1
+    assert math.isnan(one.low)
+    assert corrected_resampled([0.0, 0.0], 1, 4).p == 1
+    assert math.isnan(corrected_resampled([0.1, 0.1], 1, 4).p)
+
+
+def test_what_can_be_detected() -> None:
+    """z(.975) + z(.8) = 2.8016 standard errors for many runs; 3.150 for ten (Cohen's d .996 for n = 10)."""
+    assert detectable(1.0, 100_000) == pytest.approx(2.8016, abs=1e-3)
+    assert detectable(1.0, 9) / math.sqrt(10) == pytest.approx(0.996, abs=1e-3)
+    assert detectable(0.5, 9) == pytest.approx(detectable(1.0, 9) / 2)
+
+
+def test_power_is_what_was_asked_for() -> None:
+    """Of 4,000 draws of ten differences with the detectable mean, 80 % are significant."""
+    shift = detectable(1 / math.sqrt(10), 9)
+    draws = np.random.default_rng(1).normal(shift, 1, (4000, 10))
+    assert np.mean(stats.ttest_1samp(draws, 0.0, axis=1).pvalue < 0.05) == pytest.approx(0.8, abs=0.02)
+
+
+def test_holm_by_hand() -> None:
+    """.005 x 4, .01 x 3, .03 x 2; .04 x 1 is raised to .06."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    kept = holm([math.nan, 0.02])
+    assert math.isnan(kept[0])
+    assert kept[1] == 0.02
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_holm_keeps_the_order_and_lowers_nothing(p: list[float]) -> None:
+    adjusted = holm(p)
+    assert all(a >= b for a, b in zip(adjusted, p, strict=True))
+    assert all(adjusted[i] <= adjusted[j] for i, j in product(range(len(p)), repeat=2) if p[i] < p[j])
+
+
+def test_the_bootstrap_has_both_levels() -> None:
+    """Seeds that differ and patients that do not, the reverse, and both: 1.96 sd / sqrt(seeds) of the sum."""
+    rng = np.random.default_rng(2)
+    seeds = np.linspace(-1, 1, 40)[:, None] / np.std(np.linspace(-1, 1, 40))
+    patients = rng.normal(size=(40, 200))
+    reach = {}
+    for name, draws in {
+        "seeds": seeds + 0 * patients,
+        "patients": patients,
+        "both": seeds + patients,
+    }.items():
+        low, high = two_level(draws)
+        reach[name] = (high - low) / 2
+    unit = 1.96 / math.sqrt(40)
+    assert reach["seeds"] == pytest.approx(unit, rel=0.1)
+    assert reach["patients"] == pytest.approx(unit, rel=0.1)
+    assert reach["both"] == pytest.approx(unit * math.sqrt(2), rel=0.1)
+    assert all(math.isnan(bound) for bound in two_level(np.empty((0, 5))))
+
+
+def test_six_blocks_that_agree_are_needed() -> None:
+    """Six of one sign: p = 2 / 2^6; two studies of one block count once."""
+    six = {f"block {i}": [0.1 * i, 0.1 * i] for i in range(1, 7)}
+    found = over_studies({"a": six, "b": {"block 1": [0.0]}, "c": {}})
+    assert found["a"].blocks == 6
+    assert found["a"].p == pytest.approx(2 / 64)
+    assert found["a"].holm == found["a"].p
+    assert found["a"].median == pytest.approx(0.35)
+    assert math.isnan(found["b"].p)
+    assert math.isnan(found["c"].median)
+
+
+def of_two(y: np.ndarray, a: np.ndarray, b: np.ndarray, patient: np.ndarray) -> tuple[float, float]:
+    """The difference and its variance from all pairs of images, as Obuchowski writes them."""
+    positive, negative = np.flatnonzero(y == 1), np.flatnonzero(y == 0)
+
+    def psi(s: np.ndarray, i: int, j: int) -> float:
+        return 1.0 if s[i] > s[j] else 0.5 if s[i] == s[j] else 0.0
+
+    areas, v10, v01 = [], [], []
+    for s in (a, b):
+        pairs = np.array([[psi(s, i, j) for j in negative] for i in positive])
+        areas.append(pairs.mean())
+        v10.append(dict(zip(positive.tolist(), pairs.mean(axis=1), strict=True)))
+        v01.append(dict(zip(negative.tolist(), pairs.mean(axis=0), strict=True)))
+    m, n, people = len(positive), len(negative), sorted({*patient.tolist()})
+
+    def summed(of: list[dict[int, float]], k: int, who: int) -> float:
+        mine = [v - areas[k] for i, v in of[k].items() if patient[i] == who]
+        return sum(mine)
+
+    def covariance(r: int, s: int) -> float:
+        i10, i01 = len({*patient[positive].tolist()}), len({*patient[negative].tolist()})
+        s10 = i10 / ((i10 - 1) * m) * sum(summed(v10, r, w) * summed(v10, s, w) for w in people)
+        s01 = i01 / ((i01 - 1) * n) * sum(summed(v01, r, w) * summed(v01, s, w) for w in people)
+        s11 = [sum(summed(v10, p, w) * summed(v01, q, w) for w in people) for p, q in ((r, s), (s, r))]
+        return s10 / m + s01 / n + sum(s11) * len(people) / (len(people) - 1) / (m * n)
+
+    return areas[0] - areas[1], covariance(0, 0) + covariance(1, 1) - 2 * covariance(0, 1)
+
+
+@pytest.mark.parametrize("images", [1, 3])
+def test_delong_is_the_sum_over_all_pairs(images: int) -> None:
+    rng = np.random.default_rng(images)
+    patient = np.repeat(np.arange(12), images)
+    y = (rng.random(len(patient)) < 0.4).astype(float)
+    a, b = (np.round(rng.normal(size=len(y)) + k * y, 1) for k in (1.0, 0.4))
+    found = clustered_delong(y, a, b, [str(p) for p in patient])
+    difference, variance = of_two(y, a, b, patient)
+    assert found.mean == pytest.approx(difference)
+    assert found.mean == pytest.approx(auroc(y, a) - auroc(y, b))
+    assert (found.high - found.low) / 2 == pytest.approx(1.959964 * math.sqrt(variance))
+    assert found.p == pytest.approx(2 * stats.norm.sf(abs(difference) / math.sqrt(variance)))
+    assert found.n == 12
+
+
+def test_delong_by_hand() -> None:
+    """Positives .9, .4, negatives .5, .1: V10 1 and 1/2, V01 1/2 and 1, so A = 3/4; S10 = S01 = 1/8, and the
+    variance 1/8. The other model ranks all right, without variance."""
+    found = clustered_delong([1, 1, 0, 0], [0.9, 0.4, 0.5, 0.1], [0.9, 0.8, 0.2, 0.1])
+    assert found.mean == -0.25
+    assert (found.high - found.low) / 2 == pytest.approx(1.959964 * math.sqrt(1 / 8))
+
+
+def test_a_copy_of_each_image_changes_no_clustered_interval_but_an_unclustered_one() -> None:
+    rng = np.random.default_rng(5)
+    y = (rng.random(40) < 0.4).astype(float)
+    a, b = (rng.normal(size=40) + k * y for k in (1.0, 0.4))
+    twice = [np.concatenate([one, one]) for one in (y, a, b)]
+    people = [str(i) for i in range(40)]
+    single, copied, naive = (
+        clustered_delong(y, a, b),
+        clustered_delong(*twice, people * 2),
+        clustered_delong(*twice),
+    )
+    assert copied.p == pytest.approx(single.p)
+    assert naive.p < single.p
+
+
+def test_delong_leaves_unknown_labels_out_and_needs_two_patients_of_each_kind() -> None:
+    known = clustered_delong([1, 1, 0, 0], [0.9, 0.4, 0.5, 0.1], [0.9, 0.8, 0.2, 0.1])
+    more = clustered_delong(
+        [1, 1, math.nan, 0, 0], [0.9, 0.4, 0.7, 0.5, 0.1], [0.9, 0.8, 0.3, 0.2, 0.1], list("abcde")
+    )
+    assert more == known
+    with pytest.raises(DataError, match="two patients with the class"):
+        clustered_delong([1, 1, 0, 0], [0.9, 0.4, 0.5, 0.1], [0.9, 0.8, 0.2, 0.1], list("aabc"))
+    with pytest.raises(DataError, match="two patients with the class"):
+        clustered_delong([1, 1], [0.9, 0.4], [0.9, 0.8])
+    with pytest.raises(DataError, match="not finite"):
+        clustered_delong([1, 0], [math.nan, 0.4], [0.9, 0.8])
