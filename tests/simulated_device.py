@@ -10,14 +10,13 @@ import gc
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 import suture
@@ -66,6 +65,10 @@ _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}
 
 class Simulated(TorchDispatchMode):
     """The device is there while this is entered; in other threads only its tensors are."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and to keep the compiler out takes a fifth of each operation
 
     def __enter__(self) -> Any:
         self._in_one_thread = torch.autograd.set_multithreading_enabled(False)  # the device has none
@@ -130,9 +133,10 @@ def live_bytes() -> int:
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """The result of an operation, on the device if its tensors are there or it is made there."""
-    ours = {id(leaf.on_cpu): leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, _OnDevice)}
+    given = (*args, *kwargs.values())
+    ours = {id(tensor.on_cpu): tensor for tensor in _tensors(given) if isinstance(tensor, _OnDevice)}
     asked = kwargs.get("device")
-    if not ours and torch.device(asked or "cpu").type != NAME:
+    if not ours and (asked is None or torch.device(asked).type != NAME):
         return func(*args, **kwargs)
     name = func._schema.name.removeprefix("aten::")
     there = name != "copy_" or isinstance(args[0], _OnDevice)
@@ -144,21 +148,44 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         WAITS[_where()] += 1
         _arrive()
     OPERATIONS[name] += 1
-    args, kwargs = tree_map_only(_OnDevice, lambda tensor: tensor.on_cpu, (args, kwargs))
+    args = [_mapped(_computed, value) for value in args]
+    kwargs = {key: _mapped(_computed, value) for key, value in kwargs.items()}
     if "device" in kwargs:
         kwargs["device"] = torch.device("cpu")
     out = func(*args, **kwargs)
     if not there:
         return out
     # What was changed in place stays the same object.
-    return tree_map_only(Tensor, lambda t: ours[id(t)] if id(t) in ours else _OnDevice(t), out)
+    return _mapped(lambda t: ours[id(t)] if id(t) in ours else _OnDevice(t), out)
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    """The tensors of an operation's arguments: values, or lists of them. torch's own functions are slow."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from (part for part in value if isinstance(part, Tensor))
+
+
+def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """An argument or a result of an operation with other tensors."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)([change(part) if isinstance(part, Tensor) else part for part in value])
+    return value
+
+
+def _computed(tensor: Tensor) -> Tensor:
+    return tensor.on_cpu if isinstance(tensor, _OnDevice) else tensor
 
 
 def _check_alike(name: str, args: Any, kwargs: Mapping[str, Any]) -> None:
     """Refuse tensors of both; the CPU's may be single numbers, or the rows of an index."""
     if name in _INDEXING and isinstance(args[0], _OnDevice):
         args = (args[0], *args[2:])
-    elsewhere = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and _is_elsewhere(t)]
+    elsewhere = [tensor for tensor in _tensors((*args, *kwargs.values())) if _is_elsewhere(tensor)]
     if any(tensor.dim() for tensor in elsewhere):
         raise RuntimeError(f"Expected all tensors to be on the same device: {name} in {_where()}")
 

@@ -41,7 +41,7 @@ def started(statement: str, *words: str, cwd: Path) -> tuple[str, set[str]]:
         (["predict", "--help"], "--device", set()),
         (["list"], "chest_all", set()),
         (["rum"], "Did you mean 'run'", set()),
-        (["run", "dmo"], "unknown job 'dmo'; did you mean 'demo'? code: 2", set()),
+        (["run", "dmo"], "unknown job or study folder 'dmo'; did you mean 'demo'? code: 2", set()),
         (["run", "demo", "--set", "method=surgcal"], "'surgcal'; did you mean 'surgical'? code: 2", set()),
         (["status", "--startup-kit", "."], "code: 2", {"nvflare"}),
         (["init", "study", "--site", "alpha=alpha", "--dry-run"], 'dataset = "hospital"', {"PIL"}),

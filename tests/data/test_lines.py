@@ -45,6 +45,12 @@ def test_it_conforms(tmp_path: Path) -> None:
     assert table.split == ("train", "train", "validation", "test")
 
 
+def test_synonyms_need_no_labels(tmp_path: Path) -> None:
+    """The names are those of the table's cells, which no configuration states."""
+    table = check_dataset(LINES, write(tmp_path, ROWS) | {"synonyms": {"Mass": "Nodule"}})
+    assert table.labels.names == ("Nodule", "Pleural Effusion")
+
+
 @pytest.mark.parametrize(
     "row", [3, {"file": "a.png"}, {**ROWS[0], "findings": "Mass"}, {**ROWS[0], "part": "dev"}], ids=str
 )

@@ -55,7 +55,7 @@ def _sent(packed: Packed) -> Packed:
 
 def _trial(method: Method, transport: Transport) -> Trial:
     label_type = "multilabel" if method.labels.view == "target" else method.labels.types[0]
-    return Trial(method, SMALL, label_type, rounds=3, transport=transport)
+    return Trial(method, SMALL, label_type, rounds=2, transport=transport)
 
 
 @pytest.mark.parametrize("transport", get_args(Transport))

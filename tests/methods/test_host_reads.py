@@ -40,6 +40,8 @@ from suture_papers.missing_labels.fixmatch import FixMatch, PseudoLabels
 
 ROUNDS = 2
 SITE = "alpha"
+SITES = {name: trial.SITES[name] for name in (SITE, "gamma")}
+"""Two, so that each has classes that it does not know."""
 
 EACH_EPOCH = "learning/step_losses.py: StepLosses.read"
 
@@ -79,6 +81,11 @@ OTHERS: dict[str, Method] = {
     ),
 }
 """Settings of methods that have code of their own."""
+
+
+@pytest.fixture(autouse=True)
+def two_sites(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "SITES", SITES)
 
 
 def costs(method: Method, label_type: LabelType) -> tuple[int, Counter[str], int]:

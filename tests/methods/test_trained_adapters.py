@@ -75,6 +75,7 @@ def test_keeps_the_contract(name: str) -> None:
             plan(conformant(name), LORA)
         return
     subject = subject_of(conformant(name), model=LORA)
+    subject = replace(subject, types=subject.label_types[-1:])  # the first one is tried with a frozen encoder
     for check in CHECKS:
         check(subject)
 

@@ -191,6 +191,16 @@ def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert without_adapters(model, spec)[1].train == "head"
 
 
+def test_an_encoders_own_tensors_of_such_names_are_no_factors(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = nn.Sequential()
+    encoder.add_module("block", nn.Sequential())
+    encoder.block.add_module("lora_A", nn.Linear(4, 4))
+    assert [name for name in encoder.state_dict() if ".lora_" in name]
+    assert merged(encoder) is encoder
+    monkeypatch.setitem(sys.modules, "peft", None)
+    assert merged(encoder) is encoder
+
+
 @pytest.mark.parametrize("kind", ["lora", "ffa-lora", "bias"])
 def test_an_encoder_with_tensors_named_like_factors_is_refused(kind: Any) -> None:
     """They would be trained, and begin at random values, although they are weights of the encoder."""

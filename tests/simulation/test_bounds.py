@@ -29,6 +29,7 @@ from suture.protocol.messages import Abstain, TaskData
 from suture.protocol.packing import unpack
 from suture.simulation import PhantomSites, Simulation
 from suture.simulation.job import Job, with_settings
+from suture_papers.fedmas.pretraining import Pretraining
 
 JOB = Job(
     name="small", title="a small job", method=SurgicalAggregation(), model=ModelSpec("cnn", size=16), rounds=2
@@ -72,10 +73,11 @@ def test_every_whole_number_of_a_job_has_an_upper_bound(kind: type) -> None:
     assert [name for name, notes in found.items() if not bounded(notes)] == []
 
 
-SECTIONS = [SiteConfig, *(DATASETS.find(name).config for name in DATASETS.names())]
+DATA = [DATASETS.find(name).config for name in DATASETS.names()]
+FILES = [SiteConfig, *DATA, Pretraining]
 
 
-@pytest.mark.parametrize("kind", [Job, Schedule, *METHODS.values(), *get_args(Simulation), *SECTIONS])
+@pytest.mark.parametrize("kind", [Job, Schedule, *METHODS.values(), *get_args(Simulation), *FILES])
 def test_every_true_or_false_is_strict(kind: type) -> None:
     found = dict(settings(kind, bool, set()))
     assert found or kind not in (Job, Schedule, SiteConfig)

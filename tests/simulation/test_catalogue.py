@@ -68,7 +68,7 @@ def test_a_slip_is_named_before_the_job_is_run(tmp_path: Path) -> None:
     for text in ("import suture\nsuture.register(Mine)", "from suture import register", "import mine"):
         job.write_text(text)
         check_names(str(job), ["method=mine"])
-    with pytest.raises(ConfigError, match="unknown job 'dmo'; did you mean 'demo'"):
+    with pytest.raises(ConfigError, match="unknown job or study folder 'dmo'; did you mean 'demo'"):
         check_names("dmo", [])
 
 

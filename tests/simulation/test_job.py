@@ -92,7 +92,7 @@ def test_a_job_is_a_name_or_the_path_of_a_file_or_folder(
     (tmp_path / "alpha" / "suture.toml").touch()
     with pytest.raises(ConfigError, match=rf"alpha is one site; .*: name {re.escape(str(tmp_path))}$"):
         load_job("alpha")
-    with pytest.raises(ConfigError, match=r"unknown job 'absent/job\.py'"):
+    with pytest.raises(ConfigError, match=r"unknown job or study folder 'absent/job\.py'"):
         load_job(Path("absent/job.py"))
 
 

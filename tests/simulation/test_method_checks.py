@@ -21,6 +21,7 @@ from suture.methods import METHODS
 from suture.methods.averaging import LocalAveraging
 from suture.methods.base import About, GlobalModel, LabelUse, RoundContext, hyperparameters
 from suture.models.classifier import Classifier
+from suture.protocol.egress import Channel, Egress, Layout, prefixed, within
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.precision import Transport
 from suture.simulation import method_checks as checks
@@ -139,6 +140,22 @@ class TakesOneSite(FedProx):
         return super().aggregate(previous, [next(iter(updates))], ctx)
 
 
+class MovesByMomentum(FedProx):
+    """The server's momentum goes on where no site sent a row."""
+
+    labels = LabelUse(view="own")
+
+    def egress(self, layout: Layout) -> Egress:
+        return replace(super().egress(layout), channels=(Channel("m", "server", layout.trained),))
+
+    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
+        mean, m = super().aggregate(previous, updates, ctx), within("m", previous.channels)
+        x, y = previous.trained, mean.trained
+        m = {name: m[name] / 2 + y[name] - x[name] for name in x}
+        moved = mean.moved_to({name: x[name] + m[name] for name in x})
+        return replace(moved, channels=prefixed("m", m))
+
+
 class Undecorated(FedProx):
     """`anchor` is no hyperparameter."""
 
@@ -165,6 +182,7 @@ MUTANTS: list[tuple[type[FedProx], Callable[..., None], str]] = [
     (ChangesUpdates, checks.aggregation_takes_copies, "aggregation changes an update"),
     (TakesATensor, checks.aggregation_takes_copies, "w is a tensor of an update; clone it"),
     (TakesOneSite, checks.a_robust_merge_can_replace_its_mean, "w depends on more than the updates' mean"),
+    (MovesByMomentum, checks.a_class_that_nobody_sent_keeps_its_row, "that no site sent changed"),
     (KeepsTheModel, checks.training_lowers_the_loss, "three rounds have the losses"),
     (Undecorated, checks.it_describes_itself, "anchor of Undecorated .* decorate it with @hyperparameters"),
     (UndecoratedValue, checks.it_describes_itself, "mu of UndecoratedValue .* decorate it"),

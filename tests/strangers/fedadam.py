@@ -14,7 +14,7 @@ from suture.protocol.egress import Channel, prefixed, within
 
 @hyperparameters
 class FedAdam(LocalAveraging):
-    """FedAdam; `server_lr` is eta."""
+    """FedAdam; `server_lr` is eta. A class that no site sent in a round keeps its row."""
 
     about = About("fedadam", "FedAdam", "Reddi et al., ICLR 2021, Algorithm 2", "sites differ")
     labels = LabelUse(view="own")
@@ -37,4 +37,8 @@ class FedAdam(LocalAveraging):
         m = {name: self.beta1 * m[name] + (1 - self.beta1) * d for name, d in delta.items()}
         v = {name: self.beta2 * v[name] + (1 - self.beta2) * d**2 for name, d in delta.items()}
         moved = {n: x[n] + self.server_lr * m[n] / (v[n].sqrt() + self.tau) for n in m}
+        sent = {label for update in updates for label in update.labels}
+        unsent = previous.where([label for label in previous.labels if label not in sent])
+        for name in previous.head:  # else their momentum would move them
+            moved[name][unsent] = x[name][unsent]
         return replace(mean.moved_to(moved), channels=prefixed("m", m) | prefixed("v", v))

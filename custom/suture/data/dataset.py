@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, Field, StrictBool, ValidationInfo, model_validator
 
@@ -75,6 +75,9 @@ class DatasetConfig(Section):
             tail). The server also reports figures for each group.
     """
 
+    names_known: ClassVar[bool] = False
+    """Whether the format or the configuration states all names of classes: `synonyms` then need `labels`."""
+
     dataset: str
     root: SitePath
     table: SitePath
@@ -120,7 +123,7 @@ class DatasetConfig(Section):
     def idle(self) -> dict[str, str]:
         """The keys that have no effect beside the others, each with the reason and the remedy."""
         idle: dict[str, str] = {}
-        if not (self.labels or self.groups or self.target):
+        if self.names_known and not (self.labels or self.groups or self.target):
             idle["synonyms"] = "without labels, because the release's own names are known; remove it"
         if self.atlas is None:
             idle |= dict.fromkeys(("contradictions", "ancestors"), "without atlas; remove it")
@@ -152,6 +155,7 @@ class ReleaseConfig(DatasetConfig):
         lists: the folder of the other files. By default, the folder of `table`.
     """
 
+    names_known: ClassVar[bool] = True
     lists: SitePath | None = None
 
     @property

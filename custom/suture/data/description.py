@@ -12,7 +12,7 @@ from suture.core.printable import number_of
 from suture.data.cells import Cells
 from suture.data.gathering import with_patients, with_splits
 from suture.data.image_columns import ImageColumn, Images, other_images
-from suture.data.label_discovery import discover_labels
+from suture.data.label_discovery import Labels, discover_labels
 from suture.data.layouts import HOSPITAL
 from suture.data.patient_columns import patient_columns
 from suture.data.readers.image_list import SPLIT_WORDS
@@ -48,34 +48,22 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Discovery:
-    """A guess at the [data] of one site.
+class Discovery(Labels):
+    """A guess at the [data] of one site: the labels of its table, and the other keys.
 
     Attributes:
-        data: the keys of [data].
-        reasons: why, by key.
-        warnings: what a person should look at.
-        left_out: why a column has no meaning here, by column.
-        doubtful: columns that are labels by their cells, and not by their names.
         columns: all columns of the table.
         rows: of the table.
         sheet: the table, where it was put together and is to be written; None where `table` is the file.
         made: how it was put together.
         title: of the public data set whose table it is.
-        is_draft: whether a person has to say what the labels are before it can be read.
     """
 
-    data: dict[str, Any]
-    reasons: dict[str, str] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    doubtful: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     rows: int = 0
     sheet: Sheet | None = None
     made: tuple[str, ...] = ()
     title: str = ""
-    is_draft: bool = False
 
     @property
     def has_splits(self) -> bool:
@@ -155,17 +143,18 @@ def described(
     if layout:
         guess.reasons["table"] = f"recognised as {layout.title}"
     return Discovery(
-        guess.data | labels.data,
-        guess.reasons | labels.reasons,
-        (*guess.warnings, *labels.warnings),
-        labels.left_out,
-        labels.doubtful,
-        tuple(filter(None, sheet.header)),
-        len(form.sheet.rows),
-        form.sheet if form.made else None,
-        form.made,
-        layout.title if layout else "",
-        labels.is_draft,
+        data=guess.data | labels.data,
+        reasons=guess.reasons | labels.reasons,
+        warnings=(*guess.warnings, *labels.warnings),
+        left_out=labels.left_out,
+        doubtful=labels.doubtful,
+        one_class=labels.one_class,
+        is_draft=labels.is_draft,
+        columns=tuple(filter(None, sheet.header)),
+        rows=len(form.sheet.rows),
+        sheet=form.sheet if form.made else None,
+        made=form.made,
+        title=layout.title if layout else "",
     )
 
 

@@ -82,7 +82,7 @@ class Labels:
     """
 
     data: dict[str, Any]
-    reasons: dict[str, str]
+    reasons: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     doubtful: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ import copy
 import difflib
 import math
 import re
+import sys
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
@@ -199,10 +200,12 @@ def _short(path: str) -> str:
 
 def merged(encoder: nn.Module) -> nn.Module:
     """Return an encoder with its factors multiplied and added to the weights; a copy, if it has factors."""
-    if not any(".lora_" in name for name in encoder.state_dict()):
+    if not sys.modules.get("peft"):  # which makes every layer that has factors
         return encoder
     from peft.tuners.tuners_utils import BaseTunerLayer
 
+    if not any(isinstance(layer, BaseTunerLayer) for layer in encoder.modules()):
+        return encoder
     whole = copy.deepcopy(encoder)
     with torch.no_grad():
         for path, layer in [*whole.named_modules()]:

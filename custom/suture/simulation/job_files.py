@@ -61,7 +61,7 @@ def job_file(job: str | Path, *, trust: bool = False) -> Path:
             f"{path} contains neither job.toml nor job.py; `suture init` writes one for data of hospitals"
         )
     if not path.is_file():
-        raise unknown("job", str(job), jobs)
+        raise unknown("job or study folder", str(job), jobs)
     if not trust and Path(job).suffix != ".py":
         refuse_code(path.resolve())
     return path.resolve()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import compress
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -228,6 +228,7 @@ class MimicReportsConfig(DatasetConfig):
         uncertain: read a label of -1 as absent (``zeros``), as present (``ones``) or as unknown (``ignore``).
     """
 
+    names_known: ClassVar[bool] = True
     dataset: Literal["mimic_reports"] = "mimic_reports"
     split: Literal["patients", "test"] = "patients"
     uncertain: Uncertain = "zeros"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from xml.etree import ElementTree
 
 from suture.core.errors import DataError
@@ -47,6 +47,7 @@ LEAST = 100
 class OpeniConfig(DatasetConfig):
     """Open-i's reports; `table` is NLMCXR_reports.tgz or its folder. The split is 70/10/20 by report."""
 
+    names_known: ClassVar[bool] = True
     dataset: Literal["openi"] = "openi"
 
     def idle(self) -> dict[str, str]:

@@ -7,7 +7,7 @@ one text are one document, of several labels. The table has a comma where the no
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from suture.core.errors import DataError
 from suture.core.labels import canonical
@@ -24,6 +24,7 @@ _NEW_LINE = re.compile(r",(?=\S)")
 class MtsamplesConfig(DatasetConfig):
     """MTSamples; `table` is mtsamples.csv, which holds the notes. The split is 70/10/20 by note."""
 
+    names_known: ClassVar[bool] = True
     dataset: Literal["mtsamples"] = "mtsamples"
 
     @classmethod

@@ -142,7 +142,7 @@ def test_a_first_update_of_a_hundred_thousand_times_the_model_costs_itself_alone
 @pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if not kind.about.local_only])
 def test_two_of_three_who_send_next_to_nothing_take_nobody_out(name: str) -> None:
     method = conformant(name)
-    with Trial(method, method.adapted(SMALL), method.labels.types[-1], rounds=3) as trial:
+    with Trial(method, method.adapted(SMALL), method.labels.types[-1], rounds=2) as trial:
         federate(trial.server, Between(trial.sites, tiny_updates))
         lines = trial.history()
     assert lines

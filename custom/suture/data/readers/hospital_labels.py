@@ -53,8 +53,8 @@ class LabelConfig(DatasetConfig):
     label_type: LabelType = "multilabel"
 
     def idle(self) -> dict[str, str]:
-        """As in the base, but for `synonyms`; and what is for the other way to give labels."""
-        idle = {key: why for key, why in super().idle().items() if key != "synonyms"}
+        """As in the base, and what is for the other way to give labels."""
+        idle = super().idle()
         if self.finding_column is None:
             remedy = "without finding_column; remove it, or name that column"
             return idle | {"finding_separator": remedy, "value_column": remedy}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -46,6 +46,7 @@ class LinkedConfig(ImageListConfig):
             blank.
     """
 
+    names_known: ClassVar[bool] = True
     values: dict[str, Meaning] = Field(default_factory=dict)
     link: Literal["visit", "person"] = "visit"
     visit_column: str
