@@ -36,6 +36,7 @@ from suture.methods.base import (
 )
 from suture.methods.exchange import check_channels, layout_of, with_channels
 from suture.methods.retraining import Retraining
+from suture.methods.robust import RobustMerge, robustly_merged, unfit
 from suture.models import ModelSpec
 from suture.models.classifier import Layout, split_state
 from suture.protocol.egress import CLASSES, Shapes, blank, check_declared, prefixed, whole
@@ -247,6 +248,21 @@ def one_site_alone_decides(subject: Subject) -> None:
         else:
             step = (after[name] - _tensors(before)[name])[: len(sent)]
             _ensure(bool((step * sent < 0).all()), f"{name} does not step against the gradient")
+
+
+def a_robust_merge_can_replace_its_mean(subject: Subject) -> None:
+    """If it has `merges_by_mean`, it makes the same of updates as of as many copies of their mean."""
+    method, before = subject.method, _a_model(subject.method)
+    if unfit(method):
+        return
+    updates = [_an_update(method, before, LABELS, seed) for seed in range(2)]
+    copies = robustly_merged(
+        RobustMerge(), before, None, updates, {}
+    ).updates  # of the plain mean: they are few
+    after, of_mean = (_tensors(method.aggregate(before, some, FIRST)) for some in (updates, copies))
+    for name, tensor in after.items():
+        same = torch.allclose(of_mean[name], tensor, 1e-5, 1e-6)
+        _ensure(same, f"{name} depends on more than the updates' mean; set merges_by_mean = False")
 
 
 def aggregation_returns_the_channels(subject: Subject) -> None:
@@ -556,6 +572,7 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
     aggregation_is_a_function_of_the_updates,
     aggregation_takes_copies,
     one_site_alone_decides,
+    a_robust_merge_can_replace_its_mean,
     aggregation_returns_the_channels,
     a_class_that_nobody_sent_keeps_its_row,
     classes_are_known_by_name,
