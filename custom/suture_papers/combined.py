@@ -56,7 +56,12 @@ class Combined(Composed):
         ConfigError: two losses are named, or a part does not get what it needs.
     """
 
-    about = About("combined", "Combined", "the papers of its parts")
+    about = About(
+        "combined",
+        "Combined",
+        "the papers of its parts",
+        mixes_patients="weighs sites by their numbers of images",
+    )
 
     rows: Literal["all", "owners"] = "owners"
     unknown: Literal["negative", "masked"] = "masked"

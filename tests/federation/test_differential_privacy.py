@@ -19,11 +19,19 @@ from hypothesis import strategies as st
 
 from suture.core.errors import ConfigError
 from suture.core.privacy import PrivacyConfig
-from suture.federation.differential_privacy import Noise, describe_spent, epsilon, gaussian, rounded_up
+from suture.federation.accounting import Mechanism, rounded_up
+from suture.federation.accounting import epsilon as epsilon_of
+from suture.federation.differential_privacy import Noise, describe_spent
+from suture.learning.patient_privacy import gaussian
 from suture.learning.step_losses import NonFiniteLoss
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Spent, TaskData, Update, ones
+
+
+def epsilon(multipliers: list[float], delta: float) -> float | None:
+    """The ε of updates with noise of so many times their clip."""
+    return epsilon_of((Mechanism(z / 2) for z in multipliers), delta)
 
 
 def update(w: list[float], row: list[float], kind: Any = "weights") -> Update:

@@ -14,9 +14,12 @@ NO_ENCRYPTION = (
     "suture.toml protect their content"
 )
 
-_RANGES: dict[Literal["clip", "noise", "delta"], tuple[float, float]] = {
+Protected = Literal["clip", "noise", "epsilon", "delta"]
+
+_RANGES: dict[Protected, tuple[float, float]] = {
     "clip": (1e-9, 1e9),
     "noise": (0.0, 1e6),
+    "epsilon": (0.01, 50.0),
     "delta": (1e-100, 1.0),
 }
 """Closed range of each value of a site's protection: from within them ε can be computed."""
@@ -25,21 +28,25 @@ _LEAST_NOISE = 1e-6
 """Less noise than this, but for none, would have an ε that no float holds."""
 
 
-def check_protection(
-    values: dict[Literal["clip", "noise", "delta"], float],
-) -> dict[Literal["clip", "noise", "delta"], float]:
-    """Check and return clip, noise and delta of a site: all three in their ranges, or none of them.
+_LEAST_DELTA = 1e-10
+"""Of `epsilon`: smaller ones are lost among the rounding errors of its accountant."""
+
+
+def check_protection(values: dict[Protected, float]) -> dict[Protected, float]:
+    """Check and return clip, noise or epsilon, and delta of a site: all in their ranges, or none of them.
 
     Raises:
         ValueError: names the value.
     """
-    if values and values.keys() != _RANGES.keys():
-        raise ValueError("clip, noise and delta must be set together")
+    if values and values.keys() not in ({"clip", "noise", "delta"}, {"clip", "epsilon", "delta"}):
+        raise ValueError("clip, delta, and noise or epsilon must be set together")
     for name, value in values.items():
         low, high = _RANGES[name]
         if not low <= value <= high or (name == "noise" and 0 < value < _LEAST_NOISE):
             least = f"0, or between {_LEAST_NOISE:g}" if name == "noise" else f"between {low:g}"
             raise ValueError(f"{name} = {value:g} must be {least} and {high:g}")
+    if "epsilon" in values and not _LEAST_DELTA <= values["delta"] < 1:
+        raise ValueError(f"delta = {values['delta']:g} must be at least {_LEAST_DELTA:g} with epsilon")
     return values
 
 
@@ -55,7 +62,10 @@ class PrivacyConfig(Section):
         round_counts: counts of labels are rounded to multiples of this; at most twice `min_count` (2 if that
             is 0), so that no count is rounded to 0. 1 is exact.
         max_faults: the tolerated share of unreadable images.
-        clip: the largest L2 norm of an update; larger ones are scaled down. None does not clip.
+        epsilon: the ε of an experiment for each training patient, at `delta`: the site trains by DP-SGD with
+            the noise that this takes. Needs `suture[privacy]`; excludes `noise`. None trains without.
+        clip: the largest L2 norm of an update; larger ones are scaled down. With `epsilon` that of a
+            patient's gradient in a step, by default 1. None does not clip.
         noise: standard deviation of the Gaussian noise added to an update, in units of `clip`.
         delta: δ of the differential privacy that the report states.
         max_answers: the maximum number of answers in an experiment.
@@ -71,6 +81,7 @@ class PrivacyConfig(Section):
     min_loss: int = Field(default=20, ge=0)
     round_counts: int = Field(default=1, ge=1)
     max_faults: float = Field(default=0.05, ge=0, le=1)
+    epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     clip: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     noise: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     delta: float = Field(default=1e-5, gt=0, lt=1)
@@ -106,12 +117,18 @@ class PrivacyConfig(Section):
     def _unencrypted(cls, values: Any) -> Any:
         if isinstance(values, dict) and "encryption" in values:
             raise ValueError(f"encryption: {NO_ENCRYPTION}")
+        if isinstance(values, dict) and values.get("epsilon") is not None:
+            return {"clip": 1.0, **values}
         return values
 
     @property
-    def protection(self) -> dict[Literal["clip", "noise", "delta"], float]:
-        """Clip, noise and delta for the site info; empty without clipping."""
-        return {} if self.clip is None else {"clip": self.clip, "noise": self.noise, "delta": self.delta}
+    def protection(self) -> dict[Protected, float]:
+        """Clip, noise or epsilon, and delta for the site info; empty without clipping."""
+        if self.clip is None:
+            return {}
+        if self.epsilon is not None:
+            return {"clip": self.clip, "epsilon": self.epsilon, "delta": self.delta}
+        return {"clip": self.clip, "noise": self.noise, "delta": self.delta}
 
     @model_validator(mode="after")
     def _no_count_becomes_zero(self) -> PrivacyConfig:
@@ -127,7 +144,13 @@ class PrivacyConfig(Section):
     def _noise_is_clipped(self) -> PrivacyConfig:
         if self.noise and self.clip is None:
             raise ValueError("noise is in units of clip; set clip, the largest norm of an update")
-        if self.max_epsilon is not None and not self.noise:
-            raise ValueError("max_epsilon needs noise, because without it ε is infinite; set clip and noise")
+        if self.epsilon is not None and self.noise:
+            raise ValueError(
+                "epsilon and noise exclude each other: epsilon finds the noise of each step; remove noise"
+            )
+        if self.max_epsilon is not None and not (self.noise or self.epsilon):
+            raise ValueError(
+                "max_epsilon needs noise, because without it ε is infinite; set epsilon, or clip and noise"
+            )
         check_protection(self.protection)
         return self

@@ -1,13 +1,14 @@
 """Local differential privacy of updates: clipping and noise at the sites that request them, and their ε.
 
     Dwork & Roth. The Algorithmic Foundations of Differential Privacy. 2014, App. A (the Gaussian mechanism);
-    Geyer, Klein, Nabi. Differentially Private Federated Learning. arXiv:1712.07557;
-    Dong, Roth, Su. Gaussian Differential Privacy. arXiv:1905.02383, Cor. 3.3 (composition);
-    Balle & Wang. Improving the Gaussian Mechanism. ICML 2018, Thm. 8 (ε of a mechanism).
+    Geyer, Klein, Nabi. Differentially Private Federated Learning. arXiv:1712.07557.
 
     sent:  clip(delta) + N(0, (z C)^2),   clip(delta) = delta min(1, C / |delta|)
 
-where delta is the change of all parameters that the site has received, as one vector, or its gradient.
+Two clipped updates differ by up to 2 C, so one update is a Gaussian mechanism with noise of z / 2 times the
+most that the site's data change: `suture.federation.accounting` composes them.
+
+Here delta is the change of all parameters that the site has received, as one vector, or its gradient.
 
 Every update has new noise from the system's source of secrets: two answers to one task have
 nothing in common that could be subtracted. A round that is repeated needs no second draw, because the site
@@ -18,25 +19,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from decimal import ROUND_CEILING, Context
 from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.core.privacy import PrivacyConfig
+from suture.learning.patient_privacy import Draw, gaussian
 from suture.learning.step_losses import NonFiniteLoss
 from suture.protocol.disclosure import training_loss
 from suture.protocol.egress import prefixed, within
 from suture.protocol.messages import Spent, TaskData, Trait, Update, fields_with, rounded
 from suture.protocol.precision import VARIANCE
-
-Draw = Callable[[int], bytes]
-"""Gives a number of random bytes; only tests use another one than the system's."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +48,9 @@ class Noise:
     @classmethod
     def of(cls, config: PrivacyConfig) -> Noise | None:
         """Return what a site's configuration requests; None where it requests nothing."""
-        return None if config.clip is None else cls(config.clip, config.noise)
+        if config.clip is None or config.epsilon is not None:
+            return None
+        return cls(config.clip, config.noise)
 
     def apply(self, update: Update, received: TaskData, draw: Draw = os.urandom) -> Update:
         """Return the update with its shared tensors and rows clipped together, and noise on each.
@@ -98,14 +94,6 @@ def _refuse_uncovered(update: Update) -> None:
         )
 
 
-def gaussian(shape: tuple[int, ...], draw: Draw = os.urandom) -> Tensor:
-    """Return standard normal numbers, float64: the inverse normal distribution function of 52 bits each."""
-    from scipy.special import ndtri
-
-    bits = np.frombuffer(draw(8 * math.prod(shape)), dtype="<u8") >> np.uint64(12)
-    return torch.from_numpy(ndtri((bits + 0.5) * 2.0**-52)).reshape(shape)
-
-
 def protected(
     update: Update, received: TaskData, privacy: PrivacyConfig, losses: Collection[str], samples: int
 ) -> Update:
@@ -127,58 +115,26 @@ def protected(
     return noise.apply(shown, received) if noise else shown
 
 
-def epsilon(multipliers: Iterable[float], delta: float) -> float | None:
-    """Return the ε of local differential privacy of some updates together, in three digits, rounded up.
-
-    It is None, for infinity, where an update had no noise.
-
-    Two clipped updates differ by up to 2 C, so one update with noise of z C is a 2/z-Gaussian mechanism, and
-    several are a μ-Gaussian mechanism with μ² = Σ (2/z)², whatever was made of the earlier answers. With
-    u = ε/μ - μ/2, its δ is Φ(-u) - exp(ε) Φ(-u - μ) = exp(-u²/2) (erfcx(u/√2) - erfcx((u + μ)/√2)) / 2,
-    in which nothing overflows and nothing large is subtracted.
-
-    Args:
-        multipliers: z of each update.
-    """
-    from scipy.optimize import brentq
-    from scipy.special import erfcx
-
-    mu = math.hypot(*(2 / z if z else math.inf for z in multipliers))
-    if not 0 < mu < 1e150:  # no update; or an ε beyond the numbers of a computer
-        return None if mu else 0.0
-    mu = max(mu, 1e-6)  # ε grows with μ, and below this the difference would be one of rounding errors
-
-    def excess(u: float) -> float:
-        tails = erfcx(u / math.sqrt(2)) - erfcx((u + mu) / math.sqrt(2))
-        return float(np.log(tails) - u * u / 2 - math.log(2) - math.log(delta))
-
-    low = max(-mu / 2, -37.0)  # ε = 0; erfcx overflows before
-    if excess(low) <= 0:
-        return 0.0
-    u = brentq(excess, low, 40.0, xtol=1e-12) + 1e-9
-    return rounded_up(mu * (u + mu / 2))
-
-
-def rounded_up(value: float) -> float:
-    """Return the number in three digits, never a smaller one."""
-    return float(Context(prec=3, rounding=ROUND_CEILING).create_decimal(value))
-
-
 def describe_spent(
     protection: Mapping[str, Mapping[str, float]], stated: Mapping[str, Spent | None]
 ) -> list[str]:
-    """Say for each site that clips its updates what its releases have spent of its privacy, as it states.
+    """Say for each protected site what its releases have spent of its privacy, as it states.
 
     Args:
-        protection: clip, noise and delta of each protected site.
+        protection: clip, and noise or epsilon, and delta of each protected site.
         stated: the newest statement of each site.
     """
     return [_describe(site, own, stated.get(site)) for site, own in sorted(protection.items())]
 
 
 def _describe(site: str, own: Mapping[str, float], spent: Spent | None) -> str:
-    text = f"{site} clips its updates to a norm of {own['clip']:g} and adds "
-    text += f"noise of {own['noise']:g} times that" if own["noise"] else "no noise"
+    covers = "local differential privacy of its tensors; not per patient"
+    if "epsilon" in own:
+        text = f"{site} trains with DP-SGD per patient, for ε = {own['epsilon']:g} an experiment"
+        covers = "per training patient, of whom a step draws one image; not of validation and test patients"
+    else:
+        text = f"{site} clips its updates to a norm of {own['clip']:g} and adds "
+        text += f"noise of {own['noise']:g} times that" if own["noise"] else "no noise"
     if spent is None:
         return f"{text}; it did not report its spent ε."
     if spent.epsilon is None:
@@ -192,8 +148,8 @@ def _describe(site: str, own: Mapping[str, float], spent: Spent | None) -> str:
         )
     return (
         f"{text}: ε ≤ {spent.epsilon:g} at δ = {own['delta']:g} over all its {spent.updates} updates in "
-        f"{spent.experiments} experiment{'s' if spent.experiments != 1 else ''}, by its own ledger (local "
-        f"differential privacy of its tensors; not per patient). {_uncovered(spent)}"
+        f"{spent.experiments} experiment{'s' if spent.experiments != 1 else ''}, by its own ledger "
+        f"({covers}). {_uncovered(spent)}"
     )
 
 

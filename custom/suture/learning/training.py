@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from suture.core.devices import repeatable
 from suture.core.errors import SutureError
-from suture.core.seeds import generator_for, seed_for, seeded
+from suture.core.seeds import seed_for, seeded
 from suture.core.validation import LIMIT, STRICT
 from suture.data.augmentation import Augmentation, augment
 from suture.data.batch import ROW, Batch, Samples, class_aware, endless, parts, viewed
@@ -34,7 +34,8 @@ from suture.learning.optimisers import (
     load_optimiser_state,
     optimiser_state_of,
 )
-from suture.learning.step_losses import StepLosses
+from suture.learning.patient_privacy import PatientPrivacy, refuse_batch_norm
+from suture.learning.step_losses import NonFiniteLoss, StepLosses
 from suture.models.classifier import (
     HEADS,
     Classifier,
@@ -131,6 +132,7 @@ class SiteContext:
         scale: of the loss at the start of a round in fp16; None for the last round's.
         features: of a frozen encoder, from which views of training images are drawn; None where it reads
             images in each step.
+        private: how `fit` protects each patient; None for without.
     """
 
     name: str
@@ -152,6 +154,7 @@ class SiteContext:
     prefetch: int = 2
     scale: float | None = None
     features: FeatureStore | None = None
+    private: PatientPrivacy | None = None
 
 
 @dataclass(frozen=True)
@@ -209,7 +212,7 @@ def fit(
     after_step: Callable[[], None] | None = None,
     after_epoch: Callable[[], None] | None = None,
 ) -> Fitted:
-    """Train the site's model in place for one round.
+    """Train the site's model in place for one round; with `site.private` by its steps, without a loss.
 
     Args:
         batches: of one epoch; by default `training_batches`.
@@ -223,22 +226,39 @@ def fit(
     """
     local, optimiser = round_.local, _prepared(site, round_, before_step)
     best = BestEpoch(site, round_.keep_best) if round_.keep_best else None
-    make, where = batches or partial(training_batches, site, local), (round_.seed, site.name, round_.round)
-    shuffle, noise = generator_for(*where, "shuffle"), generator_for(*where, "augmentation")
+    make, private = batches or partial(training_batches, site, local), site.private
+    shuffle, noise = (
+        torch.Generator().manual_seed(_seed(site, round_, of)) for of in ("shuffle", "augmentation")
+    )
     scale = LossScale(site.model.amp_dtype, site.device, round_.optimiser_state, site.scale)
     losses = StepLosses(partial(_divergence, site.name, round_.round))
-    with repeatable(site.device), seeded(seed_for(*where, "dropout"), site.device), losses:
+    with repeatable(site.device), seeded(_seed(site, round_, "dropout"), site.device), losses:
         for _ in range(1 if local.iterations else local.epochs):
             set_training(site.model, round_.norm, round_.head_only)
+            if private:
+                refuse_batch_norm(site.model)
             for batch in make(shuffle, noise):
-                losses.add(step(site, objective, optimiser, batch, scale))
+                if private:
+                    private.step(site.model, objective, optimiser, batch, local.batch_size)
+                else:
+                    losses.add(step(site, objective, optimiser, batch, scale))
                 if after_step:
                     after_step()
             losses.read()
             for measure in (best, after_epoch):
                 if measure:
                     measure()
+    if private and not all(p.isfinite().all() for p in site.model.parameters()):
+        raise NonFiniteLoss(
+            f"{site.name}: the model of round {round_.round} diverged; lower the learning rate"
+        )
     return _fitted(site, round_, losses, optimiser, scale, best)
+
+
+def _seed(site: SiteContext, round_: LocalRound, purpose: str) -> int:
+    """A seed of the round: of the job's, or where patients are protected a secret one."""
+    own = site.private.secret_seed() if site.private else None
+    return seed_for(round_.seed, site.name, round_.round, purpose) if own is None else own
 
 
 def _fitted(
@@ -403,6 +423,8 @@ def training_batches(
 
 def _rows(site: SiteContext, local: LocalTraining, shuffle: torch.Generator) -> Iterator[Tensor]:
     train, size = site.samples["train"], local.batch_size
+    if site.private:
+        return site.private.draws(train.patients, local)
     if local.sampling == "class_aware":
         return class_aware(train.y, site.model.labels.names, size, shuffle, local.iterations)
     if local.iterations is None:
@@ -436,7 +458,7 @@ def view(
     """
     spec = site.augmentation if augmentation is None else augmentation
     image = batch.inputs[viewed(batch.inputs)][rows]
-    if not spec.active:
+    if not (spec.active and len(image)):
         return image
     if site.features is None:
         return augment(image, noise, spec, std=site.prepare.std)

@@ -191,6 +191,9 @@ class About:
         images_only: it needs pixels, for views of them or a prior: no text will do.
         pixels: why features of the images, which a frozen encoder computes once, will not do for it: the end
             of a sentence that begins with the method; empty where they do.
+        mixes_patients: why its training is not of each image alone, or tells of images otherwise, so that a
+            site with ε per patient refuses it: the end of a sentence that begins with the method; empty where
+            all that it does with training data is `fit`, by an objective that is a mean over images.
         fixed_batches: the job alone sets the batches of a round: a site has no batch size of its own to
             choose, or to halve when its memory is full, and no mixed precision.
         pooled: one party trains on the data of all sites together: a reference, not a federation.
@@ -205,6 +208,7 @@ class About:
     question: Question = "labels missing"
     images_only: bool = False
     pixels: str = ""
+    mixes_patients: str = "does not declare that it trains on each image alone (About.mixes_patients)"
     fixed_batches: bool = False
     pooled: bool = False
     local_only: str = ""

@@ -27,6 +27,7 @@ class Central(LocalAveraging):
         "Kulkarni et al. 2024, Sec. 3.3.1",
         question="references",
         pooled=True,
+        mixes_patients=_WHY,
         local_only=_WHY,
     )
     labels = LabelUse(view="own", unknown="negative")
@@ -42,6 +43,7 @@ class CentralFull(LocalAveraging):
         "Kulkarni et al. 2024, Sec. 4.2.1",
         question="references",
         pooled=True,
+        mixes_patients=_WHY,
         local_only=_WHY,
     )
     labels = LabelUse(view="own", complete=True)

@@ -23,4 +23,9 @@ from suture.methods.composed import Composed
 class FedAvg(Composed):
     """FedAvg; see `Composed` for the fields. It adds no term and changes no loss."""
 
-    about = About("fedavg", "FedAvg", "McMahan et al., AISTATS 2017; Deng et al., MICCAI 2023")
+    about = About(
+        "fedavg",
+        "FedAvg",
+        "McMahan et al., AISTATS 2017; Deng et al., MICCAI 2023",
+        mixes_patients="weighs sites by their numbers of images, and asks for counts of labels",
+    )

@@ -25,6 +25,7 @@ class Individual(LocalAveraging):
         "Individual training",
         "Kulkarni et al. 2024, Sec. 3.2.1",
         question="references",
+        mixes_patients="",
         local_only="trains every site by itself and exchanges nothing",
     )
     labels = LabelUse(view="own")

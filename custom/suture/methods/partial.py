@@ -26,7 +26,7 @@ from suture.protocol.messages import Update
 class PartialLoss(LocalAveraging):
     """FL with partial loss; see `LocalAveraging` for the fields."""
 
-    about = About("partial", "FL with partial loss", "Kulkarni et al. 2024, Sec. 3.3.3")
+    about = About("partial", "FL with partial loss", "Kulkarni et al. 2024, Sec. 3.3.3", mixes_patients="")
     labels = LabelUse(view="own")
 
     def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:

@@ -23,7 +23,13 @@ from suture.methods.exchange import Exchange
 class PersonalisedFL(LocalAveraging):
     """Personalised FL; see `LocalAveraging` for the fields."""
 
-    about = About("pfl", "Personalised FL", "Kulkarni et al. 2024, Sec. 3.2.2", question="sites differ")
+    about = About(
+        "pfl",
+        "Personalised FL",
+        "Kulkarni et al. 2024, Sec. 3.2.2",
+        question="sites differ",
+        mixes_patients="",
+    )
     labels = LabelUse(view="own")
 
     @property

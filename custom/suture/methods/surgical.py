@@ -27,7 +27,9 @@ from suture.protocol.messages import Update
 class SurgicalAggregation(LocalAveraging):
     """Surgical Aggregation; see `LocalAveraging` for the fields."""
 
-    about = About("surgical", "Surgical Aggregation", "Kulkarni et al. 2024, arXiv:2301.06683")
+    about = About(
+        "surgical", "Surgical Aggregation", "Kulkarni et al. 2024, arXiv:2301.06683", mixes_patients=""
+    )
     labels = LabelUse(view="own")
 
     def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:

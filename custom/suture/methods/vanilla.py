@@ -20,5 +20,7 @@ from suture.methods.base import About, LabelUse, hyperparameters
 class VanillaFL(LocalAveraging):
     """Vanilla FL; see `LocalAveraging` for the fields."""
 
-    about = About("vanilla", "Vanilla FL", "McMahan et al. 2017; Kulkarni et al. 2024, Sec. 3.3.2")
+    about = About(
+        "vanilla", "Vanilla FL", "McMahan et al. 2017; Kulkarni et al. 2024, Sec. 3.3.2", mixes_patients=""
+    )
     labels = LabelUse(view="all", unknown="negative")

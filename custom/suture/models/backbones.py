@@ -292,4 +292,6 @@ def channels_last(network: nn.Module) -> nn.Module:
 
 
 def _reorder(_: nn.Module, images: tuple[Any, ...]) -> tuple[Tensor, ...]:
+    if any(map(torch._C._functorch.is_functorch_wrapped_tensor, images)):  # which `vmap` cannot reorder
+        return images
     return tuple(image.to(memory_format=torch.channels_last) for image in images)

@@ -24,7 +24,7 @@ from suture.core.codes import SYSTEMS, check_code
 from suture.core.errors import LabelError
 from suture.core.labels import LabelType, check_spelling
 from suture.core.names import LONGEST, check_value
-from suture.core.privacy import check_protection
+from suture.core.privacy import Protected, check_protection
 from suture.core.validation import MOST_ATTRIBUTES, STRICT, checked
 from suture.protocol.decisions import DecidedClass, Decision, Rule
 
@@ -79,7 +79,7 @@ Number = Annotated[FiniteFloat, Field(ge=-LARGEST, le=LARGEST)]
 Step = Annotated[FiniteFloat | None, Field(exclude_if=lambda step: step is None)]
 """To whose multiples a site has rounded a figure; exact figures say nothing of it."""
 
-Protection = Annotated[dict[Literal["clip", "noise", "delta"], FiniteFloat], AfterValidator(check_protection)]
+Protection = Annotated[dict[Protected, FiniteFloat], AfterValidator(check_protection)]
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """A BLAKE3 of a site's ledger, in hexadecimal digits."""
@@ -198,14 +198,15 @@ class SiteInfo:
 
     Attributes:
         labels: the site's own class names, at most 200 characters each.
-        n: number of images or documents in each split.
+        n: number of images or documents in each split; with `epsilon`, for `train` the number of training
+            patients, with noise that ε covers.
         threads: number of torch threads.
         code: hash of the installed package.
         label_type: `multilabel` or `multiclass`.
         counts: where the method requests them: images with and without each class, sent once in an
             experiment; rounded to `round_counts`, withheld below `min_count`.
         prior: where the method has one: digest of the frozen network at the site.
-        protection: `clip`, `noise` and `delta` of the site, if it has set them.
+        protection: `clip`, `noise` or `epsilon`, and `delta` of the site, if it has set them.
         codes: the codes of its classes, at most one of each terminology.
         computed_on: `cpu` or the model of the GPU, and the precision.
         ledger: BLAKE3 of the site's ledger, including this answer. Each line of the ledger has a secret salt
@@ -310,7 +311,7 @@ class Update:
             `min_count`; a site with `clip` refuses a method that has any.
         scalars: numbers: see the method; six digits.
         train_loss: mean loss of the local steps, at most 5, rounded to a grid; withheld if they used fewer
-            samples than `min_loss`.
+            samples than `min_loss`, and with `epsilon`.
         metrics: figures of the received model on the validation data: see below.
         spent: of its ledger: see below.
         state: number of the round from whose state the site continued; 0 without one.

@@ -75,11 +75,6 @@ class Subject:
         """The types of labels that it is tried with: `types`, or all that the method has."""
         return self.types or self.method.labels.types
 
-    @property
-    def first(self) -> LabelType:
-        """The type of labels of the checks that one type is enough for."""
-        return self.label_types[0]
-
     def trial(self, label_type: LabelType, **more: Any) -> Trial:
         """A small federation of the method; see `Trial`."""
         return Trial(self.method, self.model, label_type, transport=self.transport, **more)
@@ -109,8 +104,7 @@ def check_method(
         ConfigError: `method` is no instance of a method, or there is no such hyperparameter or check.
     """
     subject = subject_of(method, model=model, variants=variants, exempt=exempt)
-    names = [check.__name__ for check in CHECKS]
-    skipped = _known("check", skip, names)
+    skipped = _known("check", skip, [check.__name__ for check in CHECKS])
     tried = [check for check in CHECKS if check.__name__ not in skipped]
     failed: dict[str, Exception] = {}
     for check in tried:
@@ -441,9 +435,9 @@ def a_sites_own_learning_rate_is_used(subject: Subject) -> None:
     own = _RATE / 8
     slower = replace(subject, method=changed(subject.method, local=replace(subject.method.local, lr=own)))
     with (
-        subject.trial(subject.first, rates={"alpha": own}) as site,
-        slower.trial(subject.first) as job,
-        subject.trial(subject.first) as plain,
+        subject.trial(subject.label_types[0], rates={"alpha": own}) as site,
+        slower.trial(subject.label_types[0]) as job,
+        subject.trial(subject.label_types[0]) as plain,
     ):
         found, expected, other = (trial.update("alpha") for trial in (site, job, plain))
         if not {**found.shared, **found.head}:
@@ -460,7 +454,7 @@ def a_warm_up_trains_the_head_alone(subject: Subject) -> None:
         )
     except (SutureError, ValidationError):
         return  # the method has no warm-up and says so
-    with replace(subject, method=method).trial(subject.first, rounds=2) as trial:
+    with replace(subject, method=method).trial(subject.label_types[0], rounds=2) as trial:
         payload, update = trial.payload("alpha"), trial.update("alpha")
         backbone = [name for name in update.shared if name.startswith("backbone.")]
         moved = [name for name in backbone if not torch.equal(update.shared[name], payload.shared[name])]
@@ -475,7 +469,7 @@ def optimiser_state_carries_over(subject: Subject) -> None:
     local, method = subject.method.local, subject.method
     if method.about.fixed_batches or (local.optimiser == "sgd" and not local.momentum):
         return
-    with subject.trial(subject.first, rounds=2) as trial:
+    with subject.trial(subject.label_types[0], rounds=2) as trial:
         payload = trial.payload("alpha")
 
         def train(state: Packed, number: int) -> tuple[Update, dict[str, Tensor]]:
@@ -657,8 +651,8 @@ def _effect(subject: Subject, label_type: LabelType) -> str:
             trial.run()
         except SutureError as error:
             return f"{type(error).__name__}: {error}"
-        model = trial.server.model
-        numbers = [float(tensor.double().sum()) for _, tensor in sorted(_all_tensors(model).items())]
+        tensors = sorted(_all_tensors(trial.server.model).items())
+        numbers = [float(tensor.double().sum()) for _, tensor in tensors]
         lines = trial.history()
         facts = [
             [{k: s[k] for k in ("weight", "train_loss", "scalars")} for s in x["sites"].values()]

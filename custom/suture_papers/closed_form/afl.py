@@ -75,7 +75,9 @@ class AFL(Method):
             of 1, 10, 30 and 100 on NIH ChestX-ray14 with EfficientNet-Lite0.
     """
 
-    about = About("afl", "AFL", "He et al., CVPR 2025", removable=True)
+    about = About(
+        "afl", "AFL", "He et al., CVPR 2025", removable=True, mixes_patients="sends sums over all images"
+    )
     labels = LabelUse(view="own")
     local: LocalTraining = field(default_factory=LocalTraining)
     ridge: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0

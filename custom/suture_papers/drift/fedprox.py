@@ -75,5 +75,11 @@ class FedProx(Composed):
         proximal: the penalty.
     """
 
-    about = About("fedprox", "FedProx", "Li et al., MLSys 2020, Eq. 2", question="sites differ")
+    about = About(
+        "fedprox",
+        "FedProx",
+        "Li et al., MLSys 2020, Eq. 2",
+        question="sites differ",
+        mixes_patients="weighs sites by their numbers of images",
+    )
     proximal: Proximal = field(default_factory=Proximal)

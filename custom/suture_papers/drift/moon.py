@@ -109,5 +109,11 @@ class MOON(Composed):
         contrastive: the term.
     """
 
-    about = About("moon", "MOON", "Li et al., CVPR 2021, Eqs. 1 and 3", question="sites differ")
+    about = About(
+        "moon",
+        "MOON",
+        "Li et al., CVPR 2021, Eqs. 1 and 3",
+        question="sites differ",
+        mixes_patients="weighs sites by their numbers of images",
+    )
     contrastive: Contrastive = field(default_factory=Contrastive)

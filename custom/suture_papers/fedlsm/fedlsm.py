@@ -66,7 +66,13 @@ class FedLSM(LocalAveraging):
             without AWPA).
     """
 
-    about = About("fedlsm", "FedLSM", "Deng et al., MICCAI 2023", images_only=True)
+    about = About(
+        "fedlsm",
+        "FedLSM",
+        "Deng et al., MICCAI 2023",
+        images_only=True,
+        mixes_patients="weighs sites by their numbers of images, and its thresholds are of all images",
+    )
     labels = LabelUse(view="all", pseudo=True)
 
     local: LocalTraining = field(

@@ -101,6 +101,7 @@ class FedMAS(LocalAveraging):
         question="classes rare",
         images_only=True,
         pixels="compares features with those that its prior has of the same images",
+        mixes_patients="compares the images of a batch, and samples them by classes",
     )
     prior: PriorSpec = field(default_factory=PriorSpec)
     local: LocalTraining = field(default_factory=lambda: LocalTraining(lr=3e-4, epochs=10))

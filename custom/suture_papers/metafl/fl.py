@@ -45,6 +45,7 @@ class FL(LocalAveraging):
         "Zhang et al. 2021, Eqs. 1 and 2",
         question="few labels",
         fixed_batches=True,
+        mixes_patients="divides the batch of a round itself",
     )
     labels = LabelUse(view="target", types=("multilabel",))
 

@@ -28,5 +28,10 @@ class MetaFL(MetaLearning):
     """MetaFL; see `MetaLearning` for the fields."""
 
     about = About(
-        "metafl", "MetaFL", "Zhang et al. 2021, Algorithm 1", question="few labels", fixed_batches=True
+        "metafl",
+        "MetaFL",
+        "Zhang et al. 2021, Algorithm 1",
+        question="few labels",
+        fixed_batches=True,
+        mixes_patients="adapts to one half of a batch before the other",
     )

@@ -35,6 +35,13 @@ class PMFL(MetaLearning):
         The rest as in `MetaLearning`.
     """
 
-    about = About("pmfl", "PMFL", "Zhang et al. 2021, Algorithm 2", question="few labels", fixed_batches=True)
+    about = About(
+        "pmfl",
+        "PMFL",
+        "Zhang et al. 2021, Algorithm 2",
+        question="few labels",
+        fixed_batches=True,
+        mixes_patients="adapts to one half of a batch before the other",
+    )
 
     share: Share = field(default_factory=Share)

@@ -151,6 +151,7 @@ class ConDist(Composed):
         "condist",
         "ConDist with classification heads (reconstruction)",
         "Wang et al., DeCaF 2023, arXiv:2308.04070",
+        mixes_patients="weighs sites by their numbers of images",
     )
 
     rows: Literal["all", "owners"] = "owners"

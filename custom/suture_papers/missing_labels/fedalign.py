@@ -126,7 +126,12 @@ class FedAlign(LocalAveraging):
         matching: of images and names, which makes pseudo-labels.
     """
 
-    about = About("fedalign", "FedAlign", "Zhang et al., KDD 2023, arXiv:2301.00489")
+    about = About(
+        "fedalign",
+        "FedAlign",
+        "Zhang et al., KDD 2023, arXiv:2301.00489",
+        mixes_patients="selects pseudo-labels among all images",
+    )
     labels = LabelUse(view="all", pseudo=True)
 
     local: LocalTraining = field(default_factory=lambda: LocalTraining(lr=1e-3, epochs=5, batch_size=128))

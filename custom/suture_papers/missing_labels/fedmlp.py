@@ -142,7 +142,13 @@ class FedMLP(Composed):
         consistency: whether stage 2, too, holds what has neither label nor tag to the received model.
     """
 
-    about = About("fedmlp", "FedMLP", "Sun et al., MICCAI 2024", images_only=True)
+    about = About(
+        "fedmlp",
+        "FedMLP",
+        "Sun et al., MICCAI 2024",
+        images_only=True,
+        mixes_patients="sends prototypes of classes, and selects pseudo-labels among all images",
+    )
 
     local: LocalTraining = field(
         default_factory=lambda: LocalTraining(lr=3e-5, batch_size=32, weight_decay=5e-4)

@@ -107,7 +107,12 @@ class FedNML(Composed):
         soft_labels: see `SoftLabels`.
     """
 
-    about = About("fednml", "FedNML (leak repaired)", "Hmxki/FedNML, 2025, a published program")
+    about = About(
+        "fednml",
+        "FedNML (leak repaired)",
+        "Hmxki/FedNML, 2025, a published program",
+        mixes_patients="finds noisy labels by the losses of all images",
+    )
 
     local: LocalTraining = field(
         default_factory=lambda: LocalTraining(

@@ -133,5 +133,10 @@ class FedPU(Composed):
             classes; with the weight 0 it is FedAvg.
     """
 
-    about = About("fedpu", "FedPU", "Lin et al., ICML 2022; Deng et al., MICCAI 2023")
+    about = About(
+        "fedpu",
+        "FedPU",
+        "Lin et al., ICML 2022; Deng et al., MICCAI 2023",
+        mixes_patients="takes means over the positives of a batch",
+    )
     positive_unlabelled: PositiveUnlabelled = field(default_factory=PositiveUnlabelled)

@@ -81,7 +81,12 @@ class FedRS(Composed):
         restricted: the restriction. Under ``softmax="balanced"`` it comes before the counts.
     """
 
-    about = About("fedrs", "FedRS", "Li and Zhan, KDD 2021, Eq. 8")
+    about = About(
+        "fedrs",
+        "FedRS",
+        "Li and Zhan, KDD 2021, Eq. 8",
+        mixes_patients="weighs sites by their numbers of images",
+    )
     restricted: Restricted = field(default_factory=Restricted)
 
     @property

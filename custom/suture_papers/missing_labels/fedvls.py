@@ -123,7 +123,12 @@ class FedVLS(Composed):
         vacant: what is added to it.
     """
 
-    about = About("fedvls", "FedVLS", "Guo et al., AAAI 2025, arXiv:2401.02329")
+    about = About(
+        "fedvls",
+        "FedVLS",
+        "Guo et al., AAAI 2025, arXiv:2401.02329",
+        mixes_patients="weighs sites by their numbers of images, and looks for classes that they lack",
+    )
 
     suppression: LogitSuppression = field(default_factory=LogitSuppression)
     vacant: VacantDistillation = field(default_factory=VacantDistillation)

@@ -89,6 +89,10 @@ class FixMatch(Confident):
     """
 
     about = About(
-        "fixmatch", "FixMatch", "Sohn et al., NeurIPS 2020; Deng et al., MICCAI 2023", images_only=True
+        "fixmatch",
+        "FixMatch",
+        "Sohn et al., NeurIPS 2020; Deng et al., MICCAI 2023",
+        images_only=True,
+        mixes_patients="weighs sites by their numbers of images",
     )
     pseudo_labels: PseudoLabels = field(default_factory=PseudoLabels)

@@ -81,7 +81,12 @@ class FPSL(Composed):
         unknown: by default ``masked``: the loss is over known labels.
     """
 
-    about = About("fpsl", "FPSL (reconstruction)", "Dong et al., IEEE TMI 2022; Deng et al., MICCAI 2023")
+    about = About(
+        "fpsl",
+        "FPSL (reconstruction)",
+        "Dong et al., IEEE TMI 2022; Deng et al., MICCAI 2023",
+        mixes_patients="weighs sites by their numbers of images",
+    )
 
     rows: Literal["all", "owners"] = "owners"
     unknown: Literal["negative", "masked"] = "masked"

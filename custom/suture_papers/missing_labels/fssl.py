@@ -48,5 +48,6 @@ class FSSL(Confident):
         "FSSL (reconstruction)",
         "Yang et al., Medical Image Analysis 2021; Deng et al., MICCAI 2023",
         images_only=True,
+        mixes_patients="weighs sites by their numbers of images",
     )
     received_labels: ReceivedLabels = field(default_factory=ReceivedLabels)

@@ -100,6 +100,7 @@ class CReFF(Composed):
         question="classes rare",
         images_only=True,
         pixels="draws its own views of the images",
+        mixes_patients="sends gradients of the features of classes",
     )
     class_weights: ClassWeights = "none"
     class_gradients: ClassGradients = field(default_factory=ClassGradients)

@@ -23,5 +23,11 @@ from suture.methods.retraining import Retraining
 class Decoupling(Composed):
     """FedAvg with a re-training of the head that ends the run; the other methods have it as a field."""
 
-    about = About("crt", "Decoupling (cRT)", "Kang et al., ICLR 2020", question="classes rare")
+    about = About(
+        "crt",
+        "Decoupling (cRT)",
+        "Kang et al., ICLR 2020",
+        question="classes rare",
+        mixes_patients="samples images by their classes",
+    )
     retrain: Retraining | None = field(default_factory=Retraining)

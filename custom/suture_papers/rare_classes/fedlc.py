@@ -82,5 +82,11 @@ class FedLC(Composed):
         calibrated: the loss; see `Calibrated`.
     """
 
-    about = About("fedlc", "FedLC", "Zhang et al., ICML 2022", question="classes rare")
+    about = About(
+        "fedlc",
+        "FedLC",
+        "Zhang et al., ICML 2022",
+        question="classes rare",
+        mixes_patients="calibrates logits by numbers of images of classes",
+    )
     calibrated: Calibrated = field(default_factory=Calibrated)

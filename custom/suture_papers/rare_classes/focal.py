@@ -63,5 +63,11 @@ class FocalFedAvg(Composed):
         focal: the loss.
     """
 
-    about = About("focal", "FedAvg with focal loss", "Lin et al., ICCV 2017, Eq. 4", question="classes rare")
+    about = About(
+        "focal",
+        "FedAvg with focal loss",
+        "Lin et al., ICCV 2017, Eq. 4",
+        question="classes rare",
+        mixes_patients="weighs sites by their numbers of images",
+    )
     focal: Focal = field(default_factory=Focal)

@@ -112,5 +112,11 @@ class LDAM(Composed):
         margin: the loss; see `LabelDistributionMargin`.
     """
 
-    about = About("ldam", "LDAM-FL", "Cao et al., NeurIPS 2019 (LDAM-DRW)", question="classes rare")
+    about = About(
+        "ldam",
+        "LDAM-FL",
+        "Cao et al., NeurIPS 2019 (LDAM-DRW)",
+        question="classes rare",
+        mixes_patients="takes its margins from numbers of images of classes",
+    )
     margin: LabelDistributionMargin = field(default_factory=LabelDistributionMargin)

@@ -72,7 +72,11 @@ class Exchanges:
         """
         if task.name == "train":
             # Noise may begin with a job, and makes an update longer than all before.
-            noisy = {site for site, member in registry.members.items() if member.protection.get("noise")}
+            noisy = {
+                site
+                for site, member in registry.members.items()
+                if member.protection.get("noise") or "epsilon" in member.protection
+            }
             largest = {site: of for site, of in state.bound.largest.items() if site not in noisy}
             self.collector.bound = replace(state.bound, factor=self.schedule.max_update, largest=largest)
         assigner = Assigner(

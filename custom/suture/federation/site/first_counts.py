@@ -1,4 +1,4 @@
-"""The counts of labels that a site has sent: once in an experiment, whatever becomes of its data."""
+"""The counts that a site has sent: once in an experiment, whatever becomes of its data."""
 
 from __future__ import annotations
 
@@ -34,12 +34,16 @@ class _Sent:
     Attributes:
         counts: of the training images.
         groups: of the test images with each value of the site's attribute, by class.
+        patients: number of training patients, with noise; None where none was sent.
+        multiplier: noise of the steps of DP-SGD; None before it is known.
     """
 
     counts: _SentCounts
     validation: _SentCounts = field(default_factory=dict)
     test: _SentCounts = field(default_factory=dict)
     groups: dict[Label, _SentCounts] = field(default_factory=dict)
+    patients: int | None = None
+    multiplier: float | None = None
 
 
 class FirstCounts:
@@ -74,6 +78,20 @@ class FirstCounts:
             changed: dict[str, Any] = {field_: before | answer}
             self._write(replace(sent, **changed))
         return answer
+
+    @property
+    def patients(self) -> int | None:
+        """The number of training patients as it was first sent, with noise; None where none was."""
+        return self._read().patients
+
+    @property
+    def multiplier(self) -> float | None:
+        """The noise of the steps of DP-SGD as it was first planned; None where none was."""
+        return self._read().multiplier
+
+    def keep(self, patients: int, multiplier: float | None = None) -> None:
+        """Keep the number of patients and, once it is known, the noise of the steps."""
+        self._write(replace(self._read(), patients=patients, multiplier=multiplier))
 
     def within(self, metrics: Metrics) -> Metrics:
         """Return the metrics with the counts that the site has first sent of this split; see `of`.

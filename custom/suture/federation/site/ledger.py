@@ -8,7 +8,7 @@ site whose ledger is not whole releases nothing; see `suture.federation.site.cha
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from suture.core.errors import ConfigError
 from suture.core.files import hold, make_folder, replacing
 from suture.core.privacy import PrivacyConfig
 from suture.core.validation import STRICT
-from suture.federation.differential_privacy import epsilon
+from suture.federation.accounting import Mechanism, composed, epsilon, rounded_up
 from suture.federation.site.abstention import BudgetSpent, LedgerBroken
 from suture.federation.site.chain import ANCHOR, Anchor, Chain, Mark, breaks, read_anchor, write_anchor
 from suture.federation.store import EXPERIMENTS, open_experiment
@@ -66,9 +66,11 @@ class Release:
         round, split: of the task.
         update: whether tensors of an update left.
         clip, noise, delta: the settings of the site at that time; see `PrivacyConfig`.
+        multiplier, rate, steps: of DP-SGD per patient, or of the noisy number of patients; see `Mechanism`.
         figures: number of times that figures of each class left, and channels of classes.
         numbers: number of other numbers that no noise protects: losses, counts, weights, scalars.
-        answer: BLAKE3 of the answer; see `digest`.
+        answer: BLAKE3 of the answer; see `digest`. Empty where ε was spent before one: on the number of
+            patients, or on a round that was computed again for a lost state.
     """
 
     time: str
@@ -80,6 +82,9 @@ class Release:
     clip: float | None = None
     noise: float = 0.0
     delta: float = 1e-5
+    multiplier: float = 0.0
+    rate: float = 1.0
+    steps: int = 0
     figures: dict[str, int] = Field(default_factory=dict)
     numbers: int = 0
     answer: str = ""
@@ -94,6 +99,18 @@ class Release:
         """Clip and noise; others begin a new line of the budget."""
         return self.clip, self.noise
 
+    @property
+    def mechanism(self) -> Mechanism | None:
+        """What ε of it follows from; None where it has no tensors of an update."""
+        if self.steps:
+            return Mechanism(self.multiplier, self.rate, self.steps)
+        return Mechanism(self.noise / 2) if self.update else None
+
+    @property
+    def unprotected(self) -> bool:
+        """Whether an update left without noise."""
+        return self.update and not (self.steps or self.noise)
+
 
 RELEASE = TypeAdapter(Release)
 
@@ -105,10 +122,12 @@ def release_of(
     experiment: str,
     privacy: PrivacyConfig,
     channels: Sequence[Channel] = (),
+    mechanism: Mechanism | None = None,
 ) -> Release:
     """Describe an answer, which is also given as it is packed, as a release.
 
     Args:
+        mechanism: that protects the patients in it.
         channels: what an update may have besides the model.
     """
     return Release(
@@ -121,10 +140,19 @@ def release_of(
         privacy.clip,
         privacy.noise,
         privacy.delta,
+        *(mechanism or Mechanism(0.0, steps=0)),
         dict(sum((_figures(metrics) for metrics in _metrics(reply)), _told(reply, channels))),
         _numbers(reply, channels),
         digest(packed),
     )
+
+
+def spent_on(
+    experiment: str, task: TaskName, round_: int, privacy: PrivacyConfig, mechanism: Mechanism
+) -> Release:
+    """Describe what an experiment learns of a site's patients before, or without, an answer to a task."""
+    own = privacy.clip, privacy.noise, privacy.delta
+    return Release(now(), experiment, task, round_, "", False, *own, *mechanism)
 
 
 def _metrics(reply: Reply) -> list[Metrics]:
@@ -331,11 +359,18 @@ class Ledger:
 
     # New releases
 
-    def check(self, task: TaskData, experiment: str, classes: Collection[str]) -> None:
+    def check(
+        self,
+        task: TaskData,
+        experiment: str,
+        classes: Collection[str],
+        mechanism: Mechanism | None = None,
+    ) -> None:
         """Check that a task may be answered with something new.
 
         Args:
             classes: those whose figures the answer may have.
+            mechanism: that would protect the patients in it.
 
         Raises:
             BudgetSpent: names the budget and its setting.
@@ -343,8 +378,31 @@ class Ledger:
         split = task.split if task.task == "evaluate" else ""
         trains = task.task == "train" and bool(task.shared or task.head or task.channels)
         new = Release("", experiment, task.task, task.round, split, trains, noise=self._limits.noise)
+        if mechanism:
+            multiplier, rate, steps = mechanism
+            new = replace(new, multiplier=multiplier, rate=rate, steps=steps)
         self.releases()
         self._check(replace(new, figures=dict.fromkeys(classes, 1)))
+
+    def check_epsilon(self, experiment: str, more: Iterable[Mechanism]) -> None:
+        """Check that ε allows mechanisms of an experiment beyond all that was released.
+
+        Raises:
+            BudgetSpent: names ε and its setting.
+        """
+        own, others, more = self._tally.mechanisms[experiment], [], list(more)
+        for mechanisms in self._tally.mechanisms.values():
+            others += mechanisms
+        limits = (("epsilon", self._limits.epsilon, own), ("max_epsilon", self._limits.max_epsilon, others))
+        for setting, limit, before in limits:
+            if limit is None:
+                continue
+            total = composed([*before, *more], self._limits.delta)
+            if total is None or total > limit:
+                where = f"in {experiment}" if setting == "epsilon" else "in all experiments"
+                sum_ = "∞" if total is None else f"{rounded_up(total):g}"
+                what = f"{len(before)} protected answers {where}; with what is asked for ε would be {sum_}"
+                raise _spent(what, setting, limit)
 
     def _check(self, new: Release) -> None:
         told, limits = self._tally, self._limits
@@ -363,12 +421,8 @@ class Ledger:
         for name, times in new.figures.items():
             if told.figures[name] + times > limits.max_figures:
                 raise _spent(f"{told.figures[name]} figures of {name!r}", "max_figures", limits.max_figures)
-        if new.update and limits.max_epsilon is not None:
-            total = epsilon([*told.noises, new.noise], limits.delta)
-            if total is None or total > limits.max_epsilon:
-                sum_ = "∞" if total is None else f"{total:g}"
-                what = f"{len(told.noises)} updates in all experiments; with another one ε would be {sum_}"
-                raise _spent(what, "max_epsilon", limits.max_epsilon)
+        if mechanism := new.mechanism:
+            self.check_epsilon(new.experiment, [mechanism])
 
     def record(self, new: Release) -> str:
         """Write a release to the disk; one that is in the ledger already is not written twice.
@@ -385,7 +439,7 @@ class Ledger:
         with self._locked():
             self.releases()
             self._check_whole()
-            if (new.key, new.answer) not in self._tally.seen:
+            if not new.answer or (new.key, new.answer) not in self._tally.seen:
                 self._check(new)
                 self._chain.append(new)
                 self.releases()
@@ -399,9 +453,9 @@ class Ledger:
         releases = self.releases()
         updates = [r for r in releases if r.update]
         return Spent(
-            epsilon((r.noise for r in updates), self._limits.delta),
+            epsilon((r.mechanism for r in releases if r.mechanism), self._limits.delta),
             len(updates),
-            sum(not r.noise for r in updates),
+            sum(r.unprotected for r in updates),
             len({r.experiment for r in updates}),
             self._tally.figures.total(),
             sum(r.numbers for r in releases),
@@ -431,7 +485,7 @@ class _Tally:
         anew: tasks of each experiment that came again and were answered anew; each site info may differ from
             the former.
         figures: how often figures of each class have left.
-        noises: of all updates.
+        mechanisms: that protect what each experiment has released; ones without noise, too.
         keys: of all releases.
         seen: key and answer of all releases.
     """
@@ -439,7 +493,7 @@ class _Tally:
     answers: Counter[str] = field(default_factory=Counter)
     anew: Counter[str] = field(default_factory=Counter)
     figures: Counter[str] = field(default_factory=Counter)
-    noises: list[float] = field(default_factory=list)
+    mechanisms: defaultdict[str, list[Mechanism]] = field(default_factory=lambda: defaultdict(list))
     keys: set[_Key] = field(default_factory=set)
     seen: set[tuple[_Key, str]] = field(default_factory=set)
 
@@ -449,7 +503,8 @@ class _Tally:
         self.answers[release.experiment] += 1
         self.anew[release.experiment] += key in self.keys and release.task in _ONCE
         self.figures.update(release.figures)
-        self.noises += [release.noise] if release.update else []
+        if release.mechanism:
+            self.mechanisms[release.experiment].append(release.mechanism)
         self.keys.add(key)
         self.seen.add((key, release.answer))
 

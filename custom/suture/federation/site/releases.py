@@ -8,6 +8,7 @@ would have been.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,12 +21,15 @@ from suture.core.errors import SutureError
 from suture.core.relations import Relations
 from suture.core.validation import in_words
 from suture.data.config import SiteConfig
+from suture.federation.accounting import Mechanism
 from suture.federation.differential_privacy import protected
 from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan
 from suture.federation.site.first_counts import FirstCounts
-from suture.federation.site.ledger import FILE, RELEASE, Ledger, Release, release_of
+from suture.federation.site.ledger import FILE, RELEASE, Ledger, Release, release_of, spent_on
+from suture.federation.site.patient_privacy import count_mechanism, mechanism_of_round, planned_multiplier
 from suture.federation.store import Rounds, read_state
+from suture.learning.patient_privacy import PatientPrivacy, gaussian
 from suture.models.classifier import Layout
 from suture.protocol.check import AllowedReply
 from suture.protocol.messages import Labels, Reply, TaskData, Update
@@ -59,6 +63,7 @@ class Releases:
         self._plan, self._config, self._rounds, self._folder = plan, config, rounds, folder
         self._privacy = config.privacy
         self.first_counts = FirstCounts(folder)
+        self._patients: PatientPrivacy | None = None  # once it is planned
         self._accepted = False  # whether the ledger has the names and parents of the classes as they are
 
     @cached_property
@@ -88,12 +93,59 @@ class Releases:
         self.ledger.accept_labels(data.synonyms, {name: relations.parents[name] for name in related})
         self._accepted = True
 
+    def private(self, patients: Sequence[str]) -> PatientPrivacy | None:
+        """Return how the site trains with its ε per patient; None where it has none.
+
+        The first time, noise is added to its number of patients, and the ledger has it before anything
+        follows from it; then the noise of the steps is planned for the whole job.
+
+        Args:
+            patients: of each training image.
+
+        Raises:
+            BudgetSpent: the job would exceed `epsilon` or `max_epsilon`.
+            ConfigError: the job cannot have this ε; see `planned_multiplier`.
+        """
+        target, first, experiment = self._privacy.epsilon, self.first_counts, self._folder.name
+        if target is None or self._patients:
+            return self._patients
+        count = count_mechanism(target)
+        if first.patients is None:
+            noisy = len(set(patients)) + count.multiplier * float(gaussian(()))
+            self.ledger.record(spent_on(experiment, "handshake", 0, self._privacy, count))
+            first.keep(max(1, round(noisy)))
+        known = first.patients or 1
+        if first.multiplier is None:
+            found = planned_multiplier(self._plan, self._config, self._rounds, known)
+            planned = [self._mechanism(r, known, found) for r in range(1, self._rounds + 1)]
+            self.ledger.check_epsilon(experiment, planned)
+            first.keep(known, found)
+        self._patients = PatientPrivacy(self._privacy.clip or 1.0, first.multiplier or 0.0, known)
+        return self._patients
+
+    def _mechanism(self, round_: int, patients: int, multiplier: float) -> Mechanism:
+        return mechanism_of_round(self._plan, self._config, self._rounds, round_, patients, multiplier)
+
+    def mechanism(self, task: TaskData) -> Mechanism | None:
+        """Return what protects the patients in a new answer to a task; None where nothing does."""
+        own = self._patients if task.task == "train" else None
+        return self._mechanism(task.round, own.patients, own.multiplier) if own else None
+
+    def train_again(self, task: TaskData) -> None:
+        """Write into the ledger that a round is computed again for a lost state: the next goes on from it.
+
+        Raises:
+            BudgetSpent, LedgerBroken, OSError: as `Ledger.record`.
+        """
+        if of := self.mechanism(task):
+            self.ledger.record(spent_on(self._folder.name, "train", task.round, self._privacy, of))
+
     def allowed(self, task: TaskData, own: Labels, images: int, layout: Layout) -> AllowedReply:
         """Return what the site may answer to a task.
 
         Args:
             own: the classes that it annotates.
-            images: number of its training images.
+            images: number of its training images, as it announces it.
             layout: of the tensors that are exchanged each round, by its own model.
         """
         task, method = replace(task, labels=task.labels or own), self._plan.method
@@ -113,7 +165,7 @@ class Releases:
         path = self._files(task).path(task.round)
         kept = _read(path, request) if path.exists() else None
         if kept is None:
-            self.ledger.check(task, self._folder.name, allowed.own)
+            self.ledger.check(task, self._folder.name, allowed.own, self.mechanism(task))
         return kept
 
     def limited(self, update: Update, task: TaskData, allowed: AllowedReply, images: int) -> Update:
@@ -138,7 +190,8 @@ class Releases:
             OSError: nothing was written.
         """
         packed, channels = pack(reply), allowed.egress.going("up")
-        release = release_of(reply, packed, task, self._folder.name, self._privacy, channels)
+        mechanism = self.mechanism(task)
+        release = release_of(reply, packed, task, self._folder.name, self._privacy, channels, mechanism)
         if task.task != "handshake":
             header = {"request": request, "release": to_jsonable_python(release), "reply": packed.header}
             committed = task.committed if task.task == "train" else -1

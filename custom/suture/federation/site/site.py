@@ -21,6 +21,7 @@ from suture.core.files import FolderLock
 from suture.data.config import SiteConfig
 from suture.federation.plan import Plan, code_hash, round_context
 from suture.federation.site.abstention import LabelViewRefused, abstention, record_error
+from suture.federation.site.patient_privacy import check_batch_norm, check_protected
 from suture.federation.site.releases import Answer, Releases
 from suture.federation.site.states import States
 from suture.federation.site.trainer import Trainer
@@ -98,6 +99,7 @@ class Site:
                 if kept is None:
                     kept = self.releases.keep(task, request, allowed, self._perform(task, allowed))
                 elif task.task == "train" and not self.states.files.is_whole(task.round):
+                    self.releases.train_again(task)
                     self._train(task, allowed)
                 return self.releases.leave(*kept, allowed)
         except Aborted:
@@ -105,6 +107,8 @@ class Site:
         except Exception as error:
             record_error(self.folder, self.name, task, error)
             if abstained := abstention(error):
+                if self.config.privacy.epsilon is not None:  # it covers no exact number
+                    abstained = replace(abstained, rows=None)
                 return Answer(pack(abstained))
             raise
 
@@ -114,8 +118,14 @@ class Site:
 
     def _allowed(self, task: TaskData) -> AllowedReply:
         """Return what the site may answer."""
-        own, samples = self.trainer.data
-        return self.releases.allowed(task, own.names, len(samples["train"]), self._layout(task))
+        return self.releases.allowed(task, self.trainer.data[0].names, self._images, self._layout(task))
+
+    @property
+    def _images(self) -> int:
+        """The number of training images that the site announces: with its ε, of patients with noise."""
+        train = self.trainer.data[1]["train"]
+        private = self.releases.private(train.patients)
+        return private.patients if private else len(train)
 
     def _layout(self, task: TaskData) -> Layout:
         """Return the layout of what is exchanged; the handshake, which has no tensors, needs no model."""
@@ -135,13 +145,15 @@ class Site:
         (labels, samples), config, method = self.trainer.data, self.config, self.plan.method
         if prior := self.trainer.prior:
             check_width(prior, self.trainer.model(labels.names), self.name)
+        if config.privacy.epsilon is not None:
+            check_batch_norm(self.trainer.model(labels.names), self.plan, self.rounds)
         counts = {}
         if labels.label_type in allowed.egress.counts:
             counts = class_counts(labels, samples["train"], config.privacy)
             counts = self.releases.first_counts.of(labels, counts)
         return SiteInfo(
             labels.names,
-            {split: len(part) for split, part in samples.items()},
+            {split: len(part) for split, part in samples.items()} | {"train": self._images},
             config.training.threads,
             code_hash(type(method)),
             labels.label_type,
@@ -162,6 +174,7 @@ class Site:
         with _predicting(context.model, predictor):
             metrics = self._measure(context, "validation", task.committed)
         where = round_context(self.plan.method, self.plan.seed, self.rounds, task.round)
+        context = replace(context, private=self.releases.private(context.samples["train"].patients))
         update, keep, local = self.trainer.train(context, task, state, where)
         self.states.save(task, where.phase.name, context.model, keep)
         update = replace(update, metrics=metrics, state=state.header.get("round", 0))
@@ -234,6 +247,8 @@ def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
         raise ConfigError(
             f"{site}: [data.groups] has no effect at a site; move it to the server's suture.toml"
         )
+    if config.privacy.epsilon is not None:
+        check_protected(site, plan, config)
     if config.privacy.clip is not None and (sent := plan.method.egress(Layout({}, {})).going("up")):
         raise ConfigError(
             f"{site}: [privacy] clip and noise do not cover {min(channel.name for channel in sent)}, which "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -10,7 +11,7 @@ from pathlib import Path
 from suture.core.errors import ConfigError
 from suture.core.privacy import PrivacyConfig
 from suture.data.config import load_site_config
-from suture.federation.differential_privacy import epsilon
+from suture.federation.accounting import epsilon
 from suture.federation.site.chain import ANCHOR, Mark
 from suture.federation.site.ledger import FILE, Ledger, Release, tally_of
 from suture.federation.store import EXPERIMENTS
@@ -23,7 +24,8 @@ class _BudgetLine:
 
     Attributes:
         last: time of the last release.
-        epsilon: of its updates alone, at the δ of that time; None is infinity.
+        epsilon: of it alone, at the δ of that time; None is infinity.
+        steps: of DP-SGD, with their noise and rate: ``60 steps, σ 1.4, q 0.13``; empty without any.
         figures: number of figures of each class.
         numbers: number of other numbers that noise does not protect.
     """
@@ -35,6 +37,7 @@ class _BudgetLine:
     answers: int
     updates: int
     epsilon: float | None
+    steps: str
     figures: Mapping[str, int]
     numbers: int
     last: str
@@ -143,9 +146,18 @@ def _line(group: Sequence[Release]) -> _BudgetLine:
         last.noise,
         last.delta,
         len(group),
-        len(told.noises),
-        epsilon(told.noises, last.delta),
+        sum(r.update for r in group),
+        epsilon((r.mechanism for r in group if r.mechanism), last.delta),
+        _steps(group),
         dict(told.figures),
         sum(r.numbers for r in group),
         last.time,
     )
+
+
+def _steps(group: Sequence[Release]) -> str:
+    steps: Counter[tuple[float, float]] = Counter()
+    for release in group:
+        if release.update and release.steps:
+            steps[release.multiplier, release.rate] += release.steps
+    return "; ".join(f"{n} steps, σ {sigma:.3g}, q {rate:.2g}" for (sigma, rate), n in steps.items())

@@ -74,12 +74,13 @@ class Trainer:
     def data(self) -> SiteSamples:
         """The site's own classes and its samples, which are read once.
 
-        A method that cannot learn one-sided classes gets none.
+        A method that cannot learn one-sided classes gets none, nor does DP-SGD: their targets mix patients.
         """
         data, method = self.load(), self._plan.method
-        if data[0].one_sided and not learns_one_sided(method):
+        private = self._config.privacy.epsilon is not None
+        if data[0].one_sided and (private or not learns_one_sided(method)):
             left_out = ", ".join(data[0].one_sided)
-            title = method.about.title
+            title = "DP-SGD" if private else method.about.title
             log.info("%s: %s needs positives and negatives; left out: %s", self._site, title, left_out)
             data = annotated(data)
         if method.labels.view != "target":
@@ -189,10 +190,12 @@ class Trainer:
                 batch = self._config.training.batch_size or method.local.batch_size
                 if not out_of_memory(error) or self._halved or batch < 4 or method.about.fixed_batches:
                     raise
+                if context.private:  # whose noise was planned for these batches
+                    raise
                 self._halved = batch // 2
                 log.warning("%s: %s; trying again with batches of %d", self._site, kind(error), self._halved)
             # Outside the handlers, because a traceback holds the tensors that filled the memory.
-            context = self.context(task, state)
+            context = replace(self.context(task, state), private=context.private)
 
     def _attempt(
         self, context: SiteContext, task: TaskData, state: Packed, where: RoundContext
@@ -200,7 +203,7 @@ class Trainer:
         method = self._plan.method
         last = Packed(self._states.kept_by_method(state, context.model), state.header)
         round_ = local_round(method, context, last, where)
-        if context.model is not self._checked:
+        if context.model is not self._checked and not context.private:
             self._prepare(context, round_)
         context = expected(context, self.data[0], round_)
         watch = self._diagnostics.watching(context.model.labels) if self._diagnostics else None

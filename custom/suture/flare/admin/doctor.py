@@ -211,7 +211,7 @@ def _check_ledger(config: SiteConfig) -> Iterator[Finding]:
         yield error("ledger", f"{state / LEDGER} is not whole: {'; '.join(why)}", remedy)
     else:
         yield ok("ledger", f"{len(ledger.releases())} releases")
-    if config.privacy.noise and config.privacy.max_epsilon is None:
+    if config.privacy.max_epsilon is None and (config.privacy.noise or config.privacy.epsilon):
         text = "noise is set and max_epsilon is not: ε grows with every experiment, without a bound"
         yield warning("budget", text, "set max_epsilon under [privacy] in suture.toml")
 

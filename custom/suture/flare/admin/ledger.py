@@ -33,8 +33,7 @@ def ledger_totals(found: Statement) -> Iterator[str]:
     lower = "≥" if spent.epsilon is not None and (found.breaks or found.accepted) else "="
     yield (
         f"all experiments: {spent.updates} updates, {spent.unprotected} of them without noise; "
-        f"ε {lower} {_number(spent.epsilon, '∞')} at δ = {found.delta:g}, composed as Gaussian mechanisms "
-        f"(max_epsilon: {bound})"
+        f"ε {lower} {_number(spent.epsilon, '∞')} at δ = {found.delta:g}, (max_epsilon: {bound})"
     )
     yield f"experiments: {found.experiments} (max_experiments: {_left(found.max_experiments)})"
     if labels := found.labels:
@@ -59,7 +58,7 @@ def ledger_tables(found: Statement) -> Iterator[Table]:
         table.add_row(
             rich(name),
             _number(line.clip, "none"),
-            _number(line.noise or None, "none"),
+            line.steps or _number(line.noise or None, "none"),
             str(line.answers),
             *map(_left, (found.answers_left[name], found.anew_left[name])),
             str(line.updates),

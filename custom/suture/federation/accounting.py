@@ -1,0 +1,157 @@
+"""The ε of what a site has released: Gaussian mechanisms, of all its data or of Poisson samples of patients.
+
+Dong, Roth, Su. Gaussian Differential Privacy. arXiv:1905.02383, Cor. 3.3 (composition);
+Balle & Wang. Improving the Gaussian Mechanism. ICML 2018, Thm. 8 (ε of a Gaussian mechanism);
+Gopi, Lee, Wutschitz. Numerical Composition of Differential Privacy. NeurIPS 2021 (sampled ones; opacus).
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Iterable
+from decimal import ROUND_CEILING, Context
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from suture.core.errors import ConfigError
+
+_LOOSE, _MANY = 64.0, 20_000
+"""Above this ε, or for more steps, a looser bound must do: the tight one would fill the memory."""
+
+
+class Mechanism(NamedTuple):
+    """Gaussian mechanisms of one kind.
+
+    Attributes:
+        multiplier: standard deviation of the noise, in units of the most that a patient changes; 0 for none.
+        rate: q, the probability with which each sees a patient.
+        steps: how many.
+    """
+
+    multiplier: float
+    rate: float = 1.0
+    steps: int = 1
+
+
+def epsilon(mechanisms: Iterable[Mechanism], delta: float) -> float | None:
+    """Return the ε of mechanisms together, in three digits, rounded up; None, for infinity, without noise."""
+    total = composed(mechanisms, delta)
+    return None if total is None else rounded_up(total)
+
+
+def composed(mechanisms: Iterable[Mechanism], delta: float) -> float | None:
+    """Return the ε of mechanisms together, whatever was made of the earlier answers; None for infinity.
+
+    Raises:
+        ConfigError: one has samples, and opacus is not installed.
+    """
+    steps: Counter[tuple[float, float]] = Counter()
+    for one in mechanisms:
+        steps[one.multiplier, one.rate] += one.steps
+    found = [(sigma, rate, n) for (sigma, rate), n in sorted(steps.items()) if n]
+    if any(not sigma for sigma, _, _ in found):
+        return None
+    whole = math.hypot(*(math.sqrt(n) / sigma for sigma, rate, n in found if rate == 1))
+    sampled = tuple(one for one in found if one[1] < 1)
+    return (
+        _sampled((*sampled, (1 / whole, 1.0, 1)) if whole else sampled, delta)
+        if sampled
+        else _whole(whole, delta)
+    )
+
+
+def _whole(mu: float, delta: float) -> float | None:
+    """Return the ε of a μ-Gaussian mechanism.
+
+    With u = ε/μ - μ/2, its δ is Φ(-u) - exp(ε) Φ(-u - μ) = exp(-u²/2) (erfcx(u/√2) - erfcx((u + μ)/√2)) / 2,
+    in which nothing overflows and nothing large is subtracted.
+    """
+    from scipy.optimize import brentq
+    from scipy.special import erfcx
+
+    if not 0 < mu < 1e150:  # no update; or an ε beyond the numbers of a computer
+        return None if mu else 0.0
+    mu = max(mu, 1e-6)  # ε grows with μ, and below this the difference would be one of rounding errors
+
+    def excess(u: float) -> float:
+        tails = erfcx(u / math.sqrt(2)) - erfcx((u + mu) / math.sqrt(2))
+        return float(np.log(tails) - u * u / 2 - math.log(2) - math.log(delta))
+
+    low = max(-mu / 2, -37.0)  # ε = 0; erfcx overflows before
+    if excess(low) <= 0:
+        return 0.0
+    u = brentq(excess, low, 40.0, xtol=1e-12) + 1e-9
+    return float(mu * (u + mu / 2))
+
+
+@lru_cache(maxsize=256)
+def _sampled(history: tuple[tuple[float, float, int], ...], delta: float) -> float:
+    """Return an upper bound on the ε of sampled Gaussian mechanisms; one may see all patients."""
+    prv, rdp = _accountants()
+    rough, tight = rdp(), prv()
+    rough.history = tight.history = list(history)
+    # They warn of an order beyond those tried, and of the logarithm of 1 - q = 0, whose limit they take.
+    with warnings.catch_warnings(action="ignore"):
+        bound, _ = rough.get_privacy_spent(delta=delta)
+        if bound > _LOOSE or sum(n for _, _, n in history) > _MANY:
+            return float(bound)
+        return float(min(bound, tight.get_epsilon(delta)))
+
+
+@cache
+def _accountants() -> tuple[Any, Any]:
+    """Return opacus' tight accountant, and a looser one that is always quick."""
+    try:
+        from opacus.accountants import PRVAccountant, RDPAccountant
+        from opacus.accountants.analysis import rdp
+        from opacus.accountants.analysis.prv import prvs
+    except ImportError:
+        raise ConfigError(
+            "[privacy] epsilon needs opacus, which computes ε: pip install 'suture[privacy]'"
+        ) from None
+    # Nine tenths of the time; it does not depend on the number of steps, so each round computes it again.
+    rdp._compute_rdp = prvs._compute_rdp = lru_cache(maxsize=2**14)(rdp._compute_rdp)
+    return PRVAccountant, RDPAccountant
+
+
+def multiplier_for(target: float, delta: float, planned: Iterable[Mechanism], count: Mechanism) -> float:
+    """Return the least noise with which mechanisms have an ε of `target` at most, to 1 % of ε.
+
+    Args:
+        planned: their rates and steps; their multipliers do not count.
+        count: a mechanism with noise of its own, which counts, too.
+
+    Returns:
+        a multiplier within `MULTIPLIERS`; infinity where their largest has a larger ε.
+    """
+    from scipy.optimize import brentq
+
+    planned = tuple(planned)
+
+    def above(log_multiplier: float) -> float:
+        noisy = (one._replace(multiplier=math.exp(log_multiplier)) for one in planned)
+        found = composed([*noisy, count], delta)
+        return math.log(math.inf if found is None else max(found, 1e-9)) - math.log(0.995 * target)
+
+    low, high = map(math.log, MULTIPLIERS)
+    if above(high) > 0:
+        return math.inf
+    if above(low) <= 0:
+        return MULTIPLIERS[0]
+    found: float = brentq(above, low, high, xtol=2e-3)
+    while above(found) > math.log(1 / 0.995):
+        found += 1e-3
+    return math.exp(found)
+
+
+MULTIPLIERS = 0.3, 100.0
+"""The least and the most noise of a step, in units of the clip: more would leave nothing to learn."""
+
+
+def rounded_up(value: float) -> float:
+    """Return the number in three digits, never a smaller one."""
+    return float(Context(prec=3, rounding=ROUND_CEILING).create_decimal(value))

@@ -1,0 +1,254 @@
+"""DP-SGD of a site: its draws, and a step that one patient moves by little."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from suture.core.errors import ConfigError
+from suture.core.labels import LabelSet
+from suture.data.augmentation import MILD, Augmentation
+from suture.data.batch import Batch, Samples
+from suture.learning.losses import masked_bce
+from suture.learning.patient_privacy import (
+    PatientPrivacy,
+    example_gradients,
+    gaussian,
+    sampling_rate,
+    steps_of_round,
+    uniform,
+)
+from suture.learning.step_losses import NonFiniteLoss
+from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known
+from suture.models import ModelSpec, build
+from suture.models.classifier import train_mode
+
+SPEC = ModelSpec("cnn", size=16)
+LOCAL = LocalTraining(lr=0.5, batch_size=4, optimiser="sgd", momentum=0)
+
+
+def injected(seed: str = "") -> Callable[[int], bytes]:
+    """A source of the same numbers each time."""
+    calls = [0]
+
+    def draw(count: int) -> bytes:
+        calls[0] += 1
+        return hashlib.shake_256(f"{seed}/{calls[0]}".encode()).digest(count)
+
+    return draw
+
+
+def context(patients: str = "aabbcdefg", augmentation: Augmentation | None = None) -> SiteContext:
+    g, n = torch.Generator().manual_seed(0), len(patients)
+    pixels = torch.randint(0, 256, (n, 1, 16, 16), generator=g, dtype=torch.uint8)
+    y = torch.randint(0, 2, (n, 2), generator=g).float()
+    y[0, 1] = torch.nan
+    samples = Samples({"image": pixels}, y, tuple(patients))
+    model = build(SPEC, LabelSet(("Edema", "Mass")), 1, pretrained=False)
+    view = augmentation or Augmentation()
+    # Without reading ahead: the order of the draws would depend on the thread that reads.
+    device = torch.device("cpu")
+    return SiteContext("a", model, {"train": samples}, SPEC.preprocessing, view, device, prefetch=0)
+
+
+def private(site: SiteContext, multiplier: float = 0.0, clip: float = 0.1, seed: str = "") -> SiteContext:
+    patients = len(set(site.samples["train"].patients))
+    return replace(site, private=PatientPrivacy(clip, multiplier, patients, injected(seed)))
+
+
+def train(site: SiteContext, local: LocalTraining = LOCAL) -> dict[str, Tensor]:
+    """Train a round with frozen batch norm; returns the trained parameters."""
+    fitted = fit(site, on_known(masked_bce), LocalRound(local, "frozen", seed=1, round=1))
+    assert fitted.loss is None or not site.private
+    return {n: p.detach().clone() for n, p in site.model.named_parameters()}
+
+
+def test_each_patient_is_drawn_with_the_rate_and_each_of_its_images_alike() -> None:
+    """Of patients with 1, 2 and 3 images a batch of 1.5 draws each in half of the steps."""
+    chosen = PatientPrivacy(1.0, 1.0, 3, injected())
+    local = LocalTraining(batch_size=2, iterations=6_000)
+    assert sampling_rate(local, 3) == pytest.approx(2 / 3)
+    seen: Counter[int] = Counter()
+    sizes: Counter[int] = Counter()
+    for rows in chosen.draws(("x", "y", "y", "z", "z", "z"), local):
+        patients = ["xyyzzz"[row] for row in rows.tolist()]
+        assert len(set(patients)) == len(patients)
+        seen.update(rows.tolist())
+        sizes[len(rows)] += 1
+    assert seen[0] / 6_000 == pytest.approx(2 / 3, abs=0.03)
+    assert [seen[i] / 6_000 for i in (1, 2)] == pytest.approx([1 / 3] * 2, abs=0.03)
+    assert [seen[i] / 6_000 for i in (3, 4, 5)] == pytest.approx([2 / 9] * 3, abs=0.03)
+    assert sizes[0] / 6_000 == pytest.approx(1 / 27, abs=0.01)  # nobody was drawn: a step of noise
+
+
+def test_the_steps_of_a_round() -> None:
+    assert steps_of_round(LocalTraining(batch_size=4, epochs=2), 9) == 6  # 9 / 4, rounded up, twice
+    assert steps_of_round(LocalTraining(batch_size=4, iterations=5), 9) == 5
+    assert steps_of_round(LocalTraining(batch_size=4, epochs=0), 9) == 0
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**64 - 1))
+def test_uniform_numbers_are_below_one(bits: int) -> None:
+    assert 0 <= uniform(1, lambda _: bits.to_bytes(8, "little")).item() < 1
+
+
+def test_the_gradients_of_images_are_those_of_batches_of_one() -> None:
+    site = context()
+    site.model.eval()
+    samples = site.samples["train"]
+    batch = samples.batch(torch.arange(len(samples)))
+    ready = Batch({"image": SPEC.preprocessing(batch.inputs["image"])}, batch.y, batch.known)
+    objective = on_known(masked_bce)
+    found = example_gradients(site.model, objective, ready)
+    for row in range(len(samples)):
+        one = Batch({"image": ready.inputs["image"][[row]]}, ready.y[[row]], ready.known[[row]])
+        site.model.zero_grad()
+        objective(site.model, one).backward()
+        for name, parameter in site.model.named_parameters():
+            assert parameter.grad is not None
+            assert torch.allclose(found[name][row], parameter.grad, atol=1e-6), name
+
+
+def test_a_round_is_that_of_opacus_with_the_same_draws() -> None:
+    """Opacus' hooks, clipping and division, on the batches that we draw, and with our noise."""
+    opacus = pytest.importorskip("opacus")
+    site = private(context(), 0.7)
+    assert site.private
+    model = build(SPEC, site.model.labels, 1, pretrained=False)
+    ours = train(site, replace(LOCAL, epochs=3))
+
+    draw = injected()
+    for _ in ("shuffle", "augmentation", "dropout"):
+        draw(8)  # secret seeds
+    schedule = replace(site.private, draw=draw)
+    train_mode(model, "frozen")
+    model.backbone._forward_pre_hooks.clear()  # opacus 1.6 has wrong gradients of channels-last images
+    module = opacus.GradSampleModule(model, loss_reduction="sum")
+    trained = [p for p in module.parameters() if p.requires_grad]
+    base = torch.optim.SGD(trained, LOCAL.lr)
+    optimiser = opacus.optimizers.DPOptimizer(
+        base, noise_multiplier=0.7, max_grad_norm=0.1, expected_batch_size=4
+    )
+    optimiser.add_noise = lambda: [
+        setattr(p, "grad", p.summed_grad + 0.07 * gaussian(tuple(p.shape), draw).float()) for p in trained
+    ]
+    samples = site.samples["train"]
+    for _ in range(3):
+        for rows in schedule.draws(samples.patients, LOCAL):
+            optimiser.zero_grad()
+            if not len(rows):
+                for p in trained:
+                    p.grad_sample = torch.zeros(0, *p.shape)
+            else:
+                batch = samples.batch(rows)
+                logits = module({"image": SPEC.preprocessing(batch.inputs["image"])})
+                each = nn.functional.binary_cross_entropy_with_logits(logits, batch.y, reduction="none")
+                known = batch.known.float()
+                ((each * known).sum(1) / known.sum(1)).sum().backward()
+            optimiser.step()
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(ours[name], parameter, atol=1e-6), name
+
+
+@pytest.mark.parametrize("left_out", ["a", "b", "g"])
+def test_a_patient_moves_a_step_by_its_clip_at_most(left_out: str) -> None:
+    """The same draws for all others, without noise: the step changes by lr C / B at most."""
+    site = private(context(), clip=0.05)
+    assert site.private
+    everyone = site.samples["train"]
+    drawn = [0, 2, 4, 5, 6, 7, 8]  # one image of each
+    before = {n: p.detach().clone() for n, p in site.model.named_parameters()}
+    site.model.eval()
+    steps = []
+    for rows in (drawn, [i for i in drawn if everyone.patients[i] != left_out]):
+        site.model.load_state_dict(before, strict=False)
+        batch = everyone.batch(torch.tensor(rows))
+        ready = replace(batch, inputs={"image": SPEC.preprocessing(batch.inputs["image"])})
+        optimiser = torch.optim.SGD(site.model.parameters(), LOCAL.lr)
+        site.private.step(site.model, on_known(masked_bce), optimiser, ready, 4)
+        steps.append({n: p.detach().clone() for n, p in site.model.named_parameters()})
+    moved = sum(float((steps[0][n] - steps[1][n]).double().square().sum()) for n in before) ** 0.5
+    assert moved == pytest.approx(LOCAL.lr * 0.05 / 4, rel=1e-4)  # its gradient is longer than C
+
+
+def test_a_broken_image_counts_as_nothing_and_reveals_nothing() -> None:
+    site = context("abc")
+    samples = site.samples["train"]
+    site.model.eval()
+    values = SPEC.preprocessing(samples.inputs["image"])
+    values[1] = torch.nan
+    batch = Batch({"image": values}, *samples.targets())
+    chosen = PatientPrivacy(1.0, 0.0, 3)
+    objective = on_known(masked_bce)
+
+    def stepped(rows: list[int]) -> list[Tensor]:
+        site.model.load_state_dict(before)
+        optimiser = torch.optim.SGD(site.model.parameters(), 1.0)
+        part = Batch({"image": values[rows]}, batch.y[rows], batch.known[rows])
+        chosen.step(site.model, objective, optimiser, part, 3)
+        return [p.detach().clone() for p in site.model.parameters()]
+
+    before = {n: t.clone() for n, t in site.model.state_dict().items()}
+    whole, without = stepped([0, 1, 2]), stepped([0, 2])
+    assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(whole, without, strict=True))
+    assert any(
+        not torch.equal(a, before[n]) for a, (n, _) in zip(whole, site.model.named_parameters(), strict=True)
+    )
+
+
+def test_a_step_without_patients_is_one_of_noise() -> None:
+    site = context("ab", MILD)
+    before = {n: p.detach().clone() for n, p in site.model.named_parameters() if "head" in n}
+    never = replace(LOCAL, batch_size=1, iterations=1)
+    private_ = PatientPrivacy(1.0, 2.0, 10**9, injected())  # of whom each is drawn once in 10⁹ steps
+    after = train(replace(site, private=private_), never)
+    moved = torch.cat([(after[n] - t).flatten() for n, t in before.items()])
+    assert moved.std().item() == pytest.approx(LOCAL.lr * 2.0, rel=0.2)
+
+
+def test_a_large_batch_is_computed_in_parts(monkeypatch: Any) -> None:
+    whole = train(private(context(), 0.5))
+    monkeypatch.setattr("suture.learning.patient_privacy._TOGETHER", 2)
+    assert all(torch.allclose(whole[n], t, atol=1e-7) for n, t in train(private(context(), 0.5)).items())
+
+
+def test_views_and_dropout_do_not_follow_the_jobs_seed() -> None:
+    """From it, who was drawn before would decide the views of the others."""
+    one, other = (train(private(context(augmentation=MILD), seed=seed)) for seed in ("1", "2"))
+    assert any(not torch.equal(one[n], other[n]) for n in one)
+    again = train(private(context(augmentation=MILD), seed="1"))
+    assert all(torch.equal(one[n], again[n]) for n in one)
+
+
+def test_batch_norm_over_the_batch_is_refused_by_name() -> None:
+    site = private(context())
+    with pytest.raises(ConfigError, match=r"batch norm backbone\.\S+ mixes .*frozen"):
+        fit(site, on_known(masked_bce), LocalRound(LOCAL, "average", seed=1, round=1))
+
+
+def test_a_model_that_diverged_is_an_error() -> None:
+    with pytest.raises(NonFiniteLoss, match="a: the model of round 1 diverged; lower the learning rate"):
+        train(private(context(), 1e30, clip=1e9), replace(LOCAL, lr=1e30))
+
+
+def test_a_recurrent_model_is_trained_too() -> None:
+    spec = ModelSpec("lstm")
+    model = build(spec, LabelSet(("Edema", "Mass")), 1, pretrained=False)
+    inputs = {"tokens": torch.randint(1, 50, (4, 6), dtype=torch.int32), "length": torch.tensor([6, 3, 2, 6])}
+    samples = Samples(inputs, torch.eye(4, 2), ("a", "b", "c", "d"))
+    site = SiteContext(
+        "a", model, {"train": samples}, SPEC.preprocessing, Augmentation(), torch.device("cpu")
+    )
+    before = model.head.weight.detach().clone()
+    train(private(site))
+    assert not torch.equal(before, model.head.weight)
