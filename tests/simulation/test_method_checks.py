@@ -133,6 +133,13 @@ class TakesATensor(FedProx):
         return replace(previous, shared={"w": next(iter(updates)).shared["w"].view(-1)})
 
 
+class TakesOneSite(FedProx):
+    """Not the mean, as which a robust merge would take it."""
+
+    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
+        return super().aggregate(previous, [next(iter(updates))], ctx)
+
+
 class MovesByMomentum(FedProx):
     """The server's momentum goes on where no site sent a row."""
 
@@ -174,6 +181,7 @@ MUTANTS: list[tuple[type[FedProx], Callable[..., None], str]] = [
     (CountsColumns, checks.classes_are_known_by_name, "depends on the order of the classes"),
     (ChangesUpdates, checks.aggregation_takes_copies, "aggregation changes an update"),
     (TakesATensor, checks.aggregation_takes_copies, "w is a tensor of an update; clone it"),
+    (TakesOneSite, checks.a_robust_merge_can_replace_its_mean, "w depends on more than the updates' mean"),
     (MovesByMomentum, checks.a_class_that_nobody_sent_keeps_its_row, "that no site sent changed"),
     (KeepsTheModel, checks.training_lowers_the_loss, "three rounds have the losses"),
     (Undecorated, checks.it_describes_itself, "anchor of Undecorated .* decorate it with @hyperparameters"),

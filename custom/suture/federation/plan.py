@@ -21,6 +21,7 @@ from suture.data.augmentation import Augmentation
 from suture.data.embedding import TFIDF
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method, RoundContext
+from suture.methods.robust import RobustMerge
 from suture.methods.source import code_hash as code_hash
 from suture.models import ModelSpec, check_portable, encoder_of
 from suture.models.coherence import Coherence
@@ -248,6 +249,8 @@ class Schedule:
         max_update: an update is rejected if its norm is more than this many times that of the model, or of
             the site's largest earlier update in this phase of training (or of the median over sites of their
             largest ones, if that is larger); None accepts any.
+        robust: what takes the place of the mean of the updates, so that a few lying sites cannot move it far;
+            None takes the method's own.
         label_map: maps a site's spelling of a class to the federation's name, for spellings that Suture does
             not recognise.
         accept_labels: similar names that are different classes, and general names such as "label" that are
@@ -273,6 +276,7 @@ class Schedule:
     patience: Annotated[int, Field(ge=1, le=LIMIT)] | None = None
     max_failed_rounds: Annotated[int, Field(ge=1, le=LIMIT)] = 2
     max_update: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = 100.0
+    robust: RobustMerge | None = None
     label_map: dict[LabelName, LabelName] = dataclasses.field(default_factory=dict)
     accept_labels: StrictBool | tuple[str, ...] = False
     decision: DecisionSettings | None = None

@@ -167,6 +167,7 @@ class LocalAveraging(Method):
             is and is sent once); ``local`` (FedBN), where models stay at the sites.
     """
 
+    merges_by_mean = True
     local: LocalTraining = field(default_factory=LocalTraining)
     batch_norm: NormPolicy = "average"
 

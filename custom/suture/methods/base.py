@@ -257,10 +257,13 @@ class Method(ABC):
 
     Attributes:
         about: what the method is called, its paper, and what it does not take.
+        merges_by_mean: whether `aggregate` uses tensors and rows of the updates only in their weighted means,
+            so that a robust merge can take the place of these; see `suture.methods.robust`.
         local: how a site trains.
     """
 
     about: ClassVar[About]
+    merges_by_mean: ClassVar[bool] = False
     local: LocalTraining
 
     def __init_subclass__(cls) -> None:

@@ -200,16 +200,13 @@ def _short(path: str) -> str:
 
 def merged(encoder: nn.Module) -> nn.Module:
     """Return an encoder with its factors multiplied and added to the weights; a copy, if it has factors."""
-    if not sys.modules.get("peft"):  # which makes every layer that has factors
-        return encoder
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    if not any(isinstance(layer, BaseTunerLayer) for layer in encoder.modules()):
+    peft = sys.modules.get("peft.tuners.tuners_utils")  # imported by what makes a layer with factors
+    if not peft or not any(isinstance(layer, peft.BaseTunerLayer) for layer in encoder.modules()):
         return encoder
     whole = copy.deepcopy(encoder)
     with torch.no_grad():
         for path, layer in [*whole.named_modules()]:
-            if isinstance(layer, BaseTunerLayer):
+            if isinstance(layer, peft.BaseTunerLayer):
                 layer.merge()
                 whole.set_submodule(path, layer.get_base_layer())
     return whole

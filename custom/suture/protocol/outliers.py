@@ -48,6 +48,30 @@ class _SiteUpdates:
         return [f"{text} in {n} of {self.rounds}" for text, n in said.items() if 2 * n > self.rounds]
 
 
+def outlying(sent: Mapping[str, SiteRound]) -> dict[str, dict[str, float]]:
+    """Return the sites whose update of one round is marked, with the figures that mark it.
+
+    Args:
+        sent: the accepted updates of the round.
+    """
+    if len(sent) < _FEWEST:
+        return {}
+    usual = _usual(sent)
+    limit = min(OPPOSED, min((s.cosine for s in sent.values() if s.cosine is not None), default=0.0) / 2)
+    found: dict[str, dict[str, float]] = {}
+    for name, site in sent.items():
+        if site.cosine is not None and site.cosine < limit:
+            found[name] = {"cosine": site.cosine}
+        if usual and (site.norm or 0.0) / usual > LONG:
+            found[name] = found.get(name, {}) | {"norm": (site.norm or 0.0) / usual}
+    return found
+
+
+def _usual(sent: Mapping[str, SiteRound]) -> float:
+    """Return the median norm of the updates of one round."""
+    return median(site.norm or 0.0 for site in sent.values())
+
+
 def site_updates(history: Sequence[Round]) -> dict[str, _SiteUpdates]:
     """Return what the updates of each site were like, where rounds had at least three of them."""
     norms: dict[str, list[float]] = {}
@@ -59,13 +83,12 @@ def site_updates(history: Sequence[Round]) -> dict[str, _SiteUpdates]:
         sent = {name: s for name, s in line.sites.items() if s.status == "accepted" and s.norm is not None}
         if len(sent) < _FEWEST:
             continue
-        usual = median(s.norm or 0.0 for s in sent.values())
-        limit = min(OPPOSED, min((s.cosine for s in sent.values() if s.cosine is not None), default=0.0) / 2)
+        odd, usual = outlying(sent), _usual(sent)
         for name, site in sent.items():
             norms.setdefault(name, []).append((site.norm or 0.0) / usual if usual else 1.0)
+            opposed[name] += "cosine" in odd.get(name, {})
             if site.cosine is not None:
                 cosines.setdefault(name, []).append(site.cosine)
-                opposed[name] += site.cosine < limit
     return {
         name: _of(norms[name], cosines.get(name, []), opposed[name], losses.get(name))
         for name in sorted(norms)

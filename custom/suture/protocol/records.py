@@ -71,6 +71,8 @@ class Run:
             machine; empty where they were applied.
         synthetic: whether the images are drawn and show no patients, as those of the demo.
         parents: the direct parents of classes, by the job's atlas; empty where it had none.
+        robust: kind and number of liars of the job's robust merge; empty without one.
+        unprotected: the classes whose rows too few sites send for it.
         computed_on: of each site, CPU or model of the GPU, and precision; empty in runs of former versions.
     """
 
@@ -106,6 +108,8 @@ class Run:
     synthetic: bool = False
     computed_on: dict[str, str] = field(default_factory=dict)
     parents: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    robust: dict[str, Any] = field(default_factory=dict)
+    unprotected: list[str] = field(default_factory=list)
 
     def owners(self, label: str) -> tuple[str, ...]:
         """Return the sites that annotate a class."""
@@ -129,6 +133,8 @@ class SiteRound:
         norm: of the update's change, or of its gradient.
         cosine: of the update to the mean of the others' directions.
         spent: what the site said of its releases with this answer, if it clips its updates.
+        kept: share of its change of the shared parameters that a robust merge has kept, where the kind has
+            one; 0 for a site that it left out.
     """
 
     status: Literal["accepted", "rejected", "abstained", "missing"]
@@ -145,6 +151,7 @@ class SiteRound:
     spent: Spent | None = None
     norm: Number = None
     cosine: Number = None
+    kept: Number = None
 
 
 @dataclass(frozen=True)

@@ -98,9 +98,10 @@ def shown(parts: Iterable[Mapping[str, float | None]], most: int = 5) -> dict[st
 def _row(run: Run, metrics: Metrics, label: str) -> Row:
     owners = run.owners(label)
     positives, negatives = metrics.counts.get(label, (None, None))
+    annotated = " and ".join(owners) if len(owners) < 3 else f"{len(owners)} of {len(run.sites)} sites"
     return Row(
         label,
-        " and ".join(owners) if len(owners) < 3 else f"{len(owners)} of {len(run.sites)} sites",
+        annotated + (" (unprotected)" if label in run.unprotected else ""),
         metrics.auroc.get(label),
         metrics.intervals.get(label),
         positives,

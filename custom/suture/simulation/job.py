@@ -41,6 +41,7 @@ from suture.federation.plan import Plan, Schedule, code_hash
 from suture.learning.finetuning import FineTuning
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method
+from suture.methods.robust import check_fits
 from suture.methods.source import source_of
 from suture.models import CORPUS, WEIGHTS, ModelSpec, encoder_of, self_contained, vocabulary_of
 from suture.models.documents import with_digest
@@ -124,9 +125,10 @@ class Job(Schedule):
         """Return the part of the job that only the server receives.
 
         Raises:
-            ConfigError: the method needs more rounds.
+            ConfigError: the method needs more rounds, or cannot be merged as `robust` says.
         """
         self.method.phases(self.rounds)
+        check_fits(self.robust, self.method)
         return Schedule(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Schedule)})
 
     def _repr_html_(self) -> str:

@@ -36,6 +36,7 @@ from suture.methods.base import (
 )
 from suture.methods.exchange import check_channels, layout_of, with_channels
 from suture.methods.retraining import Retraining
+from suture.methods.robust import RobustMerge, robustly_merged, unfit
 from suture.models import ModelSpec
 from suture.models.classifier import Layout, split_state
 from suture.protocol.egress import CLASSES, Shapes, blank, check_declared, prefixed, whole
@@ -75,11 +76,6 @@ class Subject:
         """The types of labels that it is tried with: `types`, or all that the method has."""
         return self.types or self.method.labels.types
 
-    @property
-    def first(self) -> LabelType:
-        """The type of labels of the checks that one type is enough for."""
-        return self.label_types[0]
-
     def trial(self, label_type: LabelType, **more: Any) -> Trial:
         """A small federation of the method; see `Trial`."""
         return Trial(self.method, self.model, label_type, transport=self.transport, **more)
@@ -109,8 +105,7 @@ def check_method(
         ConfigError: `method` is no instance of a method, or there is no such hyperparameter or check.
     """
     subject = subject_of(method, model=model, variants=variants, exempt=exempt)
-    names = [check.__name__ for check in CHECKS]
-    skipped = _known("check", skip, names)
+    skipped = _known("check", skip, [check.__name__ for check in CHECKS])
     tried = [check for check in CHECKS if check.__name__ not in skipped]
     failed: dict[str, Exception] = {}
     for check in tried:
@@ -253,6 +248,21 @@ def one_site_alone_decides(subject: Subject) -> None:
         else:
             step = (after[name] - _tensors(before)[name])[: len(sent)]
             _ensure(bool((step * sent < 0).all()), f"{name} does not step against the gradient")
+
+
+def a_robust_merge_can_replace_its_mean(subject: Subject) -> None:
+    """If it has `merges_by_mean`, it makes the same of updates as of as many copies of their mean."""
+    method, before = subject.method, _a_model(subject.method)
+    if unfit(method):
+        return
+    updates = [_an_update(method, before, LABELS, seed) for seed in range(2)]
+    copies = robustly_merged(
+        RobustMerge(), before, None, updates, {}
+    ).updates  # of the plain mean: they are few
+    after, of_mean = (_tensors(method.aggregate(before, some, FIRST)) for some in (updates, copies))
+    for name, tensor in after.items():
+        same = torch.allclose(of_mean[name], tensor, 1e-5, 1e-6)
+        _ensure(same, f"{name} depends on more than the updates' mean; set merges_by_mean = False")
 
 
 def aggregation_returns_the_channels(subject: Subject) -> None:
@@ -441,9 +451,9 @@ def a_sites_own_learning_rate_is_used(subject: Subject) -> None:
     own = _RATE / 8
     slower = replace(subject, method=changed(subject.method, local=replace(subject.method.local, lr=own)))
     with (
-        subject.trial(subject.first, rates={"alpha": own}) as site,
-        slower.trial(subject.first) as job,
-        subject.trial(subject.first) as plain,
+        subject.trial(subject.label_types[0], rates={"alpha": own}) as site,
+        slower.trial(subject.label_types[0]) as job,
+        subject.trial(subject.label_types[0]) as plain,
     ):
         found, expected, other = (trial.update("alpha") for trial in (site, job, plain))
         if not {**found.shared, **found.head}:
@@ -460,7 +470,7 @@ def a_warm_up_trains_the_head_alone(subject: Subject) -> None:
         )
     except (SutureError, ValidationError):
         return  # the method has no warm-up and says so
-    with replace(subject, method=method).trial(subject.first, rounds=2) as trial:
+    with replace(subject, method=method).trial(subject.label_types[0], rounds=2) as trial:
         payload, update = trial.payload("alpha"), trial.update("alpha")
         backbone = [name for name in update.shared if name.startswith("backbone.")]
         moved = [name for name in backbone if not torch.equal(update.shared[name], payload.shared[name])]
@@ -475,7 +485,7 @@ def optimiser_state_carries_over(subject: Subject) -> None:
     local, method = subject.method.local, subject.method
     if method.about.fixed_batches or (local.optimiser == "sgd" and not local.momentum):
         return
-    with subject.trial(subject.first, rounds=2) as trial:
+    with subject.trial(subject.label_types[0], rounds=2) as trial:
         payload = trial.payload("alpha")
 
         def train(state: Packed, number: int) -> tuple[Update, dict[str, Tensor]]:
@@ -562,6 +572,7 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
     aggregation_is_a_function_of_the_updates,
     aggregation_takes_copies,
     one_site_alone_decides,
+    a_robust_merge_can_replace_its_mean,
     aggregation_returns_the_channels,
     a_class_that_nobody_sent_keeps_its_row,
     classes_are_known_by_name,
@@ -657,8 +668,8 @@ def _effect(subject: Subject, label_type: LabelType) -> str:
             trial.run()
         except SutureError as error:
             return f"{type(error).__name__}: {error}"
-        model = trial.server.model
-        numbers = [float(tensor.double().sum()) for _, tensor in sorted(_all_tensors(model).items())]
+        tensors = sorted(_all_tensors(trial.server.model).items())
+        numbers = [float(tensor.double().sum()) for _, tensor in tensors]
         lines = trial.history()
         facts = [
             [{k: s[k] for k in ("weight", "train_loss", "scalars")} for s in x["sites"].values()]

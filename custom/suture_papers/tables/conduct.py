@@ -27,8 +27,8 @@ from suture.simulation.sites import this_machine
 from suture_papers.tables.external_tests import absent_tests, check_tests, test_models
 from suture_papers.tables.outcome import Outcome, chosen, collect, compared_runs, comparison_name
 from suture_papers.tables.plan import register
+from suture_papers.tables.resampling import SCORES, resampled
 from suture_papers.tables.resampling import compared_classes as by_delong
-from suture_papers.tables.resampling import resampled
 from suture_papers.tables.results import Result, ResultStore, read_result, result_of, store_result
 from suture_papers.tables.runs import Run, final_runs, tuning_runs
 from suture_papers.tables.spec import DATA, Table
@@ -75,11 +75,13 @@ def conduct(table: Table, session: Session, at_once: int) -> Outcome:
         ConfigError: its job is code that is no part of this package; or the data root, or a folder or file
             of the runs under it, does not exist.
         ConfigError: a run that tunes a setting has no validation figure to tune it by.
-        ConfigError: the plan of a study has changed since its first run.
+        ConfigError: the plan of a study has changed since its first run, or there is none to amend.
         FederationError: a run failed.
     """
     refuse_code(job_file(table.spec.job, trust=True))  # here nobody has named the file on a command line
     _check_data(table, session)
+    if session.amend is not None and not table.spec.plan:
+        raise ConfigError(f"{session.store.table} has no plan to amend; leave --amend out")
     if table.spec.plan:
         register(table, session.store, session.amend)
     if table.preset.tune:
@@ -164,6 +166,7 @@ def do_runs(runs: Iterable[Run], session: Session, at_once: int) -> dict[str, Re
     _do_all(missing, session, at_once)
     for run in wanted.values():
         _add_tests(run, session)
+        _add_draws(run, session)
     found = {name: read_result(session.store, run) for name, run in wanted.items()}
     return {name: result for name, result in found.items() if result is not None}
 
@@ -250,6 +253,20 @@ def _add_tests(run: Run, session: Session) -> None:
     untested = {name: path for name, path in result.untested.items() if name not in late}
     store_result(session.store, run, replace(result, tests=tests, untested=untested))
     session.report(f"tested: {run.name} on {', '.join(late)}")
+
+
+def _add_draws(run: Run, session: Session) -> None:
+    """Add a study's metrics to a stored result, if another table has done the run or the plan was amended."""
+    result, out = read_result(session.store, run), session.work / run.name
+    if result is None or all(metric in result.resampled for metric in run.metrics):
+        return
+    if not ((out / SCORES).exists() or (out / "model" / "model.json").exists()):
+        session.report(
+            f"warning: {run.name} lacks {', '.join(run.metrics)} and its models are gone, so it is omitted; "
+            f"delete the run's line in {session.store.file_of(run.name)}, and it is done again"
+        )
+        return
+    store_result(session.store, run, replace(result, resampled=resampled(out, run.metrics)))
 
 
 def _finished(out: Path) -> bool:

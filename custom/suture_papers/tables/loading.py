@@ -151,8 +151,8 @@ def _check_plan(spec: TableSpec, path: Path) -> None:
     """Check that a study can be judged as its plan says, and that all rows tune equally much.
 
     Raises:
-        ConfigError: it has a series, pairs other than runs or a single seed; or a row tries more or fewer
-            values than a preset.
+        ConfigError: it has a series, pairs other than runs, a single seed or no control; or a row tries more
+            or fewer values than a preset.
     """
     for name, preset in spec.presets.items():
         for key, row in spec.rows.items():
@@ -163,6 +163,8 @@ def _check_plan(spec: TableSpec, path: Path) -> None:
                     f"{path}: row {key!r} tries {len(row.tune.values)} values, preset {name!r} "
                     f"{len(preset.tune.values)}; give all rows the same budget"
                 )
+        if spec.plan and spec.reference in preset.skip:
+            raise ConfigError(f"{path}: preset {name!r} skips the control {spec.reference!r}; let it run")
         if spec.plan and len(preset.seeds) < 2:
             raise ConfigError(f"{path}: preset {name!r} of a study needs two seeds or more")
     if spec.plan and (spec.series or spec.pairs != "runs" or any(p.pairs for p in spec.presets.values())):

@@ -14,7 +14,7 @@ from typing import Any
 from suture.core.errors import ConfigError
 from suture.core.validation import flat
 from suture_papers.tables.results import ResultStore, read_result
-from suture_papers.tables.runs import tuning_runs
+from suture_papers.tables.runs import Run, final_runs, tuning_runs
 from suture_papers.tables.spec import Table
 
 NAME = "plan-"
@@ -61,7 +61,7 @@ def register(table: Table, store: ResultStore, amend: str | None = None) -> None
     name, content = f"{NAME}{store.table}-{table.size}", planned(table)
     record, now = store.find(name), {"date": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", "commit": _commit()}
     if record is None:
-        before = sum(read_result(store, run) is not None for run in tuning_runs(table))
+        before = sum(read_result(store, run) is not None for run in _possible(table))
         first = {"digest": digest(content), **now, "results_before": before, "plan": content}
         return store.put(name, {**first, "amendments": []})
     differs = changes(record["plan"], content)
@@ -87,6 +87,15 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list
 def registered(table: Table, store: ResultStore) -> dict[str, Any] | None:
     """Return the stored record of the plan; None before the first run."""
     return store.find(f"{NAME}{store.table}-{table.size}")
+
+
+def _possible(table: Table) -> list[Run]:
+    """Return every run that the study may need, whatever value a row will be tuned to."""
+    grids = {row: grid.values if (grid := table.tried(row)) else (None,) for row in table.rows}
+    found = list(tuning_runs(table))
+    for k in range(len(grids[table.spec.reference])):
+        found += final_runs(table, {(row, str(x)): grids[row][k] for row, x in table.cells})
+    return list({run.name: run for run in found}.values())
 
 
 def _commit() -> str | None:

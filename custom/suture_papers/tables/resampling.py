@@ -116,7 +116,7 @@ def resampled(out: Path, metrics: Sequence[Metric]) -> dict[str, Any]:
     """
     if not metrics:
         return {}
-    of = test_scores(out)
+    of = _kept(out) if (out / SCORES).exists() else test_scores(out)
     np.savez_compressed(out / SCORES, **vars(of))
     facts = read_json(out / "run.json", "sites")
     content = repr((of.labels, of.patients)).encode() + of.y.tobytes()

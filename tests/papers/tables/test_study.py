@@ -13,7 +13,7 @@ import pytest
 
 from stored_by_hand import SPEC, change, result, store, table_spec
 from suture.core.errors import ConfigError, DataError
-from suture_papers.tables.conduct import Session, compare_classes, conduct
+from suture_papers.tables.conduct import Session, compare_classes, conduct, do_runs
 from suture_papers.tables.leaderboard import leaderboard, write_leaderboard
 from suture_papers.tables.loading import load_spec
 from suture_papers.tables.outcome import collect
@@ -142,6 +142,48 @@ def test_a_plan_is_stored_once_and_a_change_needs_a_reason(tmp_path: Path) -> No
     assert "set too low; plan.effects.auroc: 0.01 is now 0.02" in page
 
 
+@pytest.mark.parametrize("tuned", [False, True])
+def test_results_that_are_older_than_the_plan_are_counted(tmp_path: Path, tuned: bool) -> None:
+    spec = study(**grid()) if tuned else study()
+    values = dict.fromkeys(spec.preset(None).cells, 1e-2)
+    runs = list(final_runs(spec.preset(None), {(row, str(x)): v for (row, x), v in values.items()}))
+    for run in runs[:3]:
+        result(run, tmp_path, {"A": 0.5, "B": 0.5})
+    register(spec.preset(None), store(tmp_path))
+    record = store(tmp_path).find("plan-test-tiny")
+    assert record is not None
+    assert record["results_before"] == 3
+
+
+def test_a_run_of_another_table_gets_its_draws_from_the_kept_scores_or_is_named(tmp_path: Path) -> None:
+    spec = study()
+    reported: list[str] = []
+    session = Session(store(tmp_path), tmp_path / "work", None, reported.append)
+    runs = list(final_runs(spec.preset(None), {}))
+    for run in runs:
+        result(run, tmp_path, {"A": 0.5, "B": 0.5})
+        change(tmp_path, run, resampled={})
+    out = tmp_path / "work" / runs[0].name
+    out.mkdir(parents=True)
+    (out / "run.json").write_text(json.dumps({"sites": {"x": {"n": {"train": 9}}}}))
+    y = np.array([[1.0], [0.0], [1.0], [0.0]])
+    scores = np.array([[[0.9], [0.1], [0.4], [0.5]]])
+    kept = {"y": y, "labels": ("A",), "label_type": "multilabel", "patients": tuple("abcd"), "scores": scores}
+    np.savez_compressed(out / "test_scores.npz", **kept)
+    do_runs(runs, session, 1)
+    record = store(tmp_path).find(runs[0].name)
+    assert record is not None
+    assert record["resampled"]["auroc"]["value"] == 0.75
+    assert record["resampled"]["train"] == 9
+    assert sum("lacks auroc and its models are gone" in line for line in reported) == len(runs) - 1
+
+
+def test_a_table_without_a_plan_has_nothing_to_amend(tmp_path: Path) -> None:
+    session = Session(store(tmp_path), tmp_path / "work", None, lambda _: None, "because")
+    with pytest.raises(ConfigError, match="test has no plan to amend"):
+        conduct(table_spec().preset(None), session, 1)
+
+
 def test_an_edited_plan_shows_on_the_page_even_if_nothing_was_run_since(tmp_path: Path) -> None:
     spec = study()
     register(spec.preset(None), store(tmp_path))
@@ -186,6 +228,7 @@ def test_a_row_may_tune_another_setting_over_equally_many_values() -> None:
         ("pairs = 'classes'", "a study compares runs of the same seed"),
         ("[plan]\nprimary = 'ap'", "effects lacks the primary metric"),
         ("one seed", "needs two seeds or more"),
+        ("skip = ['a']", "skips the control 'a'"),
     ],
 )
 def test_a_study_that_cannot_be_judged_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -197,6 +240,7 @@ def test_a_study_that_cannot_be_judged_is_refused(tmp_path: Path, text: str, mes
     lines += [text] if text.startswith("[rows") else []
     seeds = "[1]" if text == "one seed" else "[1, 2]"
     lines += ["[presets.p]", 'note = ""', f"seeds = {seeds}", 'tune = { key = "rounds", values = [1, 2] }']
+    lines += [text] if text.startswith("skip") else []
     path = tmp_path / "t.toml"
     path.write_text("\n".join(lines))
     with pytest.raises(ConfigError, match=message):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import starmap
 
@@ -57,7 +57,7 @@ class Aggregator:
         plan, rounds = self.plan, self.schedule.rounds
         return round_context(plan.method, plan.seed, rounds, min(number, rounds))
 
-    def aggregate(self, model: GlobalModel, updates: Updates, ctx: RoundContext) -> GlobalModel:
+    def aggregate(self, model: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
         """Return the next model.
 
         Raises:

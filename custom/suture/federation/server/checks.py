@@ -44,6 +44,20 @@ def check_selection(schedule: Schedule, method: Method, held_out: HeldOut | None
         )
 
 
+def check_liars(schedule: Schedule, sites: int) -> None:
+    """Check before round 1 that enough sites take part for the robust merge.
+
+    Raises:
+        FederationError: too few do.
+    """
+    robust = schedule.robust
+    if robust and sites < robust.fewest:
+        raise FederationError(
+            f"robust.kind={robust.kind!r} with liars={robust.liars} needs {robust.fewest} sites or more, "
+            f"and {sites} take part; lower robust.liars, choose another kind, or remove [robust]"
+        )
+
+
 def check_measurable(schedule: Schedule, infos: Mapping[str, SiteInfo], best: Best | None) -> None:
     """Check before round 1 that a site can measure a loss, where rounds are selected by the sites' losses.
 

@@ -118,12 +118,14 @@ class NormBound:
             former version did not keep it. Updates could shrink the received model until nothing fits it.
         phase: the phase of training that `largest` is of.
         largest: the largest norms that were accepted of each site, by channel; "" is the update.
+        radii: of a robust merge in the last round; see `suture.methods.robust.Merged`.
     """
 
     factor: float | None = None
     initial: float | None = None
     phase: str = ""
     largest: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    radii: Mapping[str, float] = field(default_factory=dict)
 
     def check(self, site: str, norms: Norms) -> None:
         """Refuse an update that is out of all proportion.
@@ -156,7 +158,7 @@ class NormBound:
 
     def in_phase(self, phase: str) -> NormBound:
         """Return the bound in a phase: what is usual in another one says nothing of it."""
-        return self if phase == self.phase else replace(self, phase=phase, largest={})
+        return self if phase == self.phase else replace(self, phase=phase, largest={}, radii={})
 
     def after(self, accepted: Mapping[str, Norms]) -> NormBound:
         """Return the bound after the updates of a round."""

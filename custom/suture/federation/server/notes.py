@@ -16,6 +16,7 @@ from suture.federation.server.selection import MEASURED_HERE
 from suture.federation.server.state import RunState
 from suture.learning.metrics import mean_defined
 from suture.methods.base import ClassFacts, GlobalModel
+from suture.methods.robust import RobustMerge
 from suture.models import encoder_of
 from suture.protocol.messages import ClassScore, Metrics
 from suture.protocol.records import Metrics as Figures
@@ -67,6 +68,19 @@ def method_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]
             "variance 1, so it does not normalise. Set model.weights, or another batch_norm."
         )
     return [*notes, *facts.notes]
+
+
+def unprotected_note(robust: RobustMerge, classes: Collection[str], round_: int | None = None) -> list[str]:
+    """Return a note on the classes whose rows too few sites send for a robust merge.
+
+    Args:
+        round_: the round in which it was so, because sites were missing; None at the start.
+    """
+    if not classes:
+        return []
+    shown = ", ".join(sorted(classes)[:_SHOWN]) + (", ..." if len(classes) > _SHOWN else "")
+    why = f"fewer than {robust.fewest} sites {f'sent it in round {round_}' if round_ else 'send it'}"
+    return [f"Not protected by robust.kind={robust.kind!r}: {shown}. The plain mean merges a row if {why}."]
 
 
 def _class_notes(registry: SiteRegistry, label_map: Mapping[str, str]) -> list[str]:

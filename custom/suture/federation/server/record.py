@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -146,4 +147,5 @@ def describe(record: Record, plan: Plan, schedule: Schedule, **facts: Any) -> No
     run |= {"labels": [], "sites": {}, "threads": {"server": 1}, "computed_on": {}}
     run |= {"started": started or now(), "status": "running", "error": None, "finished": None}
     run |= {"selected_round": None, "selection": schedule.selection, "left_out": []}
+    run |= {"robust": asdict(schedule.robust)} if schedule.robust else {}
     record.update(**run | {"env": record.run.get("env", "flare")} | facts)

@@ -27,7 +27,8 @@ from suture.federation.server.classes import (
     statements,
 )
 from suture.federation.server.collector import Line, list_reasons
-from suture.methods.base import LabelStatistics, LabelView
+from suture.methods.base import LabelStatistics, LabelView, Method
+from suture.protocol.egress import OWNERS, Layout
 from suture.protocol.messages import MOST_CLASSES, Labels, SiteInfo, Update
 
 _T = TypeVar("_T")
@@ -100,6 +101,14 @@ class SiteRegistry:
             for name in owners.keys() & set(member.annotated):
                 owners[name].append(site)
         return {name: tuple(sites) for name, sites in owners.items()}
+
+    def senders(self, method: Method) -> dict[str, int]:
+        """Return the number of sites that send a row of each class; nothing where rows stay at the sites."""
+        if method.exchange.personal != "nothing":
+            return {}
+        own = method.labels.view == "own" or method.egress(Layout({}, {})).class_weight == OWNERS
+        trained = Counter(name for m in self.members.values() for name in m.names)
+        return {name: trained[name] if own else len(self.members) for name in self.labels}
 
     def rows_for(self, site: str, view: LabelView) -> Labels:
         """Return the federation's names of the rows that a site receives: its own, or all."""

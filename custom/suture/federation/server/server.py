@@ -16,15 +16,22 @@ import torch
 
 from suture.core.errors import FederationError
 from suture.core.names import check_sites
+from suture.core.validation import parse
 from suture.data.config import SiteConfig
 from suture.federation.plan import Plan, Schedule, needed
 from suture.federation.server.aggregator import Aggregator, Updates
 from suture.federation.server.assignments import Task
-from suture.federation.server.checks import check_label_type, check_measurable, check_phase, check_selection
+from suture.federation.server.checks import (
+    check_label_type,
+    check_liars,
+    check_measurable,
+    check_phase,
+    check_selection,
+)
 from suture.federation.server.collector import Line, Receiver, UpdateCollector, list_reasons
 from suture.federation.server.decisions import Fitted, fit_decisions
 from suture.federation.server.exchanges import Exchanges, Undo
-from suture.federation.server.global_model import initial, read_model, served, with_labels
+from suture.federation.server.global_model import initial, read_model, served, unpack_model, with_labels
 from suture.federation.server.held_out import HeldOut
 from suture.federation.server.ledgers import LEDGERS, SiteLedgers
 from suture.federation.server.norm_bound import NormBound, norm_of
@@ -34,6 +41,7 @@ from suture.federation.server.notes import (
     method_notes,
     notes_at_start,
     older_state_notes,
+    unprotected_note,
     why_unmeasured,
 )
 from suture.federation.server.record import Record, describe, what_leaves
@@ -42,13 +50,16 @@ from suture.federation.server.removal import drop_updates, keep_updates
 from suture.federation.server.selection import ModelSelection
 from suture.federation.server.state import Restored, RunState, pack_state, read_newest
 from suture.federation.store import Rounds
-from suture.methods.base import ClassFacts, GlobalModel
+from suture.methods.base import ClassFacts, GlobalModel, RoundContext
 from suture.methods.exchange import check_facts, layout_of
+from suture.methods.robust import Merged, check_fits, robustly_merged
 from suture.models import WEIGHTS
 from suture.models.classifier import ENCODER
 from suture.models.weights import file_digest
 from suture.protocol.messages import Metrics, Scores, SiteInfo, Update
+from suture.protocol.outliers import outlying
 from suture.protocol.packing import Packed
+from suture.protocol.records import SiteRound
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +82,7 @@ class Server:
 
     Raises:
         FederationError: the server cannot select rounds as the schedule requests.
-        ConfigError: the method needs more rounds.
+        ConfigError: the method needs more rounds, or no robust merge can take the place of its mean.
     """
 
     def __init__(
@@ -84,6 +95,7 @@ class Server:
         ledgers: Path | None = None,
     ) -> None:
         check_selection(schedule, plan.method, held_out)
+        check_fits(schedule.robust, plan.method)
         plan.method.phases(schedule.rounds)  # raises where there are too few
         self.plan, self.schedule = plan, schedule
         constant = f"fixed/{ENCODER}" if plan.model.train != "all" else ""
@@ -128,6 +140,7 @@ class Server:
             of_experiment = (model.label_type, began.prior, began.codes, began.owners())
             agreed = Agreement(model.labels, agreed.label_map, agreed.accept, *of_experiment)
         self.registry = admit(answered, agreed, lines, schedule.min_sites)
+        check_liars(schedule, len(self.registry.members))
         infos = {site: answered[site] for site in self.registry.members}
         check_label_type(method, self.registry.label_type)
         check_measurable(schedule, infos, found.state.standings.best if found else None)
@@ -175,7 +188,12 @@ class Server:
         held = {"name": prior.name, "digest": registry.prior} if prior and registry.prior else {}
         record.update(label_type=registry.label_type, prior=held)
         notes = notes_at_start(self.state, refused, registry, self.schedule.label_map)
-        record.update(notes=[*notes, *method_notes(self.model, plan, self._facts)])
+        notes += method_notes(self.model, plan, self._facts)
+        if robust := self.schedule.robust:
+            few = [name for name, sites in registry.senders(plan.method).items() if sites < robust.fewest]
+            record.update(unprotected=few)
+            notes += unprotected_note(robust, few)
+        record.update(notes=notes)
         relations = self.schedule.relations
         related = [name for name in relations.with_ancestors(labels) if name in relations.parents]
         above = {name: list(relations.parents[name]) for name in related}
@@ -224,8 +242,11 @@ class Server:
 
     @property
     def quorum(self) -> int:
-        """Number of usable updates that a round needs."""
-        return needed(self.schedule.min_sites, len(self.registry.members))
+        """Number of usable updates that a round needs, a robust merge included."""
+        robust = self.schedule.robust
+        return max(
+            needed(self.schedule.min_sites, len(self.registry.members)), robust.fewest if robust else 0
+        )
 
     def receiver(self) -> Receiver:
         """Return where the transport delivers the answers of the open exchange."""
@@ -250,7 +271,8 @@ class Server:
             return
         self._failures = 0
         self._note_validation()
-        model = self.aggregator.aggregate(self.model, Updates(collector, members), ctx)
+        merged = self._merged(Updates(collector, members), ctx)
+        model = self.aggregator.aggregate(self.model, merged.updates, ctx)
         removable = self.plan.method.about.removable
         if removable:
             keep_updates(self.states.folder, ctx.round, zip(usable, Updates(collector, members), strict=True))
@@ -258,13 +280,17 @@ class Server:
         self._note(older_state_notes(ctx.round, states, self.state.sent))
         norms = {site: collector.norms[site] for site in usable}
         line = collector.summary(ctx.round, ctx.phase.name, members.named)
+        for site, kept in zip(usable, merged.kept, strict=False):
+            line["sites"][site]["kept"] = kept
+        if odd := outlying({site: parse(SiteRound, line["sites"][site], site) for site in usable}):
+            self.record.event("outliers", round=ctx.round, sites=odd)
         state = replace(
             self.state,
             pending=line,
             holders=self.state.holders.union(usable),
             norms={site: norm.update for site, norm in norms.items()},
             received=max(map(self.state.bound.model, norms.values())),
-            bound=self.state.bound.after(norms),
+            bound=replace(self.state.bound.after(norms), radii=merged.radii),
             sent=self.state.sent | dict.fromkeys(usable, ctx.round),
         )
         self._commit(ctx.round, model, self.aggregator.measured_here(ctx.round, model, state))
@@ -272,6 +298,19 @@ class Server:
             drop_updates(self.states.folder, ctx.round)
         collector.empty()
         self.record.event("committed", round=ctx.round, seconds=line["seconds"])
+
+    def _merged(self, updates: Updates, ctx: RoundContext) -> Merged:
+        """Return the updates as the job's robust merge leaves them; note rows that too few sites sent."""
+        robust, before = self.schedule.robust, None
+        if robust is None:
+            return Merged(updates)
+        if robust.kind == "centered" and ctx.phase_round > 1:
+            found = self.states.newest(self.round - 1)
+            before = unpack_model(found[1]) if found and found[0] == self.round - 1 else None
+        merged = robustly_merged(robust, self.model, before, updates, self.state.bound.radii)
+        listed = self.record.run.get("unprotected", [])
+        self._note(unprotected_note(robust, set(merged.plain) - set(listed), ctx.round))
+        return merged
 
     def _failed(self, line: Line, usable: list[str], undo: Undo | None) -> None:
         self._failures += 1

@@ -1,0 +1,416 @@
+"""Sites that lie against each merge: `python benchmarks/attacks/liars.py --out FOLDER`.
+
+4 sites with one liar, and 10 with two, train a hidden block and a head on the features of a frozen network,
+on phantoms and on NIH ChestX-ray14 (in SUTURE_DATA); three in four sites annotate a class. A liar trains on
+its own data, then changes what it sends:
+
+    flip, flip x10     the change with its sign turned, once and ten times
+    scale x10          ten times the change
+    labels             trains on inverted labels
+    noise              noise of ten times the length of its change
+    together           all liars send mean - 1.5 standard deviations of all sites' changes (ALIE, Baruch,
+                       Baruch, Goldberg, NeurIPS 2019, with z = 1.5)
+    two flip x10       as flip x10, two liars also among 4 sites: more than the merge is set for
+    free rider         sends what it received
+
+Printed, as mean over the seeds: the AUROC on a test set, of all classes; for robust merges without liars the
+difference from the mean with a 95 % interval (t, paired by seed). `--backdoor` trains a small network on
+phantoms instead. The liars put a white square into half of their images and call these `TARGET`; `backdoor
+x10` sends ten times the change besides. Printed: AUROC, and the success, the share of test images without
+`TARGET` that score, with the square, above what 5 % of them exceed without it: 0.05 is chance.
+
+`--seconds` measures one merge of ten updates of ten million numbers. A run that is in FOLDER is not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from scipy.stats import t as student
+from torch import Tensor
+
+from suture.core.labels import LabelSet
+from suture.data.augmentation import Augmentation
+from suture.data.batch import FEATURES, ROW, Samples
+from suture.data.config import SiteConfig
+from suture.data.table import Split
+from suture.federation.plan import Plan, code_hash, round_context
+from suture.federation.server.global_model import initial
+from suture.learning.metrics import auroc
+from suture.learning.samples import load_samples
+from suture.learning.training import LocalTraining, SiteContext
+from suture.methods.base import GlobalModel, local_round
+from suture.methods.robust import RobustMerge, robustly_merged
+from suture.methods.surgical import SurgicalAggregation
+from suture.models import ModelSpec, build
+from suture.models.classifier import Classifier, load_tensors
+from suture.protocol.messages import TaskData, Update, ones
+from suture.protocol.packing import Packed
+from suture.simulation.phantom import FINDINGS
+from suture.simulation.phantom_scans import Order, PhantomSpec, Scanner
+
+MERGES = ("mean", "clip", "median", "trimmed", "centered", "krum")
+ATTACKS = (
+    "none",
+    "flip",
+    "flip x10",
+    "scale x10",
+    "labels",
+    "noise",
+    "together",
+    "two flip x10",
+    "free rider",
+)
+BACKDOORS = ("none", "backdoor", "backdoor x10")
+LIARS = {4: 1, 10: 2}
+"""Sites, and the liars among them."""
+
+TRAIN, TEST, SIZE, SMALL = 1500, 600, 64, 32
+FROZEN = ModelSpec(
+    "efficientnet_lite0", size=SIZE, color=True, hidden=64, weights="package", train="head", views=1
+)
+TARGET = "Mass"
+LARGEST = 1e8
+"""No number of an update is larger, so that a run that an attack destroys ends with figures."""
+
+Change = dict[tuple[str, str], Tensor]
+"""What a site has changed, by tensor and, for rows, class."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run."""
+
+    data: str
+    sites: int
+    attack: str
+    merge: str
+    seed: int
+
+    @property
+    def liars(self) -> list[str]:
+        """The names of the sites that lie."""
+        number = 0 if self.attack == "none" else 2 if self.attack.startswith("two") else LIARS[self.sites]
+        return [f"site{i:02d}" for i in range(number)]
+
+    @property
+    def name(self) -> str:
+        """The name of its file."""
+        return f"{self.data}-{self.sites}-{self.attack}-{self.merge}-{self.seed}".replace(" ", "_")
+
+
+# Data
+
+
+@cache
+def pool(data: str) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+    """Images ``[n, c, s, s]``, labels ``[n, c]`` and the classes: `TRAIN` images, and `TEST` after them."""
+    if data == "nih":
+        root = Path(os.environ["SUTURE_DATA"]) / "nih_cxr14_64px"
+        table = root / "Data_Entry_2017_v2020.csv"
+        own = {"dataset": "nih", "root": root / "images.tar", "table": table, "split": "patients"}
+        config = SiteConfig.model_validate({"data": own, "storage": {"cache": CACHE, "state": CACHE}})
+        labels, samples = load_samples(config, FROZEN, "nih")
+        draw = torch.Generator().manual_seed(0)
+        parts = [(samples["train"], TRAIN), (samples["test"], TEST)]
+        chosen = [(part, torch.randperm(len(part), generator=draw)[:n]) for part, n in parts]
+        images = torch.cat([part.inputs["image"][rows] for part, rows in chosen])
+        return images, torch.cat([part.y[rows] for part, rows in chosen]), labels.names
+    size = SMALL if data == "small phantoms" else SIZE
+    drawn, found, _ = Order(Scanner(), TRAIN + TEST, PhantomSpec(size=size), 7).draw()
+    channels = 1 if data == "small phantoms" else 3
+    images = torch.from_numpy(drawn)[:, None].repeat(1, channels, 1, 1)
+    return images, torch.from_numpy(found), tuple(FINDINGS)
+
+
+@cache
+def inputs_of(data: str) -> dict[str, Tensor]:
+    """What a model reads of the pool: images; or the features of the frozen network, stored in the cache."""
+    images, _, names = pool(data)
+    if data == "small phantoms":
+        return {"image": images}
+    path = CACHE / f"{data}.safetensors"
+    if not path.exists():
+        network, prepare = build(FROZEN, LabelSet(names), 1, pretrained=True).eval(), FROZEN.preprocessing
+        with torch.no_grad():
+            save_file(
+                {
+                    FEATURES: torch.cat(
+                        [network.encode({"image": prepare(x)}) for x in torch.split(images, 64)]
+                    )
+                },
+                path,
+            )
+    return {**load_file(path), ROW: torch.arange(len(images))}
+
+
+class Features:
+    """The features of a site's training images in place of views, as a `FeatureStore` gives them."""
+
+    def __init__(self, of: Tensor) -> None:
+        self._of = of
+
+    def view(self, _model: Classifier, _how: Augmentation, rows: Tensor, _noise: torch.Generator) -> Tensor:
+        """Return the features of some images."""
+        return self._of[rows]
+
+
+def context_of(cell: Cell, number: int, spec: ModelSpec) -> SiteContext:
+    """A site, which annotates three of four classes; a liar's data are as its attack makes them."""
+    inputs, (_, y, names) = inputs_of(cell.data), pool(cell.data)
+    rows, name = torch.arange(TRAIN)[number :: cell.sites], f"site{number:02d}"
+    own = [c for c in range(len(names)) if (number + c) % 4 < 3]
+    labels = LabelSet(tuple(names[c] for c in own))
+    mine, known = {key: tensor[rows].clone() for key, tensor in inputs.items()}, y[rows][:, own].clone()
+    if name in cell.liars and cell.attack == "labels":
+        known = 1 - known
+    if name in cell.liars and cell.attack.startswith("backdoor"):
+        mine["image"][::2] = marked(mine["image"][::2])
+        if TARGET in labels.names:
+            known[::2, labels.names.index(TARGET)] = 1
+    features: Any = Features(mine[FEATURES]) if FEATURES in mine else None
+    mine = mine | ({ROW: torch.arange(len(rows))} if features else {})
+    ids = tuple(map(str, rows.tolist()))
+    train: dict[Split, Samples] = {"train": Samples(mine, known, ids, ids)}
+    model = network(spec, labels)
+    cpu = torch.device("cpu")
+    return SiteContext(
+        name, model, train, spec.preprocessing, Augmentation(), cpu, prefetch=0, features=features
+    )
+
+
+@cache
+def network(spec: ModelSpec, labels: LabelSet) -> Classifier:
+    """A network of some classes: sites with the same ones train in turn, each with what it received."""
+    return build(spec, labels, 1, pretrained=False)
+
+
+def marked(images: Tensor) -> Tensor:
+    """The images with a white square in a corner."""
+    images = images.clone()
+    images[..., 1:6, 1:6] = 255
+    return images
+
+
+# A run
+
+
+def run(cell: Cell) -> dict[str, Any]:
+    """Train, and measure the last model on the test images.
+
+    As in a federation, but without messages, checks and files: `max_update` rejects nothing.
+    """
+    small = cell.data == "small phantoms"
+    spec = ModelSpec("cnn", size=SMALL) if small else FROZEN
+    local = LocalTraining(lr=3e-3, epochs=2 if small else 1, batch_size=32 if small else 64)
+    method = SurgicalAggregation(local=local)
+    plan = Plan(method, spec, Augmentation(), cell.seed, "run", code_hash(SurgicalAggregation))
+    robust = None if cell.merge == "mean" else RobustMerge(cell.merge, LIARS[cell.sites])  # type: ignore[arg-type]
+    began, names = time.process_time(), tuple(sorted(pool(cell.data)[2]))
+    if (cell.data, cell.seed) not in _BEGUN:
+        _BEGUN[cell.data, cell.seed] = initial(plan, names)
+    model = _BEGUN[cell.data, cell.seed]
+    sites = [context_of(cell, number, spec) for number in range(cell.sites)]
+    kept: list[dict[str, Tensor]] = [{}] * cell.sites
+    before, radii, rounds = None, dict[str, float](), 5 if small else 8
+    noise = torch.Generator().manual_seed(cell.seed)
+    for number in range(1, rounds + 1):
+        ctx, updates, received = round_context(method, cell.seed, rounds, number), {}, {}
+        for i, site in enumerate(sites):
+            labels = site.model.labels.names
+            received[site.name] = task = TaskData(
+                "train", number, labels=labels, shared=dict(model.shared), head=model.rows(labels)
+            )
+            load_tensors(site.model, {**({} if site.features else model.fixed), **task.shared, **task.head})
+            state = Packed(kept[i], {"phase": "main", "labels": list(labels)})
+            update, kept[i] = method.train(site, task, local_round(method, site, state, ctx))
+            updates[site.name] = replace(update, shared=copied(update.shared), head=copied(update.head))
+        if cell.attack not in ("none", "labels", "backdoor"):
+            changes = {name: changed(received[name], update) for name, update in updates.items()}
+            for liar in cell.liars:
+                lie = lied(cell.attack, liar, changes, noise)
+                updates[liar] = with_change(received[liar], updates[liar], lie)
+        sent: Any = list(updates.values())
+        if robust:
+            merged = robustly_merged(robust, model, before, sent, radii)
+            sent, radii = merged.updates, dict(merged.radii)
+        before, model = model, method.aggregate(model, sent, ctx)
+    _, y, classes = pool(cell.data)
+    truth = y[TRAIN:][:, [classes.index(name) for name in names]]
+    logits = scores(model, plan, {key: tensor[TRAIN:] for key, tensor in inputs_of(cell.data).items()})
+    areas = [
+        auroc(truth[:, c].numpy(), logits[:, c]) for c in range(len(names)) if 0 < truth[:, c].sum() < TEST
+    ]
+    found: dict[str, Any] = {"auroc": mean(areas), "seconds": time.process_time() - began}
+    if small:
+        absent = truth[:, c := names.index(TARGET)] == 0
+        patched = scores(model, plan, {"image": marked(pool(cell.data)[0][TRAIN:][absent])})[:, c]
+        found["success"] = float((patched > np.quantile(logits[absent, c], 0.95)).mean())
+    return found
+
+
+_BEGUN: dict[tuple[str, int], GlobalModel] = {}
+
+
+def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies: sites share networks here."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def changed(received: TaskData, update: Update) -> Change:
+    """What a site has changed of the parameters; statistics of batch norm stay honest."""
+    found = {(n, ""): t - received.shared[n] for n, t in update.shared.items() if "running" not in n}
+    for name, rows in update.head.items():
+        for label, row, was in zip(update.labels, rows, received.head[name], strict=True):
+            found[name, label] = row - was
+    return found
+
+
+def with_change(received: TaskData, update: Update, change: Change) -> Update:
+    """The update with another change."""
+    shared = {
+        n: received.shared[n] + change.get((n, ""), t - received.shared[n]) for n, t in update.shared.items()
+    }
+    head = {
+        name: rows + torch.stack([change[name, label] for label in update.labels])
+        for name, rows in received.head.items()
+    }
+    shared, head = ({n: t.clamp(-LARGEST, LARGEST) for n, t in part.items()} for part in (shared, head))
+    return replace(update, shared=shared, head=head)
+
+
+def lied(attack: str, liar: str, changes: Mapping[str, Change], noise: torch.Generator) -> Change:
+    """What a liar sends as its change."""
+    own = changes[liar]
+    if attack in ("flip", "flip x10", "two flip x10"):
+        return {key: -t * (10 if "x10" in attack else 1) for key, t in own.items()}
+    if attack in ("scale x10", "backdoor x10"):
+        return {key: 10 * t for key, t in own.items()}
+    if attack == "free rider":
+        return {key: torch.zeros_like(t) for key, t in own.items()}
+    if attack == "noise":
+        drawn = {key: torch.randn(t.shape, generator=noise) for key, t in own.items()}
+        return {key: 10 * t.norm() * drawn[key] / drawn[key].norm().clamp(min=1e-9) for key, t in own.items()}
+    assert attack == "together", attack
+    every = {key: torch.stack([c[key] for c in changes.values() if key in c]) for key in own}
+    return {key: t.mean(0) - 1.5 * t.std(0, correction=0) for key, t in every.items()}
+
+
+@torch.no_grad()
+def scores(model: GlobalModel, plan: Plan, inputs: Mapping[str, Tensor]) -> NDArray[np.float32]:
+    """The logits ``[n, c]``."""
+    found = network(plan.model, LabelSet(model.labels)).eval()
+    load_tensors(found, {**model.shared, **model.head})
+    if "image" in inputs:
+        load_tensors(found, model.fixed)
+        inputs = {"image": plan.model.preprocessing(inputs["image"])}
+    logits: NDArray[np.float32] = found(inputs).numpy()
+    return logits
+
+
+# Tables
+
+
+def table(found: Mapping[Cell, dict[str, Any]], attacks: tuple[str, ...], seeds: list[int], key: str) -> None:
+    """Print a table of each data set and number of sites: attack times merge."""
+    for data, sites in dict.fromkeys((c.data, c.sites) for c in found):
+        print(f"\n{data}, {sites} sites, {key}\n\n| attack |" + "".join(f" {m} |" for m in MERGES))
+        print("|---" * (1 + len(MERGES)) + "|")
+        for attack in attacks:
+            line = []
+            for merge in MERGES:
+                values = [found.get(Cell(data, sites, attack, merge, s), {}).get(key) for s in seeds]
+                line.append("–" if None in values else f"{mean(values):.3f}")  # type: ignore[type-var]
+            print(f"| {attack} | {' | '.join(line)} |")
+        if key == "auroc":
+            honest = [
+                [found.get(Cell(data, sites, "none", m, s), {}).get(key) for s in seeds] for m in MERGES
+            ]
+            print(
+                f"| none, minus the mean | – | {' | '.join(paired(h, honest[0]) for h in honest[1:])} |",
+                flush=True,
+            )
+
+
+def paired(one: list[Any], two: list[Any]) -> str:
+    """The mean difference, and its 95 % interval by Student's t."""
+    if None in one or None in two or len(one) < 2:
+        return "–"
+    difference = [a - b for a, b in zip(one, two, strict=True)]
+    half = student.ppf(0.975, len(one) - 1) * stdev(difference) / len(one) ** 0.5
+    return f"{mean(difference):+.3f} ± {half:.3f}"
+
+
+def seconds() -> None:
+    """Print how long each merge takes, for ten updates of ten million numbers."""
+    g, size = torch.Generator().manual_seed(0), 10_000_000
+    previous = GlobalModel(("A",), {"w": torch.zeros(size)}, {"head.bias": torch.zeros(1)})
+    updates = [
+        Update(1, ("A",), {"w": torch.randn(size, generator=g)}, {"head.bias": torch.zeros(1)}, ones(("A",)))
+        for _ in range(10)
+    ]
+    for merge in MERGES:
+        began = time.process_time()
+        sent: Any = updates
+        if merge != "mean":
+            sent = robustly_merged(RobustMerge(merge, 2), previous, previous, updates, {}).updates  # type: ignore[arg-type]
+        SurgicalAggregation().aggregate(previous, sent, None)  # type: ignore[arg-type]
+        print(f"{merge}: {time.process_time() - began:.1f} s of one core", flush=True)
+
+
+def possible(cell: Cell) -> bool:
+    """Whether the merge has enough sites."""
+    return cell.merge == "mean" or cell.sites >= RobustMerge(cell.merge, LIARS[cell.sites]).fewest  # type: ignore[arg-type]
+
+
+def main() -> None:
+    """Run what is missing, and print the tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--data", nargs="+", default=["phantoms", "nih"])
+    parser.add_argument("--sites", nargs="+", type=int, default=[4, 10])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--backdoor", action="store_true")
+    parser.add_argument("--seconds", action="store_true")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    global CACHE
+    CACHE = asked.out / "cache"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    if asked.seconds:
+        seconds()
+        return
+    data, attacks = (["small phantoms"], BACKDOORS) if asked.backdoor else (asked.data, ATTACKS)
+    found = {}
+    for seed, d, n, attack, merge in itertools.product(asked.seeds, data, asked.sites, attacks, MERGES):
+        cell = Cell(d, n, attack, merge, seed)
+        path = asked.out / f"{cell.name}.json"
+        if possible(cell) and not (asked.backdoor and attack == "none" and merge != "mean"):
+            if not path.exists():
+                path.write_text(json.dumps(run(cell)))
+            found[cell] = json.loads(path.read_text())
+    for key in ("auroc", "success") if asked.backdoor else ("auroc",):
+        table(found, attacks, asked.seeds, key)
+    print(f"\nseconds a run: {mean(one['seconds'] for one in found.values()):.1f}")
+
+
+CACHE = Path()
+
+if __name__ == "__main__":
+    main()
