@@ -245,7 +245,7 @@ def test_the_command_shows_what_is_missing_and_accepts_it(tmp_path: Path) -> Non
         return done.exit_code, f"{done.stdout} {done.exception or ''}"
 
     code, text = said()
-    assert "ε = 6.58 at δ = 1e-05, composed as Gaussian mechanisms (max_epsilon: 9)" in text
+    assert "ε = 6.58 at δ = 1e-05 (max_epsilon: 9)" in text
     assert "experiments: 1 (max_experiments: 7)" in text
     code, text = said("--accept")
     assert code != 0

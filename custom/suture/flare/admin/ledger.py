@@ -33,7 +33,7 @@ def ledger_totals(found: Statement) -> Iterator[str]:
     lower = "≥" if spent.epsilon is not None and (found.breaks or found.accepted) else "="
     yield (
         f"all experiments: {spent.updates} updates, {spent.unprotected} of them without noise; "
-        f"ε {lower} {_number(spent.epsilon, '∞')} at δ = {found.delta:g}, (max_epsilon: {bound})"
+        f"ε {lower} {_number(spent.epsilon, '∞')} at δ = {found.delta:g} (max_epsilon: {bound})"
     )
     yield f"experiments: {found.experiments} (max_experiments: {_left(found.max_experiments)})"
     if labels := found.labels:
