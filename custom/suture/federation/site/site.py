@@ -99,8 +99,8 @@ class Site:
                 if kept is None:
                     kept = self.releases.keep(task, request, allowed, self._perform(task, allowed))
                 elif task.task == "train" and not self.states.files.is_whole(task.round):
-                    self.releases.train_again(task)
                     self._train(task, allowed)
+                    self.releases.spend(task)
                 return self.releases.leave(*kept, allowed)
         except Aborted:
             raise  # no error of the site, and no answer: the task is performed again where the run goes on
@@ -169,14 +169,21 @@ class Site:
     def _train(self, task: TaskData, allowed: AllowedReply) -> Update:
         """Measure the received model, train it, and store the state of the round."""
         state, method = self.states.before(task), self.plan.method
+        self.releases.cover(state.header)
         context = self.trainer.context(task, state)
         predictor = method.predictor({**task.shared, **task.head}, task.channels)
         with _predicting(context.model, predictor):
             metrics = self._measure(context, "validation", task.committed)
         where = round_context(self.plan.method, self.plan.seed, self.rounds, task.round)
         context = replace(context, private=self.releases.private(context.samples["train"].patients))
-        update, keep, local = self.trainer.train(context, task, state, where)
-        self.states.save(task, where.phase.name, context.model, keep)
+        try:
+            update, keep, local = self.trainer.train(context, task, state, where)
+        except Aborted:
+            raise
+        except Exception:
+            self.releases.spend(task)  # its kind tells of the steps, as of a model that diverged
+            raise
+        self.states.save(task, where.phase.name, context.model, keep, self.releases.mark())
         update = replace(update, metrics=metrics, state=state.header.get("round", 0))
         return self.releases.limited(update, task, allowed, local.images_of(allowed.images))
 
@@ -187,6 +194,7 @@ class Site:
 
     def _evaluate(self, task: TaskData) -> Evaluation:
         state, plan = self.states.before(task), self.plan
+        self.releases.cover(state.header)
         context = self.trainer.context(task, state)
         if task.split == "validation":
             return Evaluation(self._measure(context, "validation", task.round))

@@ -162,12 +162,20 @@ class States:
         named = {name if name in channels else name.removeprefix(_FORMER): t for name, t in kept.items()}
         return within("optimiser", state.tensors) | named
 
-    def save(self, task: TaskData, phase: str, model: Classifier, keep: Mapping[str, Tensor]) -> None:
+    def save(
+        self,
+        task: TaskData,
+        phase: str,
+        model: Classifier,
+        keep: Mapping[str, Tensor],
+        marked: Mapping[str, int],
+    ) -> None:
         """Store the state of a trained round.
 
         Args:
             phase: its name.
             keep: what the method keeps.
+            marked: see `Releases.mark`.
 
         Raises:
             ConfigError: the method keeps what it does not declare.
@@ -187,7 +195,7 @@ class States:
                     "channel that its egress declares"
                 )
             kept[f"{'kept' if name in channels else 'optimiser'}/{name}"] = tensor.detach().cpu()
-        facts = {"labels": list(task.labels), "phase": phase, "round": task.round}
+        facts = {"labels": list(task.labels), "phase": phase, "round": task.round, **marked}
         state = Packed(self._method.exchange.stored(model) | kept, self._training.computation | facts)
         self.files.save(task.round, state, task.committed)
 
