@@ -3,8 +3,8 @@
 The other is Google's dp-accounting (privacy loss distributions, rounded towards a larger ε), in an
 environment of its own, because its requirements do not fit Suture's: `python -m venv VENV; VENV/bin/pip
 install dp-accounting==0.6.0`. A random history has one or two kinds of Gaussian steps on Poisson samples of
-patients; half of the histories have the noisy number of patients, too, and a quarter updates with noise, which
-every patient is in. Prints the differences of ε: negative where Suture states less than the other.
+patients; half of the histories have the noisy number of patients, too, and a quarter updates with noise, of
+all patients. Prints the differences of ε: negative where Suture states less than the other.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ def test_an_aborted_round_from_which_nothing_left_costs_nothing(
     assert isinstance(reply_of(site, task), Update)
 
 
-@pytest.mark.parametrize("how", ["train", "evaluate"])
+@pytest.mark.parametrize("how", ["train", "evaluate", "calibrate"])
 def test_a_state_whose_answer_a_crash_kept_back_costs_once_it_is_used(
     how: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

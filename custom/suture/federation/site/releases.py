@@ -155,11 +155,9 @@ class Releases:
         Raises:
             BudgetSpent, LedgerBroken, OSError: as `Ledger.record`.
         """
-        if (since := state.get("releases")) is None:
-            return
-        own = self._folder.name, "train", state["round"], ""
-        if all(release.key != own for release in self.ledger.releases()[since:]):
-            self.spend(TaskData("train", state["round"]))
+        since, own = state.get("releases"), (self._folder.name, "train", state.get("round", 0), "")
+        if since is not None and all(release.key != own for release in self.ledger.releases()[since:]):
+            self.spend(TaskData("train", own[2]))
 
     def allowed(self, task: TaskData, own: Labels, images: int, layout: Layout) -> AllowedReply:
         """Return what the site may answer to a task.

@@ -33,7 +33,7 @@ from suture.models.priors import check_width
 from suture.models.saved import save_model
 from suture.protocol.check import AllowedReply
 from suture.protocol.messages import Evaluation, Metrics, Reply, Scores, SiteInfo, TaskData, Update
-from suture.protocol.packing import pack
+from suture.protocol.packing import Packed, pack
 from suture.protocol.precision import received
 
 LOCK = ".site.lock"
@@ -166,10 +166,15 @@ class Site:
             one_sided=tuple(labels.one_sided),
         )
 
+    def _state(self, task: TaskData) -> Packed:
+        """Return the state from which the site answers, once the ledger has what it cost."""
+        state = self.states.before(task)
+        self.releases.cover(state.header)
+        return state
+
     def _train(self, task: TaskData, allowed: AllowedReply) -> Update:
         """Measure the received model, train it, and store the state of the round."""
-        state, method = self.states.before(task), self.plan.method
-        self.releases.cover(state.header)
+        state, method = self._state(task), self.plan.method
         context = self.trainer.context(task, state)
         predictor = method.predictor({**task.shared, **task.head}, task.channels)
         with _predicting(context.model, predictor):
@@ -178,23 +183,21 @@ class Site:
         context = replace(context, private=self.releases.private(context.samples["train"].patients))
         try:
             update, keep, local = self.trainer.train(context, task, state, where)
-        except Aborted:
+        except Exception as error:
+            if not isinstance(error, Aborted):  # the site abstains, which tells that the model diverged
+                self.releases.spend(task)
             raise
-        except Exception:
-            self.releases.spend(task)  # its kind tells of the steps, as of a model that diverged
-            raise
-        self.states.save(task, where.phase.name, context.model, keep, self.releases.mark())
+        self.states.save(task, context.model, keep, phase=where.phase.name, **self.releases.mark())
         update = replace(update, metrics=metrics, state=state.header.get("round", 0))
         return self.releases.limited(update, task, allowed, local.images_of(allowed.images))
 
     def _calibrate(self, task: TaskData) -> Scores:
-        context = self.trainer.context(task, self.states.before(task))
+        context = self.trainer.context(task, self._state(task))
         own, first = self.trainer.data[0], self.releases.first_counts
         return count_scores(context, own, self.config.privacy, task.round, first.within)
 
     def _evaluate(self, task: TaskData) -> Evaluation:
-        state, plan = self.states.before(task), self.plan
-        self.releases.cover(state.header)
+        state, plan = self._state(task), self.plan
         context = self.trainer.context(task, state)
         if task.split == "validation":
             return Evaluation(self._measure(context, "validation", task.round))
