@@ -4,7 +4,8 @@ The other is Google's dp-accounting (privacy loss distributions, rounded towards
 environment of its own, because its requirements do not fit Suture's: `python -m venv VENV; VENV/bin/pip
 install dp-accounting==0.6.0`. A random history has one or two kinds of Gaussian steps on Poisson samples of
 patients; half of the histories have the noisy number of patients, too, and a quarter updates with noise, of
-all patients. Prints the differences of ε: negative where Suture states less than the other.
+all patients. Prints the differences of ε: negative where Suture states less than the other, even with
+narrower intervals.
 """
 
 from __future__ import annotations
@@ -72,9 +73,12 @@ def main() -> None:
             stated = composed(own, delta)
             if stated is None or stated > asked.largest:
                 continue
-            other.stdin.write(json.dumps([own, delta, asked.interval]) + "\n")
-            other.stdin.flush()
-            found.append((stated, float(other.stdout.readline()), delta, own))
+            theirs, interval = math.inf, asked.interval
+            while theirs > stated and interval > 1e-6:  # it rounds up, the more the wider its intervals are
+                other.stdin.write(json.dumps([own, delta, interval]) + "\n")
+                other.stdin.flush()
+                theirs, interval = float(other.stdout.readline()), interval / 10
+            found.append((stated, theirs, delta, own))
         other.stdin.close()
     differences = sorted(stated - theirs for stated, theirs, _, _ in found)
     print(f"{vars(asked)}; {machine()}")
