@@ -131,8 +131,7 @@ def with_numbers(found: T, values: object) -> T:
     Raises:
         ValidationError: it did; names the places.
     """
-    faults: list[InitErrorDetails] = []
-    places: list[tuple[tuple[Any, ...], Any, Any]] = [((), found, values)]
+    places, faults = list[tuple[Any, Any, Any]]([((), found, values)]), list[InitErrorDetails]()
     for place, made, value in places:
         if isinstance(value, Mapping):
             own = made if isinstance(made, Mapping) else getattr(made, "__dict__", {})

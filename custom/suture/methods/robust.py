@@ -151,12 +151,10 @@ class _Counted:
     model: GlobalModel
 
     def __iter__(self) -> Iterator[Update]:
-        return map(self._with_tensors, self.sent)
-
-    def _with_tensors(self, update: Update) -> Update:
-        rows, own = self.model.rows(update.labels), (update.class_weights > 0).double()
-        weight = float(update.weight > 0)
-        return replace(update, shared=dict(self.model.shared), head=rows, class_weights=own, weight=weight)
+        for update in self.sent:
+            rows, own = self.model.rows(update.labels), (update.class_weights > 0).double()
+            weight, shared = float(update.weight > 0), dict(self.model.shared)
+            yield replace(update, shared=shared, head=rows, class_weights=own, weight=weight)
 
 
 _Part = list[tuple[str, slice]]

@@ -64,11 +64,8 @@ class Measure:
                     direction.add_rows(name, signs[start // row :][: len(rows)], rows)
                 else:
                     direction.add(name, start, block)
-        alike = {
-            channel.name: math.hypot(*(_norm(update.channels[name]) for name in channel.forms))
-            for channel in egress.going("up")
-            if channel.range == ALIKE
-        }
+        channels = [channel for channel in egress.going("up") if channel.range == ALIKE]
+        alike = {c.name: math.hypot(*(_norm(update.channels[name]) for name in c.forms)) for c in channels}
         model = math.hypot(*map(self._norm_received, base.values()))
         return Norms(math.hypot(*moved), model, alike, direction.unit())
 
