@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
+from rounds import conformant
 from suture.core.errors import ConfigError
 from suture.core.validation import REMOVED, RENAMED, flat, lasting, parse
 from suture.methods import METHODS
 from suture.simulation.job import load_job, with_settings
 from suture_papers.fedmas.pretraining import Pretraining
+from suture_papers.tables.claims import Claims
 from suture_papers.tables.spec import TableSpec
+
+JOBS = Path(__file__).resolve().parents[2] / "jobs"
 
 TEXT = """
 title = "t"
@@ -113,3 +119,61 @@ def test_what_was_removed_is_no_setting() -> None:
     known = {name for kind in METHODS.values() for name in flat("method", asdict(kind()))}
     assert known
     assert not any(f".{name}".endswith(f".{end}") for name in known for end in {**REMOVED, **RENAMED})
+
+
+def numbers_of(values: dict[str, Any]) -> list[str]:
+    leaves = {k: v for key, value in values.items() for k, v in flat(key, value).items()}
+    return [k for k, v in leaves.items() if isinstance(v, (int, float)) and not isinstance(v, bool)]
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_true_and_false_are_no_numbers_of_a_method(name: str) -> None:
+    method = conformant(name)
+    for key in numbers_of(asdict(method)):
+        for truth in (True, False):
+            values = asdict(method)
+            *path, last = key.split(".")
+            inner = values
+            for part in path:
+                inner = inner[part]
+            inner[last] = truth
+            with pytest.raises(ConfigError):
+                parse(type(method), values, "method")
+
+
+JOB_NUMBERS = pytest.mark.parametrize(
+    "key", ["rounds", "seed", "min_sites", "grace", "max_update", "simulation.clients"]
+)
+
+
+@JOB_NUMBERS
+def test_nor_of_a_setting(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"--set {key}: must be a (whole )?number \(got True\)"):
+        with_settings(load_job("surgical_nih"), [f"{key}=true"])
+
+
+@JOB_NUMBERS
+def test_nor_of_a_job(key: str, tmp_path: Path) -> None:
+    values = tomllib.loads((JOBS / "surgical_nih" / "job.toml").read_text())
+    section, _, name = key.rpartition(".")
+    (values[section] if section else values)[name] = True
+    (tmp_path / "job.toml").write_text(tomli_w.dumps(values))
+    with pytest.raises(ConfigError, match=rf"{name}: must be a (whole )?number \(got True\)"):
+        load_job(str(tmp_path / "job.toml"))
+
+
+def test_nor_of_a_table_while_true_stays_true() -> None:
+    for old, new in (
+        ("seeds = [1]", "seeds = [2, true]"),
+        ("values = [1, 2] }", "values = [1, 2], seed = true }"),
+    ):
+        with pytest.raises(ConfigError, match=r"must be a whole number \(got True\)"):
+            parse(TableSpec, tomllib.loads(TEXT.replace(old, new)), "file")
+    again = TEXT.replace("values = [1, 2]", "values = [true, 2]") + "[rows.b]\nname = 'b'\nsteady = true\n"
+    spec = parse(TableSpec, tomllib.loads(again), "file")
+    assert spec.rows["b"].steady is True
+    assert spec.presets["tiny"].tune is not None
+    assert spec.presets["tiny"].tune.values == (True, 2)
+    claims = {"fixed": "2026-01-02T00:00:00Z", "margins": {"auroc": True}, "claims": {}}
+    with pytest.raises(ConfigError, match=r"margins\.auroc: must be a number"):
+        parse(Claims, claims, "claims")

@@ -323,3 +323,29 @@ def test_the_keys_of_synonyms_are_made_once_for_all_names_of_a_table(toml: Path)
     toml.write_text("\n".join([MINIMAL, "[data.synonyms]", *lines, '"one more" = "Mass"']))
     with pytest.raises(ConfigError, match=r"synonyms.* at most 10000 items"):
         load_site_config(toml)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[training]\nthreads = true\n",
+        "[training]\nlr = true\n",
+        "[privacy]\nmin_count = true\n",
+        "[privacy]\nclip = true\n",
+    ],
+)
+def test_true_is_no_number(text: str, toml: Path) -> None:
+    toml.write_text(MINIMAL + text)
+    with pytest.raises(
+        ConfigError, match=r"\] (threads|lr|min_count|clip) = True: must be a (whole )?number"
+    ):
+        load_site_config(toml)
+
+
+def test_nor_of_a_data_set(toml: Path) -> None:
+    toml.write_text(MINIMAL + "split = 'patients'\nseed = false\n")
+    with pytest.raises(ConfigError, match=r"\[data\] seed = False: must be a whole number"):
+        load_site_config(toml)
+    values = {"dataset": "hospital", "root": "images", "table": "l.csv", "split": "patients", "seed": True}
+    with pytest.raises(ConfigError, match=r"\[data\] seed = True: must be a whole number"):
+        parse_data(values, "tests")

@@ -10,6 +10,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import InitErrorDetails
 
 from suture.core.errors import ConfigError, LabelError, as_word, nearest, shown
 from suture.core.labels import canonical
@@ -117,12 +118,31 @@ def parse(kind: type[T], values: Mapping[str, Any], where: str) -> T:
         raise ConfigError(f"{where}: write a table of keys and values (got {shown(values)})")
     try:
         check_plain(values)
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from None
-    try:
-        return adapter_of(kind).validate_python(dict(values))
+        return with_numbers(adapter_of(kind).validate_python(dict(values)), values)
     except ValidationError as error:
         raise refusal(error, where, kind) from None
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def with_numbers(found: T, values: object) -> T:
+    """Return what pydantic has made of plain values, unless it took true or false for a number: 1 or 0.
+
+    Raises:
+        ValidationError: it did; names the places.
+    """
+    places, faults = list[tuple[Any, Any, Any]]([((), found, values)]), list[InitErrorDetails]()
+    for place, made, value in places:
+        if isinstance(value, Mapping):
+            own = made if isinstance(made, Mapping) else getattr(made, "__dict__", {})
+            places += [((*place, key), own.get(key), inner) for key, inner in value.items()]
+        elif isinstance(value, (list, tuple)) and isinstance(made, (list, tuple)):
+            places += [((*place, i), *pair) for i, pair in enumerate(zip(made, value, strict=False))]
+        elif isinstance(value, bool) and type(made) in (int, float):
+            faults.append({"type": f"{type(made).__name__}_type", "loc": place, "input": value})
+    if faults:
+        raise ValidationError.from_exception_data(type(found).__name__, faults)
+    return found
 
 
 def refusal(error: ValidationError, where: str, kind: Any = None) -> ConfigError:

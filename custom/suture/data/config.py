@@ -23,7 +23,7 @@ from suture.core.errors import ConfigError, as_word, nearest, shown
 from suture.core.files import atomic_write
 from suture.core.plain import read_toml
 from suture.core.privacy import PrivacyConfig
-from suture.core.validation import Section, in_words
+from suture.core.validation import Section, in_words, with_numbers
 from suture.data.dataset import DatasetConfig, SitePath
 from suture.data.readers import DATASETS, DataConfig
 
@@ -173,7 +173,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _validated(kind: type[S], raw: dict[str, Any], path: Path) -> S:
     try:
-        return kind.model_validate(raw, context={"folder": path.absolute().parent})
+        return with_numbers(kind.model_validate(raw, context={"folder": path.absolute().parent}), raw)
     except ValidationError as error:
         raise ConfigError(_explained(path, error.errors(), raw.get("data"))) from error
 
@@ -222,7 +222,7 @@ def parse_data(values: Mapping[str, Any], where: str) -> DataConfig:
         ConfigError: as `load_site_config`.
     """
     try:
-        config: DataConfig = TypeAdapter(DataConfig).validate_python(dict(values))
+        config: DataConfig = with_numbers(TypeAdapter(DataConfig).validate_python(dict(values)), values)
     except ValidationError as error:
         faults = [{**fault, "loc": ("data", *fault["loc"])} for fault in error.errors()]
         raise ConfigError(_explained(where, faults, values)) from None

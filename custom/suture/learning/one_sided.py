@@ -54,8 +54,7 @@ def expected(site: SiteContext, own: LabelSet, round_: LocalRound) -> SiteContex
         below = train.y[:, [labels.index(child) for child in own.one_sided[name]]]
         absent = (below == 0).all(dim=1)
         present = (below == 1).any(dim=1)
-        informative = present | absent
-        rho = present.sum() / p[informative, column].sum().clamp(min=1e-9)
+        rho = present.sum() / p[present | absent, column].sum().clamp(min=1e-9)
         q = given_absent(p[:, column], min(float(rho), 1.0))
         unknown = absent & train.y[:, column].isnan()
         taught[unknown, column] = q[unknown].to(taught)

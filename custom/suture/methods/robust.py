@@ -151,12 +151,10 @@ class _Counted:
     model: GlobalModel
 
     def __iter__(self) -> Iterator[Update]:
-        return map(self._with_tensors, self.sent)
-
-    def _with_tensors(self, update: Update) -> Update:
-        rows, own = self.model.rows(update.labels), (update.class_weights > 0).double()
-        weight = float(update.weight > 0)
-        return replace(update, shared=dict(self.model.shared), head=rows, class_weights=own, weight=weight)
+        for update in self.sent:
+            rows, own = self.model.rows(update.labels), (update.class_weights > 0).double()
+            weight, shared = float(update.weight > 0), dict(self.model.shared)
+            yield replace(update, shared=shared, head=rows, class_weights=own, weight=weight)
 
 
 _Part = list[tuple[str, slice]]
@@ -245,9 +243,8 @@ class _Merging:
                     block = [(rows[owners, i], centre[start + i])]
                     (merged[start + i],), _ = self._merge(label, block, weights[owners, i])
         parts = torch.split(merged, [previous.head[name][0].numel() for name in names], dim=1)
-        like = [previous.head[name] for name in names]
-        shaped = [part.reshape(t.shape).to(t.dtype) for part, t in zip(parts, like, strict=True)]
-        return dict(zip(names, shaped, strict=True))
+        like = [(name, previous.head[name]) for name in names]
+        return {name: p.reshape(t.shape).to(t.dtype) for p, (name, t) in zip(parts, like, strict=True)}
 
     def _merge(
         self, name: str, blocks: _Blocks, weights: Tensor, *, along: bool = True
@@ -285,8 +282,7 @@ class _Merging:
             self.found[name] = radius
             factors = torch.where(norms > radius, radius / norms, 1.0)
             share = factors / sites
-        rest = 1 - share.sum()
-        return [share @ values + rest * centre for values, centre in blocks], factors.tolist()
+        return [share @ v + (1 - share.sum()) * centre for v, centre in blocks], factors.tolist()
 
 
 def _parts(lengths: Mapping[str, int], most: int) -> Iterator[_Part]:
@@ -295,19 +291,12 @@ def _parts(lengths: Mapping[str, int], most: int) -> Iterator[_Part]:
     Args:
         lengths: numbers of each tensor.
     """
-    part: _Part = []
-    room = max(most, 1)
+    most, end, begins = max(most, 1), 0, dict[str, int]()
     for name, length in lengths.items():
-        start = 0
-        while start < length:
-            stop = min(start + room, length)
-            part.append((name, slice(start, stop)))
-            room, start = room - (stop - start), stop
-            if not room:
-                yield part
-                part, room = [], max(most, 1)
-    if part:
-        yield part
+        begins[name], end = end, end + length
+    for begin in range(0, end, most):
+        cuts = ((n, max(begin - at, 0), min(begin + most - at, lengths[n])) for n, at in begins.items())
+        yield [(name, slice(start, stop)) for name, start, stop in cuts if start < stop]
 
 
 def _numbers(tensors: Mapping[str, Tensor], part: _Part) -> Tensor:

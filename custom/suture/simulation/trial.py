@@ -82,9 +82,8 @@ class Trial:
         self.folder = Path(self._folder.name)
         self.plan = Plan(method, model, Augmentation(), 1, "run", code_hash(type(method)), transport)
         rounds += least_rounds(method) - 1
-        self.server = Server(
-            self.plan, Schedule(name="trial", title="trial", rounds=rounds), self.folder / "run", None
-        )
+        schedule = Schedule(name="trial", title="trial", rounds=rounds)
+        self.server = Server(self.plan, schedule, self.folder / "run", None)
         self.sites = {name: self._site(name, rounds) for name in SITES}
         self.seen: dict[str, set[str]] = {name: set() for name in SITES}
         self.seen_rows: dict[str, set[int]] = {name: set() for name in SITES}

@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass as plain
 from datetime import datetime
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from scipy import stats
 
 from suture.core.errors import unknown
 from suture.core.plain import read_toml
@@ -28,6 +27,7 @@ from suture_papers.tables.outcome import Outcome, collect
 from suture_papers.tables.render import stem_of
 from suture_papers.tables.results import ResultStore
 from suture_papers.tables.spec import Column, Table
+from suture_papers.tables.statistics import corrected_resampled
 from suture_papers.tables.tuned_columns import goal_of, values_of_task
 
 Verdict = Literal["confirmed", "equivalent", "refuted", "open"]
@@ -197,13 +197,10 @@ def decision(values: Sequence[float], margin: float, expects: str, tested: float
         tested: of fine-tunings on overlapping random splits, documents tested on over documents trained on:
             the variance is s² (1/n + tested) then (Nadeau and Bengio, Machine Learning 2003, Sec. 3).
     """
-    n = len(values)
-    if n < LEAST_PAIRS:
-        return Decision(n, fmean(values) if values else math.nan)
-    mean, error = fmean(values), stdev(values) * math.sqrt(1 / n + tested)
-    half, power = (float(stats.t.ppf(q, n - 1)) * error for q in (0.975, 0.8))
-    low, high = mean - half, mean + half
-    return Decision(n, mean, low, high, half + power, verdict(low, high, margin, expects))
+    d = corrected_resampled(values, tested, 1.0)
+    if d.n < LEAST_PAIRS:
+        return Decision(d.n, d.mean)
+    return Decision(d.n, d.mean, d.low, d.high, d.detectable, verdict(d.low, d.high, margin, expects))
 
 
 def verdict(low: float, high: float, margin: float, expects: str) -> Verdict:
@@ -255,7 +252,7 @@ def _line(claim: Claim, found: Decision, margin: float, earlier: bool) -> str:
         claim.printed,
         f"{_signed(found.difference)}{'' if undefined else interval}{' †' if earlier else ''}",
         few if undefined else str(found.pairs),
-        DASH if undefined else f"{found.detectable:.3f}",
+        DASH if math.isnan(found.detectable) else f"{found.detectable:.3f}",
         f"{margin:g}",
         "open" if found.verdict == "open" else f"**{found.verdict}**",
         ", ".join(f"[{page}]({page}.md)" if found.pairs else page for page in pages),

@@ -80,6 +80,33 @@ def test_limits_by_hand() -> None:
     assert refused(smaller, "c", Norms(3.0, 1.0)) is None
 
 
+def test_channels_are_bounded_by_the_norm_of_the_whole_model() -> None:
+    """Of what is trained 3, of the frozen encoder 4, so 5 together: ten times 5."""
+    bound = NormBound(10.0, initial=3.0, encoder=4.0)
+    sent = Norms(1.0, 1.0, {"means": 50.0})
+    assert refused(bound, "a", sent) is None
+    assert "means of norm 51, more than 10 times the model's, 5 " in str(
+        refused(bound, "a", replace(sent, channels={"means": 51.0}))
+    )
+    assert "an update of norm 31" in str(refused(bound, "a", replace(sent, update=31.0)))
+    later = bound.after({site: replace(sent, channels={"means": 0.4}) for site in "abc"})
+    assert "times the usual one, 0.4 " in str(refused(later, "a", replace(sent, channels={"means": 4.1})))
+
+
+def test_the_server_measures_what_is_frozen_of_the_encoder() -> None:
+    """Its parameters, not its batch norm's statistics; a model that is trained as a whole has none."""
+    with Trial(METHOD, replace(SMALL, train="head"), "multilabel") as trial:
+        trial.payload("alpha")
+        fixed = {n: t for n, t in trial.server.model.fixed.items() if n.startswith("backbone.")}
+        assert any("running" in n for n in fixed)
+        parameters = [float(t.square().sum()) for n, t in fixed.items() if "running" not in n]
+        assert trial.server.state.bound.encoder == pytest.approx(sum(parameters) ** 0.5)
+        assert trial.server.state.bound.encoder > 1
+    with Trial(METHOD, SMALL, "multilabel") as trial:
+        trial.payload("alpha")
+        assert trial.server.state.bound.encoder == 0
+
+
 def test_a_model_of_zeros_bounds_nothing() -> None:
     """Others, who send next to nothing, would decide how large it is."""
     zeros = NormBound(10.0, initial=0.0).after({"b": Norms(1e-9, 0.0), "c": Norms(1e-9, 0.0)})

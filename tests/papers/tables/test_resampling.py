@@ -45,8 +45,8 @@ def scores(seed: int = 0, n: int = 60) -> TestScores:
 
 def test_the_spread_of_the_draws_is_that_of_the_bootstrap_over_patients() -> None:
     of = scores()
-    found = drawn(of, "auroc", "key", draws=2000)
-    assert len(drawn(of, "auroc", "key")["draws"]) == DRAWS
+    found = drawn(of, "auroc", draws=2000)
+    assert len(drawn(of, "auroc")["draws"]) == DRAWS
     interval = bootstrap_mean(of.y, of.scores[0], of.patients, n=2000)
     assert np.quantile(found["draws"], [0.025, 0.975]) == pytest.approx(interval, abs=0.01)
 
@@ -54,9 +54,26 @@ def test_the_spread_of_the_draws_is_that_of_the_bootstrap_over_patients() -> Non
 def test_rows_with_one_test_set_have_the_same_draws() -> None:
     """A model that scores as another plus a constant has the same AUROC in every draw, not in others'."""
     of = scores()
-    same = replace(of, scores=(of.scores[0] + 7,))
-    assert drawn(of, "auroc", "key") == drawn(same, "auroc", "key")
-    assert drawn(of, "auroc", "key")["draws"] != drawn(of, "auroc", "another test set")["draws"]
+    same, others = replace(of, scores=(of.scores[0] + 7,)), tuple(f"other {name}" for name in of.patients)
+    assert drawn(of, "auroc") == drawn(same, "auroc")
+    assert drawn(of, "auroc")["draws"] != drawn(replace(of, patients=others), "auroc")["draws"]
+
+
+def test_a_patient_is_drawn_as_often_in_the_test_set_of_another_seed() -> None:
+    """Whose order and other patients are different: those whom both have give the same draws."""
+    of = scores()
+    order = np.random.default_rng(1).permutation(len(of.y))
+    turned = replace(
+        of, y=of.y[order], scores=(of.scores[0][order],), patients=tuple(of.patients[i] for i in order)
+    )
+    assert drawn(of, "auroc") == drawn(turned, "auroc")
+    unknown = replace(of, y=np.concatenate([of.y, np.full((4, 3), math.nan)]))
+    more = replace(
+        unknown,
+        scores=(np.concatenate([of.scores[0], np.zeros((4, 3))]),),
+        patients=(*of.patients, *"wxyz"),
+    )
+    assert drawn(of, "auroc") == drawn(more, "auroc")
 
 
 def test_a_class_has_the_mean_of_the_models_that_know_it() -> None:
@@ -64,17 +81,12 @@ def test_a_class_has_the_mean_of_the_models_that_know_it() -> None:
     first, second = of.scores[0].copy(), -of.scores[0]
     first[:, 0] = math.nan  # only the second model knows A
     both = replace(of, scores=(first, second))
-    a = (
-        1
-        - drawn(replace(of, labels=("A",), y=of.y[:, :1], scores=(of.scores[0][:, :1],)), "auroc", "k")[
-            "value"
-        ]
-    )
+    a = 1 - drawn(replace(of, labels=("A",), y=of.y[:, :1], scores=(of.scores[0][:, :1],)), "auroc")["value"]
     # Of B and C the two models have areas that add up to 1.
-    assert drawn(both, "auroc", "k")["value"] == pytest.approx((a + 0.5 + 0.5) / 3, abs=1e-5)
+    assert drawn(both, "auroc")["value"] == pytest.approx((a + 0.5 + 0.5) / 3, abs=1e-5)
     neither = replace(of, scores=(first,))
-    assert drawn(neither, "auroc", "k")["value"] is None
-    assert set(drawn(neither, "auroc", "k")["draws"]) == {None}
+    assert drawn(neither, "auroc")["value"] is None
+    assert set(drawn(neither, "auroc")["draws"]) == {None}
 
 
 def test_balanced_accuracy_is_that_of_scikit_learn_and_for_multiclass_labels_only() -> None:
@@ -82,6 +94,6 @@ def test_balanced_accuracy_is_that_of_scikit_learn_and_for_multiclass_labels_onl
     truth = rng.integers(0, 3, 60)
     of = replace(scores(), y=np.eye(3)[truth], label_type="multiclass")
     known = balanced_accuracy_score(truth, of.scores[0].argmax(axis=1))
-    assert drawn(of, "balanced_accuracy", "k")["value"] == pytest.approx(known, abs=1e-6)
+    assert drawn(of, "balanced_accuracy")["value"] == pytest.approx(known, abs=1e-6)
     with pytest.raises(DataError, match="multiclass"):
-        drawn(scores(), "balanced_accuracy", "k")
+        drawn(scores(), "balanced_accuracy")

@@ -72,11 +72,8 @@ class Exchanges:
         """
         if task.name == "train":
             # Noise may begin with a job, and makes an update longer than all before.
-            noisy = {
-                site
-                for site, member in registry.members.items()
-                if member.protection.get("noise") or "epsilon" in member.protection
-            }
+            declared = ((site, member.protection) for site, member in registry.members.items())
+            noisy = {site for site, own in declared if own.get("noise") or "epsilon" in own}
             largest = {site: of for site, of in state.bound.largest.items() if site not in noisy}
             self.collector.bound = replace(state.bound, factor=self.schedule.max_update, largest=largest)
         assigner = Assigner(

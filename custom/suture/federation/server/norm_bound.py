@@ -64,11 +64,8 @@ class Measure:
                     direction.add_rows(name, signs[start // row :][: len(rows)], rows)
                 else:
                     direction.add(name, start, block)
-        alike = {
-            channel.name: math.hypot(*(_norm(update.channels[name]) for name in channel.forms))
-            for channel in egress.going("up")
-            if channel.range == ALIKE
-        }
+        channels = [channel for channel in egress.going("up") if channel.range == ALIKE]
+        alike = {c.name: math.hypot(*(_norm(update.channels[name]) for name in c.forms)) for c in channels}
         model = math.hypot(*map(self._norm_received, base.values()))
         return Norms(math.hypot(*moved), model, alike, direction.unit())
 
@@ -116,6 +113,7 @@ class NormBound:
         factor: times the norm of the model, and times what was sent before; None bounds nothing.
         initial: norm of the model that the experiment began with, as the server has made it; None where a
             former version did not keep it. Updates could shrink the received model until nothing fits it.
+        encoder: norm of the encoder's parameters that are not trained: channels of features have its scale.
         phase: the phase of training that `largest` is of.
         largest: the largest norms that were accepted of each site, by channel; "" is the update.
         radii: of a robust merge in the last round; see `suture.methods.robust.Merged`.
@@ -123,6 +121,7 @@ class NormBound:
 
     factor: float | None = None
     initial: float | None = None
+    encoder: float = 0.0
     phase: str = ""
     largest: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     radii: Mapping[str, float] = field(default_factory=dict)
@@ -137,7 +136,8 @@ class NormBound:
             return
         for name, norm in self._sent(norms).items():
             model, usual = self.model(norms), self._usual(site, name)
-            for limit, of in ((model, "the model's"), (usual, "the usual one")):
+            whole = math.hypot(model, self.encoder) if name else model
+            for limit, of in ((whole, "the model's"), (usual, "the usual one")):
                 # What is no longer than the model itself cannot destroy it: small updates of before, as of a
                 # stricter clip, do not shut a site out.
                 if limit > 0 and norm > max(self.factor * limit, model):

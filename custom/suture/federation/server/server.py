@@ -152,7 +152,9 @@ class Server:
             weights = self.plan.model.weights
             if weights and weights not in WEIGHTS:
                 self.record.update(pretrained={"file": Path(weights).name, "sha256": file_digest(weights)})
-            bound = NormBound(initial=norm_of(*method.exchange.parts(model.shared, model.head)))
+            frozen = {n: t for n, t in model.fixed.items() if n.startswith(ENCODER) and "running_" not in n}
+            own = norm_of(*method.exchange.parts(model.shared, model.head))
+            bound = NormBound(initial=own, encoder=norm_of(frozen))
             self._commit(0, model, replace(self.state, bound=bound))
         if self.held_out:
             self.held_out.take_names(self.registry)
