@@ -402,6 +402,8 @@ def test_without_a_name_every_complete_table_is_rendered(
     spec = load_spec("first")
     for run in final_runs(spec.preset("two"), {}):
         result(run, tmp_path / "results" / "runs", {"A": 0.5, "B": 0.6})
+    with pytest.raises(ConfigError, match="has all its results in"):
+        CliRunner().invoke(app, ["table", "--render", "--results", str(tmp_path)], catch_exceptions=False)
     words = ["table", "--results", str(tmp_path / "results")]
     assert CliRunner().invoke(app, [*words, "--render"], catch_exceptions=False).exit_code == 0
     found = {path.name for path in (tmp_path / "results").glob("*.md")}
