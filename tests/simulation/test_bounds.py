@@ -73,7 +73,7 @@ def test_every_whole_number_of_a_job_has_an_upper_bound(kind: type) -> None:
     assert [name for name, notes in found.items() if not bounded(notes)] == []
 
 
-DATA = [DATASETS.find(name).config for name in DATASETS.names()]
+DATA = [DATASETS.find(name).config for name in sorted(DATASETS.names())]
 FILES = [SiteConfig, *DATA, Pretraining]
 
 
