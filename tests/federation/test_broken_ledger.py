@@ -210,7 +210,7 @@ def test_epsilon_has_a_bound_over_all_experiments(house: House) -> None:
         assert sent[-1] or answer == Abstain("budget", "BudgetSpent")
     assert sent == [True, True, False, False, False]  # 10.0, 15.5, 20.2
     assert "max_epsilon = 20.0 under [privacy]" in last_error(house, "e-4")
-    assert "with another one ε would be 20.2" in last_error(house, "e-4")
+    assert "with what is asked for ε would be 20.2" in last_error(house, "e-4")
     first = house.site("alpha", "e-0", max_epsilon=20.0)
     assert isinstance(reply_of(first, task), Update)  # the kept one is no other release
     assert isinstance(reply_of(house.site("alpha", "e-9", max_epsilon=20.0), TaskData("handshake")), SiteInfo)

@@ -57,11 +57,9 @@ def composed(mechanisms: Iterable[Mechanism], delta: float) -> float | None:
         return None
     whole = math.hypot(*(math.sqrt(n) / sigma for sigma, rate, n in found if rate == 1))
     sampled = tuple(one for one in found if one[1] < 1)
-    return (
-        _sampled((*sampled, (1 / whole, 1.0, 1)) if whole else sampled, delta)
-        if sampled
-        else _whole(whole, delta)
-    )
+    if not sampled:
+        return _whole(whole, delta)
+    return _sampled((*sampled, (1 / whole, 1.0, 1)) if whole else sampled, delta)
 
 
 def _whole(mu: float, delta: float) -> float | None:

@@ -76,10 +76,6 @@ class PatientPrivacy:
     patients: int
     draw: Draw = os.urandom
 
-    def secret_seed(self) -> int:
-        """Return a seed that nobody else knows."""
-        return int.from_bytes(self.draw(8), "little") >> 1
-
     def draws(self, patients: Sequence[str], local: LocalTraining) -> Iterator[Tensor]:
         """Yield the rows of each step of an epoch, or of `local.iterations` steps; a step may have none.
 
@@ -118,15 +114,13 @@ class PatientPrivacy:
             gradients = example_gradients(model, objective, batch, slice(start, start + size))
             parts = [g.flatten(1).double().square().sum(1) for g in gradients.values()]
             norms = torch.stack(parts).sum(0).sqrt()
-            finite = norms.isfinite()
-            factors = torch.where(finite, (self.clip / norms.clamp_min(1e-300)).clamp_max(1), 0.0)
+            factors = torch.where(norms.isfinite(), (self.clip / norms.clamp_min(1e-300)).clamp_max(1), 0.0)
             for name, gradient in gradients.items():
                 safe = gradient.double().flatten(1).nan_to_num(0.0, 0.0, 0.0)
                 total[name] += (factors @ safe).view_as(total[name])
         for name, parameter in trained.items():
-            noise = gaussian(tuple(parameter.shape), self.draw).to(parameter.device)
-            noisy = total[name] + noise * (self.multiplier * self.clip)
-            parameter.grad = (noisy / expected).to(parameter.dtype)
+            noise = self.multiplier * self.clip * gaussian(tuple(parameter.shape), self.draw)
+            parameter.grad = ((total[name] + noise.to(parameter.device)) / expected).to(parameter.dtype)
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rounds import reply_of
-from suture.core.errors import ConfigError
+from suture.core.errors import Aborted, ConfigError
 from suture.core.privacy import PrivacyConfig
 from suture.data.augmentation import MILD
 from suture.federation.accounting import Mechanism, composed
@@ -139,6 +139,128 @@ def test_the_same_task_has_the_same_bytes_and_a_lost_state_costs_again(tiny: Any
     own = [line for line in lines(site) if line["experiment"] == "own" and line["task"] == "train"]
     assert [line["answer"] == "" for line in own] == [False, True]
     assert own[0]["steps"] == own[1]["steps"]
+
+
+def trained_lines(site: Site) -> list[dict[str, Any]]:
+    return [
+        line for line in lines(site) if line["experiment"] == site.folder.name and line["task"] == "train"
+    ]
+
+
+def test_a_model_that_diverges_after_noisy_steps_costs_them(tiny: Any) -> None:
+    """A job whose models overflow by the sign of a gradient would read one bit of new noise each time."""
+    overflow = replace(METHOD, local=replace(METHOD.local, lr=1e38, optimiser="sgd", iterations=50))
+    federation = protected(tiny(overflow, ALPHA, rounds=2))
+    task, site = first_task(federation), site_of(federation, "own")
+    replies = [reply_of(site, task) for _ in range(4)]
+    assert [r.reason for r in replies] == ["non_finite_loss"] * 2 + ["budget"] * 2
+    spent = trained_lines(site)
+    assert [line["answer"] for line in spent] == ["", ""]
+    assert all(line["steps"] and not line["update"] for line in spent)
+
+
+def test_a_failure_of_any_kind_after_steps_costs_them(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = protected(tiny(METHOD, ALPHA, rounds=2))
+    task, site = first_task(federation), site_of(federation, "own")
+
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("a large batch was drawn")
+
+    monkeypatch.setattr("suture.learning.patient_privacy.PatientPrivacy.step", full)
+    assert reply_of(site, task).reason == "out_of_memory"
+    assert [line["answer"] for line in trained_lines(site)] == [""]
+
+
+def test_an_aborted_round_from_which_nothing_left_costs_nothing(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = protected(tiny(METHOD, ALPHA, rounds=2))
+    task, site = first_task(federation), site_of(federation, "own")
+
+    def aborted(*_: Any) -> Any:
+        raise Aborted("the job was aborted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("suture.learning.patient_privacy.PatientPrivacy.step", aborted)
+        with pytest.raises(Aborted):
+            site.answer(task)
+    assert not trained_lines(site)
+    assert isinstance(reply_of(site, task), Update)
+
+
+@pytest.mark.parametrize("how", ["train", "evaluate", "calibrate"])
+def test_a_state_whose_answer_a_crash_kept_back_costs_once_it_is_used(
+    how: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a server that ends jobs at that moment would get figures, or rounds, of models without ε."""
+    federation = protected(tiny(METHOD, ALPHA, rounds=3))
+    task, site = first_task(federation), site_of(federation, "own")
+
+    def killed(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(site.releases, "keep", killed)
+        with pytest.raises(KeyboardInterrupt):
+            site.answer(task)
+    assert not trained_lines(site)
+    site.close()
+    again = site_of(federation, "own")
+    later = replace(task, task=how, round=2 if how == "train" else 1, committed=1)
+    assert not isinstance(reply_of(again, later), Abstain)
+    assert [(line["round"], line["answer"] == "") for line in trained_lines(again)][:1] == [(1, True)]
+    if how == "evaluate":  # once
+        assert not isinstance(reply_of(again, replace(later, split="test")), Abstain)
+        assert len(trained_lines(again)) == 1
+
+
+@pytest.mark.parametrize("change", ["another model", "other rounds", "another rate", "larger batches"])
+def test_a_server_that_changes_task_or_job_gets_no_more_than_epsilon(change: str, tiny: Any) -> None:
+    federation = protected(tiny(METHOD, ALPHA, rounds=2))
+    task, site = first_task(federation), site_of(federation, "own")
+    assert isinstance(reply_of(site, task), Update)
+    site.close()
+    local, rounds = METHOD.local, 2
+    if change == "another rate":
+        local = replace(local, lr=0.5)
+    if change == "larger batches":
+        local = replace(local, batch_size=8)
+    other = protected(tiny(replace(METHOD, local=local), ALPHA, rounds=9 if change == "other rounds" else 2))
+    rounds = 9 if change == "other rounds" else 2
+    for attempt in range(6):
+        head = {name: tensor + attempt + 1 for name, tensor in task.head.items()}
+        again = Site("alpha", other.configs["alpha"], other.sites("x")["alpha"].plan, rounds, site.folder)
+        reply_of(again, replace(task, head=head, round=1 + attempt % rounds))
+        again.close()
+    stated = state_of(
+        Ledger(site.folder.parents[1] / "ledger.jsonl", site.config.privacy), site.config.privacy
+    )
+    found = composed(
+        [
+            Mechanism(line["multiplier"], line["rate"], line["steps"])
+            for line in lines(site)
+            if line["steps"] and line["experiment"] == "own"
+        ],
+        1e-5,
+    )
+    assert found is not None
+    assert found <= 8
+    assert stated.spent.unprotected == 0
+    assert len(trained_lines(site)) <= 2
+
+
+def test_a_changed_epsilon_holds_from_the_next_answer_on(tiny: Any) -> None:
+    federation = protected(tiny(METHOD, ALPHA, rounds=2))
+    task, site = first_task(federation), site_of(federation, "own")
+    assert isinstance(reply_of(site, task), Update)
+    sigma = site.releases.first_counts.multiplier
+    site.close()
+    larger = site_of(protected(federation, epsilon=40.0), "own")
+    larger.releases.private(())
+    assert larger.releases.first_counts.multiplier == sigma
+    smaller = site_of(protected(federation, epsilon=1.0), "own")
+    assert reply_of(smaller, replace(task, round=2, committed=1)).reason == "budget"
+    assert len(trained_lines(site)) == 1
 
 
 def test_the_number_of_patients_is_sent_once_with_noise(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:

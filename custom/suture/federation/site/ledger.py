@@ -390,9 +390,8 @@ class Ledger:
         Raises:
             BudgetSpent: names ε and its setting.
         """
-        own, others, more = self._tally.mechanisms[experiment], [], list(more)
-        for mechanisms in self._tally.mechanisms.values():
-            others += mechanisms
+        own, more = self._tally.mechanisms[experiment], list(more)
+        others = sum(self._tally.mechanisms.values(), list[Mechanism]())
         limits = (("epsilon", self._limits.epsilon, own), ("max_epsilon", self._limits.max_epsilon, others))
         for setting, limit, before in limits:
             if limit is None:

@@ -8,10 +8,11 @@ would have been.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
@@ -131,14 +132,32 @@ class Releases:
         own = self._patients if task.task == "train" else None
         return self._mechanism(task.round, own.patients, own.multiplier) if own else None
 
-    def train_again(self, task: TaskData) -> None:
-        """Write into the ledger that a round is computed again for a lost state: the next goes on from it.
+    def spend(self, task: TaskData) -> None:
+        """Write into the ledger what steps of DP-SGD cost of which no answer to the task can leave: the site
+        trains for a lost state, from which the next round goes on, or abstains after them.
 
         Raises:
             BudgetSpent, LedgerBroken, OSError: as `Ledger.record`.
         """
         if of := self.mechanism(task):
             self.ledger.record(spent_on(self._folder.name, "train", task.round, self._privacy, of))
+
+    def mark(self) -> dict[str, int]:
+        """Return what the state of a round says for `cover`: the length of the ledger when it was trained."""
+        return {"releases": len(self.ledger.releases())} if self._patients else {}
+
+    def cover(self, state: Mapping[str, Any]) -> None:
+        """Spend on a stored round, which is about to be used, if the site was killed before its answer left.
+
+        Args:
+            state: header of the round's state.
+
+        Raises:
+            BudgetSpent, LedgerBroken, OSError: as `Ledger.record`.
+        """
+        since, own = state.get("releases"), (self._folder.name, "train", state.get("round", 0), "")
+        if since is not None and all(release.key != own for release in self.ledger.releases()[since:]):
+            self.spend(TaskData("train", own[2]))
 
     def allowed(self, task: TaskData, own: Labels, images: int, layout: Layout) -> AllowedReply:
         """Return what the site may answer to a task.

@@ -33,7 +33,7 @@ from suture.models.priors import check_width
 from suture.models.saved import save_model
 from suture.protocol.check import AllowedReply
 from suture.protocol.messages import Evaluation, Metrics, Reply, Scores, SiteInfo, TaskData, Update
-from suture.protocol.packing import pack
+from suture.protocol.packing import Packed, pack
 from suture.protocol.precision import received
 
 LOCK = ".site.lock"
@@ -99,8 +99,8 @@ class Site:
                 if kept is None:
                     kept = self.releases.keep(task, request, allowed, self._perform(task, allowed))
                 elif task.task == "train" and not self.states.files.is_whole(task.round):
-                    self.releases.train_again(task)
                     self._train(task, allowed)
+                    self.releases.spend(task)
                 return self.releases.leave(*kept, allowed)
         except Aborted:
             raise  # no error of the site, and no answer: the task is performed again where the run goes on
@@ -166,27 +166,38 @@ class Site:
             one_sided=tuple(labels.one_sided),
         )
 
+    def _state(self, task: TaskData) -> Packed:
+        """Return the state from which the site answers, once the ledger has what it cost."""
+        state = self.states.before(task)
+        self.releases.cover(state.header)
+        return state
+
     def _train(self, task: TaskData, allowed: AllowedReply) -> Update:
         """Measure the received model, train it, and store the state of the round."""
-        state, method = self.states.before(task), self.plan.method
+        state, method = self._state(task), self.plan.method
         context = self.trainer.context(task, state)
         predictor = method.predictor({**task.shared, **task.head}, task.channels)
         with _predicting(context.model, predictor):
             metrics = self._measure(context, "validation", task.committed)
         where = round_context(self.plan.method, self.plan.seed, self.rounds, task.round)
         context = replace(context, private=self.releases.private(context.samples["train"].patients))
-        update, keep, local = self.trainer.train(context, task, state, where)
-        self.states.save(task, where.phase.name, context.model, keep)
+        try:
+            update, keep, local = self.trainer.train(context, task, state, where)
+        except Exception as error:
+            if not isinstance(error, Aborted):  # the site abstains, which tells that the model diverged
+                self.releases.spend(task)
+            raise
+        self.states.save(task, context.model, keep, phase=where.phase.name, **self.releases.mark())
         update = replace(update, metrics=metrics, state=state.header.get("round", 0))
         return self.releases.limited(update, task, allowed, local.images_of(allowed.images))
 
     def _calibrate(self, task: TaskData) -> Scores:
-        context = self.trainer.context(task, self.states.before(task))
+        context = self.trainer.context(task, self._state(task))
         own, first = self.trainer.data[0], self.releases.first_counts
         return count_scores(context, own, self.config.privacy, task.round, first.within)
 
     def _evaluate(self, task: TaskData) -> Evaluation:
-        state, plan = self.states.before(task), self.plan
+        state, plan = self._state(task), self.plan
         context = self.trainer.context(task, state)
         if task.split == "validation":
             return Evaluation(self._measure(context, "validation", task.round))

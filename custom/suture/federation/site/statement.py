@@ -158,6 +158,6 @@ def _line(group: Sequence[Release]) -> _BudgetLine:
 def _steps(group: Sequence[Release]) -> str:
     steps: Counter[tuple[float, float]] = Counter()
     for release in group:
-        if release.update and release.steps:
+        if release.task == "train" and release.steps:
             steps[release.multiplier, release.rate] += release.steps
     return "; ".join(f"{n} steps, σ {sigma:.3g}, q {rate:.2g}" for (sigma, rate), n in steps.items())

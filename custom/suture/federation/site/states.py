@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic.dataclasses import dataclass
 from torch import Tensor
@@ -162,12 +163,12 @@ class States:
         named = {name if name in channels else name.removeprefix(_FORMER): t for name, t in kept.items()}
         return within("optimiser", state.tensors) | named
 
-    def save(self, task: TaskData, phase: str, model: Classifier, keep: Mapping[str, Tensor]) -> None:
+    def save(self, task: TaskData, model: Classifier, keep: Mapping[str, Tensor], **facts: Any) -> None:
         """Store the state of a trained round.
 
         Args:
-            phase: its name.
             keep: what the method keeps.
+            facts: for the header: the name of the phase, and `Releases.mark`.
 
         Raises:
             ConfigError: the method keeps what it does not declare.
@@ -187,8 +188,8 @@ class States:
                     "channel that its egress declares"
                 )
             kept[f"{'kept' if name in channels else 'optimiser'}/{name}"] = tensor.detach().cpu()
-        facts = {"labels": list(task.labels), "phase": phase, "round": task.round}
-        state = Packed(self._method.exchange.stored(model) | kept, self._training.computation | facts)
+        header = {**self._training.computation, "labels": list(task.labels), "round": task.round, **facts}
+        state = Packed(self._method.exchange.stored(model) | kept, header)
         self.files.save(task.round, state, task.committed)
 
     def _channels(self, model: Classifier) -> Shapes:

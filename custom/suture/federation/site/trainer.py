@@ -188,9 +188,8 @@ class Trainer:
             except (RuntimeError, MemoryError, OSError) as error:
                 method = self._plan.method
                 batch = self._config.training.batch_size or method.local.batch_size
-                if not out_of_memory(error) or self._halved or batch < 4 or method.about.fixed_batches:
-                    raise
-                if context.private:  # whose noise was planned for these batches
+                fixed = method.about.fixed_batches or context.private  # whose noise is for these batches
+                if not out_of_memory(error) or self._halved or batch < 4 or fixed:
                     raise
                 self._halved = batch // 2
                 log.warning("%s: %s; trying again with batches of %d", self._site, kind(error), self._halved)

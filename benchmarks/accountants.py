@@ -1,0 +1,89 @@
+"""Suture's ε beside an independent accountant: `python benchmarks/accountants.py --other VENV/bin/python`.
+
+The other is Google's dp-accounting (privacy loss distributions, rounded towards a larger ε), in an
+environment of its own, because its requirements do not fit Suture's: `python -m venv VENV; VENV/bin/pip
+install dp-accounting==0.6.0`. A random history has one or two kinds of Gaussian steps on Poisson samples of
+patients; half of the histories have the noisy number of patients, too, and a quarter updates with noise, of
+all patients. Prints the differences of ε: negative where Suture states less than the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import subprocess
+from pathlib import Path
+
+from machine import machine
+
+from suture.federation.accounting import Mechanism, composed
+
+_OTHER = """
+import json, sys
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+
+for text in sys.stdin:
+    history, delta, interval = json.loads(text)
+    accountant = PLDAccountant(value_discretization_interval=interval)
+    for multiplier, rate, steps in history:
+        step = dp_event.GaussianDpEvent(multiplier)
+        accountant.compose(step if rate == 1 else dp_event.PoissonSampledDpEvent(rate, step), steps)
+    print(accountant.get_epsilon(delta), flush=True)
+"""
+
+History = tuple[Mechanism, ...]
+
+
+def history(draw: random.Random) -> History:
+    """Return mechanisms as a site may have released them."""
+    kinds = [
+        Mechanism(
+            math.exp(draw.uniform(math.log(0.7), math.log(8))),
+            math.exp(draw.uniform(math.log(0.002), math.log(0.5))),
+            draw.randint(1, 400),
+        )
+        for _ in range(draw.choice((1, 1, 2)))
+    ]
+    if draw.random() < 0.5:
+        kinds.append(Mechanism(draw.uniform(5, 40)))
+    if draw.random() < 0.25:
+        kinds.append(Mechanism(draw.uniform(1, 10), 1.0, draw.randint(1, 5)))
+    return tuple(kinds)
+
+
+def main() -> None:
+    """Print how the two accountants differ."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--other", type=Path, required=True, help="a Python with dp-accounting")
+    parser.add_argument("--histories", type=int, default=1000)
+    parser.add_argument("--interval", type=float, default=1e-3, help="of the other's privacy losses")
+    parser.add_argument("--largest", type=float, default=20.0, help="histories of a larger ε are left out")
+    asked = parser.parse_args()
+    draw, found = random.Random(1), list[tuple[float, float, float, History]]()
+    command = [str(asked.other), "-c", _OTHER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin
+        assert other.stdout
+        while len(found) < asked.histories:
+            own, delta = history(draw), 10 ** draw.uniform(-7, -4)
+            stated = composed(own, delta)
+            if stated is None or stated > asked.largest:
+                continue
+            other.stdin.write(json.dumps([own, delta, asked.interval]) + "\n")
+            other.stdin.flush()
+            found.append((stated, float(other.stdout.readline()), delta, own))
+        other.stdin.close()
+    differences = sorted(stated - theirs for stated, theirs, _, _ in found)
+    print(f"{vars(asked)}; {machine()}")
+    print(f"{len(found)} histories, ε {min(f[0] for f in found):.3g} to {max(f[0] for f in found):.3g}")
+    low, middle, high = differences[0], differences[len(differences) // 2], differences[-1]
+    print(f"Suture's ε less the other's: {low:+.4f} to {high:+.4f}, median {middle:+.4f}")
+    for stated, theirs, delta, own in sorted(found, key=lambda f: f[0] - f[1])[:3]:
+        print(f"lowest: {stated:.5f} and {theirs:.5f} at δ = {delta:.2g} of {own}")
+
+
+if __name__ == "__main__":
+    main()
