@@ -116,7 +116,6 @@ def test_a_site_gets_the_part_of_the_file_that_concerns_it(study: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--excerpt", "beta=beta.toml"], "labels.toml does not exist; record a decision first"),
         (["--same", "Lesion of the Lung=Lung Lesion"], "give --by NAME with a decision"),
         (["--by", "M. Ruiz"], "give --by NAME with a decision"),
         (["--same", "Mass", "--by", "M. Ruiz"], "--same 'Mass' names one class; write NAME=OF"),

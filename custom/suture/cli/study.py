@@ -237,8 +237,6 @@ def labels(
         site, _, file = part.partition("=")
         if site not in tables or not file:
             raise ConfigError(f"--excerpt {part!r}: write SITE=FILE with a site of {', '.join(tables)}")
-        if not (study / LABELS).exists():
-            raise ConfigError(f"--excerpt: {study / LABELS} does not exist; record a decision first")
         if Path(file).exists():
             raise ConfigError(f"--excerpt: {file} exists; remove it, or name a new file")
         write_excerpt(Path(file), study_atlas(study), tables[site].labels)

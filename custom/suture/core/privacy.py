@@ -148,7 +148,5 @@ class PrivacyConfig(Section):
             raise ValueError("epsilon and noise exclude each other: epsilon finds the noise; remove noise")
         if self.max_epsilon is not None and not (self.noise or self.epsilon):
             raise ValueError("max_epsilon needs epsilon, or clip and noise: without noise ε is infinite")
-        if self.max_epsilon is not None and self.max_epsilon < (self.epsilon or 0):
-            raise ValueError(f"max_epsilon = {self.max_epsilon:g} must be at least epsilon")
         check_protection(self.protection)
         return self

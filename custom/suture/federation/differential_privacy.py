@@ -131,8 +131,7 @@ def _describe(site: str, own: Mapping[str, float], spent: Spent | None) -> str:
     covers = "local differential privacy of its tensors; not per patient"
     if "epsilon" in own:
         text = f"{site} trains with DP-SGD per patient, for ε = {own['epsilon']:g} an experiment"
-        covers = "per training patient, of whom a step draws one image; not of validation and test patients; "
-        covers += "its number of training cases is that of its patients, with noise"
+        covers = "per training patient, of whom a step draws one image; not of validation and test patients"
     else:
         text = f"{site} clips its updates to a norm of {own['clip']:g} and adds "
         text += f"noise of {own['noise']:g} times that" if own["noise"] else "no noise"

@@ -54,8 +54,7 @@ def check_liars(schedule: Schedule, sites: int) -> None:
     if robust and sites < robust.fewest:
         raise FederationError(
             f"robust.kind={robust.kind!r} with liars={robust.liars} needs {robust.fewest} sites or more, "
-            f"and {sites} take part; remove [robust]"
-            + (", lower robust.liars, or choose another kind" if sites > 2 else "")
+            f"and {sites} take part; remove [robust] or, with 3 sites or more, change liars or kind"
         )
 
 

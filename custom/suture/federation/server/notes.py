@@ -79,9 +79,8 @@ def unprotected_note(robust: RobustMerge, classes: Collection[str], round_: int 
     if not classes:
         return []
     shown = ", ".join(sorted(classes)[:_SHOWN]) + (", ..." if len(classes) > _SHOWN else "")
-    sent = f"sent their rows in round {round_}" if round_ else "send their rows"
-    why = f"because fewer than {robust.fewest} sites {sent}"
-    return [f"Merged by the plain mean, not by robust.kind={robust.kind!r}, {why}: {shown}."]
+    why = f"fewer than {robust.fewest} sites send their rows{f' in round {round_}' if round_ else ''}"
+    return [f"Merged by the plain mean, not by robust.kind={robust.kind!r}, because {why}: {shown}."]
 
 
 def _class_notes(registry: SiteRegistry, label_map: Mapping[str, str]) -> list[str]:
