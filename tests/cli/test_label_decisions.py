@@ -103,8 +103,13 @@ def test_a_site_gets_the_part_of_the_file_that_concerns_it(study: Path) -> None:
     file = study / "beta.toml"
     suture("labels", str(study), "--excerpt", f"beta={file}")
     assert file.read_text() == '[parents]\n"Lesion Of The Lung" = [\n    "Chest Finding",\n]\n'
+    labels = (study / "labels.toml").read_text()
+    for there in (file, study / "labels.toml"):  # the decisions are not written over
+        with pytest.raises(ConfigError, match="exists; remove it, or name a new file"):
+            suture("labels", str(study), "--excerpt", f"beta={there}")
+    assert (study / "labels.toml").read_text() == labels
     for wrong in ("betta=x", "beta", "beta="):
-        with pytest.raises(ConfigError, match=r"write SITE=FILE; .*beta"):
+        with pytest.raises(ConfigError, match=r"write SITE=FILE with a site of .*beta"):
             suture("labels", str(study), "--excerpt", wrong)
 
 

@@ -119,6 +119,15 @@ def test_a_run_is_not_lost_to_its_card(run_dir: Path, caplog: pytest.LogCaptureF
     assert "has no card" in caplog.text
 
 
+def test_a_robust_merge_is_stated(run_dir: Path) -> None:
+    assert "Robust merge" not in write_card(run_dir).read_text()
+    robust = {"robust": {"kind": "median", "liars": 1}}
+    (run_dir / "run.json").write_text(json.dumps(run_record() | robust))
+    assert "- Robust merge: kind median, liars 1\n" in write_card(run_dir).read_text()
+    (run_dir / "run.json").write_text(json.dumps(run_record() | robust | {"unprotected": [LABELS[0]]}))
+    assert "liars 1; the notes name unprotected classes\n" in write_card(run_dir).read_text()
+
+
 def test_the_modalities_of_the_model_are_stated(run_dir: Path) -> None:
     assert "DICOM" not in write_card(run_dir).read_text()
     record = run_record()

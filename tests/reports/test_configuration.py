@@ -26,6 +26,11 @@ def test_what_was_changed_or_matters_is_shown_and_nothing_is_lost() -> None:
     assert [name for name, _ in model.shown] == ["name", "size"]
 
 
+def test_a_robust_merge_is_shown() -> None:
+    *_, robust = configuration(run_with(robust={"kind": "median", "liars": 1}))
+    assert (robust.title, robust.shown) == ("Robust merge", (("kind", "median"), ("liars", 1)))
+
+
 def test_the_settings_of_an_unknown_method_were_all_set() -> None:
     record = {"name": "elsewhere", "title": "", "paper": "", "hyperparameters": {"a": {"b": None}, "c": 1}}
     method = configuration(run_with(method=record))[0]

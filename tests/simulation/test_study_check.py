@@ -13,6 +13,8 @@ from suture.data.inspection import ImageFacts
 from suture.data.quality import Count, Findings, Picture
 from suture.data.table import SPLITS, Split
 from suture.methods.fedavg import FedAvg
+from suture.methods.robust import RobustMerge
+from suture.methods.surgical import SurgicalAggregation
 from suture.simulation.study_check import compare
 from suture_papers.missing_labels.condist import ConDist
 from suture_papers.rare_classes.focal import FocalFedAvg
@@ -146,3 +148,15 @@ def test_images_that_are_much_smaller_than_the_model_reads_are_told_for_each_sit
     warnings = compare(dict.fromkeys(findings, CONFIG), findings, SMALL).warnings
     [told] = (text for text in warnings if "enlarged" in text)
     assert told.startswith("alpha: 3 images enlarged more than 2 times")
+
+
+def test_a_site_with_epsilon_and_a_robust_merge_are_checked_before_anything_is_trained() -> None:
+    private = CONFIG.model_copy(update={"privacy": CONFIG.privacy.model_copy(update={"epsilon": 4.0})})
+    findings = dict.fromkeys(("alpha", "beta"), replace(site(), label_type="multilabel"))
+    configs = {"alpha": private, "beta": CONFIG}
+    [problem] = compare(configs, findings, SMALL).problems
+    assert "mixes the images of a batch" in problem
+    frozen = replace(SMALL, method=SurgicalAggregation(batch_norm="frozen"))
+    assert compare(configs, findings, frozen).problems == ()
+    [problem] = compare(configs, findings, replace(frozen, robust=RobustMerge())).problems
+    assert "needs 3 sites or more, and 2 take part; remove [robust]" in problem

@@ -236,7 +236,9 @@ def labels(
     if part:
         site, _, file = part.partition("=")
         if site not in tables or not file:
-            raise ConfigError(f"--excerpt {part!r}: write SITE=FILE; {nearest(site, tables)}")
+            raise ConfigError(f"--excerpt {part!r}: write SITE=FILE with a site of {', '.join(tables)}")
+        if Path(file).exists():
+            raise ConfigError(f"--excerpt: {file} exists; remove it, or name a new file")
         write_excerpt(Path(file), study_atlas(study), tables[site].labels)
         print_line(f"excerpt for {site}: {file} (names of its classes and their ancestors only)")
     if lists.proposals and not decisions:

@@ -81,15 +81,15 @@ class PrivacyConfig(Section):
     min_loss: int = Field(default=20, ge=0)
     round_counts: int = Field(default=1, ge=1)
     max_faults: float = Field(default=0.05, ge=0, le=1)
-    epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    clip: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    noise: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    delta: float = Field(default=1e-5, gt=0, lt=1)
+    epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False, strict=True)
+    clip: float | None = Field(default=None, gt=0, allow_inf_nan=False, strict=True)
+    noise: float = Field(default=0.0, ge=0, allow_inf_nan=False, strict=True)
+    delta: float = Field(default=1e-5, gt=0, lt=1, strict=True)
     max_answers: int = Field(default=2_000, ge=1)
     reanswers: int = Field(default=3, ge=0)
     max_figures: int = Field(default=10_000, ge=0)
     max_experiments: int = Field(default=50, ge=1)
-    max_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    max_epsilon: float | None = Field(default=None, gt=0, allow_inf_nan=False, strict=True)
 
     @classmethod
     def of_public_data(cls, label_view: Literal["own", "all", "target"]) -> PrivacyConfig:
@@ -145,12 +145,8 @@ class PrivacyConfig(Section):
         if self.noise and self.clip is None:
             raise ValueError("noise is in units of clip; set clip, the largest norm of an update")
         if self.epsilon is not None and self.noise:
-            raise ValueError(
-                "epsilon and noise exclude each other: epsilon finds the noise of each step; remove noise"
-            )
+            raise ValueError("epsilon and noise exclude each other: epsilon finds the noise; remove noise")
         if self.max_epsilon is not None and not (self.noise or self.epsilon):
-            raise ValueError(
-                "max_epsilon needs noise, because without it ε is infinite; set epsilon, or clip and noise"
-            )
+            raise ValueError("max_epsilon needs epsilon, or clip and noise: without noise ε is infinite")
         check_protection(self.protection)
         return self

@@ -137,24 +137,19 @@ def _describe(site: str, own: Mapping[str, float], spent: Spent | None) -> str:
         text += f"noise of {own['noise']:g} times that" if own["noise"] else "no noise"
     if spent is None:
         return f"{text}; it did not report its spent ε."
+    uncovered = f"Not protected by noise: the {spent.figures} figures of classes and {spent.numbers} other "
+    uncovered += "numbers (losses, counts, weights) that have left it."
     if spent.epsilon is None:
         why = f"{spent.unprotected} of its {spent.updates} updates were sent without noise"
-        return f"{text}: ε = ∞, because {why}. {_uncovered(spent)}"
+        return f"{text}: ε = ∞, because {why}. {uncovered}"
     if spent.missing:
         return (
             f"{text}: ε ≥ {spent.epsilon:g} at δ = {own['delta']:g}, a lower bound: its administrator has "
             f"accepted that at least {spent.missing} lines of its ledger are missing or changed. "
-            f"{_uncovered(spent)}"
+            f"{uncovered}"
         )
     return (
         f"{text}: ε ≤ {spent.epsilon:g} at δ = {own['delta']:g} over all its {spent.updates} updates in "
         f"{spent.experiments} experiment{'s' if spent.experiments != 1 else ''}, by its own ledger "
-        f"({covers}). {_uncovered(spent)}"
-    )
-
-
-def _uncovered(spent: Spent) -> str:
-    return (
-        f"Not protected by noise: the {spent.figures} figures of classes and {spent.numbers} other numbers "
-        "(losses, counts, weights) that have left it."
+        f"({covers}). {uncovered}"
     )

@@ -34,7 +34,7 @@ class Settings:
 
 
 def configuration(run: Run) -> list[Settings]:
-    """Return the settings of method, model and augmentation; a part without any is left out.
+    """Return the settings of method, model, augmentation and robust merge; an empty part is left out.
 
     Where a method's defaults are not known here, as its package is not installed, all of it was set.
     """
@@ -42,6 +42,7 @@ def configuration(run: Run) -> list[Settings]:
         (f"Method: {run.method.name}", run.method.hyperparameters, lambda: method_class(run.method.name)()),
         ("Model", run.model, lambda: ModelSpec(run.model["name"])),
         ("Augmentation", run.augmentation, Augmentation),
+        ("Robust merge", run.robust, dict),
     ]
     return [_parted(title, values, default) for title, values, default in parts if values]
 

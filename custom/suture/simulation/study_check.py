@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 
-from suture.core.errors import ConfigError, SutureError
-from suture.core.labels import canonical, is_generic, lookalikes
+from suture.core.errors import SutureError
+from suture.core.labels import LabelSet, canonical, is_generic, lookalikes
 from suture.core.privacy import PrivacyConfig
 from suture.core.targets import rich
 from suture.data.config import SiteConfig
@@ -17,10 +18,12 @@ from suture.data.decoding import other_modality
 from suture.data.inspection import counted_modalities, size_notes, stated_modalities
 from suture.data.quality import Count, Findings
 from suture.data.table import SPLITS, Split
-from suture.federation.server.checks import check_label_type
+from suture.federation.server.checks import check_label_type, check_liars
 from suture.federation.server.classes import ClassConflict, one_name, statements
 from suture.federation.server.registry import shared_generic
+from suture.federation.site.patient_privacy import check_batch_norm
 from suture.federation.site.site import check_consent
+from suture.models import build
 from suture.simulation.exact_figures import forecast
 from suture.simulation.job import Job
 from suture.simulation.site_images import SUMMARY, Shared, describe, differences, shared, summarise
@@ -114,14 +117,16 @@ def _owners(findings: Mapping[str, Findings], label_map: Mapping[str, str]) -> d
 def refusals(configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings], job: Job) -> Iterator[str]:
     """Why sites would not take part in the job, or its method would not take their labels."""
     plan = job.plan("check")
-    for label_type in sorted({found.label_type for found in findings.values() if found.label_type}):
+    label_types = sorted({found.label_type for found in findings.values() if found.label_type})
+    checks = [partial(check_label_type, job.method, label_type) for label_type in label_types]
+    checks += [partial(check_consent, site, plan, config) for site, config in configs.items()]
+    checks.append(partial(check_liars, job, len(configs)))
+    if label_types and any(config.privacy.epsilon for config in configs.values()):
+        model = build(plan.model, LabelSet(("class",), label_types[0]), plan.seed, pretrained=False)
+        checks.append(partial(check_batch_norm, model, plan, job.rounds))
+    for check in checks:
         try:
-            check_label_type(job.method, label_type)
-        except ConfigError as refusal:
-            yield str(refusal)
-    for site, config in configs.items():
-        try:
-            check_consent(site, plan, config)
+            check()
         except SutureError as refusal:
             yield str(refusal)
 

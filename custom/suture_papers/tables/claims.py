@@ -266,11 +266,11 @@ def _signed(value: float) -> str:
 
 _HEAD = "| claim | printed | here: difference (95 %) | pairs | detectable | margin | verdict | decided by |"
 _HOW = """\
-Each row asks [claims.toml](claims.toml), fixed on {fixed} (SHA-256 {digest}…), and the small runs of \
-[these tables](README.md). A verdict is *confirmed* where the 95 % interval lies above the margin, the \
-smallest difference that matters (of a claim of equality, within it on both sides), *equivalent* within it, \
-*refuted* below 0 (of equality, beyond the margin), and else open. A pair is a seed, a value of a series, or \
-a fine-tuning on one random split of one meta-training; of these splits, which overlap, the interval has \
-Nadeau and Bengio's correction. *Detectable* is the difference that would show with a power of 80 %. \
-Intervals are of this data, network and budget, not adjusted for the number of claims; seeds share one test \
-set. †: runs older than the list."""
+Each row is a claim of [claims.toml](claims.toml) (fixed on {fixed}, SHA-256 {digest}…), judged by the \
+small runs of [these tables](README.md). The margin is the smallest difference that matters. *Confirmed*: \
+the 95 % interval lies above the margin (for a claim of equality, within ± margin). *Equivalent*: within ± \
+margin. *Refuted*: below 0 (for equality, beyond the margin). *Open*: otherwise. Pairs are seeds, values \
+of a series, or fine-tunings on random splits after one meta-training; these splits overlap, so their \
+interval has Nadeau and Bengio's correction. *Detectable*: the difference that would be found four times \
+in five. Intervals hold for this data, network and budget, and are not adjusted for the number of claims; \
+seeds share one test set. †: runs older than the list."""

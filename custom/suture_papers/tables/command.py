@@ -68,7 +68,8 @@ def table(
     chosen, stem = load_spec(name).preset(preset), Path(name).stem
     store = ResultStore(results / "runs", stem)
     if render:
-        return _render(chosen, store, results)
+        _render(chosen, store, results)
+        return None
     session = Session(store, work.resolve(), data_root.resolve() if data_root else None, _report, amend)
     compute_on(device, site_threads, amp)
     conduct(chosen, session, jobs)
@@ -79,8 +80,8 @@ def table(
         _render(chosen, store, results)
 
 
-def _render(chosen: Table, store: ResultStore, results: Path, *, whole: bool = False) -> None:
-    """Write the tables and figures of one preset from the stored results.
+def _render(chosen: Table, store: ResultStore, results: Path, *, whole: bool = False) -> bool:
+    """Write the tables and figures of one preset from the stored results, and return whether it did.
 
     Args:
         whole: only if each cell has a result.
@@ -89,23 +90,32 @@ def _render(chosen: Table, store: ResultStore, results: Path, *, whole: bool = F
     from suture_papers.tables.render import write_tables
 
     outcome = collect(chosen, store)
-    if not whole or all(outcome.results.values()):
-        for path in write_tables(outcome, results, store.table):
-            print_line(f"written: {path}")
+    if whole and not all(outcome.results.values()):
+        return False
+    for path in write_tables(outcome, results, store.table):
+        print_line(f"written: {path}")
+    return True
 
 
 def _render_all(results: Path) -> None:
     """Write each preset with a result in every cell, the leaderboard, and the claims' page."""
+    from suture.core.errors import ConfigError
     from suture.core.files import atomic_write
     from suture_papers.tables.claims import page_of
     from suture_papers.tables.leaderboard import write_leaderboard
     from suture_papers.tables.loading import known_tables, load_spec
     from suture_papers.tables.results import ResultStore
 
+    rendered = 0
     for name in known_tables():
         spec, store = load_spec(name), ResultStore(results / "runs", name)
         for preset in spec.presets:
-            _render(spec.preset(preset), store, results, whole=True)
+            rendered += _render(spec.preset(preset), store, results, whole=True)
+    if not rendered:
+        raise ConfigError(
+            f"no table of `suture list tables` has all its results in {results / 'runs'}; name a table, the "
+            "file of your own, or another folder with --results"
+        )
     for path in write_leaderboard(results):
         print_line(f"written: {path}")
     if (claims := results / "claims.toml").exists():

@@ -67,7 +67,7 @@ def register(table: Table, store: ResultStore, amend: str | None = None) -> None
     differs = changes(record["plan"], content)
     if not differs:
         return None
-    if amend is None:
+    if not (amend and amend.strip()):
         listed = "; ".join(f"{key}: {old} is now {new}" for key, (old, new) in differs.items())
         raise ConfigError(
             f"the plan of {store.table} was registered on {record['date']}, before its runs, and has changed "

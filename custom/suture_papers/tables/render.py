@@ -257,14 +257,14 @@ def preamble(outcome: Outcome, name: str) -> list[tuple[str, str]]:
     settings = {**table.spec.set, **table.preset.set}
     hours = sum(result.seconds for result in results) / 3600
     facts = [
-        ("published in", table.spec.source),
+        ("source" if table.spec.plan else "published in", table.spec.source),
         ("preset", f"{table.size}: {table.preset.note}"),
         ("command", f"suture table {name} --preset {table.size} --data-root DIR"),
         ("settings", ", ".join(f"{key}={_value(value)}" for key, value in settings.items())),
         ("seeds", ", ".join(map(str, table.preset.seeds))),
         ("cost", f"{len(results)} runs in the table, {hours:.1f} hours of one thread"),
     ]
-    if images := _tested_on(table.columns, results):
+    if images := _tested_on(table.columns, results, varies=table.spec.plan is not None):
         facts.append(("tested on", images))
     if tune := table.preset.tune:
         tried = ", ".join(map(_value, tune.values))
@@ -276,15 +276,19 @@ def preamble(outcome: Outcome, name: str) -> list[tuple[str, str]]:
     return [*facts, ("note", table.spec.note)] if table.spec.note else facts
 
 
-def _tested_on(columns: Sequence[Column], results: Sequence[Result]) -> str:
-    """Return how many images each test set has, with a warning where the runs of one table differ in it."""
+def _tested_on(columns: Sequence[Column], results: Sequence[Result], *, varies: bool) -> str:
+    """Return how many images each test set has, with a warning where the runs of one table differ in it.
+
+    Args:
+        varies: whether each seed has test images of its own, as in a study.
+    """
     sizes: dict[str, set[int]] = {}
     for result in results:
         if result.metrics.get("source") == AT_SERVER and any(column.test is None for column in columns):
             sizes.setdefault("", set()).add(result.metrics["n"])
         for name, models in result.tests.items():
             sizes.setdefault(f"{name}: ", set()).update(m["n"] for m in models.values() if "n" in m)
-    mixed = " (NOT the same for all runs: delete their results, and make them again)"
+    mixed = "" if varies else " (NOT the same for all runs: delete their results, and make them again)"
     return "; ".join(
         f"{name}{' or '.join(map(count, sorted(found)))} images{mixed if len(found) > 1 else ''}"
         for name, found in sizes.items()

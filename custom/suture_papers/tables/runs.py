@@ -99,11 +99,13 @@ def _run(table: Table, row: str, x: Value, seed: int, extra: Settings) -> Run:
     spec, preset = table.spec, table.preset
     at = table.values[0] if spec.rows[row].steady else x
     series: Settings = {spec.series.key: at} if spec.series else {}
-    # The method first: another one forgets hyperparameters that it does not have.
+    own = spec.rows[row].set
+    # The method first: another one forgets hyperparameters that it does not have. What the row sets holds.
     settings = {
-        **spec.rows[row].set,
+        **own,
         **spec.set,
         **preset.set,
+        **own,
         **preset.rows.get(row, {}),
         **series,
         **extra,

@@ -144,13 +144,11 @@ def sentences(outcome: Outcome) -> str:
     ]
     widest = [one.difference.detectable for one in rows.values() if one.difference]
     widest = [value for value in widest if not math.isnan(value)]
-    power = (
-        f" With these runs a difference between {number(min(widest))} and {number(max(widest))}, by row, "
-        "would be found four times in five."
-        if widest
-        else ""
-    )
-    return " ".join([head, *parts]) + power
+    if widest:
+        sizes = " to ".join(dict.fromkeys([number(min(widest)), number(max(widest))]))
+        by_row = ", depending on the row," if " to " in sizes else ""
+        parts.append(f"A difference of {sizes}{by_row} would be found four times in five.")
+    return " ".join([head, *parts])
 
 
 def _facts(d: Difference) -> str:

@@ -86,8 +86,8 @@ def test_rows_that_too_few_sites_send_are_listed_before_the_first_round(tiny: An
     assert run["robust"] == {"kind": "trimmed", "liars": 1}
     assert run["unprotected"] == ["Hernia"]
     note = (
-        "Not protected by robust.kind='trimmed': Hernia. The plain mean merges a row if fewer than 3 sites "
-        "send it."
+        "Merged by the plain mean, not by robust.kind='trimmed', because fewer than 3 sites send their rows: "
+        "Hernia."
     )
     assert note in run["notes"]
     events = [json.loads(line) for line in (server.record.folder / "events.jsonl").read_text().splitlines()]
@@ -113,7 +113,7 @@ def test_a_row_that_an_absent_site_leaves_unprotected_is_noted(tiny: Any) -> Non
     server = federation.server()
     federate(server, Between(federation.sites(), absent))
     (note,) = [text for text in server.record.run["notes"] if "in round" in text]
-    assert "Nodule. The plain mean merges a row if fewer than 3 sites sent it in round 2." in note
+    assert "because fewer than 3 sites send their rows in round 2: Nodule." in note
 
 
 def test_a_round_needs_as_many_updates_as_the_merge(tiny: Any) -> None:
@@ -129,7 +129,7 @@ def _only(site: str, task: TaskData, answer: Packed) -> Packed | None:
 
 def test_too_few_sites_for_a_merge_are_refused_before_the_first_round(tiny: Any) -> None:
     federation = tiny(METHOD, FOUR, robust={"kind": "krum", "liars": 1})
-    with pytest.raises(FederationError, match=r"needs 5 sites or more, and 4 take part; lower robust\.liars"):
+    with pytest.raises(FederationError, match=r"needs 5 sites or more, and 4 take part; .*liars or kind"):
         federate(federation.server(), Between(federation.sites(), lambda *given: given[2]))
 
 

@@ -345,9 +345,15 @@ def test_a_personal_head_is_protected_too(tiny: Any) -> None:
     [
         ({"epsilon": 4, "noise": 1.0, "clip": 1.0}, "epsilon and noise exclude each other"),
         ({"epsilon": 0}, "greater than 0"),
+        ({"epsilon": True}, "valid number"),
+        ({"epsilon": "4"}, "valid number"),
+        ({"noise": "2", "clip": 1}, "valid number"),
+        ({"clip": True}, "valid number"),
+        ({"delta": "0.1"}, "valid number"),
+        ({"epsilon": 4, "max_epsilon": True}, "valid number"),
         ({"epsilon": 1e-3}, "epsilon = 0.001 must be between 0.01 and 50"),
         ({"epsilon": 4, "delta": 1e-12}, "must be at least 1e-10 with epsilon"),
-        ({"max_epsilon": 4}, "set epsilon, or clip and noise"),
+        ({"max_epsilon": 4}, "needs epsilon, or clip and noise"),
     ],
 )
 def test_settings_that_contradict_each_other(values: dict[str, Any], says: str) -> None:

@@ -130,8 +130,9 @@ def test_a_plan_is_stored_once_and_a_change_needs_a_reason(tmp_path: Path) -> No
     register(study(title="another title", note="a note").preset(None), store(tmp_path))
     assert store(tmp_path).find("plan-test-tiny") == record
     wider = study(plan={**PLAN, "effects": {"auroc": 0.02}})
-    with pytest.raises(ConfigError, match=r"plan\.effects\.auroc: 0\.01 is now 0\.02.*--amend"):
-        register(wider.preset(None), store(tmp_path))
+    for reason in (None, "", " "):
+        with pytest.raises(ConfigError, match=r"plan\.effects\.auroc: 0\.01 is now 0\.02.*--amend"):
+            register(wider.preset(None), store(tmp_path), reason)
     register(wider.preset(None), store(tmp_path), "the smallest useful gain was set too low")
     amended = store(tmp_path).find("plan-test-tiny")
     assert amended is not None

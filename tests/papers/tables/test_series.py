@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from suture_papers.tables.loading import load_spec
 from suture_papers.tables.render import main_table, preamble, series_table
 from suture_papers.tables.results import Result
 from suture_papers.tables.runs import final_runs
+from suture_papers.tables.spec import Plan, Table
 
 SERIES = {"key": "simulation.images", "values": [20, 40], "label": "images"}
 ALL = [{"name": "all"}]
@@ -77,7 +79,7 @@ def test_a_page_says_what_it_is_tested_on_and_where_runs_differ_in_it() -> None:
     spec = table_spec(columns=ALL)
     table = spec.preset(None)
 
-    def reported(*results: Result) -> str:
+    def reported(*results: Result, table: Table = table) -> str:
         cells = {("ours", "None"): dict(enumerate(results)), ("theirs", "None"): {}}
         return dict(preamble(Outcome(table, cells, {}), "x")).get("tested on", "")
 
@@ -86,5 +88,8 @@ def test_a_page_says_what_it_is_tested_on_and_where_runs_differ_in_it() -> None:
     differ = reported(measured(40, 1, away=9), measured(30, 2, away=9))
     assert differ.startswith("30 or 40 images (NOT the same for all runs: delete")
     assert differ.endswith("; away: 9 images")
+    plan = Plan("?", "auroc", {"auroc": 0.01}, "never", "b")
+    study = replace(table, spec=replace(spec, plan=plan))  # each of its seeds has test images of its own
+    assert reported(measured(40, 1), measured(30, 2), table=study) == "30 or 40 images"
     at_sites = Result({"settings": {}}, {"source": "sites' test data", "n": 80}, None, None, 1.0)
     assert not reported(at_sites)

@@ -56,6 +56,16 @@ def test_a_run_is_named_by_its_settings_alone() -> None:
     assert not {run.name for run in final_runs(longer.preset(None), {})} & {r.name for r in runs}
 
 
+def test_what_a_row_sets_holds_over_what_all_rows_and_the_preset_set() -> None:
+    rows = {**SPEC["rows"], "ours": {"name": "AFL", "set": {"method": "afl", "rounds": 1, "model.hidden": 0}}}
+    tiny = {"tiny": {"note": "", "seeds": [1], "set": {"rounds": 5}}}
+    spec = table_spec(rows=rows, set={"model.hidden": 256}, presets=tiny)
+    found = {run.row: run.settings for run in final_runs(spec.preset(None), {})}
+    assert (found["ours"]["rounds"], found["ours"]["model.hidden"]) == (1, 0)
+    assert (found["theirs"]["rounds"], found["theirs"]["model.hidden"]) == (5, 256)
+    assert next(iter(found["ours"])) == "method"
+
+
 def test_the_data_root_is_no_part_of_a_runs_name() -> None:
     run = Run("a", None, "surgical_nih", {"simulation.root": "{data}/nih", "seed": 1, "rounds": 2})
     assert run.arguments(Path("/mnt")) == [
@@ -402,6 +412,8 @@ def test_without_a_name_every_complete_table_is_rendered(
     spec = load_spec("first")
     for run in final_runs(spec.preset("two"), {}):
         result(run, tmp_path / "results" / "runs", {"A": 0.5, "B": 0.6})
+    with pytest.raises(ConfigError, match="has all its results in"):
+        CliRunner().invoke(app, ["table", "--render", "--results", str(tmp_path)], catch_exceptions=False)
     words = ["table", "--results", str(tmp_path / "results")]
     assert CliRunner().invoke(app, [*words, "--render"], catch_exceptions=False).exit_code == 0
     found = {path.name for path in (tmp_path / "results").glob("*.md")}

@@ -54,7 +54,7 @@ def check_liars(schedule: Schedule, sites: int) -> None:
     if robust and sites < robust.fewest:
         raise FederationError(
             f"robust.kind={robust.kind!r} with liars={robust.liars} needs {robust.fewest} sites or more, "
-            f"and {sites} take part; lower robust.liars, choose another kind, or remove [robust]"
+            f"and {sites} take part; remove [robust] or, with 3 sites or more, change liars or kind"
         )
 
 

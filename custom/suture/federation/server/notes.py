@@ -79,8 +79,8 @@ def unprotected_note(robust: RobustMerge, classes: Collection[str], round_: int 
     if not classes:
         return []
     shown = ", ".join(sorted(classes)[:_SHOWN]) + (", ..." if len(classes) > _SHOWN else "")
-    why = f"fewer than {robust.fewest} sites {f'sent it in round {round_}' if round_ else 'send it'}"
-    return [f"Not protected by robust.kind={robust.kind!r}: {shown}. The plain mean merges a row if {why}."]
+    why = f"fewer than {robust.fewest} sites send their rows{f' in round {round_}' if round_ else ''}"
+    return [f"Merged by the plain mean, not by robust.kind={robust.kind!r}, because {why}: {shown}."]
 
 
 def _class_notes(registry: SiteRegistry, label_map: Mapping[str, str]) -> list[str]:

@@ -43,8 +43,8 @@ def mechanism_of_round(
         )
     if local.batch_size > patients:
         raise ConfigError(
-            f"[privacy] epsilon: a batch has {local.batch_size} patients, and the site about {patients}; set "
-            "batch_size under [training] in suture.toml to less, at best a tenth of its patients"
+            f"[privacy] epsilon: a batch has {local.batch_size} patients, and the site about {patients} (a "
+            "noisy number); set batch_size under [training] in suture.toml to at most a tenth of its patients"
         )
     return Mechanism(multiplier, sampling_rate(local, patients), steps_of_round(local, patients))
 

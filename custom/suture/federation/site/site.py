@@ -249,6 +249,8 @@ def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
         ConfigError: the site sets something that the method would ignore, or a device that cannot be used.
     """
     plan.check_code(site)
+    if config.privacy.epsilon is not None:
+        check_protected(site, plan, config)
     if plan.method.labels.view == "all" and config.privacy.label_view != "all":
         raise LabelViewRefused(
             f"{site}: {plan.method.about.title} shows every class name of the federation to each site; "
@@ -258,8 +260,6 @@ def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
         raise ConfigError(
             f"{site}: [data.groups] has no effect at a site; move it to the server's suture.toml"
         )
-    if config.privacy.epsilon is not None:
-        check_protected(site, plan, config)
     if config.privacy.clip is not None and (sent := plan.method.egress(Layout({}, {})).going("up")):
         raise ConfigError(
             f"{site}: [privacy] clip and noise do not cover {min(channel.name for channel in sent)}, which "

@@ -63,7 +63,7 @@ def ledger_tables(found: Statement) -> Iterator[Table]:
             *map(_left, (found.answers_left[name], found.anew_left[name])),
             str(line.updates),
             _number(line.epsilon, "∞"),
-            *map(str, (sum(line.figures.values()), line.numbers, line.last)),
+            *map(str, (sum(line.figures.values()), line.numbers, line.last[:10])),
         )
     yield table
     table = _table("class", "figures", "left")
@@ -73,7 +73,7 @@ def ledger_tables(found: Statement) -> Iterator[Table]:
 
 
 def _table(*heads: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1), collapse_padding=True, header_style="bold")
     for head in heads:
         table.add_column(head, justify="left" if head in ("experiment", "class") else "right")
     return table
