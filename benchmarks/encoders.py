@@ -34,10 +34,11 @@ from rich.table import Table
 
 from suture.core.files import read_json, read_records
 from suture.core.labels import LabelSet
+from suture.data.batch import FEATURES
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.adapters import Adapters
-from suture.models.classifier import FEATURES, Trains, shared_names
+from suture.models.classifier import Trains, shared_names
 from suture.simulation.job import load_job
 from suture.simulation.run import run_job
 from suture_papers.chest_xrays.chest_sites import NihSites
@@ -92,10 +93,10 @@ def measured(run: Run, pretrained: str | None) -> dict[str, float]:
     """
     job = load_job("surgical_nih")
     assert isinstance(job.method, SurgicalAggregation)
-    assert isinstance(job.simulation, NihSites)
+    assert isinstance(simulation := job.simulation, NihSites)
     method = replace(job.method, local=replace(job.method.local, lr=run.lr))
     job = replace(job, method=method, model=spec_of(run, pretrained), rounds=run.rounds, seed=run.seed)
-    job = replace(job, simulation=replace(job.simulation, training_images=run.images))
+    job = replace(job, simulation=replace(simulation, training_images=run.images))
     with tempfile.TemporaryDirectory() as folder:
         out = run_job(job, out=Path(folder) / "run")
         facts, lines = read_json(out / "run.json"), read_records(out / "history.jsonl")

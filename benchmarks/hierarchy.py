@@ -229,7 +229,7 @@ def measured(arm: Arm, seed: int, args: argparse.Namespace) -> dict[str, list[fl
     for parent, group in sites.tree.children.items():
         coherent[:, column[parent]] = done.scores[:, [column[name] for name in (parent, *group)]].max(axis=1)
 
-    def figures(scores: NDArray[np.float64]) -> list[float]:
+    def figures(scores: NDArray[np.floating]) -> list[float]:
         of = {name: (done.y[:, i], scores[:, i]) for name, i in column.items()}
         parents = [of[name] for name in sites.tree.children]
         return [
