@@ -92,8 +92,9 @@ def measured(run: Run, pretrained: str | None) -> dict[str, float]:
         largest memory of the process, in MB.
     """
     job = load_job("surgical_nih")
+    simulation = job.simulation
     assert isinstance(job.method, SurgicalAggregation)
-    assert isinstance(simulation := job.simulation, NihSites)
+    assert isinstance(simulation, NihSites)
     method = replace(job.method, local=replace(job.method.local, lr=run.lr))
     job = replace(job, method=method, model=spec_of(run, pretrained), rounds=run.rounds, seed=run.seed)
     job = replace(job, simulation=replace(simulation, training_images=run.images))
