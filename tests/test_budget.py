@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 BUDGET = {
-    "lines of code, engine": 34_100,
+    "lines of code, engine": 34_110,
     "lines of code, papers": 7_200,
     "settings": 384,
     "words of docs": 39_600,

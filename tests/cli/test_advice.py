@@ -52,7 +52,8 @@ COMMANDS = commands()
 def texts(path: Path) -> Iterator[str]:
     """What a reader sees of a file: a page's lines, or the texts of a module, with X for what it puts in."""
     if path.suffix != ".py":
-        yield re.sub(r"\\\n\s*", " ", path.read_text())
+        # Programs of this repository have options of their own.
+        yield re.sub(r"\\\n\s*|`python benchmarks/[^`]*`", " ", path.read_text())
         return
     inner = set()
     for node in ast.walk(ast.parse(path.read_text())):

@@ -17,7 +17,7 @@ from suture.methods.pfl import PersonalisedFL
 
 MEMBERS = {
     *("about", "labels", "local", "exchange", "phases", "adapted", "egress"),
-    *("loss", "train", "class_facts", "predictor", "aggregate"),
+    *("loss", "train", "class_facts", "predictor", "aggregate", "merges_by_mean"),
 }
 
 

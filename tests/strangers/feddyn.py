@@ -13,7 +13,7 @@ from suture.protocol.egress import Channel, prefixed, within
 
 @hyperparameters
 class FedDyn(LocalAveraging):
-    """FedDyn; `alpha` weighs the dynamic regulariser."""
+    """FedDyn; `alpha` weighs the regulariser. A class that no site sent in a round keeps its row."""
 
     about = About("feddyn", "FedDyn", "Acar et al., ICLR 2021, Algorithm 1", "sites differ")
     labels = LabelUse(view="own")
@@ -45,5 +45,9 @@ class FedDyn(LocalAveraging):
         part = self.alpha * sum(1 for _ in updates) / ctx.sites
         h = within("h", previous.channels)
         h = {name: h[name] - part * (theta[name] - before[name]) for name in h}
-        moved = mean.moved_to({name: theta[name] - h[name] / self.alpha for name in h})
-        return replace(moved, channels=prefixed("h", h))
+        moved = {name: theta[name] - h[name] / self.alpha for name in h}
+        sent = {label for update in updates for label in update.labels}
+        unsent = previous.where([label for label in previous.labels if label not in sent])
+        for name in previous.head:  # else h would move them
+            moved[name][unsent] = before[name][unsent]
+        return replace(mean.moved_to(moved), channels=prefixed("h", h))

@@ -292,6 +292,9 @@ def channels_last(network: nn.Module) -> nn.Module:
 
 
 def _reorder(_: nn.Module, images: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    if any(map(torch._C._functorch.is_functorch_wrapped_tensor, images)):  # which `vmap` cannot reorder
+    # `vmap` cannot reorder; a compiler would break its graph in two at the question.
+    if not torch.compiler.is_compiling() and any(
+        map(torch._C._functorch.is_functorch_wrapped_tensor, images)
+    ):
         return images
     return tuple(image.to(memory_format=torch.channels_last) for image in images)

@@ -292,6 +292,8 @@ def write_site(folder: Path, table: Table, labels: LabelSet, name: str = "labels
 _VARIABLES = {"device": "SUTURE_DEVICE", "threads": "SUTURE_THREADS", "amp": "SUTURE_AMP"}
 """The variable of each setting of a suture.toml's [training] that simulated parties share."""
 
+_BOOLEANS = {"true": True, "false": False}
+
 
 def devices() -> tuple[str, ...]:
     """The devices that simulated sites share, of SUTURE_DEVICE (``cuda:0,cuda:1``), else the CPU."""
@@ -346,4 +348,5 @@ def _training(settings: Mapping[str, str]) -> TrainingConfig:
                 f"turn, cuda:0,cuda:1 with --device, or correct {_VARIABLES['device']}"
             )
     where = ", ".join(_VARIABLES[key] for key in settings)
-    return parse(TrainingConfig, {**settings, "device": names[0]}, where)
+    typed = {key: _BOOLEANS.get(value.lower(), value) for key, value in settings.items()}
+    return parse(TrainingConfig, {**typed, "device": names[0]}, where)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import read_json
 from suture.core.labels import LabelType
-from suture.core.plain import read_toml
+from suture.core.plain import named_regular, read_toml
 from suture.core.seeds import seed_for
 from suture.data.augmentation import Augmentation
 from suture.data.config import load_site_config
@@ -170,7 +170,7 @@ def _kept(out: Path) -> TestScores:
     """Return the scores that `resampled` has kept in the folder of a run: its images may be gone."""
     if not (out / SCORES).exists():
         raise DataError(f"{out} has no {SCORES}; delete the run's line and its folder, and it is done again")
-    with np.load(out / SCORES, allow_pickle=False) as kept:
+    with named_regular(out / SCORES) as opened, np.load(opened, allow_pickle=False) as kept:
         labels, patients = (tuple(map(str, kept[key])) for key in ("labels", "patients"))
         label_type: LabelType = "multiclass" if str(kept["label_type"]) == "multiclass" else "multilabel"
         return TestScores(kept["y"], labels, label_type, patients, tuple(kept["scores"]))
