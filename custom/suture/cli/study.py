@@ -1,9 +1,10 @@
-"""`suture init` and `suture check`: a study of one's own hospitals."""
+"""`suture init`, `suture check` and `suture labels`: a study of one's own hospitals."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,9 @@ from suture.core.printable import escaped, number_of
 from suture.core.targets import rich
 
 if TYPE_CHECKING:
+    from suture.core.atlas import Decision
     from suture.data.description import Answers, Discovery
+    from suture.simulation.study_labels import LabelLists
 
 _Study = Annotated[Path, typer.Argument(help="Folder of the study.")]
 
@@ -180,19 +183,12 @@ def labels(
     ] = None,
     encoder: Annotated[
         Path | None,
-        typer.Option(
-            "--encoder", metavar="FOLDER", help="Compare names by meaning too, with an encoder of text."
-        ),
+        typer.Option("--encoder", metavar="FOLDER", help="An encoder of text: compares meanings, too."),
     ] = None,
 ) -> None:
     """Compare the label lists of the sites of a study, and record decisions about names in labels.toml."""
-    import datetime
-
-    from suture.core.atlas import LABELS, Decision, record, study_atlas, write_excerpt
-    from suture.core.errors import nearest, unknown
+    from suture.core.atlas import LABELS, record, study_atlas, write_excerpt
     from suture.core.labels import canonical
-    from suture.core.validation import parse
-    from suture.core.vocabulary import CANONICAL
     from suture.simulation.study_labels import atlas_faults, read_tables, render_lists, study_lists
 
     tables = read_tables(study)
@@ -200,27 +196,7 @@ def labels(
     known = {own for names in lists.sites.values() for own in names}
     known.update(canonical(one.name) for one in study_atlas(study).decisions)
     given = {"same": same or (), "different": different or (), "child": child or ()}
-    decisions: list[Decision] = []
-    if any(given.values()) != bool(by):
-        raise ConfigError("give --by NAME with a decision (--same, --different, --child), and only then")
-    for relation, texts in given.items():
-        for text in texts:
-            name, separator, of = text.partition("=")
-            if not separator:
-                raise ConfigError(f"--{relation} {text!r} names one class; write NAME=OF")
-            if canonical(name) not in {*known, *CANONICAL}:
-                raise unknown("class", name, known)
-            values = {"name": name, "relation": relation, "of": of, "by": by, "on": datetime.date.today()}
-            decisions.append(parse(Decision, values, f"--{relation} {text}"))
-            names = {canonical(name), canonical(of)}
-            both = [site for site, own in lists.sites.items() if len(names & {*own}) == 2]
-            if relation == "same" and both:
-                raise ConfigError(
-                    f"--same {text!r}: {both[0]} has both classes, so they are two; write --different or "
-                    "--child, or correct its table"
-                )
-            if not names <= {*known, *CANONICAL}:
-                print_line(f"no site and no atlas has {of!r}: {nearest(of, [*known, *CANONICAL])}")
+    decisions = _decided(given, by, lists, known)
     if decisions:
         record(study, decisions)
         print_line(f"recorded: {study / LABELS}")
@@ -246,3 +222,48 @@ def labels(
         pair = shlex.quote(f"{one.name}={one.of}")
         words = f"suture labels {shlex.quote(str(study))} --{one.relation} {pair} --by NAME"
         print_line(f"decide, for example: {words} (or --different)")
+
+
+def _decided(
+    given: Mapping[str, Sequence[str]], by: str | None, lists: LabelLists, known: Collection[str]
+) -> list[Decision]:
+    """Return the decisions that the options of `labels` state.
+
+    Args:
+        given: texts of the form NAME=OF, by relation.
+        known: the classes of the sites, and of earlier decisions.
+
+    Raises:
+        ConfigError: a text names an unknown class or one class alone, makes one of two classes that a site
+            has, or nobody is said to decide.
+    """
+    import datetime
+
+    from suture.core.atlas import Decision
+    from suture.core.errors import nearest, unknown
+    from suture.core.labels import canonical
+    from suture.core.validation import parse
+    from suture.core.vocabulary import CANONICAL
+
+    if any(given.values()) != bool(by):
+        raise ConfigError("give --by NAME with a decision (--same, --different, --child), and only then")
+    decisions: list[Decision] = []
+    for relation, texts in given.items():
+        for text in texts:
+            name, separator, of = text.partition("=")
+            if not separator:
+                raise ConfigError(f"--{relation} {text!r} names one class; write NAME=OF")
+            if canonical(name) not in {*known, *CANONICAL}:
+                raise unknown("class", name, known)
+            values = {"name": name, "relation": relation, "of": of, "by": by, "on": datetime.date.today()}
+            decisions.append(parse(Decision, values, f"--{relation} {text}"))
+            names = {canonical(name), canonical(of)}
+            both = [site for site, own in lists.sites.items() if len(names & {*own}) == 2]
+            if relation == "same" and both:
+                raise ConfigError(
+                    f"--same {text!r}: {both[0]} has both classes, so they are two; write --different or "
+                    "--child, or correct its table"
+                )
+            if not names <= {*known, *CANONICAL}:
+                print_line(f"no site and no atlas has {of!r}: {nearest(of, [*known, *CANONICAL])}")
+    return decisions

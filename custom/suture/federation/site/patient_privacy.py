@@ -78,8 +78,7 @@ def check_protected(site: str, plan: Plan, config: SiteConfig) -> None:
     faults = {
         f"{title} {method.about.mixes_patients}; {remedy}": method.about.mixes_patients,
         f"{title} asks for counts of labels, which no noise covers; {remedy}": egress.counts,
-        f"{title} sends numbers besides weights, which no noise covers; {remedy}": egress.scalars
-        or egress.losses,
+        f"{title} sends scalars, which no noise covers; {remedy}": egress.scalars or egress.losses,
         f"{title} weighs sites by their numbers of images; {remedy}": egress.weight != (1.0, 1.0),
         "mixed precision and compiled models have no gradients of single images; remove amp and compile "
         "under [training]": training.amp or training.compile != "no",
