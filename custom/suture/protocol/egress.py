@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar, get_args
 
 import torch
@@ -207,6 +207,13 @@ class Egress:
     loss_parts: int | None = None
     why: Mapping[str, str] = field(default_factory=dict)
     check: Callable[[Update], None] | None = None
+
+    @property
+    def masked(self) -> Egress:
+        """The same for masked updates, whose tensors are integers modulo 2^64."""
+        shared = {name: (shape, "torch.int64") for name, (shape, _) in self.shared.items()}
+        head = {name: (row, "torch.int64") for name, (row, _) in self.head.items()}
+        return replace(self, shared=shared, head=head, check=None)
 
     def going(self, *ways: Way) -> list[Channel]:
         """The channels of some ways."""

@@ -20,7 +20,7 @@ from suture.federation.store import Rounds
 from suture.methods.base import ClassFacts, GlobalModel
 from suture.models.classifier import Layout
 from suture.protocol.decisions import Decisions
-from suture.protocol.messages import Abstain, TaskData
+from suture.protocol.messages import Abstain, Masking, TaskData
 from suture.protocol.packing import Packed
 
 
@@ -101,7 +101,9 @@ class Exchanges:
         """
         lines = self.collector.close(missing)
         answers = self.collector.answers.items()
-        self.ledgers.note({s: r.ledger for s, r in answers if not isinstance(r, Abstain) and r.ledger})
+        self.ledgers.note(
+            {s: r.ledger for s, r in answers if not isinstance(r, (Abstain, Masking)) and r.ledger}
+        )
         return lines
 
     def undo(self, number: int, model: GlobalModel, state: RunState, states: Rounds) -> Undo | None:
