@@ -6,7 +6,7 @@ import itertools
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -91,11 +91,7 @@ class Tiny:
     def server(self, out: str = "run") -> Server:
         """The server, new or continuing."""
         return open_server(
-            Plan(
-                *(getattr(self.plan, f) for f in ("method", "model", "augmentation", "seed")),
-                out,
-                self.plan.code,
-            ),
+            replace(self.plan, experiment=out),
             self.schedule,
             self.configs.get("server"),
             self.folder,
@@ -103,8 +99,9 @@ class Tiny:
 
     def sites(self, out: str = "run") -> dict[str, Site]:
         """The sites, new or continuing."""
+        plan = replace(self.plan, experiment=out)
         return {
-            name: Site(name, config, self.plan, self.schedule.rounds, self.folder / out / "sites" / name)
+            name: Site(name, config, plan, self.schedule.rounds, self.folder / out / "sites" / name)
             for name, config in self.configs.items()
             if name != "server"
         }

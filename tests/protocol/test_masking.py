@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from suture.protocol.masking import (
     FRACTION,
     Attempt,
+    Identity,
     Masked,
     MaskingRefused,
     Participant,
-    ProcessIdentity,
     Received,
-    Revealed,
     from_fixed_point,
     in_fixed_point,
     unmasked,
 )
+from suture.protocol.messages import Masking
 
 ATTEMPT = Attempt("trial", 3, "ab" * 32)
 SITES = ("a", "b", "c", "d")
@@ -39,7 +39,7 @@ class Federation:
     def __init__(self, owners: Mapping[int, Collection[str]] = ROWS, attempt: Attempt = ATTEMPT) -> None:
         self.sites = sorted({site for of in owners.values() for site in of})
         self.attempt = attempt
-        identity = ProcessIdentity()
+        identity = Identity()
         rows = {site: [row for row, of in owners.items() if site in of] for site in self.sites}
         self.parts = {site: Participant(site, attempt, rows[site], identity) for site in self.sites}
         self.roster = {site: part.keys for site, part in self.parts.items()}
@@ -65,9 +65,7 @@ class Federation:
     def mask(self, *sites: str) -> dict[str, Masked]:
         return {site: self.parts[site].masked(self.update(site), self.received[site]) for site in sites}
 
-    def reveal(
-        self, survivors: Collection[str], askers: Collection[str] | None = None
-    ) -> dict[str, Revealed]:
+    def reveal(self, survivors: Collection[str], askers: Collection[str] | None = None) -> dict[str, Masking]:
         signed = {site: self.parts[site].sign(sorted(survivors)) for site in askers or survivors}
         return {site: self.parts[site].reveal(signed) for site in askers or survivors}
 
@@ -279,7 +277,7 @@ def test_more_rows_than_a_site_has_signed_are_noticed() -> None:
 def test_a_list_with_repetitions_is_one_site() -> None:
     """A site that has signed the same row three times does not make its row one of three sites."""
     federation = Federation({0: SITES, 1: ("a", "b"), 2: ("d",)})
-    federation.parts["a"] = Participant("a", ATTEMPT, [0, 1, 1, 1], ProcessIdentity())
+    federation.parts["a"] = Participant("a", ATTEMPT, [0, 1, 1, 1], Identity())
     federation.roster["a"] = federation.parts["a"].keys
     federation.share()
     assert federation.parts["a"].rows == [0]
@@ -345,7 +343,7 @@ def test_a_key_of_low_order_is_refused() -> None:
     federation = Federation()
     part = federation.parts["b"]
     weak = replace(part.keys, mask="00" * 32, cipher="00" * 32, signature="")
-    signature = ProcessIdentity()
+    signature = Identity()
     weak = replace(weak, certificate=signature.certificate)
     weak = replace(weak, signature=signature.sign(ATTEMPT.signed("b", weak)).hex())
     with pytest.raises(MaskingRefused, match="key of b cannot be used"):

@@ -50,7 +50,13 @@ def federate(server: Server, transport: Transport) -> None:
 
     server.begin(exchange("handshake", server.handshake(transport.sites)))
     while not server.done:
-        server.close_round(exchange("train", server.assign()))
+        if server.masks is None:
+            server.close_round(exchange("train", server.assign()))
+            continue
+        shares = server.share_keys(exchange("mask", server.make_keys()))
+        trained = exchange("train", server.assign(exchange("mask", shares)))
+        signed = exchange("mask", server.agree(trained))
+        server.close_round(exchange("mask", server.reveal(signed)))
     tested: Mapping[str, Metrics] = {}
     fault: Exception | None = None
     try:

@@ -34,7 +34,6 @@ import json
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -51,7 +50,7 @@ from torch import Tensor
 
 from suture.core.errors import SutureError
 from suture.core.secret_sharing import combine, split
-from suture.protocol.messages import MaskKeys, Roster
+from suture.protocol.messages import Masking, MaskKeys, Roster
 
 Ring = NDArray[np.uint64]
 
@@ -66,34 +65,29 @@ class MaskingRefused(SutureError):
     """A step of secure aggregation that a site does not take, or an attempt that cannot be completed."""
 
 
-class Identity(Protocol):
-    """Who signs the keys of a site, and whose signatures of others it believes."""
+class Identity:
+    """Signs the keys of a site by a key that its process has made, where there are no startup kits.
 
-    @property
-    def certificate(self) -> str:
-        """By which others know the site."""
+    Such signatures prove nothing: `check` believes every key.
+
+    Attributes:
+        certificate: by which others know the site.
+    """
+
+    def __init__(self) -> None:
+        self._own = Ed25519PrivateKey.generate()
+        self.certificate = self._own.public_key().public_bytes_raw().hex()
 
     def sign(self, message: bytes) -> bytes:
         """Return the site's signature of a message."""
+        return self._own.sign(message)
 
     def check(self, site: str, certificate: str, signature: bytes, message: bytes) -> None:
-        """Raise `MaskingRefused` unless the certificate is the site's, and the signature by its key."""
+        """Check that a certificate is the site's, and the signature by its key.
 
-
-class ProcessIdentity:
-    """A key that the process makes, where there are no startup kits: such signatures prove nothing."""
-
-    def __init__(self) -> None:
-        self._key = Ed25519PrivateKey.generate()
-
-    @property
-    def certificate(self) -> str:
-        return self._key.public_key().public_bytes_raw().hex()
-
-    def sign(self, message: bytes) -> bytes:
-        return self._key.sign(message)
-
-    def check(self, site: str, certificate: str, signature: bytes, message: bytes) -> None:
+        Raises:
+            MaskingRefused: it is not.
+        """
         try:
             Ed25519PublicKey.from_public_bytes(bytes.fromhex(certificate)).verify(signature, message)
         except (ValueError, InvalidSignature):
@@ -150,14 +144,6 @@ class Received:
 
     shared: bytes
     rows: Mapping[int, bytes]
-
-
-@dataclass(frozen=True)
-class Revealed:
-    """A site's shares: of the seeds of survivors, and of the keys of sites that have dropped out."""
-
-    seeds: Mapping[str, int]
-    secrets: Mapping[str, int]
 
 
 def rows_of(attempt: Attempt, roster: Roster, present: Collection[str]) -> dict[str, list[int]]:
@@ -259,6 +245,11 @@ class Participant:
         self._shares |= opened
 
     @property
+    def roster(self) -> Roster:
+        """The keys of all sites of the attempt."""
+        return self._roster
+
+    @property
     def present(self) -> list[str]:
         """The sites whose shares have arrived, and this one."""
         return sorted(self._shares)
@@ -317,7 +308,7 @@ class Participant:
         """The list that the site has signed."""
         return self._survivors
 
-    def reveal(self, signatures: Mapping[str, str]) -> Revealed:
+    def reveal(self, signatures: Mapping[str, str]) -> Masking:
         """Return the shares that unmask the sum: of each site's seed or of its key, never of both.
 
         Raises:
@@ -333,8 +324,8 @@ class Participant:
         if len(signatures) < self.attempt.threshold(len(self._roster)):
             raise MaskingRefused("too few sites have signed the list of survivors")
         gone = self._shares.keys() - set(self._survivors)
-        seeds = {site: self._shares[site][1] for site in self._survivors}
-        return Revealed(seeds, {site: self._shares[site][0] for site in gone})
+        seeds = {site: f"{self._shares[site][1]:x}" for site in self._survivors}
+        return Masking("reveal", seeds=seeds, secrets={site: f"{self._shares[site][0]:x}" for site in gone})
 
     def _enough(self, number: int, what: str) -> None:
         least = self.attempt.fewest
@@ -358,7 +349,7 @@ def unmasked(
     roster: Roster,
     present: Collection[str],
     updates: Iterable[tuple[str, Masked]],
-    revealed: Mapping[str, Revealed],
+    revealed: Mapping[str, Masking],
     received: Mapping[str, Received],
 ) -> Masked:
     """Return the sum of the survivors' updates, at the server.
@@ -366,7 +357,7 @@ def unmasked(
     Args:
         present: the sites whose shares were passed on.
         updates: of the survivors; one is read at a time.
-        received: what each site was sent.
+        received: what each survivor was sent.
 
     Raises:
         MaskingRefused: too few shares are there, or they do not give the key or seed of a site.
@@ -375,8 +366,8 @@ def unmasked(
     needed, digest = attempt.threshold(len(roster)), attempt.digest(roster)
     rows = rows_of(attempt, roster, present)
 
-    def recovered(site: str, shares: Mapping[str, int]) -> bytes:
-        few = {numbers[by]: share for by, share in list(shares.items())[:needed]}
+    def recovered(site: str, shares: Mapping[str, str]) -> bytes:
+        few = {numbers[by]: int(share or "0", 16) for by, share in list(shares.items())[:needed]}
         if len(few) < needed or (secret := combine(few, _SECRET)) is None:
             raise MaskingRefused(f"too few, or wrong, shares of a secret of {site}")
         return secret

@@ -91,6 +91,9 @@ Bytes = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]*$", max_length=4096
 MOST_SITES = 1_000
 """Largest number of sites of secure aggregation: each sends every other one a sealed message."""
 
+RowNumber = Annotated[int, Field(ge=0, lt=2**56)]
+"""Stands for a class in secure aggregation; made of its name and a secret of the server."""
+
 BySite = Annotated[dict[SiteName, Bytes], Field(max_length=MOST_SITES)]
 MaskStep = Literal["keys", "shares", "update", "survivors", "reveal"]
 
@@ -283,7 +286,7 @@ class MaskKeys:
     cipher: Digest
     mask: Digest
     seed: Digest
-    rows: Annotated[tuple[Count, ...], Field(max_length=MOST_CLASSES)]
+    rows: Annotated[tuple[RowNumber, ...], Field(max_length=MOST_CLASSES)]
     certificate: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9\s+/=-]*$", max_length=16_384)]
     signature: Bytes = ""
 
@@ -306,7 +309,7 @@ class MaskTask:
 
     step: MaskStep
     attempt: Digest
-    numbers: Annotated[dict[Label, Count], Field(max_length=MOST_CLASSES)] = Field(default_factory=dict)
+    numbers: Annotated[dict[Label, RowNumber], Field(max_length=MOST_CLASSES)] = Field(default_factory=dict)
     roster: Roster = Field(default_factory=dict)
     sealed: BySite = Field(default_factory=dict)
     survivors: Annotated[tuple[SiteName, ...], Field(max_length=MOST_SITES)] = ()

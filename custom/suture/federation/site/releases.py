@@ -237,7 +237,7 @@ class Releases:
         context = {"own": allowed.own, "images": allowed.images, "rounds": self._rounds if trains else 0}
         context |= {"computation": self._config.training.computation}
         context |= {"limits": [limits.min_count, limits.min_loss, limits.round_counts]}
-        asked = pack(replace(task, committed=task.committed if trains else 0, best=0, ledger=None))
+        asked = pack(replace(task, committed=task.committed if trains else 0, best=0, ledger=None, mask=None))
         return digest(Packed(asked.tensors, {"task": asked.header, **context}))
 
     def _files(self, task: TaskData) -> Rounds:
