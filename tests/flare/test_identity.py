@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -20,18 +21,25 @@ Key = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
 ROOT = rsa.generate_private_key(65537, 2048)
 
 
-def certified(name: str, key: Key, by: rsa.RSAPrivateKey = ROOT, days: int = 1) -> x509.Certificate:
+def certified(
+    name: str, key: Key, by: rsa.RSAPrivateKey = ROOT, days: int = 1, role: str = "", host: str = ""
+) -> x509.Certificate:
+    """A certificate as FLARE's provisioning makes it: a user's has a role, a server's its hosts."""
+
     def named(text: str) -> x509.Name:
-        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+        more = [x509.NameAttribute(NameOID.UNSTRUCTURED_NAME, role)] if role and text == name else []
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text), *more])
 
     now = datetime.now(UTC)
     builder = x509.CertificateBuilder().subject_name(named(name)).issuer_name(named("root"))
     builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
     builder = builder.not_valid_before(now - timedelta(days=9)).not_valid_after(now + timedelta(days=days))
+    if host:
+        builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), False)
     return builder.sign(by, SHA256())
 
 
-def kit(folder: Path, name: str, key: Key | None = None, **how: int) -> KitIdentity:
+def kit(folder: Path, name: str, key: Key | None = None, **how: Any) -> KitIdentity:
     key = key or rsa.generate_private_key(65537, 2048)
     folder = folder / name
     folder.mkdir()
@@ -70,6 +78,14 @@ def test_a_certificate_of_another_root_or_out_of_date_proves_nothing(tmp_path: P
     liar = KitIdentity(tmp_path / "beta")
     with pytest.raises(MaskingRefused):
         beta.check("alpha", liar.certificate, liar.sign(b"keys"), b"keys")
+
+
+@pytest.mark.parametrize("how", [{"role": "lead"}, {"host": "localhost"}], ids=["user", "server"])
+def test_neither_a_user_nor_the_server_is_a_site(how: dict[str, str], tmp_path: Path) -> None:
+    """The server holds its own certificate, and could take part with it as one more site."""
+    beta, other = kit(tmp_path, "beta"), kit(tmp_path, "other", **how)
+    with pytest.raises(MaskingRefused, match="signature of other"):
+        beta.check("other", other.certificate, other.sign(b"keys"), b"keys")
 
 
 @pytest.mark.parametrize("broken", ["client.key", "client.crt", "rootCA.pem"])

@@ -220,10 +220,12 @@ def test_it_gets_no_list_that_is_too_short() -> None:
     federation = Federation()
     federation.share()
     federation.mask(*SITES)
-    with pytest.raises(MaskingRefused, match="2 survivors are too few"):
-        federation.parts["a"].sign("ab")
-    with pytest.raises(MaskingRefused, match="class number 1 only 2"):  # a and b are left of its three
-        federation.parts["d"].sign("abd")
+    for two in ("ab", "aabb", "abbbb"):
+        with pytest.raises(MaskingRefused, match="2 survivors are too few"):
+            federation.parts["a"].sign(two)
+    for three in ("abd", "aaabd"):  # a and b are left of the three sites of row 1
+        with pytest.raises(MaskingRefused, match="class number 1 only 2"):
+            federation.parts["d"].sign(three)
     with pytest.raises(MaskingRefused, match="lacks this one"):
         federation.parts["d"].sign("abc")
 

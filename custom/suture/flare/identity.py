@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.padding import MGF1, PSS
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.x509.oid import NameOID
 
 from suture.core.errors import ConfigError
 from suture.core.plain import read_regular
@@ -51,10 +52,14 @@ class KitIdentity(Identity):
             cert = x509.load_pem_x509_certificate(certificate.encode())
             cert.verify_directly_issued_by(self._root)
             key = cert.public_key()
-            if common_name(cert) != site or out_of_date(cert, "") or not isinstance(key, RSAPublicKey):
-                raise ValueError("another site's, or out of date")
+            user = cert.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)  # FLARE's place of a role
+            server = any(isinstance(one.value, x509.SubjectAlternativeName) for one in cert.extensions)
+            if user or server or common_name(cert) != site or out_of_date(cert, ""):
+                raise ValueError("another party's, or out of date")
+            if not isinstance(key, RSAPublicKey):
+                raise ValueError("a key of another kind")
             key.verify(signature, message, _PADDING, SHA256())
-        except (ValueError, TypeError, IndexError, InvalidSignature):
+        except (ValueError, TypeError, IndexError, InvalidSignature, UnsupportedAlgorithm):
             raise MaskingRefused(
                 f"the signature of {site} is not by the key of a certificate of that name from this project"
             ) from None

@@ -19,7 +19,7 @@ from suture.protocol.precision import Transport
 
 @validated(frozen=True, config=STRICT)
 class SecureAggregation:
-    """The server learns sums of the sites' updates and no update; see `suture.protocol.masking`.
+    """The server learns sums of the sites' updates and no update.
 
     Attributes:
         colluders: number of sites that may tell the server all that they know. Each class, and each round,

@@ -286,7 +286,7 @@ class Participant:
         Raises:
             MaskingRefused: it is a second list, or leaves too few sites in all or of a row; names the row.
         """
-        listed = tuple(sorted(survivors))
+        listed = tuple(sorted(set(survivors)))
         if not self._update or self.site not in listed or not set(listed) <= self._shares.keys():
             raise MaskingRefused("the list of survivors has a site that is not present, or lacks this one")
         if self._survivors not in ((), listed):
@@ -324,8 +324,11 @@ class Participant:
         if len(signatures) < self.attempt.threshold(len(self._roster)):
             raise MaskingRefused("too few sites have signed the list of survivors")
         gone = self._shares.keys() - set(self._survivors)
-        seeds = {site: f"{self._shares[site][1]:x}" for site in self._survivors}
-        return Masking("reveal", seeds=seeds, secrets={site: f"{self._shares[site][0]:x}" for site in gone})
+        secrets_, seeds = (
+            {site: self._shares[site][part].to_bytes(_SHARE).hex() for site in some}
+            for part, some in enumerate((gone, self._survivors))
+        )
+        return Masking("reveal", seeds=seeds, secrets=secrets_)
 
     def _enough(self, number: int, what: str) -> None:
         least = self.attempt.fewest

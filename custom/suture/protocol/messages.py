@@ -85,7 +85,7 @@ Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """A BLAKE3 of a site's ledger, in hexadecimal digits."""
 
 SiteName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$")]
-Bytes = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]*$", max_length=4096)]
+Bytes = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{2})*$", max_length=4096)]
 """Bytes of a key, a signature, a share or a sealed message, in hexadecimal digits."""
 
 MOST_SITES = 1_000
@@ -363,8 +363,9 @@ class Update:
     Attributes:
         round: number of the round.
         labels: the class names of the rows, as the site received them.
-        shared: tensors: see the method. With `transport = "float16"` or `"int8"` in the job, float32
-            ones leave in that type, weights as their change of what the site received.
+        shared: tensors: see the method. With `secure_aggregation` in the job all are masked int64 numbers;
+            with `transport = "float16"` or `"int8"`, float32 ones leave in that type, weights as their
+            change of what the site received.
         head: rows of classes, ``[len(labels), ...]`` each: see the method; the same.
         class_weights: a number for each row, float64 ``[len(labels)]``: see the method.
         weight: a number: see the method.

@@ -28,6 +28,7 @@ from suture.protocol.masked_updates import apart, received_of, ring_of
 from suture.protocol.masking import (
     Attempt,
     Masked,
+    MaskingRefused,
     from_fixed_point,
     rows_of,
     short_row,
@@ -141,16 +142,17 @@ class Masks:
         updates: Iterable[tuple[str, Update]],
         tasks: Mapping[str, TaskData],
         registry: SiteRegistry,
-    ) -> Merged:
+    ) -> Merged | None:
         """Return the updates of the survivors, each with the mean of their tensors and rows in its place.
+
+        None where the attempt is stuck.
 
         Args:
             updates: masked, under the sites' own names of classes; they are read one at a time.
             tasks: that the sites have answered.
-
-        Raises:
-            MaskingRefused: the shares do not unmask the sum.
         """
+        if self.stuck:
+            return None
         numbers = {site: self._numbers(registry, site) for site in self._survivors}
         rows = rows_of(self._attempt, self._roster, self._sealed)
         sent, weights = list[Update](), dict[int, float]()
@@ -167,7 +169,11 @@ class Masks:
 
         known: dict[int, bytes] = {}
         received = {site: received_of(tasks[site], numbers[site], known) for site in self._survivors}
-        total = unmasked(self._attempt, self._roster, self._sealed, each(), self._revealed, received)
+        try:
+            total = unmasked(self._attempt, self._roster, self._sealed, each(), self._revealed, received)
+        except MaskingRefused as error:
+            self.stuck = str(error)
+            return None
         shared = {name: previous.shared[name] for name in tasks[self._survivors[0]].shared}
         mean = apart(from_fixed_point(total.shared) / sum(update.weight for update in sent), shared)
         head = {name: tensor.clone() for name, tensor in previous.head.items()}

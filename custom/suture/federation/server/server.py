@@ -60,8 +60,7 @@ from suture.methods.secure_aggregation import check_secure
 from suture.models import WEIGHTS
 from suture.models.classifier import ENCODER
 from suture.models.weights import file_digest
-from suture.protocol.masking import MaskingRefused
-from suture.protocol.messages import MaskTask, Metrics, Scores, SiteInfo, Update
+from suture.protocol.messages import MaskTask, Metrics, Scores, SiteInfo, TaskName, Update
 from suture.protocol.outliers import outlying
 from suture.protocol.packing import Packed
 from suture.protocol.records import SiteRound
@@ -112,7 +111,6 @@ class Server:
         self.exchanges = Exchanges(plan, schedule, self.collector, held)
         secure = plan.secure_aggregation
         self.masks = Masks(plan, self.states.folder, self.collector, self.record.event) if secure else None
-        self._open = self.collector
         self.aggregator = Aggregator(plan, schedule, held_out)
         self.registry = SiteRegistry({}, ())
         self.round = 0
@@ -247,40 +245,21 @@ class Server:
         over = self.state.standings.over(self.round - late, self.schedule.patience)
         return over or self.round >= self.schedule.rounds
 
-    def make_keys(self) -> dict[str, Packed]:
-        """Return the task of each site to make the keys with which the next round's updates are masked."""
-        assert self.masks is not None
-        self._open = self.masks.collector
-        return self.masks.make_keys(self.round + 1, self.registry, self.exchanges.ledgers.read())
-
-    def share_keys(self, missing: Mapping[str, str]) -> dict[str, Packed]:
-        """Return the task of each site to share its secrets; see `Masks`."""
-        assert self.masks is not None
-        return self.masks.share_keys(missing)
-
-    def assign(self, unshared: Mapping[str, str] | None = None) -> dict[str, Packed]:
+    def assign(self, masks: Mapping[str, MaskTask] | None = None) -> dict[str, Packed]:
         """Return the training task of the next round for each site.
 
         Args:
-            unshared: why sites have not shared their secrets, where updates are masked.
+            masks: of each site that takes part, where updates are masked; see `Masks.updates`.
         """
         ctx = self.aggregator.context(self.round + 1)
         self.record.event("round", round=ctx.round, phase=ctx.phase.name)
         self.state = replace(self.state, bound=self.state.bound.in_phase(ctx.phase.name))
-        masks = self.masks.updates(unshared or {}) if self.masks else None
         return self._send(Task("train", ctx.round, ctx.phase.name), self.model, masks)
 
-    def agree(self, missing: Mapping[str, str]) -> dict[str, Packed]:
-        """Return the task of each site whose masked update has arrived to sign the list of these."""
-        assert self.masks is not None
+    def close_updates(self, missing: Mapping[str, str]) -> list[str]:
+        """End the exchange of masked updates; return the sites whose update has arrived."""
         self._close(missing)
-        self._open = self.masks.collector
-        return self.masks.agree(self.collector.accepted())
-
-    def reveal(self, missing: Mapping[str, str]) -> dict[str, Packed]:
-        """Return the task of each site that has signed to reveal what unmasks the sum."""
-        assert self.masks is not None
-        return self.masks.reveal(missing)
+        return self.collector.accepted()
 
     @property
     def quorum(self) -> int:
@@ -288,9 +267,10 @@ class Server:
         needs = self.schedule.robust or self.plan.secure_aggregation
         return max(needed(self.schedule.min_sites, len(self.registry.members)), needs.fewest if needs else 0)
 
-    def receiver(self) -> Receiver:
+    def receiver(self, task: TaskName = "train") -> Receiver:
         """Return where the transport delivers the answers of the open exchange."""
-        return self._open.receiver(self.quorum, self.schedule.grace)
+        collector = self.masks.collector if self.masks and task == "mask" else self.collector
+        return collector.receiver(self.quorum, self.schedule.grace)
 
     def close_round(self, missing: Mapping[str, str]) -> None:
         """Aggregate the accepted updates and commit the round; with too few, the model stays unchanged.
@@ -352,14 +332,8 @@ class Server:
         Rows that too few sites sent are noted.
         """
         if self.masks:
-            if self.masks.stuck:
-                return None
             collector = self.collector
-            try:
-                return self.masks.merged(self.model, collector.updates(), collector.tasks, self.registry)
-            except MaskingRefused as error:
-                self.masks.stuck = str(error)
-                return None
+            return self.masks.merged(self.model, collector.updates(), collector.tasks, self.registry)
         robust, before = self.schedule.robust, None
         if robust is None:
             return Merged(updates)
@@ -511,7 +485,6 @@ class Server:
     def _send(
         self, task: Task, model: GlobalModel, masks: Mapping[str, MaskTask] | None = None
     ) -> dict[str, Packed]:
-        self._open = self.collector
         decisions = self.fitted.decisions if self.fitted and task.split == "test" else None
         return self.exchanges.assign(
             task, self.round, model, self.registry, self._facts, self.state, decisions, masks
