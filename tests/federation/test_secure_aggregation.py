@@ -16,10 +16,13 @@ from suture.federation.loop import federate
 from suture.federation.server.server import Server
 from suture.federation.site.masks import FILE
 from suture.learning.training import LocalTraining
+from suture.methods import METHODS
 from suture.methods.secure_aggregation import SecureAggregation
 from suture.methods.surgical import SurgicalAggregation
+from suture.models import ModelSpec
 from suture.protocol.messages import Abstain, TaskData, Update
 from suture.protocol.packing import Packed, pack, unpack
+from suture.reports.report import write_report
 from suture.simulation.job import load_job, with_settings
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
@@ -29,6 +32,7 @@ FOUR = {
     "delta": ("Mass",),
     "gamma": ("Mass", "Nodule"),
 }
+CNN = ModelSpec("cnn", size=16)
 Change = Callable[[str, TaskData, Packed], Packed | None]
 
 
@@ -77,6 +81,20 @@ def test_the_model_is_that_of_the_plain_run(tiny: Any) -> None:
     lines = history(masked)[0]["sites"]
     assert all("norm" not in line and line["status"] == "accepted" for line in lines.values())
     assert any("Secure aggregation" in note for note in masked.record.run["notes"])
+
+
+@pytest.mark.parametrize("name", ["fedavg", "pfl", "vanilla", "fedmas", "condist"])
+def test_weights_of_sites_and_rows_and_heads_that_stay(name: str, tiny: Any) -> None:
+    """By numbers of images, by owners, with rescue factors; PFL keeps the head at each site."""
+    local = {"local": LocalTraining(lr=1e-2, batch_size=8)}
+    method = METHODS[name](**local | ({"prior_view": "plain"} if name == "fedmas" else {}))
+    model = replace(CNN, projection=128) if name == "fedmas" else CNN
+    federation = tiny(method, FOUR, rounds=1, selection="last", model=model)
+    plain, masked = run(federation, "plain"), run(secured(federation), "masked")
+    assert furthest(plain, masked) < 1e-6
+    assert plain.model.labels == masked.model.labels == ("Mass", "Nodule")
+    write_report(masked.record.folder)
+    assert "Secure aggregation" in (masked.record.folder / "report.html").read_text()
 
 
 @pytest.mark.parametrize("step", ["update", "survivors", "reveal"])
