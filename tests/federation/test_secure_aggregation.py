@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from suture.protocol.messages import Abstain, TaskData, Update
 from suture.protocol.packing import Packed, pack, unpack
 from suture.reports.report import write_report
 from suture.simulation.job import load_job, with_settings
+from suture.simulation.run import run_job
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 FOUR = {
@@ -303,7 +305,14 @@ def test_what_does_not_go_together_is_refused_with_the_reason(settings: list[str
         with_settings(load_job("demo"), ["secure_aggregation={}", *settings]).schedule()
 
 
-def test_a_row_without_weight_is_refused(tiny: Any) -> None:
+def test_sites_that_share_a_process_of_the_simulator_are_refused(tmp_path: Path) -> None:
+    made = with_settings(load_job("demo"), ["method=vanilla", "secure_aggregation={}"])
+    with pytest.raises(ConfigError, match="lose their keys"):
+        run_job(made, "sim", tmp_path / "run", workers=2)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_setting_is_part_of_the_plan(tiny: Any) -> None:
     federation = secured(tiny(METHOD, FOUR))
     assert federation.plan.to_dict()["secure_aggregation"] == {"colluders": 0}
     assert (

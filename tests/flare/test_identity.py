@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -14,6 +15,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from suture.core.errors import ConfigError
+from suture.flare.admin.kit import kits_in
+from suture.flare.admin.poc import project_of, project_template, provision
 from suture.flare.identity import KitIdentity
 from suture.protocol.masking import MaskingRefused
 
@@ -22,9 +25,9 @@ ROOT = rsa.generate_private_key(65537, 2048)
 
 
 def certified(
-    name: str, key: Key, by: rsa.RSAPrivateKey = ROOT, days: int = 1, role: str = "", host: str = ""
+    name: str, key: Key, by: rsa.RSAPrivateKey = ROOT, days: int = 1, role: str = ""
 ) -> x509.Certificate:
-    """A certificate as FLARE's provisioning makes it: a user's has a role, a server's its hosts."""
+    """A certificate as FLARE's provisioning makes it: a user's has a role."""
 
     def named(text: str) -> x509.Name:
         more = [x509.NameAttribute(NameOID.UNSTRUCTURED_NAME, role)] if role and text == name else []
@@ -34,8 +37,6 @@ def certified(
     builder = x509.CertificateBuilder().subject_name(named(name)).issuer_name(named("root"))
     builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
     builder = builder.not_valid_before(now - timedelta(days=9)).not_valid_after(now + timedelta(days=days))
-    if host:
-        builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), False)
     return builder.sign(by, SHA256())
 
 
@@ -80,10 +81,8 @@ def test_a_certificate_of_another_root_or_out_of_date_proves_nothing(tmp_path: P
         beta.check("alpha", liar.certificate, liar.sign(b"keys"), b"keys")
 
 
-@pytest.mark.parametrize("how", [{"role": "lead"}, {"host": "localhost"}], ids=["user", "server"])
-def test_neither_a_user_nor_the_server_is_a_site(how: dict[str, str], tmp_path: Path) -> None:
-    """The server holds its own certificate, and could take part with it as one more site."""
-    beta, other = kit(tmp_path, "beta"), kit(tmp_path, "other", **how)
+def test_a_user_is_no_site(tmp_path: Path) -> None:
+    beta, other = kit(tmp_path, "beta"), kit(tmp_path, "other", role="lead")
     with pytest.raises(MaskingRefused, match="signature of other"):
         beta.check("other", other.certificate, other.sign(b"keys"), b"keys")
 
@@ -102,3 +101,16 @@ def test_a_kit_without_its_files_is_named(broken: str, tmp_path: Path) -> None:
 def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no RSA key"):
         kit(tmp_path, "alpha", ec.generate_private_key(ec.SECP256R1()))
+
+
+def test_kits_of_flares_provisioning_believe_one_another(tmp_path: Path) -> None:
+    project = tmp_path / "project.yml"
+    project.write_text(yaml.safe_dump(project_of(project_template(), ["alpha", "beta"], 8002)))
+    provision(project, tmp_path)
+    kits = kits_in(tmp_path)
+    alpha, beta = (KitIdentity(kits[name].folder / "startup") for name in ("alpha", "beta"))
+    beta.check("alpha", alpha.certificate, alpha.sign(b"keys"), b"keys")
+    user = next(kit for kit in kits.values() if kit.role == "admin")
+    lead = KitIdentity(user.folder / "startup")
+    with pytest.raises(MaskingRefused, match="signature of"):
+        beta.check(user.name, lead.certificate, lead.sign(b"keys"), b"keys")
