@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
+import psutil
 import pytest
 import torch
 
@@ -27,10 +30,28 @@ from suture.reports.report import write_report
 
 CNN = ModelSpec("cnn", size=16)
 
+MEMORY = Path("/dev/shm")
+"""A file system in memory, where one replaces thousands of files without waiting for a disk."""
+
+ROOM = 6 * 2**30
+"""Bytes that four workers never fill: what a test wrote is deleted when it has passed."""
+
 
 def pytest_configure() -> None:
-    """Let Ctrl-C interrupt tests and what they start: under nohup or in the background SIGINT is ignored."""
+    """Let Ctrl-C interrupt tests and what they start: under nohup or in the background SIGINT is ignored.
+
+    Temporary files are in memory where there is room, unless TMPDIR names a place.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "TMPDIR" not in os.environ and _has_room(MEMORY):
+        os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
+
+
+def _has_room(folder: Path) -> bool:
+    """Whether it is there with room to spare, and programs may be started in it (containers often forbid it)."""
+    if not os.access(folder, os.W_OK | os.X_OK) or os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        return False
+    return min(shutil.disk_usage(folder).free, psutil.virtual_memory().available) > ROOM
 
 
 @pytest.fixture(scope="session")
