@@ -48,7 +48,7 @@ def pytest_configure() -> None:
 
 
 def _has_room(folder: Path) -> bool:
-    """Whether it is there with room to spare, and programs may be started in it (containers often forbid it)."""
+    """Whether it is there with room to spare, and may hold programs, which many containers forbid."""
     if not os.access(folder, os.W_OK | os.X_OK) or os.statvfs(folder).f_flag & os.ST_NOEXEC:
         return False
     return min(shutil.disk_usage(folder).free, psutil.virtual_memory().available) > ROOM

@@ -25,7 +25,7 @@ from suture_papers.tables.spec import OWN_COLUMNS
 
 
 def test_every_table_of_the_repository_can_be_run() -> None:
-    """Each row of each preset is a job whose settings exist; nothing is trained, and one seed stands for all."""
+    """Each row of each preset is a job whose settings exist; nothing is trained. One seed stands for all."""
     assert known_tables()
     tried: set[str] = set()
     for name in known_tables():
