@@ -70,10 +70,10 @@ def test_each_patient_is_drawn_with_the_rate_and_each_of_its_images_alike() -> N
     """Of patients with 1, 2 and 3 images a batch of 1.5 draws each in half of the steps."""
     chosen = PatientPrivacy(1.0, 1.0, 3, injected())
     local = LocalTraining(batch_size=2, iterations=6_000)
-    assert local.sampling_rate(3) == pytest.approx(2 / 3)
+    assert local.draws_of(3)[0] == pytest.approx(2 / 3)
     seen: Counter[int] = Counter()
     sizes: Counter[int] = Counter()
-    for rows in chosen.draws(("x", "y", "y", "z", "z", "z"), local.sampling_rate(3), local.private_steps(3)):
+    for rows in chosen.draws(("x", "y", "y", "z", "z", "z"), *local.draws_of(3)):
         patients = ["xyyzzz"[row] for row in rows.tolist()]
         assert len(set(patients)) == len(patients)
         seen.update(rows.tolist())
@@ -85,8 +85,9 @@ def test_each_patient_is_drawn_with_the_rate_and_each_of_its_images_alike() -> N
 
 
 def test_the_steps_of_an_epoch() -> None:
-    assert LocalTraining(batch_size=4).private_steps(9) == 3  # 9 / 4, rounded up
-    assert LocalTraining(batch_size=4, iterations=5).private_steps(9) == 5
+    assert LocalTraining(batch_size=4).draws_of(9) == (4 / 9, 3)  # 9 / 4, rounded up
+    assert LocalTraining(batch_size=4, iterations=5).draws_of(9) == (4 / 9, 5)
+    assert LocalTraining(batch_size=4).draws_of(2) == (1.0, 1)
 
 
 @settings(max_examples=20, deadline=None)
@@ -135,10 +136,9 @@ def test_a_round_is_that_of_opacus_with_the_same_draws() -> None:
     optimiser.add_noise = lambda: [
         setattr(p, "grad", p.summed_grad + 0.07 * gaussian(tuple(p.shape), draw).float()) for p in trained
     ]
-    samples, known = site.samples["train"], site.private.patients
-    rate, steps = LOCAL.sampling_rate(known), LOCAL.private_steps(known)
+    samples = site.samples["train"]
     for _ in range(3):
-        for rows in schedule.draws(samples.patients, rate, steps):
+        for rows in schedule.draws(samples.patients, *LOCAL.draws_of(schedule.patients)):
             optimiser.zero_grad()
             if not len(rows):
                 for p in trained:

@@ -17,11 +17,12 @@ from suture.core.seeds import generator_for
 from suture.data.augmentation import MILD
 from suture.data.batch import Batch, Samples
 from suture.learning.loss_scale import GradientOverflow
-from suture.learning.losses import Objective, masked_bce
+from suture.learning.losses import masked_bce
 from suture.learning.step_losses import READ_EVERY, NonFiniteLoss
 from suture.learning.training import (
     LocalRound,
     LocalTraining,
+    Objective,
     SiteContext,
     fit,
     on_known,

@@ -13,8 +13,7 @@ from suture.core.devices import out_of_memory
 from suture.core.errors import ConfigError
 from suture.core.seeds import seeded
 from suture.data.batch import Batch
-from suture.learning.losses import Objective
-from suture.learning.training import SiteContext, ready_inputs
+from suture.learning.training import Objective, SiteContext, ready_inputs
 from suture.models.classifier import Classifier
 
 _Compile = Literal["no", "kernels", "cuda_graphs"]

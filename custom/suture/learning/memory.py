@@ -7,8 +7,7 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.core.seeds import seeded
-from suture.learning.losses import Objective
-from suture.learning.training import SiteContext, ready_inputs
+from suture.learning.training import Objective, SiteContext, ready_inputs
 
 _COPIES = {"adam": 4, "adamw": 4, "sgd": 3}
 """Tensors of a weight's size in a step: weight, gradient and the optimiser's moments."""

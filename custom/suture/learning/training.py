@@ -26,7 +26,7 @@ from suture.data.table import Split
 from suture.learning.batch_size import evaluation_batch, that_fits
 from suture.learning.features import FeatureStore
 from suture.learning.loss_scale import LossScale
-from suture.learning.losses import Objective
+from suture.learning.losses import Objective as Objective
 from suture.learning.optimisers import (
     SGD,
     Adam,
@@ -106,13 +106,10 @@ class LocalTraining:
         """How many of so many images the steps of a round are of, at most."""
         return images if self.iterations is None else min(images, self.iterations * self.batch_size)
 
-    def sampling_rate(self, patients: int) -> float:
-        """The probability q that a step of `PatientPrivacy` draws a patient."""
-        return min(1.0, self.batch_size / max(patients, 1))
-
-    def private_steps(self, patients: int) -> int:
-        """The steps of an epoch of `PatientPrivacy`, which draws each patient once on average."""
-        return self.iterations or math.ceil(1 / self.sampling_rate(patients))
+    def draws_of(self, patients: int) -> tuple[float, int]:
+        """The probability q that a step of `PatientPrivacy` draws a patient, and the steps of an epoch."""
+        rate = min(1.0, self.batch_size / max(patients, 1))
+        return rate, self.iterations or math.ceil(1 / rate)
 
 
 @dataclass(frozen=True)
@@ -430,8 +427,7 @@ def training_batches(
 def _rows(site: SiteContext, local: LocalTraining, shuffle: torch.Generator) -> Iterator[Tensor]:
     train, size = site.samples["train"], local.batch_size
     if site.private:
-        known = site.private.patients
-        return site.private.draws(train.patients, local.sampling_rate(known), local.private_steps(known))
+        return site.private.draws(train.patients, *local.draws_of(site.private.patients))
     if local.sampling == "class_aware":
         return class_aware(train.y, site.model.labels.names, size, shuffle, local.iterations)
     if local.iterations is None:

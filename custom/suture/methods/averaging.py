@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from suture.data.batch import Batch
-from suture.learning.losses import Objective
-from suture.learning.training import Fitted, LocalRound, LocalTraining, SiteContext, fit
+from suture.learning.training import Fitted, LocalRound, LocalTraining, Objective, SiteContext, fit
 from suture.methods.base import GlobalModel, Method, RoundContext, hyperparameters
 from suture.models.classifier import Classifier, Layout, NormPolicy, frozen_copy, split_state
 from suture.protocol.egress import Egress, within

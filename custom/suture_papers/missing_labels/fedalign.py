@@ -45,11 +45,12 @@ from suture.core.labels import LabelType
 from suture.core.validation import STRICT
 from suture.data.batch import Batch
 from suture.learning.evaluation import patient_numbers
-from suture.learning.losses import Objective, ce_of_rows
+from suture.learning.losses import ce_of_rows
 from suture.learning.training import (
     LocalRound,
     LocalTraining,
     Loss,
+    Objective,
     SiteContext,
     fit,
     predict,

@@ -38,11 +38,11 @@ from torch import Tensor
 from suture.core.validation import LIMIT, STRICT
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Batch, viewed
-from suture.learning.losses import Objective
 from suture.learning.training import (
     LocalRound,
     LocalTraining,
     Loss,
+    Objective,
     SiteContext,
     first_view,
     fit,

@@ -37,8 +37,7 @@ from torch import Tensor
 from suture.core.seeds import seed_for
 from suture.core.validation import LIMIT, STRICT
 from suture.data.batch import Batch
-from suture.learning.losses import Objective
-from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, predict
+from suture.learning.training import LocalRound, LocalTraining, Objective, SiteContext, fit, predict
 from suture.methods.base import About, Phase, hyperparameters, in_two
 from suture.methods.class_weights import ClassWeights
 from suture.methods.composed import Composed

@@ -46,8 +46,8 @@ def mechanism_of_round(
             f"[privacy] epsilon: a batch has {local.batch_size} patients, and the site about {patients} (a "
             "noisy number); set batch_size under [training] in suture.toml to at most a tenth of its patients"
         )
-    steps = local.private_steps(patients) * (1 if local.iterations else local.epochs)
-    return Mechanism(multiplier, local.sampling_rate(patients), steps)
+    rate, steps = local.draws_of(patients)
+    return Mechanism(multiplier, rate, steps * (1 if local.iterations else local.epochs))
 
 
 def planned_multiplier(plan: Plan, config: SiteConfig, rounds: int, patients: int) -> float:
