@@ -8,9 +8,9 @@ BIN = $(VENV)/bin
 demo: install
 	$(BIN)/suture demo
 
-# A worker for each core, at most four, and a file of tests at a time; what starts FLARE comes last and mostly waits.
+# A file of tests at a time, those that start FLARE first, with a worker more than there are cores: see tests/conftest.py.
 test: install
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 # Kills processes of a federation on this machine; goes on where it stopped. Up to 90 minutes.
 REPEATS ?= 3

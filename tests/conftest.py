@@ -54,6 +54,18 @@ def _has_room(folder: Path) -> bool:
     return min(shutil.disk_usage(folder).free, psutil.virtual_memory().available) > ROOM
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start FLARE come first: they take longest, and whoever begins one last ends alone."""
+    flare = {item.path for item in items if item.get_closest_marker("flare")}
+    items.sort(key=lambda item: item.path not in flare)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores, since tests that start FLARE mostly wait; at most four, for memory."""
+    return min((os.cpu_count() or 1) + 1, 4)
+
+
 @pytest.fixture(scope="session")
 def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Folders, one after the other; `mktemp` would list all that there are to find the next number."""
