@@ -11,7 +11,7 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
-from suture.protocol.messages import Labels, Update, by_name
+from suture.protocol.messages import Labels, Trait, Update, by_name, fields_with
 
 Range = tuple[float, float]
 Form = tuple[tuple[int, ...], str]
@@ -280,7 +280,7 @@ def declared(egress: Egress, *, local: bool = False, transport: str = "float32")
         "weight": _weight(egress),
         "class_weights": _class_weights(egress),
         "counts": "two numbers per class of the site, once, at the start",
-        "train_loss": "a number",
+        **dict.fromkeys(fields_with(Update, Trait.LOSS), "a number"),
         "metrics": "loss, AUROC, recall and counts of the site's classes; accuracy and its like, also by "
         "attribute where the site names one",
         "local_metrics": "the same",

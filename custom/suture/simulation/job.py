@@ -391,8 +391,8 @@ def settings_of(job: Job) -> dict[str, Any]:
 
 
 def _path(job: Job, key: str) -> tuple[str, ...]:
-    present, possible = leaves(job), leaves(job, absent=True)
-    if path := (present.get(key) or possible.get(key)):
+    present = leaves(job)
+    if path := present.get(key) or (possible := leaves(job, absent=True)).get(key):
         return path
     if table := next((table for table in ("label_map", "flare") if key.startswith(f"{table}.")), ""):
         return (table, key.removeprefix(f"{table}."))

@@ -19,6 +19,7 @@ from pydantic_core import to_jsonable_python
 
 from suture.core.atlas import read_atlas
 from suture.core.errors import SutureError
+from suture.core.noise import gaussian
 from suture.core.relations import Relations
 from suture.core.validation import in_words
 from suture.data.config import SiteConfig
@@ -30,7 +31,7 @@ from suture.federation.site.first_counts import FirstCounts
 from suture.federation.site.ledger import FILE, RELEASE, Ledger, Release, release_of, spent_on
 from suture.federation.site.patient_privacy import count_mechanism, mechanism_of_round, planned_multiplier
 from suture.federation.store import Rounds, read_state
-from suture.learning.patient_privacy import PatientPrivacy, gaussian
+from suture.learning.patient_privacy import PatientPrivacy
 from suture.models.classifier import Layout
 from suture.protocol.check import AllowedReply
 from suture.protocol.messages import Labels, Reply, TaskData, Update
