@@ -1,6 +1,6 @@
 """Maps of where each method starts to win: `python benchmarks/phantom_maps.py`.
 
-Draws the federations of custom/suture_papers/studies/phantom_maps.toml, runs every method in each of them, and
+Draws the federations of custom/suture_papers/studies/phantom_maps.toml, runs every method in each, and
 keeps one line for each federation in docs/results/runs/phantom_maps.jsonl. What is done is not repeated.
 `--render` writes docs/results/phantom_maps.md from the stored lines.
 """
@@ -14,7 +14,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from PIL import Image as Pillow
 from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
+from scipy import stats
 from torch import nn
 
 from suture.core.errors import ConfigError
@@ -56,6 +57,20 @@ PLAN = ROOT / "custom" / "suture_papers" / "studies" / "phantom_maps.toml"
 RESULTS = ROOT / "docs" / "results"
 STUDY = "phantom_maps"
 DESIGNS = ("fitted", "unseen")
+
+
+def plan() -> dict[str, Any]:
+    """Return the plan of the maps."""
+    return read_toml(PLAN)
+
+
+def federations_done(design: str) -> dict[str, dict[str, Any]]:
+    """Return the records of a design's federations by name."""
+    store, found = ResultStore(RESULTS / "runs", STUDY), {}
+    for number in range(plan()["draws"][design]):
+        if (record := store.find(name := f"{design}-{number:03d}")) is not None:
+            found[name] = record
+    return found
 
 
 @validated(frozen=True, config=STRICT)
@@ -89,7 +104,7 @@ class PhantomFederation:
     synthetic: ClassVar[bool] = True
 
     def lists(self) -> dict[str, LabelSet]:
-        """Return the findings that each site annotates: every finding has a first site, every site a finding."""
+        """Return the findings that each site annotates; every finding has a site, every site a finding."""
         rng = np.random.default_rng(seed_for(self.seed, "lists"))
         has = rng.random((self.sites, len(FINDINGS))) < self.overlap
         first = rng.permutation([i % self.sites for i in range(max(self.sites, len(FINDINGS)))])
@@ -121,7 +136,7 @@ class PhantomFederation:
         """
         return _tables(self)
 
-    def prepare(self, folder: Path, runs: Path, seed: int, method: Method) -> list[str]:
+    def prepare(self, folder: Path, runs: Path, seed: int, method: Method) -> list[str]:  # noqa: ARG002
         """Write the sites; see `PhantomSites.prepare`."""
         lists, data = self.lists(), {}
         for name, table in self.tables().items():
@@ -197,10 +212,10 @@ def job_of(plan: Mapping[str, Any], sites: PhantomFederation, row: str) -> Job:
 
 
 def figures(run: Path, sites: PhantomFederation) -> dict[str, Any]:
-    """Return the AUROC of each finding on the test images, its mean, and how far batch norm statistics lag.
+    """Return the AUROC of each finding on the test images, its mean, and how batch norm statistics lag.
 
-    ``auroc`` of models that stay at their sites is the mean over the sites that annotate a finding. ``lag`` is
-    by how much the mean would rise with batch norm statistics of the test images themselves.
+    ``auroc`` of models that stay at their sites is the mean over the sites that annotate a finding. ``lag``
+    is by how much the mean would rise with batch norm statistics of the test images themselves.
     """
     test, models = sites.tables()[SERVER], [load_model(path) for path in models_of(run).values()]
     pixels = np.stack([np.asarray(Pillow.open(test.root / name)) for name in test.images])
@@ -213,7 +228,8 @@ def figures(run: Path, sites: PhantomFederation) -> dict[str, Any]:
             for c, name in enumerate(FINDINGS):
                 if name in model.labels:
                     found[i, c] = auroc(test.y[:, c], scores[:, model.labels.index(name)])
-        return np.nanmean(found, axis=0)
+        means: NDArray[np.float64] = np.nanmean(found, axis=0)
+        return means
 
     by_class = areas()
     for model, _ in models:
@@ -329,16 +345,127 @@ def conduct(plan: Mapping[str, Any], store: ResultStore, work: Path) -> None:
     shutil.rmtree(work, ignore_errors=True)
 
 
+PARAMETERS = {
+    "sites": "number of sites",
+    "overlap": "overlap: chance that a further site annotates a finding",
+    "prevalence": "prevalence, times the demo's",
+    "shift": "shift of scanners, times the demo's",
+    "images": "images of a site",
+}
+
+
+def gain(record: Mapping[str, Any], row: str, control: str) -> float:
+    """Return the difference of a row's mean AUROC from the control's."""
+    return float(record["rows"][row]["mean"] - record["rows"][control]["mean"])
+
+
+def _interval(values: Sequence[float]) -> str:
+    """Return mean and 95 % t interval; the mean alone of fewer than three values."""
+    if len(values) < 3:
+        return f"{np.mean(values):+.3f}" if len(values) else "–"
+    reach = float(stats.t.ppf(0.975, len(values) - 1)) * float(np.std(values, ddof=1)) / len(values) ** 0.5
+    mean, sure = float(np.mean(values)), abs(float(np.mean(values))) > reach
+    text = f"{mean:+.3f} ({mean - reach:+.3f} to {mean + reach:+.3f})"
+    return f"**{text}**" if sure else text
+
+
+def by_parameter(records: Sequence[Mapping[str, Any]], at: str, rows: Sequence[str], control: str) -> str:
+    """Return a Markdown table: the gain of each row in thirds of a parameter."""
+    values = np.array([record["at"][at] for record in records])
+    edges = np.quantile(values, [0, 1 / 3, 2 / 3, 1])
+    lines = [f"| {PARAMETERS[at]} | n | " + " | ".join(rows) + " |", "|---" * (len(rows) + 2) + "|"]
+    third = np.clip(np.searchsorted(edges[1:3], values, side="right"), 0, 2)
+    for i in sorted({*third.tolist()}):
+        own = [record for record, part in zip(records, third, strict=True) if part == i]
+        inside = values[third == i]
+        gains = (_interval([gain(record, row, control) for record in own]) for row in rows)
+        lines.append(f"| {inside.min():.3g} to {inside.max():.3g} | {len(own)} | " + " | ".join(gains) + " |")
+    return "\n".join(lines)
+
+
+def mechanism_table(records: Sequence[Mapping[str, Any]], rows: Mapping[str, Any], control: str) -> str:
+    """Return a Markdown table of what methods do, and how their gain goes with what the control does."""
+    lines = [
+        "| method | best in | positives taught as absent | weight of rows from sites without the label | "
+        "statistics lag: AUROC to gain | rank correlation of gain with taught | with shift |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    best = [max(rows, key=lambda row: record["rows"][row]["mean"]) for record in records]
+    for row in rows:
+        means = [
+            f"{np.mean([r['rows'][row][key] for r in records]):.3f}" for key in ("taught", "diluted", "lag")
+        ]
+        gains = [gain(record, row, control) for record in records]
+        with_ = [[r["rows"][control]["taught"] for r in records], [r["at"]["shift"] for r in records]]
+        found = (
+            ["–", "–"]
+            if row == control or len(records) < 4
+            else ["{:+.2f} (p {:.3f})".format(*stats.spearmanr(gains, one)) for one in with_]
+        )
+        cells = [rows[row]["name"], f"{best.count(row)} of {len(best)}", *means, *found]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def draw(records: Sequence[Mapping[str, Any]], rows: Mapping[str, Any], control: str, out: Path) -> None:
+    """Draw the gain of each row by the share of positives that the control teaches as absent."""
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, len(rows) - 1, figsize=(13, 2.8), sharey=True, layout="constrained")
+    x = np.array([record["rows"][control]["taught"] for record in records])
+    for panel, row in zip(panels, [row for row in rows if row != control], strict=True):
+        y = np.array([gain(record, row, control) for record in records])
+        panel.scatter(x, y, s=9, color="#2a6f97")
+        slope = stats.linregress(x, y)
+        panel.plot(
+            [x.min(), x.max()], slope.intercept + slope.slope * np.array([x.min(), x.max()]), color="k"
+        )
+        panel.axhline(0, color="#999", linewidth=0.8)
+        panel.set_title(rows[row]["name"], fontsize=8)
+        panel.set_xlabel("positives taught as absent", fontsize=8)
+    panels[0].set_ylabel("mean AUROC over the control", fontsize=8)
+    figure.savefig(out, metadata={"Date": None})
+    plt.close(figure)
+
+
+def render(plan: Mapping[str, Any], results: Path) -> None:
+    """Write phantom_maps.md and phantom_maps.svg from the federations that are done."""
+    rows, control = plan["rows"], plan["control"]
+    others = [row for row in rows if row != control]
+    parts = [
+        "# Phantom maps: where a method starts to win",
+        plan["question"],
+        "Gain: mean AUROC over that of the control, FL that counts missing labels as negative, on the same "
+        f"{plan['test']} test images; 95 % t interval over federations, bold where it excludes 0. One run of "
+        f"each method in a federation: {plan['rounds']} rounds, a small CNN from scratch, {plan['size']} px. "
+        "The plan is custom/suture_papers/studies/phantom_maps.toml; `python benchmarks/phantom_maps.py` "
+        "does the runs that are missing and writes this page.",
+    ]
+    for design in DESIGNS:
+        records = list(federations_done(design).values())
+        parts.append(f"## {design}: {len(records)} of {plan['draws'][design]} planned federations are done")
+        if len(records) > 2:
+            parts.append(mechanism_table(records, rows, control))
+            parts += [by_parameter(records, at, others, control) for at in PARAMETERS]
+    every = [record for design in DESIGNS for record in federations_done(design).values()]
+    if len(every) > 2:
+        draw(every, rows, control, results / f"{STUDY}.svg")
+        parts.append(f"![Gain by the share of positives that the control teaches as absent]({STUDY}.svg)")
+    (results / f"{STUDY}.md").write_text("\n\n".join(parts) + "\n")
+
+
 def main() -> None:
     """Do what is missing, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / STUDY, help="folder of the runs")
+    parser.add_argument("--render", action="store_true", help="only write the page")
     given = parser.parse_args()
-    plan, store = read_toml(PLAN), ResultStore(RESULTS / "runs", STUDY)
-    torch.set_num_threads(1)
-    os.environ["SUTURE_CACHE"] = str(given.work / "cache")
-    logging.getLogger("suture").setLevel(logging.ERROR)
-    conduct(plan, store, given.work)
+    if not given.render:
+        torch.set_num_threads(1)
+        os.environ["SUTURE_CACHE"] = str(given.work / "cache")
+        logging.getLogger("suture").setLevel(logging.ERROR)
+        conduct(plan(), ResultStore(RESULTS / "runs", STUDY), given.work)
+    render(plan(), RESULTS)
 
 
 if __name__ == "__main__":
