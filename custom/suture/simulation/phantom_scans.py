@@ -133,9 +133,7 @@ Part = tuple[NDArray[np.uint8], NDArray[np.float32], tuple[str, ...]]
 
 
 def findings_of(rng: Rng, before: frozenset[str] | None = None, prevalence: float = 1.0) -> frozenset[str]:
-    """Draw the findings of an image, `prevalence` times as frequent as in the demo; a follow-up image shows
-    most findings of the one `before` it.
-    """
+    """Draw an image's findings, `prevalence` times the demo's; a follow-up shows most of those `before`."""
     found: set[str] = set()
     for name in sorted(_PREVALENCE, key=lambda n: n not in {first for first, _ in _TOGETHER}):
         chance = _PREVALENCE[name] + sum(
