@@ -136,10 +136,8 @@ def findings_of(rng: Rng, before: frozenset[str] | None = None, prevalence: floa
     """Draw an image's findings, `prevalence` times the demo's; a follow-up shows most of those `before`."""
     found: set[str] = set()
     for name in sorted(_PREVALENCE, key=lambda n: n not in {first for first, _ in _TOGETHER}):
-        chance = _PREVALENCE[name] + sum(
-            more for (first, second), more in _TOGETHER.items() if second == name and first in found
-        )
-        chance *= prevalence
+        more = sum(add for (first, second), add in _TOGETHER.items() if second == name and first in found)
+        chance = prevalence * (_PREVALENCE[name] + more)
         if before is not None:
             chance = 0.85 if name in before else 0.2 * chance
         if rng.random() < chance:
