@@ -28,7 +28,16 @@ from suture.simulation.job import load_job, with_settings
 from suture_papers.tables.loading import known_tables, load_spec
 from suture_papers.tables.outcome import Outcome, collect
 from suture_papers.tables.recommend import configs_of, facts_of
-from suture_papers.tables.recommendation import ENOUGH, FITTED, Fit, SiteFacts, Situation, fit, situation
+from suture_papers.tables.recommendation import (
+    ENOUGH,
+    FEATURES,
+    FITTED,
+    Fit,
+    SiteFacts,
+    Situation,
+    fit,
+    situation,
+)
 from suture_papers.tables.results import ResultStore
 from suture_papers.tables.runs import final_runs
 from suture_papers.tables.spec import Row, Value
@@ -78,11 +87,17 @@ def row_of(row: Row) -> str | None:
 
 
 def real(data_root: Path | None) -> list[Federation]:
-    """Return the federations of all tables in which the control and Surgical Aggregation were measured."""
+    """Return the federations of all tables in which the control and Surgical Aggregation were measured.
+
+    Of a table counts the first preset with results: the others have the same images.
+    """
     found = []
     for name in known_tables():
         spec = load_spec(name)
+        done = len(found)
         for size in spec.presets:
+            if len(found) > done:
+                break
             outcome = collect(spec.preset(size), ResultStore(RESULTS / "runs", name))
             for x in outcome.table.values:
                 means = dict(_means(outcome, x))
@@ -228,6 +243,21 @@ def sentence(advice: Sequence[Advice]) -> str:
     )
 
 
+def coefficients(by: Fit) -> str:
+    """Return a Markdown table: by how much a gain changes with a standard deviation of each number."""
+    lines = [
+        "| gain of | federations | at the mean | " + " | ".join(FEATURES) + " | residual SD |",
+        "|---" * (len(FEATURES) + 4) + "|",
+    ]
+    for name, one in by.methods.items():
+        numbers = " | ".join(f"{b:+.4f}" for b in one.coefficients)
+        lines.append(f"| {name} | {one.n} | {numbers} | {one.residual:.4f} |")
+    ranges = (
+        f"{name} {low:.2f} to {high:.2f}" for name, low, high in zip(FEATURES, by.low, by.high, strict=True)
+    )
+    return "\n".join(lines) + f"\n\nFitted ranges: {'; '.join(ranges)}."
+
+
 def page(by: Fit, unseen: Sequence[Advice], others: Sequence[Advice], planned: int) -> str:
     """Return docs/results/recommendations.md."""
     parts = [
@@ -235,7 +265,8 @@ def page(by: Fit, unseen: Sequence[Advice], others: Sequence[Advice], planned: i
         "`python benchmarks/recommendations.py` writes this page and the fit. Regret: how far the mean AUROC "
         "of a row lies below that of the best row of the same federation. Which row is best is also a matter "
         "of chance, so that nobody's regret could be 0.",
-        f"The fit is on {by.about}.",
+        f"The fit is on {by.about}. Of fedlsm_nih the control is FedAvg with class weights.",
+        coefficients(by),
         f"## Phantoms whose parameters lie in no fitted range: {len(unseen)} of {planned} planned",
     ]
     if unseen:
