@@ -16,7 +16,7 @@ import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +91,7 @@ def real(data_root: Path | None) -> list[Federation]:
 
     Of a table counts the first preset with results: the others have the same images.
     """
-    found = []
+    found: list[Federation] = []
     for name in known_tables():
         spec = load_spec(name)
         done = len(found)
@@ -170,6 +170,7 @@ class Advice:
         told, right: whether the gain of the recommended row was told, and had that sign.
         covered: whether the interval of one federation holds the recommended row's gain.
         gain: of the recommended row over the control.
+        outside: whether one of the five numbers lies outside of the fitted ranges.
     """
 
     name: str
@@ -180,6 +181,7 @@ class Advice:
     right: bool
     covered: bool
     gain: float
+    outside: bool
 
 
 def advise(one: Federation, by: Fit) -> Advice:
@@ -195,7 +197,17 @@ def advise(one: Federation, by: Fit) -> Advice:
     regret["random"] = top - float(np.mean([one.means[row] for row in among]))
     told = chosen != CONTROL and expected[chosen].mean[0] > 0
     low, high = expected[chosen].single if chosen != CONTROL else (0.0, 0.0)
-    return Advice(one.name, chosen, best, regret, told, gain > 0, low <= gain <= high, gain)
+    return Advice(
+        one.name,
+        chosen,
+        best,
+        regret,
+        told,
+        gain > 0,
+        low <= gain <= high,
+        gain,
+        bool(by.outside(one.situation)),
+    )
 
 
 def left_out(federations: Sequence[Federation], more: Sequence[Federation]) -> list[Advice]:
@@ -236,10 +248,13 @@ def sentence(advice: Sequence[Advice]) -> str:
     right = sum(one.right for one in told)
     covered = sum(one.covered for one in advice if one.recommended != CONTROL)
     others = sum(one.recommended != CONTROL for one in advice)
+    far = [one for one in told if one.outside]
     return (
         f"The row that was best was recommended in {hit} of {n} federations. A gain over the control was "
         f"told in {len(told)}, and found in {right} of these. The interval of one federation held the gain "
-        f"of the recommended row in {covered} of {others}."
+        f"of the recommended row in {covered} of {others}. One of the five numbers lay outside of the fitted "
+        f"ranges in {sum(one.outside for one in advice)}; there {sum(one.right for one in far)} of "
+        f"{len(far)} told gains were found."
     )
 
 
@@ -293,8 +308,10 @@ def main() -> None:
     logging.getLogger("suture").setLevel(logging.ERROR)
     studies, maps = real(Path(given.data_root) if given.data_root else None), phantoms("fitted")
     by = fitted_on([*maps, *studies])
-    atomic_write(FITTED, (json.dumps(asdict(by), indent=1) + "\n").encode())
     unseen = [advise(one, by) for one in phantoms("unseen")]
+    far = [one.right for one in unseen if one.outside and one.told]
+    by = replace(by, outside_told=len(far), outside_right=sum(far))
+    atomic_write(FITTED, (json.dumps(asdict(by), indent=1) + "\n").encode())
     text = page(by, unseen, left_out(studies, maps), plan_of()["draws"]["unseen"])
     atomic_write(RESULTS / "recommendations.md", text.encode())
     print(text)

@@ -19,6 +19,10 @@ class Told:
     def expected(self, of: Situation) -> dict[str, Expected]:
         return {row: Expected(g, (g - 0.01, g + 0.01), (g - 0.02, g + 0.02)) for row, g in self.gains.items()}
 
+    def outside(self, of: Situation) -> dict[str, float]:
+        """Nothing is."""
+        return {}
+
 
 def federation(**means: float) -> Federation:
     return Federation("one", "study", Situation(0.5, 0.5, 3, 20, 0.1), means)
@@ -50,7 +54,9 @@ def test_a_row_that_was_not_run_is_not_recommended() -> None:
 
 
 def advice(recommended: str, best: str, regret: float) -> Advice:
-    return Advice("x", recommended, best, {"recommended": regret, "random": 0.1}, True, True, True, 0.0)
+    return Advice(
+        "x", recommended, best, {"recommended": regret, "random": 0.1}, True, True, True, 0.0, False
+    )
 
 
 def test_the_tables_by_hand() -> None:

@@ -182,6 +182,11 @@ def limits(of: Situation, fitted: Fit, beyond: Mapping[str, float]) -> Iterator[
             f"outside of what was measured: {_NAMES[name]} is {own:.3g}, in the fit {low:.3g} to {high:.3g}; "
             "intervals are wider"
         )
+    if beyond and fitted.outside_told:
+        yield (
+            f"of {number_of(fitted.outside_told, 'gain')} told of phantoms outside of the fit "
+            f"{fitted.outside_right} were found: try the methods before you rely on these figures"
+        )
 
 
 def _withheld(of: Situation, beyond: Mapping[str, float], label_type: LabelType) -> str:

@@ -159,6 +159,8 @@ class Fit:
         about: of which federations it is.
         center, scale, low, high: mean, standard deviation, smallest and largest value of each of `FEATURES`.
         methods: by row of the plan of the phantom maps.
+        outside_told, outside_right: in federations outside of these ranges, which are not in the fit, how
+            often a gain of the recommended method was told, and how often it was found.
     """
 
     about: str
@@ -167,6 +169,8 @@ class Fit:
     low: list[float]
     high: list[float]
     methods: dict[str, MethodFit]
+    outside_told: int = 0
+    outside_right: int = 0
 
     def expected(self, of: Situation) -> dict[str, Expected]:
         """Return the expected gain of each method; an unknown shift is taken as the mean of the fit."""
