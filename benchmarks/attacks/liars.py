@@ -120,21 +120,31 @@ class Cell:
 def pool(data: str) -> tuple[Tensor, Tensor, tuple[str, ...]]:
     """Images ``[n, c, s, s]``, labels ``[n, c]`` and the classes: `TRAIN` images, and `TEST` after them."""
     if data == "nih":
-        root = Path(os.environ["SUTURE_DATA"]) / "nih_cxr14_64px"
-        table = root / "Data_Entry_2017_v2020.csv"
-        own = {"dataset": "nih", "root": root / "images.tar", "table": table, "split": "patients"}
-        config = SiteConfig.model_validate({"data": own, "storage": {"cache": CACHE, "state": CACHE}})
-        labels, samples = load_samples(config, FROZEN, "nih")
-        draw = torch.Generator().manual_seed(0)
-        parts = [(samples["train"], TRAIN), (samples["test"], TEST)]
-        chosen = [(part, torch.randperm(len(part), generator=draw)[:n]) for part, n in parts]
-        images = torch.cat([part.inputs["image"][rows] for part, rows in chosen])
-        return images, torch.cat([part.y[rows] for part, rows in chosen]), labels.names
+        names, chosen = nih()
+        return torch.cat([part.inputs["image"] for part in chosen]), torch.cat([p.y for p in chosen]), names
     size = SMALL if data == "small phantoms" else SIZE
     drawn, found, _ = Order(Scanner(), TRAIN + TEST, PhantomSpec(size=size), 7).draw()
     channels = 1 if data == "small phantoms" else 3
     images = torch.from_numpy(drawn)[:, None].repeat(1, channels, 1, 1)
     return images, torch.from_numpy(found), tuple(FINDINGS)
+
+
+@cache
+def nih() -> tuple[tuple[str, ...], list[Samples]]:
+    """The classes of NIH ChestX-ray14 at 64 pixels, `TRAIN` images and `TEST` images."""
+    root = Path(os.environ["SUTURE_DATA"]) / "nih_cxr14_64px"
+    table = root / "Data_Entry_2017_v2020.csv"
+    own = {"dataset": "nih", "root": root / "images.tar", "table": table, "split": "patients"}
+    config = SiteConfig.model_validate({"data": own, "storage": {"cache": CACHE, "state": CACHE}})
+    labels, samples = load_samples(config, FROZEN, "nih")
+    draw, sizes = torch.Generator().manual_seed(0), {"train": TRAIN, "test": TEST}
+    parts: list[tuple[Samples, int]] = [(samples[split], n) for split, n in sizes.items()]  # type: ignore[index]
+    return labels.names, [part.rows(torch.randperm(len(part), generator=draw)[:n]) for part, n in parts]
+
+
+def patients(data: str) -> tuple[str, ...]:
+    """The patient of each training image."""
+    return nih()[1][0].patients if data == "nih" else tuple(map(str, range(TRAIN)))
 
 
 @cache
@@ -147,14 +157,8 @@ def inputs_of(data: str) -> dict[str, Tensor]:
     if not path.exists():
         network, prepare = build(FROZEN, LabelSet(names), 1, pretrained=True).eval(), FROZEN.preprocessing
         with torch.no_grad():
-            save_file(
-                {
-                    FEATURES: torch.cat(
-                        [network.encode({"image": prepare(x)}) for x in torch.split(images, 64)]
-                    )
-                },
-                path,
-            )
+            found = [network.encode({"image": prepare(x)}) for x in torch.split(images, 64)]
+        save_file({FEATURES: torch.cat(found)}, path)
     return {**load_file(path), ROW: torch.arange(len(images))}
 
 

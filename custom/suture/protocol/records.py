@@ -74,6 +74,7 @@ class Run:
         robust: kind and number of liars of the job's robust merge; empty without one.
         unprotected: the classes whose rows too few sites send for it.
         computed_on: of each site, CPU or model of the GPU, and precision; empty in runs of former versions.
+        protection: clip, noise or epsilon, and delta of each protected site.
     """
 
     job: str
@@ -110,6 +111,12 @@ class Run:
     parents: dict[str, tuple[str, ...]] = field(default_factory=dict)
     robust: dict[str, Any] = field(default_factory=dict)
     unprotected: list[str] = field(default_factory=list)
+    protection: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def unit(self, site: str, split: str) -> str:
+        """Return what the site's number of a split is of, where it is not the exact number of its images."""
+        noisy = split == "train" and "epsilon" in self.protection.get(site, {})
+        return " patients, with noise" if noisy else ""
 
     def owners(self, label: str) -> tuple[str, ...]:
         """Return the sites that annotate a class."""
