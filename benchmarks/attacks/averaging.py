@@ -58,7 +58,7 @@ def averaged(kind: str, defence: str, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         _write(home, seed)
-        found, sizes = [], 0
+        found, sizes = list[Tensor](), 0
         for number in range(ASKED):
             answer, size = _asked(home, LIMITS[defence], kind, number)
             if answer is None:

@@ -37,12 +37,10 @@ from suture.core.labels import LabelSet
 from suture.data.augmentation import Augmentation
 from suture.data.batch import FEATURES, ROW, Samples
 from suture.data.table import Split
-from suture.federation.accounting import Mechanism, multiplier_for
 from suture.federation.plan import Plan, code_hash, round_context
 from suture.federation.server.global_model import initial
-from suture.federation.site.patient_privacy import count_mechanism
 from suture.learning.metrics import auroc
-from suture.learning.patient_privacy import PatientPrivacy, sampling_rate, steps_of_round
+from suture.learning.patient_privacy import PatientPrivacy
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import GlobalModel, local_round
 from suture.methods.robust import RobustMerge, robustly_merged
@@ -118,14 +116,6 @@ class Seen:
     bytes: int
 
 
-def noise_for(epsilon: float, patients: int) -> PatientPrivacy:
-    """The noise that a site with so many patients takes for ε in such a run; draws and noise are seeded."""
-    steps = ROUNDS * steps_of_round(LOCAL, patients)
-    planned = [Mechanism(0.0, sampling_rate(LOCAL, patients), steps)]
-    found = multiplier_for(epsilon, DELTA, planned, count_mechanism(epsilon))
-    return PatientPrivacy(1.0, found, patients)
-
-
 def seeded(private: PatientPrivacy, seed: int) -> PatientPrivacy:
     """The same with draws that can be repeated."""
     return replace(private, draw=np.random.default_rng(seed).bytes)
@@ -139,7 +129,7 @@ def run(data: str, sites: int, defence: str, number: int) -> Seen:
     names, n = tuple(sorted(found.names)), len(found.patient)
     private = None
     if defence.startswith("ε"):
-        private = noise_for(float(defence.split()[1]), CANDIDATES // 2)
+        private = liars.private(float(defence.split()[1]), LOCAL, ROUNDS, CANDIDATES // 2, DELTA)
     robust = RobustMerge(defence, liars.LIARS[sites]) if defence in ("clip", "median", "trimmed") else None  # type: ignore[arg-type]
     model, began, cpu = begun(names), time.process_time(), torch.device("cpu")
     contexts, images = [], []
@@ -174,7 +164,7 @@ def run(data: str, sites: int, defence: str, number: int) -> Seen:
             sent_bytes += sum(t.numel() * 4 for t in (*update.shared.values(), *update.head.values()))
             seen, where = (
                 found.features[images[i]],
-                np.ix_(images[i].numpy(), [names.index(n) for n in labels]),
+                np.ix_(images[i].numpy(), np.array([names.index(n) for n in labels])),
             )
             moved[where] = np.nan_to_num(moved[where]) + logits(update.head, seen) - logits(rows, seen)
         sent: Any = updates
@@ -228,13 +218,15 @@ def ratios(shadows: list[Seen], targets: list[Seen], view: str, patient: NDArray
     for t, target in enumerate(targets):
         at = next((s for s, run in enumerate(shadows) if run is target), None)
         density = {}
+        # A patient that all shadow runs had, or none, gives no ratio, and counts as 0.
         for side in (True, False):
             sums, count = total[side], number[side]
             if at is not None:
                 here = inside[at] == side
                 sums, count = sums - x[at] * here, count - here
-            width = spread[side] * np.sqrt(1 + 1 / count)  # of a new value, the mean being estimated
-            density[side] = norm.logpdf(target.scores[view], sums / count, width)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                width = spread[side] * np.sqrt(1 + 1 / count)  # of a new value, the mean being estimated
+                density[side] = norm.logpdf(target.scores[view], sums / count, width)
         each = np.nansum(density[True] - density[False], axis=1)
         found[t] = np.bincount(patient, each, found.shape[1])
     return found
@@ -269,9 +261,9 @@ def attack(data: str, sites: int, defence: str, seeds: list[int]) -> list[dict[s
     }
     for view in VIEWS:
         known, inside = ratios(shadows, shadows, view, patient), np.stack([r.members for r in shadows])
-        options = [(-np.inf, np.quantile(known, 1 - s)) for s in SHARES]
-        options += [(np.quantile(known, s), np.inf) for s in SHARES]
-        options += [(np.quantile(known, s / 2), np.quantile(known, 1 - s / 2)) for s in SHARES]
+        options = [(-math.inf, float(np.quantile(known, 1 - s))) for s in SHARES]
+        options += [(float(np.quantile(known, s)), math.inf) for s in SHARES]
+        options += [(float(np.quantile(known, s / 2)), float(np.quantile(known, 1 - s / 2))) for s in SHARES]
         limits = max(options, key=lambda pair: lower_bound(*guessed(known, inside, pair)))
         truths = {s: np.stack([r.members for r in targets[s]]) for s in seeds}
         parts = {s: (ratios(shadows, targets[s], view, patient), truths[s]) for s in seeds}
