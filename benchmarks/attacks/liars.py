@@ -12,6 +12,7 @@ its own data, then changes what it sends:
                        Baruch, Goldberg, NeurIPS 2019, with z = 1.5)
     two flip x10       as flip x10, two liars also among 4 sites: more than the merge is set for
     free rider         sends what it received
+    free noise         sends noise as long as the mean of the others' changes
 
 Printed, as mean over the seeds: the AUROC on a test set, of all classes; for robust merges without liars the
 difference from the mean with a 95 % interval (t, paired by seed). `--backdoor` trains a small network on
@@ -48,18 +49,26 @@ from suture.data.augmentation import Augmentation
 from suture.data.batch import FEATURES, ROW, Samples
 from suture.data.config import SiteConfig
 from suture.data.table import Split
+from suture.federation.accounting import Mechanism, multiplier_for
 from suture.federation.plan import Plan, code_hash, round_context
+from suture.federation.server.direction import cosines
 from suture.federation.server.global_model import initial
+from suture.federation.server.norm_bound import Measure
+from suture.federation.site.patient_privacy import count_mechanism
 from suture.learning.metrics import auroc
+from suture.learning.patient_privacy import PatientPrivacy, sampling_rate, steps_of_round
 from suture.learning.samples import load_samples
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import GlobalModel, local_round
+from suture.methods.exchange import layout_of
 from suture.methods.robust import RobustMerge, robustly_merged
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier, load_tensors
 from suture.protocol.messages import TaskData, Update, ones
+from suture.protocol.outliers import outlying
 from suture.protocol.packing import Packed
+from suture.protocol.records import SiteRound
 from suture.simulation.phantom import FINDINGS
 from suture.simulation.phantom_scans import Order, PhantomSpec, Scanner
 
@@ -74,6 +83,7 @@ ATTACKS = (
     "together",
     "two flip x10",
     "free rider",
+    "free noise",
 )
 BACKDOORS = ("none", "backdoor", "backdoor x10")
 LIARS = {4: 1, 10: 2}
@@ -120,21 +130,31 @@ class Cell:
 def pool(data: str) -> tuple[Tensor, Tensor, tuple[str, ...]]:
     """Images ``[n, c, s, s]``, labels ``[n, c]`` and the classes: `TRAIN` images, and `TEST` after them."""
     if data == "nih":
-        root = Path(os.environ["SUTURE_DATA"]) / "nih_cxr14_64px"
-        table = root / "Data_Entry_2017_v2020.csv"
-        own = {"dataset": "nih", "root": root / "images.tar", "table": table, "split": "patients"}
-        config = SiteConfig.model_validate({"data": own, "storage": {"cache": CACHE, "state": CACHE}})
-        labels, samples = load_samples(config, FROZEN, "nih")
-        draw = torch.Generator().manual_seed(0)
-        parts = [(samples["train"], TRAIN), (samples["test"], TEST)]
-        chosen = [(part, torch.randperm(len(part), generator=draw)[:n]) for part, n in parts]
-        images = torch.cat([part.inputs["image"][rows] for part, rows in chosen])
-        return images, torch.cat([part.y[rows] for part, rows in chosen]), labels.names
+        names, chosen = nih()
+        return torch.cat([part.inputs["image"] for part in chosen]), torch.cat([p.y for p in chosen]), names
     size = SMALL if data == "small phantoms" else SIZE
     drawn, found, _ = Order(Scanner(), TRAIN + TEST, PhantomSpec(size=size), 7).draw()
     channels = 1 if data == "small phantoms" else 3
     images = torch.from_numpy(drawn)[:, None].repeat(1, channels, 1, 1)
     return images, torch.from_numpy(found), tuple(FINDINGS)
+
+
+@cache
+def nih() -> tuple[tuple[str, ...], list[Samples]]:
+    """The classes of NIH ChestX-ray14 at 64 pixels, `TRAIN` images and `TEST` images."""
+    root = Path(os.environ["SUTURE_DATA"]) / "nih_cxr14_64px"
+    table = root / "Data_Entry_2017_v2020.csv"
+    own = {"dataset": "nih", "root": root / "images.tar", "table": table, "split": "patients"}
+    config = SiteConfig.model_validate({"data": own, "storage": {"cache": CACHE, "state": CACHE}})
+    labels, samples = load_samples(config, FROZEN, "nih")
+    draw, sizes = torch.Generator().manual_seed(0), {"train": TRAIN, "test": TEST}
+    parts: list[tuple[Samples, int]] = [(samples[split], n) for split, n in sizes.items()]  # type: ignore[index]
+    return labels.names, [part.rows(torch.randperm(len(part), generator=draw)[:n]) for part, n in parts]
+
+
+def patients(data: str) -> tuple[str, ...]:
+    """The patient of each training image."""
+    return nih()[1][0].patients if data == "nih" else tuple(map(str, range(TRAIN)))
 
 
 @cache
@@ -147,14 +167,8 @@ def inputs_of(data: str) -> dict[str, Tensor]:
     if not path.exists():
         network, prepare = build(FROZEN, LabelSet(names), 1, pretrained=True).eval(), FROZEN.preprocessing
         with torch.no_grad():
-            save_file(
-                {
-                    FEATURES: torch.cat(
-                        [network.encode({"image": prepare(x)}) for x in torch.split(images, 64)]
-                    )
-                },
-                path,
-            )
+            found = [network.encode({"image": prepare(x)}) for x in torch.split(images, 64)]
+        save_file({FEATURES: torch.cat(found)}, path)
     return {**load_file(path), ROW: torch.arange(len(images))}
 
 
@@ -219,15 +233,21 @@ def run(cell: Cell) -> dict[str, Any]:
     local = LocalTraining(lr=3e-3, epochs=2 if small else 1, batch_size=32 if small else 64)
     method = SurgicalAggregation(local=local)
     plan = Plan(method, spec, Augmentation(), cell.seed, "run", code_hash(SurgicalAggregation))
-    robust = None if cell.merge == "mean" else RobustMerge(cell.merge, LIARS[cell.sites])  # type: ignore[arg-type]
+    kind: Any = None if cell.merge == "mean" or cell.merge.startswith("ε") else cell.merge
+    robust = RobustMerge(kind, LIARS[cell.sites]) if kind else None
     began, names = time.process_time(), tuple(sorted(pool(cell.data)[2]))
     if (cell.data, cell.seed) not in _BEGUN:
         _BEGUN[cell.data, cell.seed] = initial(plan, names)
     model = _BEGUN[cell.data, cell.seed]
     sites = [context_of(cell, number, spec) for number in range(cell.sites)]
+    if cell.merge.startswith("ε"):  # honest sites, and liars too: it changes nothing of what they can do
+        own = private(float(cell.merge.split()[1]), local, 8, TRAIN // cell.sites, 1e-5)
+        draws = [np.random.default_rng([cell.seed, i]).bytes for i in range(cell.sites)]
+        sites = [replace(s, private=replace(own, draw=d)) for s, d in zip(sites, draws, strict=True)]
     kept: list[dict[str, Tensor]] = [{}] * cell.sites
     before, radii, rounds = None, dict[str, float](), 5 if small else 8
-    noise = torch.Generator().manual_seed(cell.seed)
+    noise, measure, marks = torch.Generator().manual_seed(cell.seed), Measure(), list[dict[str, bool]]()
+    egress = method.egress(layout_of(model, method))
     for number in range(1, rounds + 1):
         ctx, updates, received = round_context(method, cell.seed, rounds, number), {}, {}
         for i, site in enumerate(sites):
@@ -244,6 +264,11 @@ def run(cell: Cell) -> dict[str, Any]:
             for liar in cell.liars:
                 lie = lied(cell.attack, liar, changes, noise)
                 updates[liar] = with_change(received[liar], updates[liar], lie)
+        seen = {name: measure(update, received[name], egress) for name, update in updates.items()}
+        sent_first = updates[sites[0].name]
+        pointing = cosines({name: norms.direction for name, norms in seen.items()})
+        lines = {n: SiteRound("accepted", norm=seen[n].update, cosine=pointing[n]) for n in seen}
+        marks.append({name: name in outlying(lines) for name in lines})
         sent: Any = list(updates.values())
         if robust:
             merged = robustly_merged(robust, model, before, sent, radii)
@@ -256,11 +281,23 @@ def run(cell: Cell) -> dict[str, Any]:
         auroc(truth[:, c].numpy(), logits[:, c]) for c in range(len(names)) if 0 < truth[:, c].sum() < TEST
     ]
     found: dict[str, Any] = {"auroc": mean(areas), "seconds": time.process_time() - began}
+    shares = {site.name: mean(line[site.name] for line in marks) for site in sites}
+    found["marked"] = mean(shares[name] for name in cell.liars) if cell.liars else 0.0
+    found["marked_honest"] = max(share for name, share in shares.items() if name not in cell.liars)
+    found["bytes"] = sum(t.numel() * 4 for t in (*sent_first.shared.values(), *sent_first.head.values()))
     if small:
         absent = truth[:, c := names.index(TARGET)] == 0
         patched = scores(model, plan, {"image": marked(pool(cell.data)[0][TRAIN:][absent])})[:, c]
         found["success"] = float((patched > np.quantile(logits[absent, c], 0.95)).mean())
     return found
+
+
+def private(epsilon: float, local: LocalTraining, rounds: int, patients: int, delta: float) -> PatientPrivacy:
+    """How a site with so many patients trains with ε in so many rounds; it clips to 1."""
+    steps = rounds * steps_of_round(local, patients)
+    planned = [Mechanism(0.0, sampling_rate(local, patients), steps)]
+    found = multiplier_for(epsilon, delta, planned, count_mechanism(epsilon))
+    return PatientPrivacy(1.0, found, patients)
 
 
 _BEGUN: dict[tuple[str, int], GlobalModel] = {}
@@ -305,6 +342,12 @@ def lied(attack: str, liar: str, changes: Mapping[str, Change], noise: torch.Gen
     if attack == "noise":
         drawn = {key: torch.randn(t.shape, generator=noise) for key, t in own.items()}
         return {key: 10 * t.norm() * drawn[key] / drawn[key].norm().clamp(min=1e-9) for key, t in own.items()}
+    if attack == "free noise":
+        honest = [change for name, change in changes.items() if name != liar]
+        others = [torch.cat([t.flatten() for t in change.values()]).norm() for change in honest]
+        drawn = {key: torch.randn(t.shape, generator=noise) for key, t in own.items()}
+        length = torch.stack(others).mean() / torch.cat([t.flatten() for t in drawn.values()]).norm()
+        return {key: length * t for key, t in drawn.items()}
     assert attack == "together", attack
     every = {key: torch.stack([c[key] for c in changes.values() if key in c]) for key in own}
     return {key: t.mean(0) - 1.5 * t.std(0, correction=0) for key, t in every.items()}
@@ -374,7 +417,8 @@ def seconds() -> None:
 
 def possible(cell: Cell) -> bool:
     """Whether the merge has enough sites."""
-    return cell.merge == "mean" or cell.sites >= RobustMerge(cell.merge, LIARS[cell.sites]).fewest  # type: ignore[arg-type]
+    kind: Any = cell.merge
+    return kind == "mean" or kind[0] == "ε" or cell.sites >= RobustMerge(kind, LIARS[cell.sites]).fewest
 
 
 def main() -> None:

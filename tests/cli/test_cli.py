@@ -138,7 +138,8 @@ def test_the_ledger_of_a_site_is_a_table(run: Path) -> None:
     done = suture("ledger", str(site / "state"))
     assert done.returncode == 0, done.stderr
     text = " ".join(done.stdout.split())
-    assert "r none none 4 ≥ 10⁶ 3 1 ∞ " in text
+    assert "repeats left figures other numbers last r 4 ≥ 10⁶ 3 18 17 20" in text
+    assert "updates clip noise ε r 1 none none ∞ " in text
     assert "all experiments: 1 updates, 1 of them without noise; ε = ∞" in text
     found = json.loads(suture("ledger", str(site), "--json").stdout)
     assert (found["lines"][0]["updates"], found["lines"][0]["epsilon"]) == (1, None)

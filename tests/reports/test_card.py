@@ -19,6 +19,7 @@ from suture.core.targets import markdown
 from suture.models import ModelSpec, build
 from suture.models.saved import save_model, stated_digest
 from suture.reports.card import PAGE, rounded, try_card, write_card
+from suture.reports.report import write_report
 
 SPEC = ModelSpec("cnn", size=32)
 
@@ -126,6 +127,17 @@ def test_a_robust_merge_is_stated(run_dir: Path) -> None:
     assert "- Robust merge: kind median, liars 1\n" in write_card(run_dir).read_text()
     (run_dir / "run.json").write_text(json.dumps(run_record() | robust | {"unprotected": [LABELS[0]]}))
     assert "liars 1; the notes name unprotected classes\n" in write_card(run_dir).read_text()
+
+
+def test_the_noisy_number_of_a_site_with_epsilon_is_no_number_of_images(run_dir: Path) -> None:
+    write_report(run_dir)
+    assert "with noise" not in write_card(run_dir).read_text() + (run_dir / "report.html").read_text()
+    site, *_ = run_record()["sites"]
+    own = {"clip": 1.0, "epsilon": 4.0, "delta": 1e-5}
+    (run_dir / "run.json").write_text(json.dumps(run_record() | {"protection": {site: own}}))
+    write_report(run_dir)
+    for path in (write_card(run_dir), run_dir / "report.html"):
+        assert path.read_text().count(" patients, with noise") == 1, path.name
 
 
 def test_the_modalities_of_the_model_are_stated(run_dir: Path) -> None:

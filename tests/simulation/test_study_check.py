@@ -24,6 +24,9 @@ CONFIG = SiteConfig.model_validate(
 )
 
 
+COUNTS = dict.fromkeys(SPLITS, Count(10, 20, 0))
+
+
 def site(without: Split | None = None) -> Findings:
     """30 images in each split, 10 with a mass and 20 without, but for the split `without`."""
     counts = {split: Count(0, 30, 0) if split == without else Count(10, 20, 0) for split in SPLITS}
@@ -160,3 +163,18 @@ def test_a_site_with_epsilon_and_a_robust_merge_are_checked_before_anything_is_t
     assert compare(configs, findings, frozen).problems == ()
     [problem] = compare(configs, findings, replace(frozen, robust=RobustMerge())).problems
     assert "needs 3 sites or more, and 2 take part; remove [robust]" in problem
+
+
+def test_classes_that_a_robust_merge_leaves_unprotected_are_named_before_the_run() -> None:
+    """Mass is annotated at three sites, Hernia at one of them."""
+    findings = dict.fromkeys(("alpha", "beta"), replace(site(), label_type="multilabel"))
+    findings["gamma"] = replace(findings["beta"], counts=findings["beta"].counts | {"Hernia": COUNTS})
+    configs = dict.fromkeys(findings, CONFIG)
+    job = replace(SMALL, robust=RobustMerge())
+    told = [text for text in compare(configs, findings, job).warnings if "plain mean" in text]
+    assert told == [
+        "Merged by the plain mean, not by robust.kind='median', because fewer than 3 sites send their rows: "
+        "Hernia."
+    ]
+    for other in (SMALL, replace(job, label_map={"Hernia": "Mass"})):
+        assert not [t for t in compare(configs, findings, other).warnings if "plain mean" in t]

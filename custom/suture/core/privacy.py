@@ -148,5 +148,10 @@ class PrivacyConfig(Section):
             raise ValueError("epsilon and noise exclude each other: epsilon finds the noise; remove noise")
         if self.max_epsilon is not None and not (self.noise or self.epsilon):
             raise ValueError("max_epsilon needs epsilon, or clip and noise: without noise ε is infinite")
+        if self.max_epsilon is not None and self.max_epsilon < (self.epsilon or 0):
+            raise ValueError(
+                f"max_epsilon = {self.max_epsilon:g} is below epsilon = {self.epsilon:g}, so the site could "
+                "not take part in a single experiment; raise max_epsilon or lower epsilon"
+            )
         check_protection(self.protection)
         return self

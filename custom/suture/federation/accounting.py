@@ -46,6 +46,9 @@ def epsilon(mechanisms: Iterable[Mechanism], delta: float) -> float | None:
 def composed(mechanisms: Iterable[Mechanism], delta: float) -> float | None:
     """Return the ε of mechanisms together, whatever was made of the earlier answers; None for infinity.
 
+    With samples this is proven for multipliers, rates and steps that were fixed before the first answer; of
+    whole data also where they were chosen by earlier ones (Koskela, Tobaben, Honkela. arXiv:2209.15596).
+
     Raises:
         ConfigError: one has samples, and opacus is not installed.
     """

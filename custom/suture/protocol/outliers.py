@@ -17,6 +17,9 @@ lowest one of its round: one liar of three is a third of every mean, and so hone
 LONG = 10.0
 """A norm is marked that is more than this many times the median of the round's."""
 
+SHORT = 0.01
+"""A norm is marked that is less than this many times the median: a site that sends back what it received."""
+
 _FEWEST = 3
 """Updates of a round that can show which one is unlike the others."""
 
@@ -29,7 +32,7 @@ class _SiteUpdates:
         rounds: number of rounds with at least three updates.
         norm: median over these rounds of the norm, in medians of the round.
         cosine, lowest: median and lowest cosine to the mean of the others.
-        opposed, long: number of rounds in which the cosine and the norm were marked.
+        opposed, long, short: number of rounds in which the cosine and the norm were marked.
         loss: the site's newest validation loss.
     """
 
@@ -39,12 +42,17 @@ class _SiteUpdates:
     lowest: float | None
     opposed: int
     long: int
+    short: int
     loss: float | None
 
     @property
     def marks(self) -> list[str]:
         """What was so in more than half of the rounds."""
-        said = {"relative to the other sites": self.opposed, f"over {LONG:g} times as long": self.long}
+        said = {
+            "opposed to the other sites": self.opposed,
+            f"over {LONG:g} times as long": self.long,
+            "less than a hundredth as long": self.short,
+        }
         return [f"{text} in {n} of {self.rounds}" for text, n in said.items() if 2 * n > self.rounds]
 
 
@@ -62,8 +70,8 @@ def outlying(sent: Mapping[str, SiteRound]) -> dict[str, dict[str, float]]:
     for name, site in sent.items():
         if site.cosine is not None and site.cosine < limit:
             found[name] = {"cosine": site.cosine}
-        if usual and (site.norm or 0.0) / usual > LONG:
-            found[name] = found.get(name, {}) | {"norm": (site.norm or 0.0) / usual}
+        if usual and not SHORT <= (ratio := (site.norm or 0.0) / usual) <= LONG:
+            found[name] = found.get(name, {}) | {"norm": ratio}
     return found
 
 
@@ -103,6 +111,7 @@ def _of(norms: Sequence[float], cosines: Sequence[float], opposed: int, loss: fl
         min(cosines, default=None),
         opposed,
         sum(one > LONG for one in norms),
+        sum(one < SHORT for one in norms),
         loss,
     )
 

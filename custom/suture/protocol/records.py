@@ -75,6 +75,7 @@ class Run:
         secure_aggregation: its settings; empty without it.
         unprotected: the classes whose rows too few sites send for it.
         computed_on: of each site, CPU or model of the GPU, and precision; empty in runs of former versions.
+        protection: clip, noise or epsilon, and delta of each protected site.
     """
 
     job: str
@@ -112,6 +113,12 @@ class Run:
     robust: dict[str, Any] = field(default_factory=dict)
     unprotected: list[str] = field(default_factory=list)
     secure_aggregation: dict[str, Any] = field(default_factory=dict)
+    protection: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def unit(self, site: str, split: str) -> str:
+        """Return what the site's number of a split is of, where it is not the exact number of its images."""
+        noisy = split == "train" and "epsilon" in self.protection.get(site, {})
+        return " patients, with noise" if noisy else ""
 
     def owners(self, label: str) -> tuple[str, ...]:
         """Return the sites that annotate a class."""

@@ -20,7 +20,8 @@ from suture.data.quality import Count, Findings
 from suture.data.table import SPLITS, Split
 from suture.federation.server.checks import check_label_type, check_liars
 from suture.federation.server.classes import ClassConflict, one_name, statements
-from suture.federation.server.registry import shared_generic
+from suture.federation.server.notes import unprotected_note
+from suture.federation.server.registry import senders, shared_generic
 from suture.federation.site.patient_privacy import check_batch_norm
 from suture.federation.site.site import check_consent
 from suture.models import build
@@ -205,6 +206,11 @@ def _warnings(
     configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings], twins: Shared, job: Job | None
 ) -> Iterator[str]:
     yield from _unmeasured(findings)
+    if job and job.robust and len(findings) >= job.robust.fewest:
+        mapped = {canonical(own): canonical(name) for own, name in job.label_map.items()}
+        trained = {name: len(sites) for name, sites in _owners(findings, mapped).items()}
+        sent = senders(job.method, trained, len(findings))
+        yield from unprotected_note(job.robust, [n for n, sites in sent.items() if sites < job.robust.fewest])
     if _by_loss(job) and not any(
         _behind_the_loss(found, configs[site].privacy) >= max(configs[site].privacy.min_loss, 1)
         for site, found in findings.items()

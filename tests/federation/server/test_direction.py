@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -106,9 +107,10 @@ SITES = dict.fromkeys(("alpha", "beta", "delta", "epsilon", "gamma"), ("Mass", "
     ("factor", "marks"),
     [
         (1.0, []),
-        (-1.0, ["relative to the other sites"]),
-        (-10.0, ["relative to the other sites", "over 10 times as long"]),
+        (-1.0, ["opposed to the other sites"]),
+        (-10.0, ["opposed to the other sites", "over 10 times as long"]),
         (20.0, ["over 10 times as long"]),
+        (0.0, ["less than a hundredth as long"]),  # a free rider, which sends back what it received
     ],
 )
 def test_a_sign_flip_is_marked_and_honest_sites_are_not(factor: float, marks: list[str], tiny: Any) -> None:
@@ -124,7 +126,11 @@ def test_a_sign_flip_is_marked_and_honest_sites_are_not(factor: float, marks: li
     write_report(server.record.folder)
     page = (server.record.folder / "report.html").read_text()
     assert "Comparison of the sites' updates</h2>" in page
-    assert ("relative to the other sites in" in page) == (factor < 0)
+    assert ("opposed to the other sites in" in page) == (factor < 0)
+    assert all(f"{mark} in 4 of 4" in page for mark in marks)
+    events = [json.loads(line) for line in (server.record.folder / "events.jsonl").read_text().splitlines()]
+    told = [event["sites"] for event in events if event["event"] == "outliers"]
+    assert [list(sites) for sites in told] == [["alpha"]] * (4 if marks else 0)
 
 
 def test_two_sites_have_figures_and_no_mark(tiny: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,14 @@ from torch import Tensor
 
 from between import Between
 from suture.core.errors import ConfigError, FederationError
-from suture.federation.loop import federate
+from suture.federation.loop import Loop, federate
+from suture.federation.server import collector
+from suture.federation.server.collector import Receiver
 from suture.federation.server.server import Server
+from suture.flare.codec import from_shareable_, to_shareable
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
-from suture.protocol.messages import TaskData, Update
+from suture.protocol.messages import TaskData, TaskName, Update
 from suture.protocol.packing import Packed, pack, unpack
 from suture.reports.report import write_report
 from suture.simulation.job import with_settings
@@ -177,3 +181,28 @@ def test_the_settings_of_a_merge_can_be_set_on_the_command_line() -> None:
         with_settings(job, ["robust.liars=0"])
     with pytest.raises(ConfigError, match="plain mean"):
         with_settings(job, ["method=fedalign"]).schedule()
+
+
+class AsInFlare(Loop):
+    """Messages as FLARE carries them; every update lies on disk; the last site answers first."""
+
+    def exchange(self, task: TaskName, payloads: Mapping[str, Packed], receive: Receiver) -> dict[str, str]:
+        for name in sorted(payloads, reverse=True):
+            received = unpack(from_shareable_(to_shareable(payloads[name])))
+            assert isinstance(received, TaskData)
+            receive(name, from_shareable_(to_shareable(self._sites[name].answer(received).packed)))
+        return {}
+
+
+@pytest.mark.parametrize("kind", ["median", "trimmed", "clip", "centered", "krum"])
+def test_a_robust_merge_is_the_same_in_the_loop_and_in_flare(
+    kind: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit by bit, where the updates come in another order, are read from files."""
+    federation = tiny(METHOD, SEVEN, selection="last", rounds=3, robust={"kind": kind, "liars": 1})
+    loop = federation.run("loop").model
+    monkeypatch.setattr(collector, "IN_MEMORY", 0)
+    server = federation.server("flare")
+    federate(server, AsInFlare(federation.sites("flare")))
+    for part, other in ((loop.shared, server.model.shared), (loop.head, server.model.head)):
+        assert all(torch.equal(tensor, other[name]) for name, tensor in part.items())

@@ -365,6 +365,7 @@ def test_a_personal_head_is_protected_too(tiny: Any) -> None:
         ({"epsilon": 1e-3}, "epsilon = 0.001 must be between 0.01 and 50"),
         ({"epsilon": 4, "delta": 1e-12}, "must be at least 1e-10 with epsilon"),
         ({"max_epsilon": 4}, "needs epsilon, or clip and noise"),
+        ({"epsilon": 4, "max_epsilon": 3.9}, r"max_epsilon = 3.9 is below epsilon = 4, so .* raise max_eps"),
     ],
 )
 def test_settings_that_contradict_each_other(values: dict[str, Any], says: str) -> None:
@@ -375,6 +376,7 @@ def test_settings_that_contradict_each_other(values: dict[str, Any], says: str) 
 def test_epsilon_clips_gradients_to_one_unless_it_is_set() -> None:
     assert PrivacyConfig(epsilon=4).protection == {"clip": 1.0, "epsilon": 4.0, "delta": 1e-5}
     assert PrivacyConfig(epsilon=4, clip=0.5, max_epsilon=8).clip == 0.5
+    assert PrivacyConfig(epsilon=4, max_epsilon=4).max_epsilon == 4  # of one experiment
 
 
 def test_the_report_names_what_epsilon_covers() -> None:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from flare_job import FlareJob, context
 from rounds import conformant
-from suture.core.errors import FederationError, RejectedUpdate, SutureError
+from suture.core.errors import ConfigError, FederationError, RejectedUpdate, SutureError
 from suture.federation.plan import round_context
 from suture.flare.components import MethodAggregator
 from suture.flare.components.aggregator import _Updates
@@ -112,6 +112,49 @@ def test_without_a_result_the_model_stays() -> None:
     merged = known.close().params
     assert merged.keys() == START.keys()
     assert all(merged[name] is tensor for name, tensor in START.items())
+
+
+def sent(known: FlareJob, values: dict[str, float]) -> None:
+    """Each site answers with one value in all its tensors."""
+    for site, value in values.items():
+        known.task(site)
+        known.answer(site, full(value, len(SITES[site])), labels=list(SITES[site]))
+
+
+def test_a_robust_merge_takes_the_place_of_the_mean() -> None:
+    """Of three sites the median; Nodule is annotated at all, each other class at fewer than three."""
+    known = job(robust={"kind": "median", "liars": 1})
+    sent(known, {"gamma": 1e6, "alpha": 1.0, "beta": 2.0})
+    merged = known.close().params
+    assert merged["b"].tolist() == [2.0] * 3
+    assert merged["head.bias"].tolist() == [1e6, 2.0, (1 + 1e6) / 2, 2.0, -1.0]
+
+
+def test_the_radius_of_a_robust_merge_at_most_doubles() -> None:
+    """Changes of one number: 1, 1, 1, so r = 1; then 8, 8, 8, so r = 2 of it, and each keeps 1/4."""
+    start = {**START, "b": torch.zeros(1)}
+    known = FlareJob(MethodAggregator("surgical", LABELS, robust={"kind": "clip"}), start)
+    for site, labels in SITES.items():
+        known.introduce(site, labels)
+    known.close()
+    for value, merged in ((1.0, 1.0), (9.0, 3.0)):
+        for site, labels in SITES.items():
+            known.task(site)
+            known.answer(site, full(value, len(labels)) | {"b": torch.tensor([value])}, labels=list(labels))
+        assert known.close().params["b"].tolist() == [merged]
+
+
+def test_what_a_robust_merge_cannot_do_is_refused() -> None:
+    known = job(robust={"kind": "median"})
+    sent(known, {"alpha": 1.0, "beta": 2.0})
+    with pytest.raises(FederationError, match=r"round 1 has 2 results, and robust.kind='median' .* needs 3"):
+        known.close()
+    with pytest.raises(ConfigError, match=r"FedAlign also merges .*, which would stay a plain mean"):
+        job("fedalign", robust={})
+    with pytest.raises(ConfigError, match="kind"):
+        job(robust={"kind": "mean"})
+    with pytest.raises(ConfigError, match="robust"):
+        job(settings={"robust": {"kind": "median"}})
 
 
 # Every method's own bytes

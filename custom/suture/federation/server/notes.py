@@ -89,7 +89,8 @@ def unprotected_note(robust: RobustMerge, classes: Collection[str], round_: int 
     """
     if not classes:
         return []
-    shown = ", ".join(sorted(classes)[:_SHOWN]) + (", ..." if len(classes) > _SHOWN else "")
+    named = sorted(name or "the shared tensors" for name in classes)
+    shown = ", ".join(named[:_SHOWN]) + (", ..." if len(named) > _SHOWN else "")
     why = f"fewer than {robust.fewest} sites send their rows{f' in round {round_}' if round_ else ''}"
     return [f"Merged by the plain mean, not by robust.kind={robust.kind!r}, because {why}: {shown}."]
 

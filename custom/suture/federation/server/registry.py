@@ -104,11 +104,8 @@ class SiteRegistry:
 
     def senders(self, method: Method) -> dict[str, int]:
         """Return the number of sites that send a row of each class; nothing where rows stay at the sites."""
-        if method.exchange.personal != "nothing":
-            return {}
-        own = method.labels.view == "own" or method.egress(Layout({}, {})).class_weight == OWNERS
         trained = Counter(name for m in self.members.values() for name in m.names)
-        return {name: trained[name] if own else len(self.members) for name in self.labels}
+        return senders(method, {name: trained[name] for name in self.labels}, len(self.members))
 
     def rows_for(self, site: str, view: LabelView) -> Labels:
         """Return the federation's names of the rows that a site receives: its own, or all."""
@@ -146,6 +143,19 @@ class SiteRegistry:
             for site, m in self.members.items()
         }
         return values
+
+
+def senders(method: Method, trained: Mapping[str, int], sites: int) -> dict[str, int]:
+    """Return the number of sites that send a row of each class; nothing where rows stay at the sites.
+
+    Args:
+        trained: the number of sites that train each class.
+        sites: of all.
+    """
+    if method.exchange.personal != "nothing":
+        return {}
+    own = method.labels.view == "own" or method.egress(Layout({}, {})).class_weight == OWNERS
+    return {name: number if own else sites for name, number in trained.items()}
 
 
 @dataclass(frozen=True)

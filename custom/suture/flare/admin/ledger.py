@@ -50,32 +50,29 @@ def ledger_totals(found: Statement) -> Iterator[str]:
 
 
 def ledger_tables(found: Statement) -> Iterator[Table]:
-    """Yield the table of the experiments, and that of the classes."""
-    heads = ("experiment", "clip", "noise", "answers", "left", "repeats left")
-    table = _table(*heads, "updates", "ε", "figures", "other numbers", "last")
+    """Yield tables of the answers and of the updates of each experiment, and of the classes."""
+    answers = _table("experiment", "answers", "left", "repeats left", "figures", "other numbers", "last")
+    updates = _table("experiment", "updates", "clip", "noise", "ε")
     for line in found.lines:
         name = line.experiment
-        table.add_row(
-            rich(name),
-            _number(line.clip, "none"),
-            line.steps or _number(line.noise or None, "none"),
-            str(line.answers),
-            *map(_left, (found.answers_left[name], found.anew_left[name])),
-            str(line.updates),
-            _number(line.epsilon, "∞"),
-            *map(str, (sum(line.figures.values()), line.numbers, line.last[:10])),
-        )
-    yield table
-    table = _table("class", "figures", "left")
+        left = map(_left, (found.answers_left[name], found.anew_left[name]))
+        counts = map(str, (sum(line.figures.values()), line.numbers, line.last[:10]))
+        answers.add_row(rich(name), str(line.answers), *left, *counts)
+        noise = line.steps or _number(line.noise or None, "none")
+        clip, spent = _number(line.clip, "none"), _number(line.epsilon, "∞")
+        updates.add_row(rich(name), str(line.updates), clip, noise, spent)
+    yield from (answers, updates)
+    classes = _table("class", "figures", "left")
     for name, times in found.figures.items():
-        table.add_row(rich(name), str(times), _left(found.figures_left[name]))
-    yield table
+        classes.add_row(rich(name), str(times), _left(found.figures_left[name]))
+    yield classes
 
 
 def _table(*heads: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1), collapse_padding=True, header_style="bold")
     for head in heads:
-        table.add_column(head, justify="left" if head in ("experiment", "class") else "right")
+        named = head in ("experiment", "class")
+        table.add_column(head, justify="left" if named else "right", overflow="fold" if named else "ellipsis")
     return table
 
 

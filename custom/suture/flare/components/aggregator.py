@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -20,11 +20,14 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError, FederationError, RejectedUpdate, SutureError, shown
 from suture.core.labels import LabelType
+from suture.core.validation import parse
 from suture.federation.plan import round_context
+from suture.federation.server.notes import unprotected_note
 from suture.flare.components import contract
 from suture.flare.components.filters import TASK, stated_name
 from suture.methods.base import GlobalModel, LabelStatistics, Phase, RoundContext
 from suture.methods.exchange import check_channels, layout_of, with_channels
+from suture.methods.robust import RobustMerge, check_fits, robustly_merged
 from suture.protocol.check import AllowedReply, all_finite
 from suture.protocol.egress import Shapes, in_order
 from suture.protocol.messages import LARGEST, Labels, SiteInfo, Update
@@ -49,6 +52,8 @@ class MethodAggregator(contract.ByMethod, ModelAggregator):
         label_type: ``multilabel`` or ``multiclass``.
         settings: of the method, as in a job's ``[method]``.
         images: the largest number of training images that a site may announce, and so the largest weight.
+        robust: as a job's ``[robust]``: a merge that takes the place of the method's mean. A round with fewer
+            results than it needs ends the job.
 
     Raises:
         ConfigError: there is no such method, it does not run in a federation, or an argument does not fit.
@@ -62,9 +67,15 @@ class MethodAggregator(contract.ByMethod, ModelAggregator):
         label_type: LabelType = "multilabel",
         settings: Mapping[str, Any] | None = None,
         images: int = LARGEST,
+        robust: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.configure(method, labels, head, label_type, settings, images)
+        self.robust = dict(robust) if robust is not None else None
+        self._robust = parse(RobustMerge, self.robust, "robust") if self.robust is not None else None
+        check_fits(self._robust, self._contract.method)
+        self._before: GlobalModel | None = None  # of the round before, in the same phase
+        self._radii: Mapping[str, float] = {}
         self._sites: dict[str, SiteInfo] = {}
         self._params: Mapping[str, Any] = {}  # the global model as FLARE has it
         self._model: GlobalModel | None = None
@@ -206,7 +217,7 @@ class MethodAggregator(contract.ByMethod, ModelAggregator):
         if not self._received:
             return FLModel(params=dict(self._params), params_type=ParamsType.FULL)
         method = self._contract.method
-        following = method.aggregate(self._model, _Updates(self._contract, self._received), self._ctx)
+        following = method.aggregate(self._model, self._updates(self._model, self._ctx), self._ctx)
         check_channels(following, method)
         merged = self._contract.joined(following.shared, following.head)
         for name, tensor in {**merged, **following.channels}.items():
@@ -217,6 +228,28 @@ class MethodAggregator(contract.ByMethod, ModelAggregator):
         sent = [self._metrics[site] for site in sorted(self._received)]
         means = {name: fmean(one[name] for one in sent) for name in sorted(set.intersection(*map(set, sent)))}
         return FLModel(params={**self._params, **changed}, params_type=ParamsType.FULL, metrics=means or None)
+
+    def _updates(self, model: GlobalModel, ctx: RoundContext) -> Iterable[Update]:
+        """Return the updates as the robust merge leaves them.
+
+        Raises:
+            FederationError: they are too few for it.
+        """
+        updates, robust = _Updates(self._contract, self._received), self._robust
+        if robust is None:
+            return updates
+        if len(self._received) < robust.fewest:
+            raise FederationError(
+                f"round {self._round} has {len(self._received)} results, and robust.kind={robust.kind!r} "
+                f"with liars={robust.liars} needs {robust.fewest}; let the workflow wait for more clients"
+            )
+        if ctx.phase_round == 1:
+            self._before, self._radii = None, {}
+        merged = robustly_merged(robust, model, self._before, updates, self._radii)
+        self._before, self._radii = model, merged.radii
+        if merged.plain:
+            self.logger.warning(unprotected_note(robust, merged.plain, self._round)[0])
+        return merged.updates
 
     def reset_stats(self) -> None:
         """Forget the results of a round."""

@@ -1,0 +1,140 @@
+"""The attacks of benchmarks/attacks, each in a small run: what works without a defence, and fails with it."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def attacks() -> Any:
+    sys.path.insert(0, str(ROOT / "benchmarks" / "attacks"))
+    try:
+        import averaging
+        import inversion
+        import liars
+        import membership
+        import table
+    finally:
+        sys.path.pop(0)
+    return SimpleNamespace(
+        averaging=averaging, inversion=inversion, liars=liars, membership=membership, table=table
+    )
+
+
+@pytest.fixture
+def small(attacks: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """400 candidates with features of noise, 3 classes, and few shadow runs."""
+    g = torch.Generator().manual_seed(0)
+    features, y = torch.randn(500, 1280, generator=g), torch.randint(0, 2, (500, 3), generator=g).float()
+    own = attacks.membership
+    pool = own.Pool(features[:400], y[:400], np.arange(400), features[400:], y[400:], ("A", "B", "C"))
+    monkeypatch.setattr(own, "everybody", lambda _: pool)
+    monkeypatch.setattr(own, "TEST", 100)
+    monkeypatch.setattr(own, "SHADOWS", 12)
+    monkeypatch.setattr(own, "TARGETS", 3)
+    monkeypatch.setattr(own, "ROUNDS", 3)
+    own.pool.cache_clear()
+    yield own
+    own.pool.cache_clear()
+
+
+def test_membership_shows_without_noise_and_not_above_epsilon_with_it(small: Any) -> None:
+    """Labels of noise can only be learnt by heart."""
+    reader, server = small.attack("noise", 2, "none", [1])
+    for record in (reader, server):
+        assert record["membership_auroc"] > 0.7
+        assert record["success"] > 0.05
+    assert server["least_epsilon"] > 1
+    for record in small.attack("noise", 2, "ε 1", [1]):
+        assert record["least_epsilon"] <= 1
+        assert 0.4 < record["membership_auroc"] < 0.6
+
+
+def test_the_bound_on_epsilon_by_hand(attacks: Any) -> None:
+    """All 100 guesses right: the share is at least .04^(1/100) = .968; half of them show nothing."""
+    share = 0.04**0.01
+    assert attacks.membership.lower_bound(100, 100) == pytest.approx(math.log(share / (1 - share)))
+    assert attacks.membership.lower_bound(50, 100) == attacks.membership.lower_bound(0, 100) == 0
+
+
+def test_a_gradient_shows_the_image_and_a_noisy_one_does_not(
+    attacks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, edge = attacks.inversion, torch.linspace(0, 1, 16)
+    ramps = torch.stack([(edge[:, None] * a + edge * (1 - a))[None] for a in torch.linspace(0, 1, 200)])
+    y = (torch.arange(200)[:, None] // torch.tensor([1, 2]) % 2).float()
+    monkeypatch.setattr(own, "images", lambda _: (ramps.flip(0)[torch.arange(200) * 7 % 200], y, ("A", "B")))
+    monkeypatch.setattr(own, "VICTIMS", 1)
+    monkeypatch.setattr(own, "SEARCH", 150)
+    clear, noisy = (own.inverted("ramps", "step", defence, 1)["success"] for defence in ("none", "ε 8"))
+    assert clear > 25
+    assert noisy < 15
+
+
+def test_the_row_of_one_image_is_its_features(attacks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, features = attacks.inversion, torch.rand(30, 40, generator=torch.Generator().manual_seed(1))
+    monkeypatch.setattr(own.liars, "inputs_of", lambda _: {"features": features})
+    monkeypatch.setattr(own.liars, "pool", lambda _: (None, torch.ones(30, 2), ("A", "B")))
+    monkeypatch.setattr(own, "FEATURES", "features")
+    monkeypatch.setattr(own, "change", _with_features(own.change))
+    assert own.feature("noise", "none", 1)["success"] == pytest.approx(1, abs=1e-5)
+    assert own.feature("noise", "ε 1", 1)["success"] < 0.7
+
+
+def _with_features(change: Any) -> Any:
+    from suture.data.batch import FEATURES
+
+    return lambda model, inputs, *rest: change(model, {FEATURES: inputs["features"]}, *rest)
+
+
+@pytest.mark.parametrize(
+    ("kind", "defence", "answers"),
+    [("same", "none", 1), ("moved", "limits", 4), ("new", "limits", 4), ("moved", "ε 8", 1)],
+)
+def test_a_server_gets_few_answers_to_average(
+    kind: str, defence: str, answers: int, attacks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four answers leave half of the noise: three `reanswers`, or as many updates as max_epsilon pays for."""
+    monkeypatch.setattr(attacks.averaging, "ASKED", 6)
+    found = attacks.averaging.averaged(kind, defence, 1)
+    assert found["answers"] == answers
+    assert found["success"] == pytest.approx(1 - answers**-0.5, abs=0.02)
+    assert found["epsilon"] <= {"limits": 10, "ε 8": 8}.get(defence, 5)
+
+
+def test_without_budgets_the_noise_is_averaged_away(attacks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attacks.averaging, "ASKED", 16)
+    found = attacks.averaging.averaged("new", "none", 1)
+    assert found["answers"] == 16
+    assert found["success"] == pytest.approx(1 - 16**-0.5, abs=0.02)
+    assert found["epsilon"] > 20
+
+
+def test_a_free_riders_noise_is_as_long_as_the_others_changes(attacks: Any) -> None:
+    """Two others with changes of lengths 3 and 5: their mean is 4."""
+    key = ("w", "")
+    changes = {n: {key: torch.tensor([0.0, v])} for n, v in (("liar", 9.0), ("a", 3.0), ("b", 5.0))}
+    sent = attacks.liars.lied("free noise", "liar", changes, torch.Generator().manual_seed(1))
+    assert float(sent[key].norm()) == pytest.approx(4)
+
+
+def test_a_cell_of_the_table_by_hand(attacks: Any) -> None:
+    """Honest .9, attacked .7: half of what is above .5 is lost."""
+    honest = [{"attack": "honest", "seed": s, "auroc": 0.9} for s in (1, 2, 3)]
+    lied = [{"attack": "labels", "seed": s, "auroc": 0.7} for s in (1, 2, 3)]
+    assert attacks.table.shown(lied, honest) == "0.50 / 0.70"
+    assert attacks.table.shown(lied[:1], honest) == "0.50 / 0.70 (1)"
+    assert attacks.table.shown(honest, honest) == "0.90"
+    assert attacks.table.shown([], honest) == "–"
+    asked = [{"attack": "averaging, new", "seed": s, "success": 0.5, "answers": 4} for s in (1, 2, 3)]
+    assert attacks.table.shown(asked, []) == "0.50 [4]"
