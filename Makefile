@@ -8,9 +8,9 @@ BIN = $(VENV)/bin
 demo: install
 	$(BIN)/suture demo
 
-# A worker for each core, at most four, and a file of tests at a time; what starts FLARE comes last and mostly waits.
+# A file of tests at a time, those that start FLARE first, with a worker more than there are cores: see tests/conftest.py.
 test: install
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 # Kills processes of a federation on this machine; goes on where it stopped. Up to 90 minutes.
 REPEATS ?= 3
@@ -18,7 +18,7 @@ faults: install
 	SUTURE_FAULTS=faults.json SUTURE_FAULT_REPEATS=$(REPEATS) $(BIN)/python -m pytest tests/faults -m ""; \
 	code=$$?; $(BIN)/python tests/faults/page.py faults.json && exit $$code
 
-# A million mutated inputs of each reader: hours. `make test` runs a minute of it; START goes on at a later seed.
+# A million mutated inputs of each reader: hours. `make test` runs half a minute of it; START goes on at a later seed.
 CASES ?= 1000000
 START ?= 0
 fuzz: install

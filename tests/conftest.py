@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
+import psutil
 import pytest
 import torch
 
@@ -27,10 +30,40 @@ from suture.reports.report import write_report
 
 CNN = ModelSpec("cnn", size=16)
 
+MEMORY = Path("/dev/shm")
+"""A file system in memory, where one replaces thousands of files without waiting for a disk."""
+
+ROOM = 6 * 2**30
+"""Bytes that four workers never fill: what a test wrote is deleted when it has passed."""
+
 
 def pytest_configure() -> None:
-    """Let Ctrl-C interrupt tests and what they start: under nohup or in the background SIGINT is ignored."""
+    """Let Ctrl-C interrupt tests and what they start: under nohup or in the background SIGINT is ignored.
+
+    Temporary files are in memory where there is room, unless TMPDIR names a place.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "TMPDIR" not in os.environ and _has_room(MEMORY):
+        os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
+
+
+def _has_room(folder: Path) -> bool:
+    """Whether it is there with room to spare, and may hold programs, which many containers forbid."""
+    if not os.access(folder, os.W_OK | os.X_OK) or os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        return False
+    return min(shutil.disk_usage(folder).free, psutil.virtual_memory().available) > ROOM
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that start FLARE come first: they take longest, and whoever begins one last ends alone."""
+    flare = {item.path for item in items if item.get_closest_marker("flare")}
+    items.sort(key=lambda item: item.path not in flare)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores, since tests that start FLARE mostly wait; at most four, for memory."""
+    return min((os.cpu_count() or 1) + 1, 4)
 
 
 @pytest.fixture(scope="session")
@@ -91,11 +124,7 @@ class Tiny:
     def server(self, out: str = "run") -> Server:
         """The server, new or continuing."""
         return open_server(
-            Plan(
-                *(getattr(self.plan, f) for f in ("method", "model", "augmentation", "seed")),
-                out,
-                self.plan.code,
-            ),
+            replace(self.plan, experiment=out),
             self.schedule,
             self.configs.get("server"),
             self.folder,
@@ -103,8 +132,9 @@ class Tiny:
 
     def sites(self, out: str = "run") -> dict[str, Site]:
         """The sites, new or continuing."""
+        plan = replace(self.plan, experiment=out)
         return {
-            name: Site(name, config, self.plan, self.schedule.rounds, self.folder / out / "sites" / name)
+            name: Site(name, config, plan, self.schedule.rounds, self.folder / out / "sites" / name)
             for name, config in self.configs.items()
             if name != "server"
         }

@@ -136,6 +136,11 @@ def xlsx(part: str, start: str, unit: str, times: int, end: str) -> bytes:
     return packed.getvalue()
 
 
+def many_attributes(name: str) -> str:
+    """An element of XML that takes ten times its bytes in memory."""
+    return f"<{name}" + "".join(f' a{i}=""' for i in range(20)) + "/>"
+
+
 def scanned(scans: int, side: int = 64, extra: bytes = b"") -> bytes:
     """A progressive JPEG whose last scan is repeated, with `extra` as what a camera adds."""
     file = io.BytesIO()
@@ -197,8 +202,8 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "styles.xlsx": lambda: xlsx(
         "xl/styles.xml",
         '<styleSheet xmlns="MAIN"><cellXfs>',
-        '<xf numFmtId="0" fontId="0"><alignment/></xf>',
-        500_000,
+        many_attributes("xf"),
+        1_500_000,
         "</cellXfs></styleSheet>",
     ),
     "names.xlsx": lambda: xlsx(

@@ -18,11 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from suture.core.errors import ConfigError
+from suture.core.noise import gaussian
 from suture.core.privacy import PrivacyConfig
 from suture.federation.accounting import Mechanism, rounded_up
 from suture.federation.accounting import epsilon as epsilon_of
 from suture.federation.differential_privacy import Noise, describe_spent
-from suture.learning.patient_privacy import gaussian
 from suture.learning.step_losses import NonFiniteLoss
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation

@@ -73,6 +73,7 @@ FORMER: dict[str, Any] = {
     "experiment": "run",
     "code": "0123456789abcdef",
     "transport": "float32",
+    "secure_aggregation": None,
 }
 """The plan in a job folder that another version has exported, with a setting that this one does not have."""
 

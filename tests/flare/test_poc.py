@@ -53,9 +53,8 @@ def test_code_travels_or_is_installed_and_the_figures_are_the_loops(
     server, sites = parties(kits)
     configs = {}
     for i, (name, kit) in enumerate(sites.items()):
-        config = load_site_config(hospital(kit.folder, SITES[name], 25, i))
+        configs[name] = load_site_config(hospital(kit.folder, SITES[name], 25, i))
         if name in STRICT:
-            configs[name] = config
             make_strict(kit)
     try:
         begun = start(root, (server, *sites.values()))
@@ -67,6 +66,16 @@ def test_code_travels_or_is_installed_and_the_figures_are_the_loops(
         both = ("--sites", ",".join(STRICT))
         run = suture(*both, "--out", str(tmp_path / "run"))
         refused = suture("--bundle", *both, "--out", str(tmp_path / "refused"))
+        allow_classes(sites["gamma"])
+        secure = (
+            "--set",
+            "method=vanilla",
+            "--set",
+            "secure_aggregation={}",
+            "--out",
+            str(tmp_path / "secure"),
+        )
+        hidden = suture("--sites", ",".join(SITES), *secure)
         study = small_study(tmp_path / "study", images=100, least=2)
         own = with_settings(load_job(study), SETTINGS)
         other = suture(*both, "--out", str(tmp_path / "poc" / "other"), job=str(study))
@@ -83,6 +92,7 @@ def test_code_travels_or_is_installed_and_the_figures_are_the_loops(
     assert "alpha refuses jobs that bring their code" in refused.stderr
     assert "permissions.lead in local/authorization.json" in refused.stderr
     assert not any(party.process() for party in begun)
+    assert hidden.returncode == 0, hidden.stderr
 
     assert other.returncode == 2, "the sites have other data than the study"
     assert "alpha/local/suture.toml is not what" in other.stderr
@@ -95,12 +105,17 @@ def test_code_travels_or_is_installed_and_the_figures_are_the_loops(
     for name in ("metrics.json", "model/model.safetensors"):
         assert (tmp_path / "studied" / "same" / name).read_bytes() == (loop / name).read_bytes(), name
 
-    job = with_settings(load_job("demo"), SETTINGS)
-    members = {
-        name: Site(name, config, job.plan("loop"), 1, tmp_path / "states" / name)
-        for name, config in configs.items()
-    }
-    federate(open_server(job.plan("loop"), job.schedule(), None, tmp_path), Loop(members))
-    metrics = [json.loads((tmp_path / run / "metrics.json").read_text()) for run in ("run", "loop")]
-    assert metrics[0]["auroc"] == pytest.approx(metrics[1]["auroc"], abs=1e-6)
-    assert metrics[0]["auroc"]
+    plain = with_settings(load_job("demo"), SETTINGS)
+    for out, job, names in (
+        ("run", plain, STRICT),
+        ("secure", with_settings(plain, ["method=vanilla"]), SITES),  # the plain sum
+    ):
+        plan = job.plan(f"loop-{out}")
+        members = {
+            name: Site(name, configs[name], plan, 1, tmp_path / f"states-{out}" / name) for name in names
+        }
+        federate(open_server(plan, job.schedule(), None, tmp_path), Loop(members))
+        folders = (tmp_path / out, tmp_path / f"loop-{out}")
+        metrics = [json.loads((folder / "metrics.json").read_text()) for folder in folders]
+        assert metrics[0]["auroc"] == pytest.approx(metrics[1]["auroc"], abs=1e-6)
+        assert metrics[0]["auroc"]

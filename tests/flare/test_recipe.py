@@ -27,7 +27,7 @@ from suture.flare.filters import EgressFilter
 from suture.flare.recipe import export_job, recipe_of
 from suture.simulation.job import Job, load_job, with_settings
 
-TASKS = ["handshake", "train", "calibrate", "evaluate"]
+TASKS = ["handshake", "mask", "train", "calibrate", "evaluate"]
 JOBS = ["demo", "surgical_nih"]
 
 

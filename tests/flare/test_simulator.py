@@ -48,6 +48,8 @@ FEDLSM = [
 
 ADAPTERS = ["model.name=timm:test_vit", "model.size=32", "model.train=adapters", "model.adapters.rank=4"]
 
+SECURE = ["model.train=head", "method=vanilla", "secure_aggregation={}"]
+
 FEDMAS = ["method=fedmas", "model.projection=128", "method.prior_view=plain"]
 
 
@@ -69,11 +71,11 @@ def furthest(one: Path, two: Path) -> float:
 
 @pytest.mark.parametrize(
     ("threads", "settings"),
-    [(None, FEDMAS), (2, FEDLSM), (None, ["model.train=head"]), (2, ADAPTERS), (2, ["method=afl"])],
+    [(None, FEDMAS), (2, FEDLSM), (None, SECURE), (2, ADAPTERS), (2, ["method=afl"])],
     ids=[
         "Fed-MAS, a process per site",
         "FedLSM, threads fewer than sites",
-        "a frozen encoder",
+        "a frozen encoder, secure aggregation",
         "adapters",
         "AFL",
     ],

@@ -58,6 +58,9 @@ from suture.protocol.messages import (
     ClassScore,
     Evaluation,
     Figures,
+    Masking,
+    MaskKeys,
+    MaskTask,
     Metrics,
     SiteInfo,
     TaskData,
@@ -100,9 +103,11 @@ METRICS = Metrics(
 )
 TESTED = replace(METRICS, round=4, split="test", attributes={"dark": Figures(3, None, {"accuracy": 0.5})})
 SHARED, HEAD = {"w": torch.ones(2, 3), "b": torch.zeros(3)}, {"head.weight": torch.ones(2, 2)}
+KEY = 32 * "0a"
 TASKS = {
     "handshake": TaskData("handshake"),
     "train": TaskData("train", 4, 3, labels=LABELS, shared=SHARED, head=HEAD),
+    "mask": TaskData("mask", 4, mask=MaskTask("keys", KEY, {"Mass": 3, "Nodule": 5})),
     "evaluate": TaskData("evaluate", 4, 4, split="test", labels=LABELS, shared=SHARED, head=HEAD),
 }
 MESSAGES = (
@@ -118,6 +123,7 @@ MESSAGES = (
         FedLSM(),
         SiteInfo(LABELS, {"train": 5}, 1, "abc", counts={"Mass": (1, 4), "Nodule": None}),
     ),
+    ("mask", FedAvg(), Masking("keys", keys=MaskKeys(KEY, KEY, KEY, (3, 5), "-----BEGIN", "0b"))),
     ("evaluate", FedAvg(), Evaluation(TESTED, TESTED)),
     ("evaluate", MetaFL(), Evaluation(TESTED, TESTED)),
     ("train", FedAvg(), Abstain("data_fault", "DataError", 12)),

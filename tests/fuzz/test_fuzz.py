@@ -1,4 +1,4 @@
-"""A minute of the fuzzer, the seeds that once found a fault, and what the fuzzer itself must notice.
+"""Half a minute of the fuzzer, the seeds that once found a fault, and what the fuzzer itself must notice.
 
 SUTURE_FUZZ multiplies the number of cases; `make fuzz` runs a million of each target.
 """
@@ -17,9 +17,9 @@ from targets import TARGETS
 from fuzz import MEMORY, Target, case, fuzz, peak
 from suture.core.errors import ConfigError, SutureError
 
-CASES = {"messages": 30_000, "streams": 8_000, "states": 4_000, "models": 4_000, "configurations": 15_000}
+CASES = {"messages": 15_000, "streams": 5_000, "states": 1_500, "models": 2_000, "configurations": 6_000}
 CASES |= {"encoders": 400, "answers": 8_000}
-"""As many as take about ten seconds."""
+"""As many as take about five seconds."""
 
 FOUND: dict[str, list[int]] = json.loads(Path(__file__).with_name("found.json").read_text())
 """Seeds of cases that ended untyped when the fuzzer was written. A change of `mutate` makes other cases of

@@ -45,7 +45,7 @@ def model(spec: ModelSpec = HEAD, seed: int = 0) -> Classifier:
     return build(spec, LabelSet(("A", "B")), seed, pretrained=False).eval()
 
 
-def samples(n: int = 70, seed: int = 0) -> Samples:
+def samples(n: int = 128, seed: int = 0) -> Samples:
     image = torch.randint(0, 256, (n, 1, 16, 16), generator=torch.Generator().manual_seed(seed))
     return Samples({"image": image.to(torch.uint8)}, torch.zeros(n, 2), tuple(map(str, range(n))))
 
@@ -84,13 +84,13 @@ def test_features_are_those_of_the_images(store: Callable[..., FeatureStore]) ->
     network, image = model(), HEAD.preprocessing(samples().inputs["image"])
     torch.testing.assert_close(inputs[FEATURES], network.encode({"image": image}), rtol=0, atol=1e-6)
     torch.testing.assert_close(network(inputs), network({"image": image}), rtol=0, atol=1e-6)
-    assert torch.equal(inputs[ROW], torch.arange(70))
+    assert torch.equal(inputs[ROW], torch.arange(128))
     assert kept.samples["test"].inputs[FEATURES].shape == (0, 128)
 
 
 def test_a_view_is_one_of_those_kept(store: Callable[..., FeatureStore]) -> None:
     """Each of the three is drawn, of each image its own, and no other."""
-    network, rows = model(), torch.tensor([69, 3, 3])
+    network, rows = model(), torch.tensor([127, 3, 3])
     kept, noise = store(views=3), torch.Generator().manual_seed(0)
     drawn = torch.stack([kept.view(network, STRONG, rows, noise) for _ in range(60)])
     found = [{tuple(view.tolist()) for view in drawn[:, i]} for i in range(3)]
@@ -104,7 +104,7 @@ def test_a_view_is_an_augmented_image(store: Callable[..., FeatureStore]) -> Non
     """A mirror has two results, whatever is drawn: the feature of the image, or of its mirror image."""
     network, image = model(), HEAD.preprocessing(samples().inputs["image"])
     both = [network.encode({"image": x}) for x in (image, image.flip(-1))]
-    seen = store().view(network, Augmentation(flip=0.5), torch.arange(70), torch.Generator())
+    seen = store().view(network, Augmentation(flip=0.5), torch.arange(128), torch.Generator())
     near = torch.stack([(seen - one).abs().amax(dim=1) < 1e-5 for one in both])
     assert near.any(dim=0).all()
     assert near.any(dim=1).all()
@@ -117,10 +117,10 @@ def test_an_image_is_read_once_for_all_runs(
         kept = store()
         for augmentation in (MILD, STRONG):
             kept.view(model(), augmentation, torch.arange(5), torch.Generator())
-        assert sum(reads) == 70 * (1 + 2 * 4)
+        assert sum(reads) == 128 * (1 + 2 * 4)
     before = len(entries(tmp_path))
     other = samples()
-    other.inputs["image"][69, 0, 15, 15] ^= 1
+    other.inputs["image"][127, 0, 15, 15] ^= 1
     store(other)
     store(network=model(seed=1))
     store(mean=(0.4,))
@@ -129,6 +129,33 @@ def test_an_image_is_read_once_for_all_runs(
     kept.view(model(), MILD, torch.arange(5), torch.Generator())
     kept.view(model(), replace(MILD, zoom=0.2), torch.arange(5), torch.Generator())
     assert len(entries(tmp_path)) == before + 3 + 2
+
+
+def test_an_image_has_the_same_views_in_every_split(
+    store: Callable[..., FeatureStore], reads: list[int]
+) -> None:
+    """Seeds split the same images in other ways: none is read again, and its views are the same."""
+    first, network = samples(), model()
+    split = first.rows(torch.arange(127, 27, -1))
+    here, there = torch.arange(40, 60), torch.arange(87, 67, -1)
+    assert torch.equal(first.inputs["image"][here], split.inputs["image"][there])
+    drawn = [
+        store(part, network).view(network, STRONG, rows, torch.Generator().manual_seed(3))
+        for part, rows in ((first, here), (split, there))
+    ]
+    assert torch.equal(*drawn)
+    assert sum(reads) == 128 * (1 + 4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["cnn", "resnet_small", "efficientnet_lite0", "timm:vit_tiny_patch16_224"])
+def test_features_do_not_depend_on_what_else_is_in_a_batch(name: str) -> None:
+    spec = ModelSpec(name, size=32, train="head")
+    noise = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (cache.BATCH, 1, 32, 32), generator=noise).to(torch.uint8)
+    network, order = model(spec), torch.randperm(cache.BATCH, generator=noise)
+    found = [network.encode({"image": spec.preprocessing(x)}) for x in (images, images[order])]
+    assert torch.equal(found[0][order], found[1])
 
 
 def test_only_the_owner_may_read_them(store: Callable[..., FeatureStore], tmp_path: Path) -> None:
@@ -155,7 +182,7 @@ def test_a_run_that_ends_leaves_no_part_of_an_entry(
     store()
     for path in entries(tmp_path):
         path.write_bytes(path.read_bytes()[:-5])
-    assert store().samples["train"].inputs[FEATURES].shape == (70, 128)
+    assert store().samples["train"].inputs[FEATURES].shape == (128, 128)
 
 
 @pytest.mark.parametrize("name", sorted(METHODS.keys() - NEED_PIXELS - DRAW_VIEWS))

@@ -16,17 +16,11 @@ from torch import Tensor, nn
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
+from suture.core.noise import gaussian, uniform
 from suture.data.augmentation import MILD, Augmentation
 from suture.data.batch import Batch, Samples
 from suture.learning.losses import masked_bce
-from suture.learning.patient_privacy import (
-    PatientPrivacy,
-    example_gradients,
-    gaussian,
-    sampling_rate,
-    steps_of_round,
-    uniform,
-)
+from suture.learning.patient_privacy import PatientPrivacy, example_gradients
 from suture.learning.step_losses import NonFiniteLoss
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known
 from suture.models import ModelSpec, build
@@ -76,10 +70,10 @@ def test_each_patient_is_drawn_with_the_rate_and_each_of_its_images_alike() -> N
     """Of patients with 1, 2 and 3 images a batch of 1.5 draws each in half of the steps."""
     chosen = PatientPrivacy(1.0, 1.0, 3, injected())
     local = LocalTraining(batch_size=2, iterations=6_000)
-    assert sampling_rate(local, 3) == pytest.approx(2 / 3)
+    assert local.draws_of(3)[0] == pytest.approx(2 / 3)
     seen: Counter[int] = Counter()
     sizes: Counter[int] = Counter()
-    for rows in chosen.draws(("x", "y", "y", "z", "z", "z"), local):
+    for rows in chosen.draws(("x", "y", "y", "z", "z", "z"), *local.draws_of(3)):
         patients = ["xyyzzz"[row] for row in rows.tolist()]
         assert len(set(patients)) == len(patients)
         seen.update(rows.tolist())
@@ -90,10 +84,10 @@ def test_each_patient_is_drawn_with_the_rate_and_each_of_its_images_alike() -> N
     assert sizes[0] / 6_000 == pytest.approx(1 / 27, abs=0.01)  # nobody was drawn: a step of noise
 
 
-def test_the_steps_of_a_round() -> None:
-    assert steps_of_round(LocalTraining(batch_size=4, epochs=2), 9) == 6  # 9 / 4, rounded up, twice
-    assert steps_of_round(LocalTraining(batch_size=4, iterations=5), 9) == 5
-    assert steps_of_round(LocalTraining(batch_size=4, epochs=0), 9) == 0
+def test_the_steps_of_an_epoch() -> None:
+    assert LocalTraining(batch_size=4).draws_of(9) == (4 / 9, 3)  # 9 / 4, rounded up
+    assert LocalTraining(batch_size=4, iterations=5).draws_of(9) == (4 / 9, 5)
+    assert LocalTraining(batch_size=4).draws_of(2) == (1.0, 1)
 
 
 @settings(max_examples=20, deadline=None)
@@ -144,7 +138,7 @@ def test_a_round_is_that_of_opacus_with_the_same_draws() -> None:
     ]
     samples = site.samples["train"]
     for _ in range(3):
-        for rows in schedule.draws(samples.patients, LOCAL):
+        for rows in schedule.draws(samples.patients, *LOCAL.draws_of(schedule.patients)):
             optimiser.zero_grad()
             if not len(rows):
                 for p in trained:

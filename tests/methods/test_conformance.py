@@ -68,7 +68,19 @@ SKIPPED = {
     ("afl", "optimiser_state_carries_over"),  # it has no optimiser
 }
 
-TAUGHT = {"condist", "fedlsm", "fedmlp", "fednml", "fedprox", "fedpu", "fedvls", "fixmatch", "fssl", "moon"}
+TAUGHT = {
+    "ark",
+    "condist",
+    "fedlsm",
+    "fedmlp",
+    "fednml",
+    "fedprox",
+    "fedpu",
+    "fedvls",
+    "fixmatch",
+    "fssl",
+    "moon",
+}
 """The methods that look at the received model while they train."""
 
 ALL = pytest.mark.parametrize("name", sorted(METHODS))

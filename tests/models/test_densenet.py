@@ -78,8 +78,9 @@ def test_a_download_without_a_network_says_what_to_do(
         build(ModelSpec("densenet121", weights="download"), LABELS, 1, pretrained=True)
 
 
-@pytest.mark.parametrize("wrapper", ["", "module.", "model.backbone."])
-@pytest.mark.parametrize("key", ["state_dict", "model"])
+@pytest.mark.parametrize(
+    ("wrapper", "key"), [("", "state_dict"), ("module.", "model"), ("model.backbone.", "state_dict")]
+)
 def test_checkpoints_of_a_training_load(
     theirs: torchvision.models.DenseNet, wrapper: str, key: str, tmp_path: Path
 ) -> None:

@@ -9,9 +9,9 @@ from pydantic import Field, model_validator
 from suture.core.validation import Section
 
 NO_ENCRYPTION = (
-    "homomorphic encryption is not supported: neither the site's filter nor the server could check "
-    "encrypted updates; TLS encrypts them in transit, and clip and noise under [privacy] in "
-    "suture.toml protect their content"
+    "homomorphic encryption is not supported: one key opens every site's updates, and nobody could check "
+    "them; TLS encrypts them in transit, [secure_aggregation] in the job hides them from the server, and "
+    "epsilon or noise under [privacy] in suture.toml protect their content"
 )
 
 Protected = Literal["clip", "noise", "epsilon", "delta"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -114,14 +114,16 @@ _NETWORKS = {
 """The fewest comparisons that sort as many values (Knuth, The Art of Computer Programming 3, Sec. 5.3.4)."""
 
 
-def augment(
-    images: Tensor, generator: torch.Generator, spec: Augmentation, *, std: Sequence[float] = (1.0,)
-) -> Tensor:
+Source = torch.Generator | Sequence[torch.Generator]
+"""Of randomness, on the CPU: one for a batch, or one for each image, whose change then is its own alone."""
+
+
+def augment(images: Tensor, source: Source, spec: Augmentation, *, std: Sequence[float] = (1.0,)) -> Tensor:
     """Changes each image of a batch at random.
 
     Args:
         images: float ``[n, c, h, w]``, normalised.
-        generator: the only source of randomness, on the CPU; a GPU gets what it draws without being awaited.
+        source: the only one of randomness; a GPU gets what it draws without being awaited.
         std: the standard deviation that the normalisation divided by, of each channel or one for all: a
             change of pixels in [0, 1] by d, of brightness or as noise, is one of d / std here.
 
@@ -129,17 +131,17 @@ def augment(
         ``[n, c, h, w]``.
     """
     n = images.shape[0]
-    angle = spread(n, generator, math.radians(spec.rotation))
-    zoom = torch.stack([1 + spread(n, generator, spec.zoom), 1 + spread(n, generator, spec.zoom)])
-    mirror = chosen(n, generator, spec.flip)
-    contrast = (1 + spread(n, generator, spec.contrast)).view(-1, 1, 1, 1)
+    angle = spread(n, source, math.radians(spec.rotation))
+    zoom = torch.stack([1 + spread(n, source, spec.zoom), 1 + spread(n, source, spec.zoom)])
+    mirror = chosen(n, source, spec.flip)
+    contrast = (1 + spread(n, source, spec.contrast)).view(-1, 1, 1, 1)
     # The draws above are made for every spec. Those below are made only where a field needs them, so that
     # specs without these fields, and the batches after this one, draw the same numbers as before.
     if spec.only_mirrors:
         rows = mirror.nonzero().flatten().to(images.device, non_blocking=True)
         images = images.index_copy(0, rows, images.index_select(0, rows).flip(-1))
     elif spec.resamples:
-        images = resample(images, affine_maps(angle, zoom, mirror, generator, spec))
+        images = resample(images, affine_maps(angle, zoom, mirror, source, spec))
     else:
         images = images.clone()
     # From here on the images change in place: large tensors cost more to allocate than to compute.
@@ -149,10 +151,10 @@ def augment(
         images.sub_(mean).mul_(contrast.to(images.device, non_blocking=True)).add_(mean)
     unit = _full_range(std, images)
     if spec.brightens:
-        change = spread(n, generator, spec.brightness) * chosen(n, generator, spec.brightness_chance)
+        change = spread(n, source, spec.brightness) * chosen(n, source, spec.brightness_chance)
         images += change.view(-1, 1, 1, 1).to(unit, non_blocking=True) * unit
     if spec.blur_chance:
-        _blur_some(images, generator, spec.blur_chance, unit)
+        _blur_some(images, source, spec.blur_chance, unit)
     return images
 
 
@@ -162,19 +164,25 @@ def _full_range(std: Sequence[float], images: Tensor) -> Tensor:
     return 1 / scale.to(images.device, non_blocking=True)
 
 
-def spread(n: int, generator: torch.Generator, limit: float) -> Tensor:
+def draw(distribution: Callable[..., Tensor], shape: Sequence[int], source: Source) -> Tensor:
+    """Random numbers ``[n, ...]``, such as of `torch.rand`."""
+    if isinstance(source, torch.Generator):
+        return distribution(shape, generator=source)
+    each = [distribution((1, *shape[1:]), generator=one) for one in source]
+    return torch.cat(each) if each else torch.empty(tuple(shape))
+
+
+def spread(n: int, source: Source, limit: float) -> Tensor:
     """``[n]`` numbers, uniform between -limit and limit."""
-    return (torch.rand(n, generator=generator) * 2 - 1) * limit
+    return (draw(torch.rand, (n,), source) * 2 - 1) * limit
 
 
-def chosen(n: int, generator: torch.Generator, chance: float) -> Tensor:
+def chosen(n: int, source: Source, chance: float) -> Tensor:
     """bool ``[n]``: true with that chance."""
-    return torch.rand(n, generator=generator) < chance
+    return draw(torch.rand, (n,), source) < chance
 
 
-def affine_maps(
-    angle: Tensor, zoom: Tensor, mirror: Tensor, generator: torch.Generator, spec: Augmentation
-) -> Tensor:
+def affine_maps(angle: Tensor, zoom: Tensor, mirror: Tensor, source: Source, spec: Augmentation) -> Tensor:
     """The map of each image: rotated, then zoomed and mirrored, then shifted.
 
     Args:
@@ -188,12 +196,12 @@ def affine_maps(
     n = len(angle)
     upright, moves = torch.ones(n), torch.zeros(n, 2, 1)
     if spec.vertical_flip:
-        upright = torch.where(chosen(n, generator, spec.vertical_flip), -1.0, 1.0)
+        upright = torch.where(chosen(n, source, spec.vertical_flip), -1.0, 1.0)
     if spec.shift:
         # A side is 2 long in the coordinates of `resample`.
-        moves = 2 * torch.stack([spread(n, generator, spec.shift) for _ in range(2)], dim=1).unsqueeze(2)
+        moves = 2 * torch.stack([spread(n, source, spec.shift) for _ in range(2)], dim=1).unsqueeze(2)
     if spec.affine_chance < 1:
-        moved = chosen(n, generator, spec.affine_chance)
+        moved = chosen(n, source, spec.affine_chance)
         angle, zoom, moves = angle * moved, torch.where(moved, zoom, 1.0), moves * moved.view(-1, 1, 1)
     cos, sin, side = torch.cos(angle), torch.sin(angle), torch.where(mirror, -1.0, 1.0)
     zoom_y, zoom_x = zoom
@@ -227,33 +235,37 @@ def resample(images: Tensor, theta: Tensor) -> Tensor:
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
-def _blur_some(images: Tensor, generator: torch.Generator, chance: float, unit: Tensor) -> None:
+def _blur_some(images: Tensor, source: Source, chance: float, unit: Tensor) -> None:
     """Apply a median filter, a Gaussian filter or noise, with equal odds, to some of the images, in place.
 
     Args:
         unit: ``[1, 1 or c, 1, 1]``, the pixels' full range in `images`.
     """
     n = images.shape[0]
-    kind = torch.where(chosen(n, generator, chance), torch.randint(6, (n,), generator=generator), -1)
+    some = chosen(n, source, chance)
+    kind = torch.where(some, draw(functools.partial(torch.randint, 6), (n,), source), -1)
 
     def drawn(*kinds: int) -> Tensor:
-        return torch.isin(kind, torch.tensor(kinds)).nonzero().flatten().to(images.device, non_blocking=True)
+        return torch.isin(kind, torch.tensor(kinds)).nonzero().flatten()
 
     filters = [(blur, side) for blur in (_median_blur, gaussian_blur) for side in _KERNELS]
     for index, (blur, side) in enumerate(filters):
-        rows = drawn(index)
+        rows = drawn(index).to(images.device, non_blocking=True)
         if len(rows):
             images.index_copy_(0, rows, blur(images.index_select(0, rows), side))
-    rows = drawn(4, 5)  # a third of the odds, as either filter has with its two sides
-    grain = moved(noise(torch.Size((len(rows), *images.shape[1:])), generator), unit.device).to(unit) * unit
-    images.index_add_(0, rows, grain)
+    noisy = drawn(4, 5)  # a third of the odds, as either filter has with its two sides
+    own = source if isinstance(source, torch.Generator) else [source[row] for row in noisy.tolist()]
+    grain = noise(torch.Size((len(noisy), *images.shape[1:])), own)
+    images.index_add_(
+        0, noisy.to(images.device, non_blocking=True), moved(grain, unit.device).to(unit) * unit
+    )
 
 
-def noise(shape: torch.Size, generator: torch.Generator) -> Tensor:
+def noise(shape: torch.Size, source: Source) -> Tensor:
     """Gaussian noise for pixels in [0, 1]: ``[n, c, h, w]``, with a variance drawn for each image."""
     low, high = _NOISE_VARIANCE
-    variance = low + (high - low) * torch.rand(shape[0], 1, 1, 1, generator=generator)
-    return torch.randn(shape, generator=generator) * variance.sqrt() / 255
+    variance = low + (high - low) * draw(torch.rand, (shape[0], 1, 1, 1), source)
+    return draw(torch.randn, shape, source) * variance.sqrt() / 255
 
 
 def padded(images: Tensor, side: int) -> Tensor:

@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from suture.core.errors import ConfigError
+from suture.core.noise import Draw, gaussian
 from suture.core.privacy import PrivacyConfig
-from suture.learning.patient_privacy import Draw, gaussian
 from suture.learning.step_losses import NonFiniteLoss
 from suture.protocol.disclosure import training_loss
 from suture.protocol.egress import prefixed, within

@@ -45,4 +45,5 @@ def expected_answer(
         limits,
         tuple(task.decisions),
         prior=method.exchange.prior is not None,
+        mask=task.mask,
     )

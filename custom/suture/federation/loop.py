@@ -46,11 +46,18 @@ def federate(server: Server, transport: Transport) -> None:
     """
 
     def exchange(task: TaskName, payloads: Mapping[str, Packed]) -> dict[str, str]:
-        return transport.exchange(task, payloads, server.receiver())
+        return transport.exchange(task, payloads, server.receiver(task))
 
     server.begin(exchange("handshake", server.handshake(transport.sites)))
     while not server.done:
-        server.close_round(exchange("train", server.assign()))
+        if (masks := server.masks) is None:
+            server.close_round(exchange("train", server.assign()))
+            continue
+        keys = masks.make_keys(server.round + 1, server.registry, server.exchanges.ledgers.read())
+        shares = masks.share_keys(exchange("mask", keys))
+        trained = exchange("train", server.assign(masks.updates(exchange("mask", shares))))
+        signed = exchange("mask", masks.agree(server.close_updates(trained)))
+        server.close_round(exchange("mask", masks.reveal(signed)))
     tested: Mapping[str, Metrics] = {}
     fault: Exception | None = None
     try:

@@ -22,6 +22,7 @@ from suture.data.embedding import TFIDF
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method, RoundContext
 from suture.methods.robust import RobustMerge
+from suture.methods.secure_aggregation import SecureAggregation, check_secure
 from suture.methods.source import code_hash as code_hash
 from suture.models import ModelSpec, check_portable, encoder_of
 from suture.models.coherence import Coherence
@@ -66,6 +67,7 @@ class Plan:
         code: hash of the package that created the job.
         transport: the type in which float32 weights and gradients travel in the rounds: ``float16`` halves
             the bytes, ``int8`` takes about 0.26 of them. See `suture.protocol.precision`.
+        secure_aggregation: the server learns sums of the sites' updates only; None lets it see each.
 
     Raises:
         ConfigError: the experiment's name cannot be used, the settings contradict one another, or the model
@@ -79,6 +81,7 @@ class Plan:
     experiment: str
     code: str
     transport: Transport = "float32"
+    secure_aggregation: SecureAggregation | None = None
 
     def __post_init__(self) -> None:
         check_experiment(self.experiment)
@@ -108,6 +111,7 @@ class Plan:
                 f"model.name_vectors: only the server reads the file, and {self.method.about.title} "
                 "begins rows at the sites; remove it: named rows need no file"
             )
+        check_secure(self.secure_aggregation, self.method, transport=self.transport)
         check_declared(self.method.egress(Layout({}, {})), self.method.about.title)
         # Here, so that every party settles it alike, whoever made the plan.
         object.__setattr__(self, "model", self.method.adapted(self.model))
@@ -166,7 +170,9 @@ class Plan:
             method = parse(kind, given.hyperparameters, "hyperparameters")
             model = parse(ModelSpec, given.model, "model")
             augmentation = parse(Augmentation, given.augmentation, "augmentation")
-            return cls(method, model, augmentation, given.seed, given.experiment, given.code, given.transport)
+            secure = given.secure_aggregation
+            rest = given.seed, given.experiment, given.code, given.transport
+            return cls(method, model, augmentation, *rest, secure)
         except ConfigError as error:
             if given.code == (own := code_hash(kind)):
                 raise
@@ -214,6 +220,7 @@ class _Values:
     experiment: str
     code: Word
     transport: Transport
+    secure_aggregation: SecureAggregation | None
 
 
 _PLAN_KEYS = {field.name for field in dataclasses.fields(_Values)}

@@ -25,6 +25,7 @@ from suture.flare import FINGERPRINT
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.bell import TaskNotifier
 from suture.flare.compat.tensors import register
+from suture.flare.identity import KitIdentity
 from suture.flare.scopes import check_scope
 from suture.flare.workspace import (
     check_allowed,
@@ -32,6 +33,7 @@ from suture.flare.workspace import (
     fingerprint,
     on_assigned,
     read_settings,
+    simulated,
     with_own_files,
     workspace_root,
 )
@@ -124,4 +126,6 @@ class SiteExecutor(Executor):
         plan = with_own_files(plan, config.storage.files, *own)
         folder = open_experiment(config.storage.state, plan.experiment)
         claim_experiment(folder, fl_ctx)
-        return Site(name, config, plan, self.rounds, folder)
+        kits = plan.secure_aggregation is not None and not simulated()
+        identity = KitIdentity(root / "startup") if kits else None
+        return Site(name, config, plan, self.rounds, folder, identity=identity)

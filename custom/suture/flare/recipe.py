@@ -33,7 +33,7 @@ from suture.flare.filters import EgressFilter
 from suture.methods.source import Source, source_of
 from suture.simulation.job import Job, check_federated
 
-_TASKS = ["handshake", "train", "calibrate", "evaluate"]
+_TASKS = ["handshake", "mask", "train", "calibrate", "evaluate"]
 _POLL = 0.01
 """Seconds that a site sleeps after each poll, before it waits for the bell; FLARE's default is 2."""
 _PACKAGES = Path(__file__).resolve().parents[2]

@@ -1,7 +1,8 @@
 """Features of a frozen encoder in place of its inputs: computed once for all runs that share a cache.
 
-An entry is one file, named by a hash of everything that its numbers depend on: encoder, inputs, views, kind
-of device, precision and threads. Features tell of patients: only the owner of the files may read them.
+They depend on encoder, input, view, kind of device, precision and threads, and on nothing else: an image has
+the same views in every split and at every site. Features tell of patients: only the owner of the files may
+read them.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from torch import Tensor
 from suture.core.devices import device_name, moved
 from suture.core.files import make_folder, writing
 from suture.core.seeds import generator_for
-from suture.data.augmentation import Augmentation, augment
+from suture.data.augmentation import Augmentation, Source, augment
 from suture.data.batch import FEATURES, ROW, Samples
 from suture.data.table import Split
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier
-from suture.models.priors.feature_cache import SUFFIX, cached
+from suture.models.priors.feature_cache import cached, digests, key
 from suture.protocol.packing import Packed, digest
 
-FORMAT = 2
+FORMAT = 3
 """The format of an entry; a new number invalidates every older entry."""
 
 FOLDER = "features"
@@ -67,7 +68,8 @@ class FeatureStore:
         with writing(self._folder):
             self._folder.mkdir(mode=0o700, exist_ok=True)
             self._folder.chmod(0o700)
-        self.samples = {split: self._read(model, part) for split, part in samples.items()}
+        self._of = {split: digests(part.inputs) for split, part in samples.items()}
+        self.samples = {split: self._read(model, split, part) for split, part in samples.items()}
 
     def view(
         self, model: Classifier, augmentation: Augmentation, rows: Tensor, noise: torch.Generator
@@ -90,55 +92,55 @@ class FeatureStore:
         drawn = torch.randint(count, (len(here),), generator=noise)
         return self._views[augmentation][here, drawn].to(rows.device)
 
-    def _read(self, model: Classifier, part: Samples) -> Samples:
+    def _read(self, model: Classifier, split: Split, part: Samples) -> Samples:
         """Return samples as they are read without augmentation."""
 
-        def features(rows: slice) -> Tensor:
+        def features(rows: Tensor) -> Tensor:
             return self._encoded(model, part, rows)
 
-        found = self._entry(model, part, (len(part), model.encoding), features, "as it is")
+        found = self._entry(model, split, (len(part), model.encoding), features, "as it is")
         return dataclasses.replace(part, inputs={FEATURES: found, ROW: torch.arange(len(part))})
 
     def _viewed(self, model: Classifier, train: Samples, augmentation: Augmentation) -> Tensor:
         """Return the features of all views of the training images, ``[n, views, d]``."""
-        count = self._spec.views
+        count, names = self._spec.views, [digest.tobytes().hex() for digest in self._of["train"]]
 
-        def features(rows: slice) -> Tensor:
-            noises = [generator_for(0, "view", number, rows.start) for number in range(count)]
-            views = [self._encoded(model, train, rows, augmentation, noise).cpu() for noise in noises]
+        def features(rows: Tensor) -> Tensor:
+            views = []
+            for number in range(count):
+                noise = [generator_for(0, "view", number, names[row]) for row in rows]
+                views.append(self._encoded(model, train, rows, augmentation, noise).cpu())
             return torch.stack(views, dim=1)
 
         how = {**dataclasses.asdict(augmentation), "views": count}
-        return self._entry(model, train, (len(train), count, model.encoding), features, how)
+        return self._entry(model, "train", (len(train), count, model.encoding), features, how)
 
     @torch.no_grad()
     def _encoded(
         self,
         model: Classifier,
         part: Samples,
-        rows: slice,
+        rows: Tensor,
         augmentation: Augmentation | None = None,
-        noise: torch.Generator | None = None,
+        noise: Source = (),
     ) -> Tensor:
         model.backbone.eval()
         device = model.head.weight.device
         inputs = {name: moved(tensor[rows], device) for name, tensor in part.inputs.items()}
         if "image" in inputs:
             inputs["image"] = self._prepare(inputs["image"])
-            if augmentation and noise:
+            if augmentation:
                 inputs["image"] = augment(inputs["image"], noise, augmentation, std=self._prepare.std)
         return model.encode(inputs)
 
     def _entry(
         self,
         model: Classifier,
-        part: Samples,
+        split: Split,
         shape: tuple[int, ...],
-        features: Callable[[slice], Tensor],
-        how: object,
+        features: Callable[[Tensor], Tensor],
+        view: object,
     ) -> Tensor:
         device, precision = device_name(model.head.weight.device), str(model.amp_dtype)
-        facts = [FORMAT, self._encoder, how, device, precision, torch.get_num_threads()]
-        key = digest(Packed(dict(part.inputs), {"of": facts}))[:32]
-
-        return cached(self._folder / f"{key}{SUFFIX}", shape, features, self._party, "the encoder")
+        how = key("encoder", FORMAT, self._encoder, view, device, precision, torch.get_num_threads())
+        return cached(self._folder, how, self._of[split], shape, features, self._party, "the encoder")

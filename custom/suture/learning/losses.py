@@ -9,9 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from suture.core.labels import LabelType
+from suture.data.batch import Batch
+from suture.models.classifier import Classifier
 
 LabelLoss = Callable[[Tensor, Tensor, Tensor, LabelType], Tensor]
 """`Method.loss`: logits, y and known ``[n, c]``, and the label type, to a scalar."""
+
+Objective = Callable[[Classifier, Batch], Tensor]
+"""What a step minimises: the model on a batch, to a scalar."""
 
 
 def masked_bce(logits: Tensor, y: Tensor, known: Tensor) -> Tensor:

@@ -20,43 +20,22 @@ lowest bits of floating-point numbers (Mironov 2012) are not covered.
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from suture.core.errors import ConfigError
+from suture.core.noise import Draw, gaussian, uniform
 from suture.data.batch import Batch
-
-if TYPE_CHECKING:
-    from suture.learning.training import LocalTraining, Objective
-    from suture.models.classifier import Classifier
-
-Draw = Callable[[int], bytes]
-"""Gives a number of random bytes; only tests use another one than the system's."""
+from suture.learning.losses import Objective
+from suture.models.classifier import Classifier
 
 _TOGETHER, _NUMBERS = 256, 2**26
 """Images whose gradients are in memory together at most, and numbers of these: 256 MiB."""
-
-
-def gaussian(shape: tuple[int, ...], draw: Draw = os.urandom) -> Tensor:
-    """Return standard normal numbers, float64: the inverse normal distribution function of 52 bits each."""
-    from scipy.special import ndtri
-
-    bits = np.frombuffer(draw(8 * math.prod(shape)), dtype="<u8") >> np.uint64(12)
-    return torch.from_numpy(ndtri((bits + 0.5) * 2.0**-52)).reshape(shape)
-
-
-def uniform(count: int, draw: Draw = os.urandom) -> Tensor:
-    """Return numbers that are uniform in [0, 1), of 53 bits each, ``[count]``, float64."""
-    bits = np.frombuffer(draw(8 * count), dtype="<u8") >> np.uint64(11)
-    return torch.from_numpy(bits * 2.0**-53)
 
 
 @dataclass(frozen=True)
@@ -76,18 +55,18 @@ class PatientPrivacy:
     patients: int
     draw: Draw = os.urandom
 
-    def draws(self, patients: Sequence[str], local: LocalTraining) -> Iterator[Tensor]:
-        """Yield the rows of each step of an epoch, or of `local.iterations` steps; a step may have none.
+    def draws(self, patients: Sequence[str], rate: float, steps: int) -> Iterator[Tensor]:
+        """Yield the rows of each step; a step may have none.
 
         Args:
             patients: of each row.
+            rate: q, the probability that a step draws a patient.
         """
         rows: dict[str, list[int]] = {}
         for row, patient in enumerate(patients):
             rows.setdefault(patient, []).append(row)
         own = [rows[patient] for patient in sorted(rows)]
-        rate = sampling_rate(local, self.patients)
-        for _ in range(steps_of_epoch(local, self.patients)):
+        for _ in range(steps):
             drawn = (uniform(len(own), self.draw) < rate).nonzero().squeeze(1).tolist()
             which = uniform(len(drawn), self.draw).tolist()
             picked = [own[i][int(u * len(own[i]))] for i, u in zip(drawn, which, strict=True)]
@@ -123,21 +102,6 @@ class PatientPrivacy:
             parameter.grad = ((total[name] + noise.to(parameter.device)) / expected).to(parameter.dtype)
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
-
-
-def sampling_rate(local: LocalTraining, patients: int) -> float:
-    """Return q, the probability that a step draws a patient."""
-    return min(1.0, local.batch_size / max(patients, 1))
-
-
-def steps_of_epoch(local: LocalTraining, patients: int) -> int:
-    """Return the steps of an epoch: as many as draw each patient once on average, or `local.iterations`."""
-    return local.iterations or math.ceil(1 / sampling_rate(local, patients))
-
-
-def steps_of_round(local: LocalTraining, patients: int) -> int:
-    """Return the steps of a round."""
-    return steps_of_epoch(local, patients) * (1 if local.iterations else local.epochs)
 
 
 def example_gradients(

@@ -26,6 +26,7 @@ from suture.data.table import Split
 from suture.learning.batch_size import evaluation_batch, that_fits
 from suture.learning.features import FeatureStore
 from suture.learning.loss_scale import LossScale
+from suture.learning.losses import Objective as Objective
 from suture.learning.optimisers import (
     SGD,
     Adam,
@@ -53,9 +54,6 @@ Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 Observer = Callable[[Tensor, Tensor], None]
 """Called with rows ``[m]`` and their positive pseudo-labels ``[m, c]``."""
-
-Objective = Callable[[Classifier, Batch], Tensor]
-"""What a step minimises: the model on a batch, to a scalar."""
 
 Batches = Callable[[torch.Generator, torch.Generator], Iterable[Batch]]
 """The batches of an epoch, from a generator for their order and one for their augmentation."""
@@ -107,6 +105,11 @@ class LocalTraining:
     def images_of(self, images: int) -> int:
         """How many of so many images the steps of a round are of, at most."""
         return images if self.iterations is None else min(images, self.iterations * self.batch_size)
+
+    def draws_of(self, patients: int) -> tuple[float, int]:
+        """The probability q that a step of `PatientPrivacy` draws a patient, and the steps of an epoch."""
+        rate = min(1.0, self.batch_size / max(patients, 1))
+        return rate, self.iterations or math.ceil(1 / rate)
 
 
 @dataclass(frozen=True)
@@ -424,7 +427,7 @@ def training_batches(
 def _rows(site: SiteContext, local: LocalTraining, shuffle: torch.Generator) -> Iterator[Tensor]:
     train, size = site.samples["train"], local.batch_size
     if site.private:
-        return site.private.draws(train.patients, local)
+        return site.private.draws(train.patients, *local.draws_of(site.private.patients))
     if local.sampling == "class_aware":
         return class_aware(train.y, site.model.labels.names, size, shuffle, local.iterations)
     if local.iterations is None:

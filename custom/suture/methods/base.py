@@ -258,7 +258,8 @@ class Method(ABC):
     Attributes:
         about: what the method is called, its paper, and what it does not take.
         merges_by_mean: whether `aggregate` uses tensors and rows of the updates only in their weighted means,
-            so that a robust merge can take the place of these; see `suture.methods.robust`.
+            so that a robust merge can take the place of these, or a sum of masked updates; see
+            `suture.methods.robust` and `suture.methods.secure_aggregation`.
         local: how a site trains.
     """
 

@@ -140,11 +140,11 @@ def robustly_merged(
     before = before if robust.kind == "centered" else None
     merging = _Merging(robust, replace(previous, head=head), before, updates, sent, radii)
     model = replace(previous, shared=merging.shared(), head=merging.rows() if head else {})
-    return Merged(_Counted(tuple(sent), model), merging.found, tuple(merging.plain), merging.kept)
+    return Merged(Counted(tuple(sent), model), merging.found, tuple(merging.plain), merging.kept)
 
 
 @dataclass(frozen=True)
-class _Counted:
+class Counted:
     """The updates of sites with the tensors and rows of one model, each site counting once."""
 
     sent: tuple[Update, ...]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,7 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.data.embedding import TFIDF, folder_digest, tfidf_vectors
 from suture.models import ModelSpec, build, encoder_of, vocabulary_of
-from suture.models.priors.feature_cache import SUFFIX, cached, in_batches
+from suture.models.priors.feature_cache import cached, digests_of, in_batches, key
 
 FORMAT = 2
 """The format of an entry of the cache; a new number invalidates every older entry."""
@@ -70,15 +68,17 @@ def _model_vectors(spec: ModelSpec, texts: Sequence[str], folder: Path | None, s
         )
 
     @torch.no_grad()
-    def vectors(rows: slice) -> Tensor:
-        return network.encode(document_inputs(encoder, texts[rows]))
+    def vectors(rows: Tensor) -> Tensor:
+        return network.encode(document_inputs(encoder, [texts[row] for row in rows]))
 
-    shape, reader = (len(texts), spec.vector), "the embedding model"
+    n, reader = len(texts), "the embedding model"
     if folder is None:
-        return torch.cat([torch.empty(0, spec.vector), *in_batches(shape, vectors, site, reader)])
-    facts = [FORMAT, digest, torch.get_num_threads(), *texts]
-    key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
-    return cached(folder / f"text-{key}{SUFFIX}", shape, vectors, site, reader)
+        every = in_batches(n, torch.arange(n), vectors, site, reader)
+        return torch.cat([torch.empty(0, spec.vector), *every])
+    how = key("text", FORMAT, digest, torch.get_num_threads())
+    return cached(
+        folder, how, digests_of(text.encode() for text in texts), (n, spec.vector), vectors, site, reader
+    )
 
 
 def with_digest(spec: ModelSpec) -> ModelSpec:

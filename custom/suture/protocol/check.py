@@ -21,6 +21,8 @@ from suture.protocol.messages import (
     Abstain,
     Evaluation,
     Labels,
+    Masking,
+    MaskTask,
     Metrics,
     Reply,
     Scores,
@@ -36,6 +38,7 @@ from suture.protocol.precision import VARIANCE, Transport, check_narrowed
 
 _ANSWERS: dict[TaskName, type[Reply]] = {
     "handshake": SiteInfo,
+    "mask": Masking,
     "train": Update,
     "calibrate": Scores,
     "evaluate": Evaluation,
@@ -60,6 +63,7 @@ class AllowedReply:
             harms itself alone.
         ledger: the digest of its ledger that the site states, by its own filter; None at the server.
         prior: whether it states the digest of its frozen network in the handshake.
+        mask: the step of secure aggregation; with one of `train`, the tensors of the update are masked.
     """
 
     task: TaskName
@@ -76,6 +80,7 @@ class AllowedReply:
     decided: Collection[str] = ()
     ledger: str | None = None
     prior: bool = False
+    mask: MaskTask | None = None
 
 
 def check_reply(reply: Reply, expected: AllowedReply) -> None:
@@ -88,6 +93,9 @@ def check_reply(reply: Reply, expected: AllowedReply) -> None:
         return
     if not isinstance(reply, _ANSWERS[expected.task]):
         raise RejectedUpdate(f"a {type(reply).__name__} is not an answer to {expected.task!r}")
+    if isinstance(reply, Masking):
+        _check_masking(reply, expected.mask)
+        return
     if expected.ledger is not None and reply.ledger != expected.ledger:
         raise RejectedUpdate("the digest of another ledger")
     if isinstance(reply, SiteInfo):
@@ -112,6 +120,16 @@ def check_reply(reply: Reply, expected: AllowedReply) -> None:
             _check_metrics(reply.local, expected, expected.round)
     elif isinstance(reply, Update):
         _check_update(reply, expected)
+
+
+def _check_masking(reply: Masking, task: MaskTask | None) -> None:
+    """Check that a step of secure aggregation has what is asked for, and nothing else."""
+    if task is None or reply.step != task.step:
+        raise RejectedUpdate(f"the step {reply.step!r} of secure aggregation was not asked for")
+    needed = {"keys": {"keys"}, "shares": {"sealed"}, "survivors": {"signature"}, "reveal": {"seeds"}}
+    given = {name for name in ("keys", "sealed", "signature", "seeds", "secrets") if getattr(reply, name)}
+    if given - {"secrets"} != needed[reply.step] or ("secrets" in given and reply.step != "reveal"):
+        raise RejectedUpdate(f"{', '.join(sorted(given)) or 'nothing'} in the step {reply.step!r}")
 
 
 def _check_codes(info: SiteInfo) -> None:
@@ -146,7 +164,7 @@ def _check_scores(scores: Scores, expected: AllowedReply) -> None:
 
 
 def _check_update(update: Update, expected: AllowedReply) -> None:
-    egress = expected.egress
+    egress = expected.egress.masked if expected.mask else expected.egress
     if update.round != expected.round:
         raise RejectedUpdate(f"round {update.round} instead of {expected.round}")
     if update.state > expected.committed:
@@ -162,7 +180,7 @@ def _check_update(update: Update, expected: AllowedReply) -> None:
         )
     rows = len(update.labels)
     _check_tensors("shared", update.shared, egress.shared, expected.transport)
-    if update.kind == "weights":  # in fewer bits they are changes
+    if update.kind == "weights" and not expected.mask:  # in fewer bits they are changes
         whole_ones = {n: t for n, t in update.shared.items() if str(t.dtype) == egress.shared[n][1]}
         _check_variances(whole_ones)
     head = {name: ((CLASSES, *row), dtype) for name, (row, dtype) in egress.head.items()}

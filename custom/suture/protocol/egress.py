@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar, get_args
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
-from suture.protocol.messages import Labels, Update, by_name
+from suture.protocol.messages import Labels, Trait, Update, by_name, fields_with
 
 Range = tuple[float, float]
 Form = tuple[tuple[int, ...], str]
@@ -208,6 +208,13 @@ class Egress:
     why: Mapping[str, str] = field(default_factory=dict)
     check: Callable[[Update], None] | None = None
 
+    @property
+    def masked(self) -> Egress:
+        """The same for masked updates, whose tensors are integers modulo 2^64."""
+        shared = {name: (shape, "torch.int64") for name, (shape, _) in self.shared.items()}
+        head = {name: (row, "torch.int64") for name, (row, _) in self.head.items()}
+        return replace(self, shared=shared, head=head, check=None)
+
     def going(self, *ways: Way) -> list[Channel]:
         """The channels of some ways."""
         return [channel for channel in self.channels if channel.way in ways]
@@ -273,7 +280,7 @@ def declared(egress: Egress, *, local: bool = False, transport: str = "float32")
         "weight": _weight(egress),
         "class_weights": _class_weights(egress),
         "counts": "two numbers per class of the site, once, at the start",
-        "train_loss": "a number",
+        **dict.fromkeys(fields_with(Update, Trait.LOSS), "a number"),
         "metrics": "loss, AUROC, recall and counts of the site's classes; accuracy and its like, also by "
         "attribute where the site names one",
         "local_metrics": "the same",

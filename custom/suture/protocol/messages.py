@@ -84,7 +84,20 @@ Protection = Annotated[dict[Protected, FiniteFloat], AfterValidator(check_protec
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """A BLAKE3 of a site's ledger, in hexadecimal digits."""
 
-TaskName = Literal["handshake", "train", "calibrate", "evaluate"]
+SiteName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}$")]
+Bytes = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{2})*$", max_length=4096)]
+"""Bytes of a key, a signature, a share or a sealed message, in hexadecimal digits."""
+
+MOST_SITES = 1_000
+"""Largest number of sites of secure aggregation: each sends every other one a sealed message."""
+
+RowNumber = Annotated[int, Field(ge=0, lt=2**56)]
+"""Stands for a class in secure aggregation; made of its name and a secret of the server."""
+
+BySite = Annotated[dict[SiteName, Bytes], Field(max_length=MOST_SITES)]
+MaskStep = Literal["keys", "shares", "update", "survivors", "reveal"]
+
+TaskName = Literal["handshake", "mask", "train", "calibrate", "evaluate"]
 Counts = tuple[Count, Count]
 """Numbers of positive and negative images of a class."""
 
@@ -99,6 +112,7 @@ Reason = Literal[
     "label_view",
     "labels",
     "ledger",
+    "masking",
     "missing_state",
     "non_finite_loss",
     "out_of_memory",
@@ -257,6 +271,52 @@ class Spent:
 
 
 @dataclass(frozen=True, config=STRICT)
+class MaskKeys:
+    """The keys of a site for one attempt, signed by its startup kit's key; the other sites receive them.
+
+    Attributes:
+        cipher: public key (X25519) by which others seal shares for the site.
+        mask: public key (X25519) of its masks.
+        seed: SHA-256 of the seed of its self mask.
+        rows: numbers of the classes whose rows it sends, as the server has numbered them.
+        certificate: of the startup kit; in a simulation a key that its process has made.
+        signature: of all that, with experiment, round and attempt.
+    """
+
+    cipher: Digest
+    mask: Digest
+    seed: Digest
+    rows: Annotated[tuple[RowNumber, ...], Field(max_length=MOST_CLASSES)]
+    certificate: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9\s+/=-]*$", max_length=16_384)]
+    signature: Bytes = ""
+
+
+Roster = Annotated[dict[SiteName, MaskKeys], Field(max_length=MOST_SITES)]
+
+
+@dataclass(frozen=True, config=STRICT)
+class MaskTask:
+    """What the server sends to a site for one step of an attempt of secure aggregation.
+
+    Attributes:
+        attempt: 32 random bytes of the server, another one for each attempt.
+        numbers: of `keys`: the number of each class of the site, by its own name.
+        roster: of `shares`: the keys of all sites of the attempt.
+        sealed: of `update`: the shares that others have sealed for the site.
+        survivors: of `survivors`: the sites whose masked updates have arrived.
+        signatures: of `reveal`: their signatures of that list.
+    """
+
+    step: MaskStep
+    attempt: Digest
+    numbers: Annotated[dict[Label, RowNumber], Field(max_length=MOST_CLASSES)] = Field(default_factory=dict)
+    roster: Roster = Field(default_factory=dict)
+    sealed: BySite = Field(default_factory=dict)
+    survivors: Annotated[tuple[SiteName, ...], Field(max_length=MOST_SITES)] = ()
+    signatures: BySite = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, config=STRICT)
 class TaskData:
     """What the server sends to one site.
 
@@ -276,6 +336,7 @@ class TaskData:
         decisions: by what the site decides its classes, to be measured on test data.
         rule: the one of the thresholds that is measured.
         ledger: the newest digest of the site's ledger that the server has received, in any experiment.
+        mask: of `mask`, and of `train` where updates are masked: the step of secure aggregation.
     """
 
     task: TaskName
@@ -292,6 +353,7 @@ class TaskData:
     decisions: Annotated[dict[Label, Decision], Field(max_length=MOST_CLASSES)] = Field(default_factory=dict)
     rule: Rule = "sensitivity"
     ledger: Digest | None = None
+    mask: Annotated[MaskTask | None, Field(exclude_if=lambda step: step is None)] = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -301,8 +363,9 @@ class Update:
     Attributes:
         round: number of the round.
         labels: the class names of the rows, as the site received them.
-        shared: tensors: see the method. With `transport = "float16"` or `"int8"` in the job, float32
-            ones leave in that type, weights as their change of what the site received.
+        shared: tensors: see the method. With `secure_aggregation` in the job all are masked int64 numbers;
+            with `transport = "float16"` or `"int8"`, float32 ones leave in that type, weights as their
+            change of what the site received.
         head: rows of classes, ``[len(labels), ...]`` each: see the method; the same.
         class_weights: a number for each row, float64 ``[len(labels)]``: see the method.
         weight: a number: see the method.
@@ -335,6 +398,28 @@ class Update:
     spent: Spent | None = None
     state: Count = 0
     ledger: Digest | None = None
+
+
+@dataclass(frozen=True, config=STRICT)
+class Masking:
+    """A site's answer to `mask`, one step of secure aggregation: nothing that depends on data.
+
+    Attributes:
+        step: `keys`, `shares`, `survivors` or `reveal`.
+        keys: public keys of the attempt: see below.
+        sealed: of `shares`: for each other site a message that only it can open, with its shares of the
+            site's mask key and seed.
+        signature: of `survivors`: of the list of sites whose masked updates have arrived.
+        seeds: of `reveal`: the site's share of the seed of each site on that list.
+        secrets: of `reveal`: its share of the mask key of each site that dropped out; of no site both.
+    """
+
+    step: MaskStep
+    keys: MaskKeys | None = None
+    sealed: BySite = Field(default_factory=dict)
+    signature: Bytes = ""
+    seeds: BySite = Field(default_factory=dict)
+    secrets: BySite = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -383,8 +468,8 @@ class Abstain:
 
     Attributes:
         reason: one of `budget`, `code_mismatch`, `computation`, `configuration`, `data_fault`, `disk_full`,
-            `gradient_overflow`, `label_view`, `labels`, `ledger`, `missing_state`, `non_finite_loss`,
-            `out_of_memory`, `read_only`, `rescue_factor`.
+            `gradient_overflow`, `label_view`, `labels`, `ledger`, `masking`, `missing_state`,
+            `non_finite_loss`, `out_of_memory`, `read_only`, `rescue_factor`.
         error: class name of the exception, never its text.
         rows: number of faulty rows of data, if that is the reason.
     """
@@ -394,7 +479,7 @@ class Abstain:
     rows: Count | None = None
 
 
-Reply = SiteInfo | Update | Scores | Evaluation | Abstain
+Reply = SiteInfo | Masking | Update | Scores | Evaluation | Abstain
 Message = TaskData | Reply
 
 _HINTS: dict[type[Any], dict[str, Any]] = {

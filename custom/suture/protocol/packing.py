@@ -30,12 +30,23 @@ from suture.core.errors import RejectedUpdate, SutureError, as_word, shown
 from suture.core.files import replacing
 from suture.core.plain import LARGEST_FILE, open_regular, parse_json
 from suture.core.validation import in_words
-from suture.protocol.messages import MOST, Abstain, Evaluation, Message, Scores, SiteInfo, TaskData, Update
+from suture.protocol.messages import (
+    MOST,
+    Abstain,
+    Evaluation,
+    Masking,
+    Message,
+    Scores,
+    SiteInfo,
+    TaskData,
+    Update,
+)
 
 # The words of the headers stay as they are when a class is renamed: kept answers and requests hold them.
 _TYPES: dict[str, type[Message]] = {
     "payload": TaskData,
     "siteinfo": SiteInfo,
+    "masking": Masking,
     "update": Update,
     "scores": Scores,
     "evaluation": Evaluation,

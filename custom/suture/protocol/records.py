@@ -72,6 +72,7 @@ class Run:
         synthetic: whether the images are drawn and show no patients, as those of the demo.
         parents: the direct parents of classes, by the job's atlas; empty where it had none.
         robust: kind and number of liars of the job's robust merge; empty without one.
+        secure_aggregation: its settings; empty without it.
         unprotected: the classes whose rows too few sites send for it.
         computed_on: of each site, CPU or model of the GPU, and precision; empty in runs of former versions.
         protection: clip, noise or epsilon, and delta of each protected site.
@@ -111,6 +112,7 @@ class Run:
     parents: dict[str, tuple[str, ...]] = field(default_factory=dict)
     robust: dict[str, Any] = field(default_factory=dict)
     unprotected: list[str] = field(default_factory=list)
+    secure_aggregation: dict[str, Any] = field(default_factory=dict)
     protection: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def unit(self, site: str, split: str) -> str:

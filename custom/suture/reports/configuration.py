@@ -34,7 +34,7 @@ class Settings:
 
 
 def configuration(run: Run) -> list[Settings]:
-    """Return the settings of method, model, augmentation and robust merge; an empty part is left out.
+    """Return the settings of method, model, augmentation and merge; an empty part is left out.
 
     Where a method's defaults are not known here, as its package is not installed, all of it was set.
     """
@@ -43,6 +43,7 @@ def configuration(run: Run) -> list[Settings]:
         ("Model", run.model, lambda: ModelSpec(run.model["name"])),
         ("Augmentation", run.augmentation, Augmentation),
         ("Robust merge", run.robust, dict),
+        ("Secure aggregation", run.secure_aggregation, dict),
     ]
     return [_parted(title, values, default) for title, values, default in parts if values]
 

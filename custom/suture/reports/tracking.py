@@ -16,7 +16,7 @@ from shlex import quote
 
 from suture.core.files import read_json
 from suture.core.validation import flat
-from suture.protocol.records import Metrics, Round, SiteRound, read_history, read_metrics, read_run
+from suture.protocol.records import Metrics, Round, read_history, read_metrics, read_run
 from suture.reports.follow import followed
 from suture.reports.trackers import Facts, Sink, Tracker, open_sink, part_of_name
 
@@ -136,13 +136,8 @@ def of_round(line: Round) -> dict[str, float]:
         **_named("round", {"bytes_down": line.bytes_down, "bytes_up": line.bytes_up}),
     }
     for name, site in line.sites.items():
-        found |= _named(f"sites/{part_of_name(name)}", _of_site(site))
+        found |= _named(f"sites/{part_of_name(name)}", {**site.scalars, **vars(site)})
     return found
-
-
-def _of_site(site: SiteRound) -> dict[str, float | None]:
-    own = ("train_loss", "validation_loss", "validation_auroc", "seconds", "weight", "bytes_down", "bytes_up")
-    return {**site.scalars, **{key: getattr(site, key) for key in own}}
 
 
 def of_test(metrics: Metrics) -> dict[str, float]:

@@ -42,6 +42,7 @@ from suture.learning.finetuning import FineTuning
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method
 from suture.methods.robust import check_fits
+from suture.methods.secure_aggregation import SecureAggregation, check_secure
 from suture.methods.source import source_of
 from suture.models import CORPUS, WEIGHTS, ModelSpec, encoder_of, self_contained, vocabulary_of
 from suture.models.documents import with_digest
@@ -87,6 +88,7 @@ class Job(Schedule):
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1
     augmentation: Augmentation = dataclasses.field(default_factory=Augmentation)
     transport: Transport = "float32"
+    secure_aggregation: SecureAggregation | None = None
     shared_with: tuple[str, ...] = ()
     simulation: Simulation | None = None
     finetuning: FineTuning | None = None
@@ -110,9 +112,8 @@ class Job(Schedule):
             experiment: identifier under which the parties store their state.
         """
         code = code_hash(type(self.method))
-        return Plan(
-            self.method, self._model(), self.augmentation, self.seed, experiment, code, self.transport
-        )
+        rest = self.seed, experiment, code, self.transport, self.secure_aggregation
+        return Plan(self.method, self._model(), self.augmentation, *rest)
 
     def _model(self) -> ModelSpec:
         """Return the model with what other parties lack: words, configuration of the encoder, digest."""
@@ -129,6 +130,7 @@ class Job(Schedule):
         """
         self.method.phases(self.rounds)
         check_fits(self.robust, self.method)
+        check_secure(self.secure_aggregation, self.method, self.robust, self.transport)
         return Schedule(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Schedule)})
 
     def _repr_html_(self) -> str:
@@ -389,8 +391,8 @@ def settings_of(job: Job) -> dict[str, Any]:
 
 
 def _path(job: Job, key: str) -> tuple[str, ...]:
-    present, possible = leaves(job), leaves(job, absent=True)
-    if path := (present.get(key) or possible.get(key)):
+    present = leaves(job)
+    if path := present.get(key) or (possible := leaves(job, absent=True)).get(key):
         return path
     if table := next((table for table in ("label_map", "flare") if key.startswith(f"{table}.")), ""):
         return (table, key.removeprefix(f"{table}."))

@@ -132,13 +132,12 @@ Part = tuple[NDArray[np.uint8], NDArray[np.float32], tuple[str, ...]]
 """Images ``[n, size, size]``, labels ``[n, len(FINDINGS)]`` (all known), and the patient of each."""
 
 
-def _findings_of(rng: Rng, before: frozenset[str] | None = None) -> frozenset[str]:
-    """Draw the findings of an image; a follow-up image shows most findings of the one `before` it."""
+def findings_of(rng: Rng, before: frozenset[str] | None = None, prevalence: float = 1.0) -> frozenset[str]:
+    """Draw an image's findings, `prevalence` times the demo's; a follow-up shows most of those `before`."""
     found: set[str] = set()
     for name in sorted(_PREVALENCE, key=lambda n: n not in {first for first, _ in _TOGETHER}):
-        chance = _PREVALENCE[name] + sum(
-            more for (first, second), more in _TOGETHER.items() if second == name and first in found
-        )
+        more = sum(add for (first, second), add in _TOGETHER.items() if second == name and first in found)
+        chance = prevalence * (_PREVALENCE[name] + more)
         if before is not None:
             chance = 0.85 if name in before else 0.2 * chance
         if rng.random() < chance:
@@ -167,7 +166,7 @@ class Order:
             for _ in range(int(rng.integers(1, 4))):
                 if len(patients) == self.n:
                     break
-                seen = _findings_of(rng, seen)
+                seen = findings_of(rng, seen)
                 i = len(patients)
                 images[i] = self.scanner.take(chest(anatomy, seen, spec.size, spec.contrast, rng), rng)
                 y[i] = [name in seen for name in FINDINGS]

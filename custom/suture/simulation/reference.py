@@ -272,7 +272,7 @@ def _discriminator(kind: Any) -> tuple[str, str]:
 
 def _job_sections(job: Any) -> Iterator[str]:
     """Yield the settings of a job's model and the like, and of each kind of simulation."""
-    for name in ("model", "augmentation", "robust", "decision", "finetuning"):
+    for name in ("model", "augmentation", "robust", "secure_aggregation", "decision", "finetuning"):
         (kind,) = _classes(_fields(job)[name].annotation)
         yield _section(f"`{name}`: `{kind.__name__}`", kind, but=FIRST.get(name, ()))
         for key, field in _fields(kind).items():

@@ -153,6 +153,11 @@ def _check(job: Job, env: str, folder: Path, workers: int | None) -> None:
     if env == "sim":
         check_paths(folder)
     check_finetuning(job)
+    if job.secure_aggregation and env == "sim" and workers and job.simulation:
+        raise ConfigError(
+            f"--workers {workers}: sites that share a process of FLARE's simulator lose their keys of secure "
+            "aggregation between two tasks; leave --workers out, or use --env local"
+        )
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers {workers}: give 1 or more")
     if job.simulation is None:

@@ -12,6 +12,7 @@ import torch
 
 from rounds import reply_of
 from suture.core.errors import Aborted, ConfigError
+from suture.core.noise import gaussian
 from suture.core.privacy import PrivacyConfig
 from suture.data.augmentation import MILD
 from suture.federation.accounting import Mechanism, composed
@@ -21,7 +22,6 @@ from suture.federation.site.patient_privacy import check_protected, mechanism_of
 from suture.federation.site.site import Site
 from suture.federation.site.statement import state_of
 from suture.federation.store import EXPERIMENTS
-from suture.learning.patient_privacy import gaussian
 from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
 from suture.methods.pfl import PersonalisedFL
@@ -323,6 +323,17 @@ def test_a_job_that_the_site_cannot_protect_is_refused_before_the_first_round(ti
     assert "needs noise of more than 100 times clip" in refusal(
         site_of(protected(tiny(many, ALPHA), epsilon=0.05), "many")
     )
+
+
+@pytest.mark.parametrize(
+    ("length", "steps"), [({"epochs": 2}, 6), ({"iterations": 5}, 5), ({"epochs": 0}, 0)], ids=str
+)
+def test_the_steps_of_a_round_are_those_of_its_epochs(length: dict[str, int], steps: int, tiny: Any) -> None:
+    """Of 9 patients 4 a step: an epoch has 9 / 4, rounded up."""
+    method = replace(METHOD, local=LocalTraining(batch_size=4, **length))  # type: ignore[arg-type]
+    site = protected(tiny(method, ALPHA)).sites()["alpha"]
+    found = mechanism_of_round(site.plan, site.config, 2, 1, 9, 1.0)
+    assert (found.rate, found.steps) == (4 / 9, steps)
 
 
 def test_a_class_aware_phase_is_refused(tiny: Any) -> None:

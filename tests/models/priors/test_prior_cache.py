@@ -21,7 +21,8 @@ from suture.models.priors import Prior
 from suture.models.priors.feature_cache import cached_features
 from suture.models.priors.prior import freeze
 
-N = 150
+N = 192
+"""Three batches."""
 
 
 class Counting(nn.Module):
@@ -69,13 +70,52 @@ def test_other_pixels_another_prior_and_other_threads_are_others(prior: Prior, t
     other = pixels()
     other[-1, 0, 7, 7] ^= 1
     features(prior, other, tmp_path)
-    features(prior, pixels().flip(0), tmp_path)
+    assert seen(prior) == N + cache.BATCH  # one of them is new
     features(replace(prior, digest="f" * 64), pixels(), tmp_path)
     torch.set_num_threads(2)
     features(prior, pixels(), tmp_path)
     torch.set_num_threads(1)
-    assert seen(prior) == 5 * N
-    assert len(list(tmp_path.iterdir())) == 5
+    assert seen(prior) == 3 * N + cache.BATCH
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_an_entry_takes_from_others_what_they_have(prior: Prior, tmp_path: Path) -> None:
+    """Splits of other seeds, a table that has grown: the same bytes as computed alone, in any order."""
+    first, second = pixels()[:128], pixels()[64:].flip(0)
+    features(prior, first, tmp_path / "shared")
+    features(prior, pixels()[100:170], tmp_path / "shared")
+    before = seen(prior)
+    found = features(prior, second, tmp_path / "shared")
+    assert seen(prior) == before + cache.BATCH  # 22 images, in one batch
+    features(prior, second, tmp_path / "alone")
+    alone, shared = ({p.name: p for p in (tmp_path / kind).iterdir()} for kind in ("alone", "shared"))
+    assert [path.read_bytes() for path in alone.values()] == [shared[name].read_bytes() for name in alone]
+    torch.testing.assert_close(found, prior.features(second))
+    before = seen(prior)
+    features(prior, pixels().flip(0), tmp_path / "shared")
+    assert seen(prior) == before
+
+
+def test_nothing_is_taken_from_a_damaged_entry(
+    prior: Prior, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    features(prior, pixels(), tmp_path)
+    (path,) = tmp_path.iterdir()
+    data = bytearray(path.read_bytes())
+    data[200] ^= 1
+    path.write_bytes(data)
+    before = seen(prior)
+    torch.testing.assert_close(features(prior, pixels()[1:], tmp_path), prior.features(pixels()[1:]))
+    assert seen(prior) == before + 2 * N - 1
+    assert f"{path} is damaged" in caplog.text
+    assert path.exists()
+
+
+def test_a_few_inputs_share_nothing(prior: Prior, tmp_path: Path) -> None:
+    """The sums of a batch of another size may differ in their last digit."""
+    features(prior, pixels()[:9], tmp_path)
+    features(prior, pixels()[:10], tmp_path)
+    assert seen(prior) == 9 + 10
 
 
 @pytest.mark.parametrize("harm", ["cut", "flip", "empty", "strange"])
@@ -111,33 +151,36 @@ def test_a_full_disk_is_told_and_leaves_nothing(
 
 
 def test_memory_does_not_grow_with_the_number_of_rows(tmp_path: Path) -> None:
-    """400 MB of features take less than 100 MB of a process's own memory; mapped pages can be dropped."""
+    """400 MB, and as many taken from them, take less than 100 MB of a process's own: mapped pages can go."""
     code = """
 import re, sys, torch
 from pathlib import Path
 from suture.models.priors.feature_cache import cached
+import numpy as np
 shape, most = (100_000, 1024), []
+of = np.arange(200_000).view(np.uint8).reshape(-1, 16)
 def used():
     return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
 def features(rows):
     most.append(used())
-    return torch.full((len(range(*rows.indices(shape[0]))), shape[1]), float(rows.start))
-before = used()
-found = cached(Path(sys.argv[1]) / "a.features", shape, features, "alpha", "it")
+    return torch.full((len(rows), shape[1]), float(rows[0]))
+before, folder = used(), Path(sys.argv[1])
+found = cached(folder, "a", of, shape, features, "alpha", "it")
 assert found[99_999, 0] == 99_968
+grown = cached(folder, "a", of[1:], (99_999, 1024), features, "alpha", "it")
+assert grown[99_998, 0] == 99_968
 print(max(*most, used()) - before)
 """
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
-    written = (tmp_path / "a.features").stat().st_size
-    assert written > 400e6
+    assert all(path.stat().st_size > 400e6 for path in tmp_path.iterdir())
     assert int(done.stdout) < 100
 
 
 def test_the_entries_that_were_not_used_for_longest_are_deleted(
     prior: Prior, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An entry has 150 rows of 2 numbers, a header of 128 bytes and a digest: 1,360 bytes."""
-    monkeypatch.setattr(cache, "MOST_BYTES", 3_000)
+    """An entry has 192 rows of 2 numbers, a header of 128 bytes and 193 digests: 4,768 bytes."""
+    monkeypatch.setattr(cache, "MOST_BYTES", 10_000)
     made = []
     for age, step in ((300, 1), (200, 2)):
         features(prior, pixels() // step, tmp_path)
@@ -164,5 +207,5 @@ def test_a_long_pass_says_how_far_it_is(
     monkeypatch.setattr(cache, "PATIENCE", -1.0)
     with caplog.at_level(logging.WARNING):
         features(prior, pixels(), None)
-    assert "site 'alpha': the prior has read 64 of 150 images" in caplog.messages
-    assert "site 'alpha': the prior has read 150 of 150 images" in caplog.messages
+    assert "site 'alpha': the prior has read 64 of 192 images" in caplog.messages
+    assert "site 'alpha': the prior has read 192 of 192 images" in caplog.messages

@@ -16,7 +16,7 @@ from suture.methods.exchange import layout_of
 from suture.protocol.check import AllowedReply
 from suture.protocol.decisions import Decision, Rule
 from suture.protocol.egress import Egress, in_order
-from suture.protocol.messages import Labels, TaskData, TaskName
+from suture.protocol.messages import Labels, MaskTask, TaskData, TaskName
 from suture.protocol.precision import Transport
 
 _Rows = tuple[dict[str, Tensor], dict[str, Tensor]]
@@ -53,6 +53,7 @@ class Assigner:
         decisions: by what each site decides its classes, in its own names.
         rule: see `TaskData`.
         ledgers: the newest digest of each site's ledger.
+        masks: the step of secure aggregation of each site that takes part; None where updates are not masked.
     """
 
     method: Method
@@ -66,6 +67,7 @@ class Assigner:
     decisions: Mapping[str, Mapping[str, Decision]] = field(default_factory=dict)
     rule: Rule = "sensitivity"
     ledgers: Mapping[str, str] = field(default_factory=dict)
+    masks: Mapping[str, MaskTask] | None = None
 
     def assign(self, task: Task) -> dict[str, tuple[TaskData, AllowedReply]]:
         """Return the payload of every site in the order of their names, with what it may answer.
@@ -79,7 +81,7 @@ class Assigner:
         for site, member in sorted(self.registry.members.items()):
             rows = self.registry.rows_for(site, self.method.labels.view)
             rows = tuple(name for name in rows if name in known)
-            if not rows:
+            if not rows or (self.masks is not None and site not in self.masks):
                 continue
             payload, images = self._payload(task, site, rows, rows_of), member.n.get("train", 0)
             expected = expected_answer(
@@ -119,6 +121,7 @@ class Assigner:
             dict(self.decisions.get(site, {})),
             self.rule,
             self.ledgers.get(site),
+            self.masks[site] if self.masks is not None else None,
         )
 
     def _channels(self, rows: Labels) -> dict[str, Tensor]:

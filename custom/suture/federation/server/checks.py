@@ -11,11 +11,12 @@ from suture.core.labels import LabelType
 from suture.core.validation import flat, lasting
 from suture.federation.plan import Plan, Schedule, round_context
 from suture.federation.server.held_out import HeldOut
+from suture.federation.server.registry import SiteRegistry
 from suture.federation.server.selection import MEASURED_HERE, Best
 from suture.methods.base import Method
 from suture.protocol.messages import SiteInfo
 
-_FIXED = ("seed", "method", "hyperparameters", "model", "augmentation", "transport")
+_FIXED = ("seed", "method", "hyperparameters", "model", "augmentation", "transport", "secure_aggregation")
 """The parts of a plan that a later job of the experiment may not change."""
 
 
@@ -55,6 +56,33 @@ def check_liars(schedule: Schedule, sites: int) -> None:
         raise FederationError(
             f"robust.kind={robust.kind!r} with liars={robust.liars} needs {robust.fewest} sites or more, "
             f"and {sites} take part; remove [robust] or, with 3 sites or more, change liars or kind"
+        )
+
+
+def check_owners(plan: Plan, registry: SiteRegistry) -> None:
+    """Check before round 1 that enough sites send each row for secure aggregation.
+
+    A row of fewer would be no sum. It is refused rather than left at the sites, where it would never be
+    trained and yet be part of the model.
+
+    Raises:
+        FederationError: names each class with too few, and their sites.
+    """
+    if (secure := plan.secure_aggregation) is None:
+        return
+    if len(registry.members) < secure.fewest:
+        raise FederationError(
+            f"secure_aggregation with colluders={secure.colluders} needs {secure.fewest} sites or more, and "
+            f"{len(registry.members)} take part; remove the section, or lower colluders"
+        )
+    owners, senders = registry.owners(), registry.senders(plan.method)
+    few = {name: owners[name] for name, number in senders.items() if 0 < number < secure.fewest}
+    if few:
+        listed = "; ".join(f"{name} ({', '.join(sites) or 'none'})" for name, sites in few.items())
+        raise FederationError(
+            f"secure_aggregation adds the row of a class over its sites, {secure.fewest} or more, and these "
+            f"have fewer: {listed}. Leave such classes out at their sites, find more sites, choose a method "
+            "whose sites send all rows or keep their heads (vanilla, pfl), or remove the section"
         )
 
 

@@ -23,6 +23,7 @@ from suture.protocol.check import AllowedReply, check_reply
 from suture.protocol.messages import (
     Abstain,
     Evaluation,
+    Masking,
     Metrics,
     Reply,
     Scores,
@@ -50,7 +51,7 @@ log = logging.getLogger(__name__)
 IN_MEMORY = 128 * 2**20
 """Bytes of the updates of one exchange that wait in memory; the others wait on disk."""
 
-_R = TypeVar("_R", SiteInfo, Update, Scores, Evaluation, Abstain)
+_R = TypeVar("_R", SiteInfo, Masking, Update, Scores, Evaluation, Abstain)
 
 Line = dict[str, Any]
 """What history.jsonl says of one site, or of one round."""
@@ -167,15 +168,20 @@ class UpdateCollector:
         line: Line = {"status": "accepted"}
         if isinstance(reply, (Update, Scores, Evaluation)) and reply.spent:
             line["spent"] = asdict(reply.spent)
+        if isinstance(reply, Masking):
+            self._accepted_at[site] = time.monotonic()
         if isinstance(reply, Update):
-            norms = self._measure(reply, self._payloads[site], self._expected[site].egress)
-            self.bound.check(site, norms)
+            norms: Norms | None = None
+            if not self._expected[site].mask:  # else nothing can be told of it
+                norms = self._measure(reply, self._payloads[site], self._expected[site].egress)
+                self.bound.check(site, norms)
             self._put(site, tensors_of(reply))
             line |= {name: getattr(reply, name) for name in fields_with(Update, Trait.RECORDED)}
-            line["norm"] = rounded(norms.update)
             if not bool((reply.class_weights == 1).all()):
                 line["rows"] = dict(zip(reply.labels, reply.class_weights.tolist(), strict=True))
-            self.norms[site] = norms
+            if norms:
+                line["norm"] = rounded(norms.update)
+                self.norms[site] = norms
             self._accepted_at[site] = time.monotonic()
             # What stays in memory does not grow with the model: `updates` puts the tensors back.
             no_tensors: dict[str, Any] = {"shared": {}, "head": {}, "channels": {}}
@@ -276,6 +282,11 @@ class UpdateCollector:
         for site, update in sorted(self.replies(Update).items()):
             tensors = self._held[site] if site in self._held else load(self._path(site)).tensors
             yield site, replace(update, **tensor_fields(Update, tensors))
+
+    @property
+    def tasks(self) -> Mapping[str, TaskData]:
+        """What each site was sent in the exchange that was opened last."""
+        return self._payloads
 
     def empty(self) -> None:
         """Drop the updates of a closed exchange, in memory and on disk."""

@@ -20,7 +20,7 @@ from suture.federation.store import Rounds
 from suture.methods.base import ClassFacts, GlobalModel
 from suture.models.classifier import Layout
 from suture.protocol.decisions import Decisions
-from suture.protocol.messages import Abstain, TaskData
+from suture.protocol.messages import Abstain, Masking, MaskTask, TaskData
 from suture.protocol.packing import Packed
 
 
@@ -62,6 +62,7 @@ class Exchanges:
         facts: ClassFacts,
         state: RunState,
         decisions: Decisions | None = None,
+        masks: Mapping[str, MaskTask] | None = None,
     ) -> dict[str, Packed]:
         """Return the task of each site that is not excluded.
 
@@ -69,6 +70,7 @@ class Exchanges:
             number: the newest committed round.
             facts: of each class; they go down besides the model.
             decisions: by which the sites decide their test images.
+            masks: see `Assigner`.
         """
         if task.name == "train":
             # Noise may begin with a job, and makes an update longer than all before.
@@ -86,6 +88,7 @@ class Exchanges:
             facts.tensors,
             self.plan.transport,
             ledgers=self.ledgers.read(),
+            masks=masks,
         )
         if decisions:
             own = {site: decisions_of(decisions, registry, site) for site in registry.members}
@@ -101,7 +104,9 @@ class Exchanges:
         """
         lines = self.collector.close(missing)
         answers = self.collector.answers.items()
-        self.ledgers.note({s: r.ledger for s, r in answers if not isinstance(r, Abstain) and r.ledger})
+        self.ledgers.note(
+            {s: r.ledger for s, r in answers if not isinstance(r, (Abstain, Masking)) and r.ledger}
+        )
         return lines
 
     def undo(self, number: int, model: GlobalModel, state: RunState, states: Rounds) -> Undo | None:

@@ -70,6 +70,17 @@ def method_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]
     return [*notes, *facts.notes]
 
 
+def secure_notes(plan: Plan) -> list[str]:
+    """Return a note on what secure aggregation hides, what it does not, and what it switches off."""
+    if plan.secure_aggregation is None:
+        return []
+    return [
+        "Secure aggregation: the server added up masked updates. It knows who has which class, numbers of "
+        "images, weights, training losses and figures of each site, and no site's tensors. So max_update, "
+        "exclusion of a site, norms, cosines and marks of outliers were off; each site checked its update."
+    ]
+
+
 def unprotected_note(robust: RobustMerge, classes: Collection[str], round_: int | None = None) -> list[str]:
     """Return a note on the classes whose rows too few sites send for a robust merge.
 

@@ -147,5 +147,6 @@ def describe(record: Record, plan: Plan, schedule: Schedule, **facts: Any) -> No
     run |= {"labels": [], "sites": {}, "threads": {"server": 1}, "computed_on": {}}
     run |= {"started": started or now(), "status": "running", "error": None, "finished": None}
     run |= {"selected_round": None, "selection": schedule.selection, "left_out": []}
+    run |= {"secure_aggregation": asdict(plan.secure_aggregation)} if plan.secure_aggregation else {}
     run |= {"robust": asdict(schedule.robust)} if schedule.robust else {}
     record.update(**run | {"env": record.run.get("env", "flare")} | facts)

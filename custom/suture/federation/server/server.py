@@ -25,6 +25,7 @@ from suture.federation.server.checks import (
     check_label_type,
     check_liars,
     check_measurable,
+    check_owners,
     check_phase,
     check_selection,
 )
@@ -34,6 +35,7 @@ from suture.federation.server.exchanges import Exchanges, Undo
 from suture.federation.server.global_model import initial, read_model, served, unpack_model, with_labels
 from suture.federation.server.held_out import HeldOut
 from suture.federation.server.ledgers import LEDGERS, SiteLedgers
+from suture.federation.server.masks import Masks
 from suture.federation.server.norm_bound import NormBound, norm_of
 from suture.federation.server.notes import (
     exclusion_notes,
@@ -41,6 +43,7 @@ from suture.federation.server.notes import (
     method_notes,
     notes_at_start,
     older_state_notes,
+    secure_notes,
     unprotected_note,
     why_unmeasured,
 )
@@ -53,10 +56,11 @@ from suture.federation.store import Rounds
 from suture.methods.base import ClassFacts, GlobalModel, RoundContext
 from suture.methods.exchange import check_facts, layout_of
 from suture.methods.robust import Merged, check_fits, robustly_merged
+from suture.methods.secure_aggregation import check_secure
 from suture.models import WEIGHTS
 from suture.models.classifier import ENCODER
 from suture.models.weights import file_digest
-from suture.protocol.messages import Metrics, Scores, SiteInfo, Update
+from suture.protocol.messages import MaskTask, Metrics, Scores, SiteInfo, TaskName, Update
 from suture.protocol.outliers import outlying
 from suture.protocol.packing import Packed
 from suture.protocol.records import SiteRound
@@ -75,6 +79,7 @@ class Server:
         ledgers: see `SiteLedgers`; by default those of this experiment alone.
 
     Attributes:
+        masks: the server's part in secure aggregation; None without it.
         round: the newest committed round.
         model, state: of that round.
         unmeasured: why the sites did not measure a class, of those without a validation AUROC.
@@ -96,6 +101,7 @@ class Server:
     ) -> None:
         check_selection(schedule, plan.method, held_out)
         check_fits(schedule.robust, plan.method)
+        check_secure(plan.secure_aggregation, plan.method, schedule.robust)
         plan.method.phases(schedule.rounds)  # raises where there are too few
         self.plan, self.schedule = plan, schedule
         constant = f"fixed/{ENCODER}" if plan.model.train != "all" else ""
@@ -103,6 +109,8 @@ class Server:
         self.collector = UpdateCollector(self.states.folder / "spool", self.record.event)
         held = SiteLedgers(ledgers or self.states.folder / LEDGERS)
         self.exchanges = Exchanges(plan, schedule, self.collector, held)
+        secure = plan.secure_aggregation
+        self.masks = Masks(plan, self.states.folder, self.collector, self.record.event) if secure else None
         self.aggregator = Aggregator(plan, schedule, held_out)
         self.registry = SiteRegistry({}, ())
         self.round = 0
@@ -141,6 +149,7 @@ class Server:
             agreed = Agreement(model.labels, agreed.label_map, agreed.accept, *of_experiment)
         self.registry = admit(answered, agreed, lines, schedule.min_sites)
         check_liars(schedule, len(self.registry.members))
+        check_owners(self.plan, self.registry)
         infos = {site: answered[site] for site in self.registry.members}
         check_label_type(method, self.registry.label_type)
         check_measurable(schedule, infos, found.state.standings.best if found else None)
@@ -195,6 +204,7 @@ class Server:
             few = [name for name, sites in registry.senders(plan.method).items() if sites < robust.fewest]
             record.update(unprotected=few)
             notes += unprotected_note(robust, few)
+        notes += secure_notes(plan)
         record.update(notes=notes)
         relations = self.schedule.relations
         related = [name for name in relations.with_ancestors(labels) if name in relations.parents]
@@ -235,24 +245,32 @@ class Server:
         over = self.state.standings.over(self.round - late, self.schedule.patience)
         return over or self.round >= self.schedule.rounds
 
-    def assign(self) -> dict[str, Packed]:
-        """Return the training task of the next round for each site."""
+    def assign(self, masks: Mapping[str, MaskTask] | None = None) -> dict[str, Packed]:
+        """Return the training task of the next round for each site.
+
+        Args:
+            masks: of each site that takes part, where updates are masked; see `Masks.updates`.
+        """
         ctx = self.aggregator.context(self.round + 1)
         self.record.event("round", round=ctx.round, phase=ctx.phase.name)
         self.state = replace(self.state, bound=self.state.bound.in_phase(ctx.phase.name))
-        return self._send(Task("train", ctx.round, ctx.phase.name), self.model)
+        return self._send(Task("train", ctx.round, ctx.phase.name), self.model, masks)
+
+    def close_updates(self, missing: Mapping[str, str]) -> list[str]:
+        """End the exchange of masked updates; return the sites whose update has arrived."""
+        self._close(missing)
+        return self.collector.accepted()
 
     @property
     def quorum(self) -> int:
-        """Number of usable updates that a round needs, a robust merge included."""
-        robust = self.schedule.robust
-        return max(
-            needed(self.schedule.min_sites, len(self.registry.members)), robust.fewest if robust else 0
-        )
+        """Number of usable updates that a round needs, for a robust merge or a sum too."""
+        needs = self.schedule.robust or self.plan.secure_aggregation
+        return max(needed(self.schedule.min_sites, len(self.registry.members)), needs.fewest if needs else 0)
 
-    def receiver(self) -> Receiver:
+    def receiver(self, task: TaskName = "train") -> Receiver:
         """Return where the transport delivers the answers of the open exchange."""
-        return self.collector.receiver(self.quorum, self.schedule.grace)
+        collector = self.masks.collector if self.masks and task == "mask" else self.collector
+        return collector.receiver(self.quorum, self.schedule.grace)
 
     def close_round(self, missing: Mapping[str, str]) -> None:
         """Aggregate the accepted updates and commit the round; with too few, the model stays unchanged.
@@ -262,8 +280,12 @@ class Server:
             OSError: the round could not be committed; the one before stands.
         """
         ctx = replace(self.aggregator.context(self.round + 1), sites=len(self.registry.members))
-        self._close(missing)
         collector, members = self.collector, self.registry
+        if self.masks:
+            self.masks.close(missing)
+            self.masks.added_to(collector.lines)
+        else:
+            self._close(missing)
         lost = collector.abstained("missing_state")
         self.state = replace(self.state, holders=self.state.holders - lost)
         usable = collector.accepted()
@@ -271,16 +293,19 @@ class Server:
         if undo or len(usable) < self.quorum:
             self._failed(collector.summary(ctx.round, ctx.phase.name, members.named), usable, undo)
             return
+        merged = self._merged(Updates(collector, members), ctx)
+        if merged is None:
+            self._failed(collector.summary(ctx.round, ctx.phase.name, members.named), usable, None)
+            return
         self._failures = 0
         self._note_validation()
-        merged = self._merged(Updates(collector, members), ctx)
         model = self.aggregator.aggregate(self.model, merged.updates, ctx)
         removable = self.plan.method.about.removable
         if removable:
             keep_updates(self.states.folder, ctx.round, zip(usable, Updates(collector, members), strict=True))
         states = {site: update.state for site, update in collector.replies(Update).items()}
         self._note(older_state_notes(ctx.round, states, self.state.sent))
-        norms = {site: collector.norms[site] for site in usable}
+        norms = {site: collector.norms[site] for site in usable if site in collector.norms}
         line = collector.summary(ctx.round, ctx.phase.name, members.named)
         for site, kept in zip(usable, merged.kept, strict=False):
             line["sites"][site]["kept"] = kept
@@ -291,7 +316,7 @@ class Server:
             pending=line,
             holders=self.state.holders.union(usable),
             norms={site: norm.update for site, norm in norms.items()},
-            received=max(map(self.state.bound.model, norms.values())),
+            received=max(map(self.state.bound.model, norms.values()), default=0.0),
             bound=replace(self.state.bound.after(norms), radii=merged.radii),
             sent=self.state.sent | dict.fromkeys(usable, ctx.round),
         )
@@ -301,8 +326,14 @@ class Server:
         collector.empty()
         self.record.event("committed", round=ctx.round, seconds=line["seconds"])
 
-    def _merged(self, updates: Updates, ctx: RoundContext) -> Merged:
-        """Return the updates as the job's robust merge leaves them; note rows that too few sites sent."""
+    def _merged(self, updates: Updates, ctx: RoundContext) -> Merged | None:
+        """Return the updates as a robust merge, or secure aggregation, leaves them; None where that failed.
+
+        Rows that too few sites sent are noted.
+        """
+        if self.masks:
+            collector = self.collector
+            return self.masks.merged(self.model, collector.updates(), collector.tasks, self.registry)
         robust, before = self.schedule.robust, None
         if robust is None:
             return Merged(updates)
@@ -318,6 +349,9 @@ class Server:
         self._failures += 1
         reasons = {s: x["reason"] for s, x in line["sites"].items() if s not in usable} | self.state.excluded
         why = f"round {line['round']}: {len(usable)} usable updates of {self.quorum} needed; "
+        if self.masks and self.masks.stuck:
+            reasons |= {site: str(one["reason"]) for site, one in self.masks.lines.items()}
+            why += f"{self.masks.stuck}; "
         why += list_reasons(reasons)
         self.record.history(line | {"status": "unchanged"})
         self.record.event("unchanged", round=line["round"], why=why)
@@ -448,10 +482,12 @@ class Server:
 
     # Used by several steps
 
-    def _send(self, task: Task, model: GlobalModel) -> dict[str, Packed]:
+    def _send(
+        self, task: Task, model: GlobalModel, masks: Mapping[str, MaskTask] | None = None
+    ) -> dict[str, Packed]:
         decisions = self.fitted.decisions if self.fitted and task.split == "test" else None
         return self.exchanges.assign(
-            task, self.round, model, self.registry, self._facts, self.state, decisions
+            task, self.round, model, self.registry, self._facts, self.state, decisions, masks
         )
 
     def _close(self, missing: Mapping[str, str]) -> dict[str, Line]:

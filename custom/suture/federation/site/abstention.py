@@ -24,6 +24,7 @@ from suture.core.errors import (
 from suture.core.files import append_line, make_folder, read_records
 from suture.learning.loss_scale import GradientOverflow
 from suture.learning.step_losses import NonFiniteLoss
+from suture.protocol.masking import MaskingRefused
 from suture.protocol.messages import Abstain, Reason, TaskData
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ _REASONS: tuple[tuple[type[BaseException], Reason], ...] = (
     (BudgetSpent, "budget"),
     (LedgerBroken, "ledger"),
     (LabelViewRefused, "label_view"),
+    (MaskingRefused, "masking"),
     (MissingState, "missing_state"),
     (ComputationChanged, "computation"),
     (NonFiniteLoss, "non_finite_loss"),

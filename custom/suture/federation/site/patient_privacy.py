@@ -12,7 +12,7 @@ from suture.core.errors import ConfigError
 from suture.data.config import SiteConfig
 from suture.federation.accounting import MULTIPLIERS, Mechanism, multiplier_for
 from suture.federation.plan import Plan, round_context
-from suture.learning.patient_privacy import refuse_batch_norm, sampling_rate, steps_of_round
+from suture.learning.patient_privacy import refuse_batch_norm
 from suture.learning.training import set_training
 from suture.methods.base import settled
 from suture.models.classifier import Classifier, Layout
@@ -46,7 +46,8 @@ def mechanism_of_round(
             f"[privacy] epsilon: a batch has {local.batch_size} patients, and the site about {patients} (a "
             "noisy number); set batch_size under [training] in suture.toml to at most a tenth of its patients"
         )
-    return Mechanism(multiplier, sampling_rate(local, patients), steps_of_round(local, patients))
+    rate, steps = local.draws_of(patients)
+    return Mechanism(multiplier, rate, steps * (1 if local.iterations else local.epochs))
 
 
 def planned_multiplier(plan: Plan, config: SiteConfig, rounds: int, patients: int) -> float:

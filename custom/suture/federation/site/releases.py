@@ -19,6 +19,7 @@ from pydantic_core import to_jsonable_python
 
 from suture.core.atlas import read_atlas
 from suture.core.errors import SutureError
+from suture.core.noise import gaussian
 from suture.core.relations import Relations
 from suture.core.validation import in_words
 from suture.data.config import SiteConfig
@@ -30,7 +31,7 @@ from suture.federation.site.first_counts import FirstCounts
 from suture.federation.site.ledger import FILE, RELEASE, Ledger, Release, release_of, spent_on
 from suture.federation.site.patient_privacy import count_mechanism, mechanism_of_round, planned_multiplier
 from suture.federation.store import Rounds, read_state
-from suture.learning.patient_privacy import PatientPrivacy, gaussian
+from suture.learning.patient_privacy import PatientPrivacy
 from suture.models.classifier import Layout
 from suture.protocol.check import AllowedReply
 from suture.protocol.messages import Labels, Reply, TaskData, Update
@@ -237,7 +238,7 @@ class Releases:
         context = {"own": allowed.own, "images": allowed.images, "rounds": self._rounds if trains else 0}
         context |= {"computation": self._config.training.computation}
         context |= {"limits": [limits.min_count, limits.min_loss, limits.round_counts]}
-        asked = pack(replace(task, committed=task.committed if trains else 0, best=0, ledger=None))
+        asked = pack(replace(task, committed=task.committed if trains else 0, best=0, ledger=None, mask=None))
         return digest(Packed(asked.tensors, {"task": asked.header, **context}))
 
     def _files(self, task: TaskData) -> Rounds:

@@ -21,6 +21,7 @@ from suture.core.files import FolderLock
 from suture.data.config import SiteConfig
 from suture.federation.plan import Plan, code_hash, round_context
 from suture.federation.site.abstention import LabelViewRefused, abstention, record_error
+from suture.federation.site.masks import SiteMasks
 from suture.federation.site.patient_privacy import check_batch_norm, check_protected
 from suture.federation.site.releases import Answer, Releases
 from suture.federation.site.states import States
@@ -32,6 +33,8 @@ from suture.models.classifier import Classifier, Layout, load_tensors
 from suture.models.priors import check_width
 from suture.models.saved import save_model
 from suture.protocol.check import AllowedReply
+from suture.protocol.egress import OWNERS
+from suture.protocol.masking import Identity
 from suture.protocol.messages import Evaluation, Metrics, Reply, Scores, SiteInfo, TaskData, Update
 from suture.protocol.packing import Packed, pack
 from suture.protocol.precision import received
@@ -56,6 +59,7 @@ class Site:
         folder: of its states, its kept answers and its error log in this experiment, outside any job's run
             directory: `experiment_folder`.
         load: reads its data; by default as its suture.toml says.
+        identity: signs its keys of secure aggregation; by default a key of this process.
     """
 
     def __init__(
@@ -66,11 +70,13 @@ class Site:
         rounds: int,
         folder: Path,
         load: Callable[[], SiteSamples] | None = None,
+        identity: Identity | None = None,
     ) -> None:
         self.name, self.config, self.plan, self.rounds, self.folder = name, config, plan, rounds, folder
         self.states = States(name, plan, config.training, folder)
         self.trainer = Trainer(name, config, plan, self.states, folder, load)
         self.releases = Releases(plan, config, rounds, folder)
+        self.masks = SiteMasks(name, plan, folder, identity or Identity())
         self._lock: FolderLock | None = None  # from the first task on
 
     def answer(self, task: TaskData) -> Answer:
@@ -90,6 +96,10 @@ class Site:
             check_consent(self.name, self.plan, self.config)
             self.releases.ledger.confirm(task.ledger)
             self.states.retain(task.best)
+            if task.task == "mask":
+                return self._mask(task)
+            if secure := task.task == "train" and self.plan.secure_aggregation is not None:
+                self.masks.begin(task)
             with self.trainer.on_device():
                 task = received(task, self._layout(task), self.plan.transport)
                 allowed = self._allowed(task)
@@ -101,7 +111,8 @@ class Site:
                 elif task.task == "train" and not self.states.files.is_whole(task.round):
                     self._train(task, allowed)
                     self.releases.spend(task)
-                return self.releases.leave(*kept, allowed)
+                answer = self.releases.leave(*kept, allowed)
+                return self.masks.masked(answer, task, allowed) if secure else answer
         except Aborted:
             raise  # no error of the site, and no answer: the task is performed again where the run goes on
         except Exception as error:
@@ -119,6 +130,15 @@ class Site:
     def _allowed(self, task: TaskData) -> AllowedReply:
         """Return what the site may answer."""
         return self.releases.allowed(task, self.trainer.data[0].names, self._images, self._layout(task))
+
+    def _mask(self, task: TaskData) -> Answer:
+        """Take a step of secure aggregation."""
+        own, method = self.trainer.data[0].names, self.plan.method
+        named = task.mask.numbers if task.mask else {}
+        owned = method.egress(Layout({}, {})).class_weight == OWNERS
+        sent = tuple(name for name in named if name in own or not owned)
+        step = self.masks.step(task, sent if method.exchange.personal == "nothing" else ())
+        return Answer(pack(step), self.releases.allowed(task, own, self._images, Layout({}, {})))
 
     @property
     def _images(self) -> int:

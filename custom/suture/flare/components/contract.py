@@ -24,13 +24,13 @@ from suture.methods.base import Method
 from suture.models.classifier import HEADS, Layout
 from suture.protocol import egress
 from suture.protocol.check import AllowedReply, check_reply
-from suture.protocol.messages import LARGEST, Labels, SiteInfo, TaskName, Update, rounded
+from suture.protocol.messages import LARGEST, Labels, SiteInfo, TaskName, Trait, Update, fields_with, rounded
 from suture.protocol.packing import Packed, unpack
 
 LABELS, PHASE, CHANNELS, IMAGES, COUNTS = "labels", "phase", "channels", "images", "counts"
 
 _INTRODUCTION = frozenset({LABELS, IMAGES, COUNTS})
-_RESULT = frozenset({LABELS, CHANNELS, "weight", "class_weights", "scalars", "train_loss"})
+_RESULT = frozenset({LABELS, CHANNELS, "class_weights", *fields_with(Update, Trait.RECORDED)})
 _HEAD, _BACKBONE = HEADS[0], "backbone."
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -136,19 +136,18 @@ class Contract:
         meta, declared = _declared(dxo, _RESULT), allowed.egress
         if LABELS not in meta:
             raise RejectedUpdate("the result names no labels; send it with suture.flare.client.send")
-        weight = meta.get(
+        weight: Any = meta.get(
             "weight", _fixed((0, 1) if declared.over_classes else declared.weight, allowed.images)
         )
         each = _fixed(declared.class_weight, weight)
         counted = allowed.own if declared.class_weight == egress.OWNERS else allowed.labels
         fixed = [each if name in counted else 0.0 for name in allowed.labels]
-        if not isinstance(channels := meta.get(CHANNELS, {}), Mapping):
+        if not isinstance(channels := meta.pop(CHANNELS, {}), Mapping):
             raise RejectedUpdate(f"channels are a {type(channels).__name__} instead of a table")
         groups = zip(("shared", "head", "channels"), (*self.split(dxo.data), channels), strict=True)
         tensors = {f"{group}/{n}": as_tensor(n, t) for group, named in groups for n, t in named.items()}
-        tensors["class_weights"] = as_tensor("class_weights", meta.get("class_weights", fixed), torch.float64)
-        header = {name: meta[name] for name in (LABELS, "scalars", "train_loss") if name in meta}
-        header |= {"type": "update", "round": 0, "weight": weight, "kind": declared.kind}
+        tensors["class_weights"] = as_tensor("class_weights", meta.pop("class_weights", fixed), torch.float64)
+        header = {**meta, "type": "update", "round": 0, "weight": weight, "kind": declared.kind}
         update = unpack(Packed(tensors, header))
         assert isinstance(update, Update)
         check_reply(update, allowed)
@@ -256,14 +255,14 @@ def check_labels(labels: Iterable[str]) -> Labels:
     return LabelSet(tuple(map(check_spelling, labels))).names
 
 
-def _declared(dxo: DXO, fields: frozenset[str]) -> Mapping[str, Any]:
-    """Return the meta of a DXO, whose fields are all declared."""
+def _declared(dxo: DXO, fields: frozenset[str]) -> dict[str, Any]:
+    """Return a copy of the meta of a DXO, whose fields are all declared."""
     kind = isinstance(dxo.data_kind, str) and dxo.data_kind == DataKind.WEIGHTS
     if not kind or not isinstance(dxo.data, dict) or not all(isinstance(name, str) for name in dxo.data):
         raise RejectedUpdate(
             f"{shown(dxo.data_kind)} instead of WEIGHTS by name; set params_transfer_type to FULL"
         )
-    meta: Mapping[str, Any] = dxo.meta
+    meta: dict[str, Any] = dict(dxo.meta)
     if stray := meta.keys() - fields:
         raise RejectedUpdate(f"meta has the undeclared field {shown(min(map(str, stray)))}")
     return meta

@@ -1,19 +1,21 @@
-"""Features of a frozen network, cached on disk: they are computed once for all runs.
+"""Features of a frozen network, cached on disk: each input is read once, by whatever runs share the folder.
 
-An entry is one file, named by a hash of everything that its numbers depend on, including the pixels: runs
-that share a folder share their entries. It is a NumPy array with its SHA-256 behind it, written a batch at a
-time and then mapped, so memory does not grow with the number of images.
+An entry is one file: the features of all inputs of a party, named by a hash of them and of everything else
+that the numbers depend on. It is a NumPy array with a digest of each input and a SHA-256 behind it, written a
+batch at a time and then mapped, so memory does not grow with the number of inputs. A new entry takes what it
+can from others of the same network: other splits of the same images, or a table that has grown.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -28,11 +30,12 @@ from suture.models.priors.prior import Prior
 
 LOG = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 """The format of an entry; a new number invalidates every older entry."""
 
 BATCH = 64
-"""Images at a time; constant, because another number gives other sums."""
+"""Inputs at a time; constant, because another number gives other sums. With it features do not depend on what
+else is in a batch (a test compares bytes); a party of fewer inputs shares nothing."""
 
 PATIENCE = 30.0
 """Seconds between two messages about progress."""
@@ -42,8 +45,11 @@ MOST_BYTES = 64 * 2**30
 
 SUFFIX = ".features"
 
-Compute = Callable[[slice], Tensor]
-"""Returns features of some rows, at most `BATCH`."""
+Compute = Callable[[Tensor], Tensor]
+"""Returns features of the inputs of these numbers, at most `BATCH`."""
+
+_DIGEST = 16
+"""Bytes of an input's digest."""
 
 
 def cached_features(
@@ -64,21 +70,26 @@ def cached_features(
         DataError: the folder cannot be written (full, read-only); nothing is then left in it.
     """
 
-    def features(rows: slice) -> Tensor:
+    def features(rows: Tensor) -> Tensor:
         return prior.features(moved(images[rows], device))
 
     shape = (len(images), prior.width)
     if folder is None:
-        return torch.cat([torch.empty(0, prior.width), *in_batches(shape, features, site, "the prior")])
-    path = folder / f"prior-{_key(prior, images, device)}{SUFFIX}"
-    return cached(path, shape, features, site, "the prior")
+        every = in_batches(shape[0], torch.arange(shape[0]), features, site, "the prior")
+        return torch.cat([torch.empty(0, prior.width), *every])
+    how = key("prior", FORMAT, prior.digest, device_name(device), torch.get_num_threads())
+    return cached(folder, how, digests({"image": images}), shape, features, site, "the prior")
 
 
-def cached(path: Path, shape: tuple[int, ...], features: Compute, site: str, reader: str) -> Tensor:
+def cached(
+    folder: Path, how: str, of: np.ndarray, shape: tuple[int, ...], features: Compute, site: str, reader: str
+) -> Tensor:
     """Return features from an entry of a cache; one that is missing or damaged is made and written.
 
     Args:
-        path: of the entry, in a folder that is made if it does not exist.
+        folder: made if it does not exist.
+        how: a `key` of all that the numbers depend on but the inputs.
+        of: the `digests` of the inputs.
         shape: of the features, float32 ``[n, d]`` or of several views ``[n, k, d]``.
         site, reader: names of the site, and of what computes the features, for messages.
 
@@ -90,16 +101,17 @@ def cached(path: Path, shape: tuple[int, ...], features: Compute, site: str, rea
     """
     if not shape[0]:
         return torch.empty(shape)
-    found = _read(path, shape)
+    path = folder / f"{how}-{hashlib.sha256(of.data).hexdigest()[:16]}{SUFFIX}"
+    found = _read(path, shape, of)
     if found is not None:
         return found
     try:
         with only_maker(path):  # another process may be doing just that
-            found = _read(path, shape)
+            found = _read(path, shape, of)
             if found is None:
-                _write(path, shape, in_batches(shape, features, site, reader))
+                _write(path, shape, of, _with_others(path, shape, of, features, site, reader))
                 _limit(path)
-                found = _read(path, shape)
+                found = _read(path, shape, of)
     except OSError as error:
         size = math.prod(shape) * 4 / 1e6
         raise DataError(
@@ -111,59 +123,110 @@ def cached(path: Path, shape: tuple[int, ...], features: Compute, site: str, rea
     return found
 
 
-def _key(prior: Prior, images: Tensor, device: torch.device | str) -> str:
-    """Return a hash of the prior, the pixels, and what changes the last digits of the features."""
-    how = [device_name(device), torch.get_num_threads()]
-    facts = [FORMAT, prior.digest, list(images.shape), str(images.dtype), _digest(images), how]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+def key(kind: str, *facts: object) -> str:
+    """Return the beginning of the names of entries whose numbers depend on these facts."""
+    return f"{kind}-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}"
 
 
-def _digest(tensor: Tensor) -> str:
-    return hashlib.sha256(tensor.contiguous().numpy().data).hexdigest()
+def digests(inputs: Mapping[str, Tensor]) -> np.ndarray:
+    """Return a digest of each input: uint8 ``[n, 16]``.
+
+    Args:
+        inputs: tensors ``[n, ...]`` on the CPU, perhaps memory-mapped.
+    """
+    tensors = [(f"{name} {t.dtype} {tuple(t.shape[1:])} ".encode(), t) for name, t in sorted(inputs.items())]
+    rows = range(len(tensors[0][1]))
+    return digests_of(b"".join(form + t[row].numpy().tobytes() for form, t in tensors) for row in rows)
 
 
-def in_batches(shape: tuple[int, ...], features: Compute, site: str, reader: str) -> Iterator[Tensor]:
-    """Yield features of that shape, `BATCH` rows at a time, on the CPU; a log line tells of progress."""
+def digests_of(contents: Iterable[bytes]) -> np.ndarray:
+    """Return a digest of each content: uint8 ``[n, 16]``."""
+    found = b"".join(hashlib.blake2b(content, digest_size=_DIGEST).digest() for content in contents)
+    return np.frombuffer(found, np.uint8).reshape(-1, _DIGEST)
+
+
+def in_batches(n: int, wanted: Tensor, features: Compute, site: str, reader: str) -> Iterator[Tensor]:
+    """Yield the features of some of n inputs, `BATCH` at a time, on the CPU; a log line tells of progress."""
     reported = time.monotonic()
-    for start in range(0, shape[0], BATCH):
-        rows = slice(start, start + BATCH)
-        yield features(rows).cpu()
+    for done, rows in enumerate(torch.split(wanted, BATCH)):
+        filled = min(n, BATCH) - len(rows)  # the last batch has the size of the others
+        yield features(torch.cat([rows, torch.arange(filled)]))[: len(rows)].cpu()
         if time.monotonic() - reported > PATIENCE:
             reported = time.monotonic()
-            done = min(rows.stop, shape[0])
+            read = done * BATCH + len(rows)
             # A warning, because a plain loop shows nothing below that level, and this may take minutes.
-            LOG.warning("site %r: %s has read %d of %d images", site, reader, done, shape[0])
+            LOG.warning("site %r: %s has read %d of %d images", site, reader, read, len(wanted))
 
 
-def _read(path: Path, shape: tuple[int, ...]) -> Tensor | None:
-    """Return the features of an entry; None where it is missing, truncated or damaged."""
-    if not path.is_file():
-        return None
+def _with_others(
+    path: Path, shape: tuple[int, ...], of: np.ndarray, features: Compute, site: str, reader: str
+) -> Iterator[np.ndarray]:
+    """Yield an entry's features, `BATCH` at a time: those that another entry has are not computed."""
+    n = shape[0]
+    entry, row, others = np.full(n, -1), np.zeros(n, int), list[np.ndarray]()
+    group = path.name.removesuffix(SUFFIX).rpartition("-")[0]
+    for other in sorted(path.parent.glob(f"{group}-*{SUFFIX}")) if n >= BATCH else ():
+        opened = None if other == path or (entry >= 0).all() else _opened(other)
+        if opened is None or len(opened[0]) < BATCH or opened[0].shape[1:] != shape[1:]:
+            continue
+        where = {digest.tobytes(): k for k, digest in enumerate(opened[1])}
+        for k in np.flatnonzero(entry < 0):
+            if (at := where.get(of[k].tobytes())) is not None:
+                entry[k], row[k] = len(others), at
+        others.append(opened[0])
+    lacking = torch.from_numpy(np.flatnonzero(entry < 0))
+    computed = (one for batch in in_batches(n, lacking, features, site, reader) for one in batch.numpy())
+    for start in range(0, n, BATCH):
+        batch = slice(start, start + BATCH)
+        yield np.stack(
+            [
+                next(computed) if source < 0 else others[source][at]
+                for source, at in zip(entry[batch], row[batch], strict=True)
+            ]
+        )
+
+
+def _opened(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return an entry's features, mapped, and the digests of its inputs; None where it is damaged."""
     try:
         with named_regular(path) as opened, open_regular(path) as file:
             found = np.load(opened, mmap_mode="c", allow_pickle=False)
-            file.seek(-32, os.SEEK_END)
-            whole = hashlib.sha256(found.data).digest() == file.read()
-        if whole and (found.shape, found.dtype) == (shape, np.float32):
-            os.utime(path)
-            return torch.from_numpy(found)
+            file.seek(-(len(found) * _DIGEST + 32), os.SEEK_END)
+            of = file.read(len(found) * _DIGEST)
+            whole = hashlib.sha256(found.data)
+            whole.update(of)
+            if whole.digest() == file.read() and found.dtype == np.float32:
+                return found, np.frombuffer(of, np.uint8).reshape(-1, _DIGEST)
     except (ValueError, OSError, EOFError):
         pass
     LOG.warning("cache entry %s is damaged; it is made again", path)
     return None
 
 
-def _write(path: Path, shape: tuple[int, ...], batches: Iterator[Tensor]) -> None:
+def _read(path: Path, shape: tuple[int, ...], of: np.ndarray) -> Tensor | None:
+    """Return the features of an entry; None where it is missing, damaged, or of other inputs."""
+    if not path.is_file():
+        return None
+    opened = _opened(path)
+    if opened is None:
+        return None
+    if opened[0].shape != shape or not np.array_equal(opened[1], of):
+        LOG.warning("cache entry %s is damaged; it is made again", path)
+        return None
+    os.utime(path)
+    return torch.from_numpy(opened[0])
+
+
+def _write(path: Path, shape: tuple[int, ...], of: np.ndarray, batches: Iterator[np.ndarray]) -> None:
     """Write an entry, to a file rather than to memory that is mapped: a full disk is then an error."""
     whole = hashlib.sha256()
     with replacing(path) as temporary, temporary.open("xb") as file:
         temporary.chmod(0o600)
         described = {"descr": "<f4", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, described)
-        for batch in batches:
-            content = batch.contiguous().numpy().data
-            whole.update(content)
-            file.write(content)
+        for content in itertools.chain(batches, [of]):
+            whole.update(content.data)
+            file.write(content.data)
         file.write(whole.digest())
 
 

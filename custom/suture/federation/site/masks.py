@@ -1,0 +1,156 @@
+"""A site's part in secure aggregation: it masks its update, and checks first what the server cannot any more.
+
+Keys live in memory: a process that is killed takes part again from the next attempt on. What was revealed is
+written down before it leaves, because the sums of one round over two lists of survivors differ by an update.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from suture.core.errors import RejectedUpdate
+from suture.core.files import make_folder, read_json, write_json
+from suture.core.validation import OPEN, parse
+from suture.federation.plan import Plan
+from suture.federation.server.norm_bound import Measure, NormBound
+from suture.federation.site.releases import Answer
+from suture.protocol.check import AllowedReply, check_reply
+from suture.protocol.masked_updates import in_ring, received_of, with_ring
+from suture.protocol.masking import Attempt, Identity, MaskingRefused, Participant, rows_of
+from suture.protocol.messages import Labels, Masking, MaskTask, TaskData, Update
+from suture.protocol.packing import pack, unpack
+
+FILE = "masks.json"
+"""File of what the site has revealed in an experiment."""
+
+LARGEST_UPDATE = 100.0
+"""Largest norm of an update, in norms of the received model: the default of `max_update`, which is off."""
+
+
+@dataclass(frozen=True, config=OPEN)
+class _Said:
+    """The content of `FILE`.
+
+    Attributes:
+        numbers: of its classes, which the server may not change: a row would be added to other rows.
+        revealed: for each round, the digest of the sums to which the site has revealed its shares.
+    """
+
+    numbers: dict[str, int] = Field(default_factory=dict)
+    revealed: dict[str, str] = Field(default_factory=dict)
+
+
+class SiteMasks:
+    """The masks of a site in one experiment.
+
+    Args:
+        folder: of the experiment at the site.
+        identity: signs the site's keys.
+    """
+
+    def __init__(self, site: str, plan: Plan, folder: Path, identity: Identity) -> None:
+        self._site, self._plan, self._folder, self._identity = site, plan, folder, identity
+        self._numbers: dict[str, int] = {}
+        self._part: Participant | None = None
+
+    def step(self, task: TaskData, sent: Labels) -> Masking:
+        """Take one step of an attempt.
+
+        Args:
+            sent: those of the site's classes whose rows it sends.
+
+        Raises:
+            MaskingRefused: the server asks for what would reveal an update, or the attempt began elsewhere.
+        """
+        secure, mask = self._plan.secure_aggregation, task.mask
+        if secure is None or mask is None:
+            raise MaskingRefused("the job has no secure aggregation")
+        if mask.step == "keys":
+            numbers = {name: mask.numbers[name] for name in sent if name in mask.numbers}
+            said = self._said()
+            if len(set(numbers.values())) < len(numbers) or any(
+                said.numbers.get(name, number) != number for name, number in numbers.items()
+            ):
+                raise MaskingRefused("the server has given the site's classes other numbers than before")
+            self._write(replace(said, numbers=said.numbers | numbers))
+            attempt = Attempt(self._plan.experiment, task.round, mask.attempt, secure.colluders)
+            self._numbers = numbers
+            self._part = Participant(self._site, attempt, list(numbers.values()), self._identity)
+            return Masking("keys", keys=self._part.keys)
+        part = self._current(task, mask)
+        if mask.step == "shares":
+            return Masking("shares", sealed=part.shares(mask.roster))
+        if mask.step == "survivors":
+            return Masking("survivors", signature=part.sign(mask.survivors))
+        revealed = part.reveal(mask.signatures)
+        self._reveal_once(task.round, part)
+        return revealed
+
+    def _current(self, task: TaskData, mask: MaskTask | None) -> Participant:
+        part = self._part
+        if (
+            part is None
+            or mask is None
+            or (part.attempt.number, part.attempt.round) != (mask.attempt, task.round)
+        ):
+            raise MaskingRefused("this process has no keys of this attempt, as after a restart")
+        return part
+
+    def _reveal_once(self, round_: int, part: Participant) -> None:
+        """Note the sums to which the site is about to reveal its shares.
+
+        Raises:
+            MaskingRefused: it has revealed them to other sums of this round.
+        """
+        rows = rows_of(part.attempt, part.roster, part.present)
+        sums = {site: rows[site] for site in part.survivors}
+        now = hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
+        said = self._said()
+        if said.revealed.get(str(round_), now) != now:
+            raise MaskingRefused(
+                f"round {round_} was added up over other sites before; the difference would be an update. "
+                "Repeat it with the same sites, or begin a new experiment"
+            )
+        self._write(replace(said, revealed=said.revealed | {str(round_): now}))
+
+    def _said(self) -> _Said:
+        path = self._folder / FILE
+        return parse(_Said, read_json(path), str(path)) if path.exists() else _Said()
+
+    def _write(self, said: _Said) -> None:
+        make_folder(self._folder)
+        write_json(self._folder / FILE, {"numbers": said.numbers, "revealed": said.revealed})
+
+    def begin(self, task: TaskData) -> None:
+        """Take the shares of the other sites, before anything is trained.
+
+        Raises:
+            MaskingRefused: they are not those of this attempt.
+        """
+        part = self._current(task, task.mask)
+        if task.mask is None or task.mask.step != "update" or not self._numbers.keys() <= set(task.labels):
+            raise MaskingRefused("the server asks for an update outside of secure aggregation")
+        part.receive(task.mask.sealed)
+
+    def masked(self, answer: Answer, task: TaskData, allowed: AllowedReply) -> Answer:
+        """Return the answer with a masked update, once it has passed what the server checks of a plain one.
+
+        Raises:
+            MaskingRefused: it has not, or a number is out of range; names it.
+        """
+        part, update = self._current(task, task.mask), unpack(answer.packed)
+        assert isinstance(update, Update)
+        try:
+            check_reply(update, replace(answer.allowed or allowed, mask=None))
+            NormBound(LARGEST_UPDATE).check(self._site, Measure()(update, task, allowed.egress))
+        except RejectedUpdate as error:
+            raise MaskingRefused(f"{self._site}: {error}") from error
+        plain = in_ring(update, {n: k for n, k in self._numbers.items() if k in part.rows}, len(part.present))
+        hidden = part.masked(plain, received_of(task, self._numbers))
+        return replace(answer, packed=pack(with_ring(update, hidden, self._numbers)))

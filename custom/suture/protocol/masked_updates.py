@@ -1,0 +1,108 @@
+"""Updates as numbers of the ring of `suture.protocol.masking`, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from suture.protocol.masking import Masked, MaskingRefused, Received, Ring, in_fixed_point
+from suture.protocol.messages import TaskData, Update
+from suture.protocol.packing import Packed, digest
+
+Numbers = Mapping[str, int]
+"""The number of each class whose row is sent, by the name that a message has for it."""
+
+
+def in_ring(update: Update, numbers: Numbers, sites: int) -> Masked:
+    """Return a site's update times its weights, in fixed point.
+
+    Args:
+        sites: of the attempt.
+
+    Raises:
+        MaskingRefused: a number is out of range, or a row has no weight; names the tensor or the class.
+    """
+    shared = [
+        in_fixed_point(t, update.weight, sites, f"shared/{n}") for n, t in sorted(update.shared.items())
+    ]
+    rows, weights = {}, dict(zip(update.labels, update.class_weights.tolist(), strict=True))
+    for label, number in numbers.items():
+        if not weights[label] > 0:
+            raise MaskingRefused(
+                f"the row of {label!r} has weight {weights[label]:g}, so that it would be no sum"
+            )
+        at = update.labels.index(label)
+        parts = [
+            in_fixed_point(t[at], weights[label], sites, f"head/{n} of {label!r}")
+            for n, t in sorted(update.head.items())
+        ]
+        rows[number] = _joined(parts)
+    return Masked(_joined(shared), rows)
+
+
+def with_ring(update: Update, masked: Masked, numbers: Numbers) -> Update:
+    """Return the update with numbers of the ring as int64 in place of its tensors; other rows are zeros."""
+    head = {name: torch.zeros(tensor.shape, dtype=torch.int64) for name, tensor in update.head.items()}
+    for label, number in numbers.items():
+        if number in masked.rows:
+            at = update.labels.index(label)
+            for name, values in apart(
+                _signed(masked.rows[number]), {n: t[at] for n, t in head.items()}
+            ).items():
+                head[name][at] = values
+    return replace(update, shared=apart(_signed(masked.shared), update.shared), head=head)
+
+
+def ring_of(update: Update, numbers: Numbers) -> Masked:
+    """Return the numbers of a masked update."""
+    shared = [_numbers(tensor) for _, tensor in sorted(update.shared.items())]
+    at = {label: i for i, label in enumerate(update.labels)}
+    rows = {
+        number: _joined([_numbers(t[at[label]]) for _, t in sorted(update.head.items())])
+        for label, number in numbers.items()
+    }
+    return Masked(_joined(shared), rows)
+
+
+def apart(numbers: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return joined numbers as tensors of the shapes and names of others."""
+    names = sorted(like)
+    pieces = torch.split(numbers, [like[name].numel() for name in names])
+    return {name: piece.view(like[name].shape) for name, piece in zip(names, pieces, strict=True)}
+
+
+def received_of(task: TaskData, numbers: Numbers, known: dict[int, bytes] | None = None) -> Received:
+    """Return the digests of the model that a task brings.
+
+    Args:
+        known: digests of shared tensors that other tasks have brought too, by the identity of the first.
+    """
+    known, key = {} if known is None else known, id(next(iter(task.shared.values()), None))
+    if key not in known:
+        known[key] = _digest(task.shared)
+    at = {label: i for i, label in enumerate(task.labels)}
+    rows = {
+        number: _digest({n: t[at[label]] for n, t in task.head.items()}) for label, number in numbers.items()
+    }
+    return Received(known[key], rows)
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> bytes:
+    return bytes.fromhex(digest(Packed(tensors, {})))
+
+
+def _signed(numbers: Ring) -> Tensor:
+    return torch.from_numpy(numbers.view(np.int64))
+
+
+def _numbers(tensor: Tensor) -> Ring:
+    numbers: Ring = tensor.reshape(-1).numpy().view(np.uint64)
+    return numbers
+
+
+def _joined(parts: list[Ring]) -> Ring:
+    return np.concatenate(parts) if parts else np.zeros(0, np.uint64)

@@ -1,0 +1,472 @@
+"""Secure aggregation: the server learns sums of the sites' updates, and no update.
+
+    Bonawitz et al. Practical Secure Aggregation for Privacy-Preserving Machine Learning. CCS 2017.
+
+Site i sends, modulo 2^64, for the shared tensors and for each class's row that it sends
+
+    y_i = x_i + PRG(b_i) + sum_{j > i} PRG(s_ij) - sum_{j < i} PRG(s_ij)
+
+x_i is its weighted update in fixed point, b_i its seed and s_ij the secret of the keys of i and j. Both the
+seed and the site's key are shared among the sites. When the sites whose y has arrived are known, the
+survivors, at least t sites reveal their shares of the survivors' seeds and of the keys of those that have
+dropped out: then all masks can be taken off the sum of the survivors. A sum has a row of a class only from
+sites that both send this row.
+
+What keeps a server that lies from more than that:
+
+- Keys are made for one attempt and signed. A site seals its shares for the others under a digest of all keys,
+  so no key of another attempt, or that only some have seen, is of any use.
+- A site reveals once, for one list of survivors that at least t sites have signed. With t above half of the
+  sites and those that may collude together, there is at most one such list: of no site both secrets are
+  known.
+- A site does not sign a list that leaves fewer than `fewest` sites of a row, or in all.
+- Masks depend on the digest of the model that both sites have received: a server that sends a site a model
+  of its own gets a sum that it cannot unmask (Pasquini et al. CCS 2022).
+
+Fixed point: `FRACTION` bits behind the point, rounded to the nearest; a site's number times its weight must
+be below 2^33 / the number of sites, so that no sum overflows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+import torch
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+from torch import Tensor
+
+from suture.core.errors import SutureError
+from suture.core.secret_sharing import combine, split
+from suture.protocol.messages import Masking, MaskKeys, Roster
+
+Ring = NDArray[np.uint64]
+
+FRACTION = 30
+"""Bits behind the point."""
+
+_NONCE, _SECRET, _SHARE = 12, 32, 66
+"""Bytes of a nonce, of a key or seed, and of a share of one."""
+
+
+class MaskingRefused(SutureError):
+    """A step of secure aggregation that a site does not take, or an attempt that cannot be completed."""
+
+
+class Identity:
+    """Signs the keys of a site by a key that its process has made, where there are no startup kits.
+
+    Such signatures prove nothing: `check` believes every key.
+
+    Attributes:
+        certificate: by which others know the site.
+    """
+
+    def __init__(self) -> None:
+        self._own = Ed25519PrivateKey.generate()
+        self.certificate = self._own.public_key().public_bytes_raw().hex()
+
+    def sign(self, message: bytes) -> bytes:
+        """Return the site's signature of a message."""
+        return self._own.sign(message)
+
+    def check(self, site: str, certificate: str, signature: bytes, message: bytes) -> None:
+        """Check that a certificate is the site's, and the signature by its key.
+
+        Raises:
+            MaskingRefused: it is not.
+        """
+        try:
+            Ed25519PublicKey.from_public_bytes(bytes.fromhex(certificate)).verify(signature, message)
+        except (ValueError, InvalidSignature):
+            raise MaskingRefused(f"the signature of {site} is not by its key") from None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt to add up the updates of a round.
+
+    Attributes:
+        number: random digits, another one for each attempt.
+        colluders: number of sites that may tell the server all that they know.
+    """
+
+    experiment: str
+    round: int
+    number: str
+    colluders: int = 0
+
+    @property
+    def fewest(self) -> int:
+        """Number of sites that a sum needs: to one that is no colluder it still hides the other two."""
+        return 3 + self.colluders
+
+    def threshold(self, sites: int) -> int:
+        """Return t: more than half of the sites and colluders together, so that no two lists get t votes."""
+        return (sites + self.colluders) // 2 + 1
+
+    def text(self, what: str, content: object) -> bytes:
+        """Return what is signed or bound of this attempt."""
+        return json.dumps(["suture masking", what, asdict(self), content], sort_keys=True).encode()
+
+    def digest(self, roster: Roster) -> bytes:
+        """Return the digest of all keys of the attempt."""
+        return hashlib.sha256(self.text("roster", {s: asdict(k) for s, k in roster.items()})).digest()
+
+    def signed(self, site: str, keys: MaskKeys) -> bytes:
+        """Return what a site signs of its keys."""
+        return self.text("keys", [site, asdict(replace(keys, signature=""))])
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Numbers of the ring, or digests, of the shared tensors and of each row by the number of its class."""
+
+    shared: Ring
+    rows: Mapping[int, Ring]
+
+
+@dataclass(frozen=True)
+class Received:
+    """Digests of the shared tensors that a site has received, and of each row by the number of its class."""
+
+    shared: bytes
+    rows: Mapping[int, bytes]
+
+
+def rows_of(attempt: Attempt, roster: Roster, present: Collection[str]) -> dict[str, list[int]]:
+    """Return the rows that each site masks: those of which enough sites that are present send one."""
+    senders = count(roster, present)
+    return {
+        site: sorted(row for row in set(roster[site].rows) if senders[row] >= attempt.fewest)
+        for site in present
+    }
+
+
+def count(roster: Roster, sites: Iterable[str]) -> dict[int, int]:
+    """Return the number of these sites that send each row."""
+    found: dict[int, int] = {}
+    for site in sites:
+        for row in set(roster[site].rows):  # a list with repetitions counts once
+            found[row] = found.get(row, 0) + 1
+    return found
+
+
+class Participant:
+    """A site's part in one attempt. It lives in memory alone: a process that is killed begins another one.
+
+    Args:
+        site: its name.
+        rows: numbers of the classes whose rows it sends.
+    """
+
+    def __init__(self, site: str, attempt: Attempt, rows: Sequence[int], identity: Identity) -> None:
+        self.site, self.attempt, self._identity = site, attempt, identity
+        self._cipher, self._key = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+        self._seed = secrets.token_bytes(_SECRET)
+        public = [key.public_key().public_bytes_raw().hex() for key in (self._cipher, self._key)]
+        seed = hashlib.sha256(self._seed).hexdigest()
+        keys = MaskKeys(public[0], public[1], seed, tuple(sorted(rows)), identity.certificate)
+        signature = identity.sign(attempt.signed(site, keys)).hex()
+        self.keys = replace(keys, signature=signature)
+        self._roster: Roster = {}
+        self._shares: dict[str, tuple[int, int]] = {}  # of the key and the seed of each site that is present
+        self._sealed: dict[str, str] = {}
+        self._update = b""
+        self._survivors: tuple[str, ...] = ()
+        self._digest = b""
+
+    def shares(self, roster: Roster) -> dict[str, str]:
+        """Take the keys of all sites; return the shares of the own secrets, sealed for each other site.
+
+        Raises:
+            MaskingRefused: a key is not signed by its site, the own one is another, or there are too few.
+        """
+        if self._roster and roster != self._roster:
+            raise MaskingRefused("the server has sent two lists of keys in one attempt")
+        if roster.get(self.site) != self.keys:
+            raise MaskingRefused("the server has sent other keys of this site than it has made")
+        self._enough(len(roster), "sites")
+        for site, keys in roster.items():
+            signed = self.attempt.signed(site, keys)
+            self._identity.check(site, keys.certificate, bytes.fromhex(keys.signature), signed)
+        if not self._roster:
+            self._roster, self._digest = dict(roster), self.attempt.digest(roster)
+            sites, threshold = sorted(roster), self.attempt.threshold(len(roster))
+            of_key = split(self._key.private_bytes_raw(), len(sites), threshold)
+            of_seed = split(self._seed, len(sites), threshold)
+            both = dict(zip(sites, zip(of_key, of_seed, strict=True), strict=True))
+            self._shares[self.site] = both.pop(self.site)
+            self._sealed = {site: self._seal(site, pair) for site, pair in both.items()}
+        return self._sealed
+
+    def _channel(self, peer: str, sender: str) -> ChaCha20Poly1305:
+        """Return the cipher of messages between the site and a peer; one key for each direction."""
+        secret = _agreed(self._cipher, self._roster[peer].cipher, peer)
+        return ChaCha20Poly1305(_derived(secret, b"channel" + self._digest + sender.encode()))
+
+    def _seal(self, peer: str, shares: tuple[int, int]) -> str:
+        nonce, text = secrets.token_bytes(_NONCE), b"".join(share.to_bytes(_SHARE) for share in shares)
+        return (nonce + self._channel(peer, self.site).encrypt(nonce, text, self._digest)).hex()
+
+    def receive(self, sealed: Mapping[str, str]) -> None:
+        """Take the shares of the other sites; those that have sent none are not part of the attempt.
+
+        Raises:
+            MaskingRefused: shares are not sealed by the site, for this one, under these keys.
+        """
+        if self._shares.keys() - {self.site}:
+            if sealed.keys() != self._shares.keys() - {self.site}:
+                raise MaskingRefused("the server has sent shares of other sites in one attempt")
+            return
+        opened = {}
+        for peer, message in sealed.items():
+            try:
+                if peer == self.site:
+                    raise KeyError(peer)
+                data = bytes.fromhex(message)
+                text = self._channel(peer, peer).decrypt(data[:_NONCE], data[_NONCE:], self._digest)
+            except (KeyError, ValueError, InvalidTag):
+                raise MaskingRefused(f"shares that {peer} has not sealed for this site, or not now") from None
+            opened[peer] = int.from_bytes(text[:_SHARE]), int.from_bytes(text[_SHARE:])
+        self._enough(len(opened) + 1, "sites with shares")
+        self._shares |= opened
+
+    @property
+    def roster(self) -> Roster:
+        """The keys of all sites of the attempt."""
+        return self._roster
+
+    @property
+    def present(self) -> list[str]:
+        """The sites whose shares have arrived, and this one."""
+        return sorted(self._shares)
+
+    @property
+    def rows(self) -> list[int]:
+        """The rows that the site masks; it sends zeros in place of the others."""
+        return rows_of(self.attempt, self._roster, self._shares)[self.site]
+
+    def masked(self, update: Masked, received: Received) -> Masked:
+        """Return an update with its masks.
+
+        Raises:
+            MaskingRefused: another update was masked before, which would reveal the difference.
+        """
+        digest = _digest(update, received, self.rows)
+        if self._update not in (b"", digest) or len(self._shares) < 2:
+            raise MaskingRefused("the server asks for another update in the same attempt")
+        self._update = digest
+        rows = rows_of(self.attempt, self._roster, self._shares)
+        hidden = Masked(update.shared.copy(), {row: update.rows[row].copy() for row in self.rows})
+        _add(hidden, _derived(self._seed, b"self"), self.rows, 1)
+        for peer in self.present:
+            if peer != self.site:
+                common = sorted(set(rows[peer]) & set(self.rows))
+                secret = _agreed(self._key, self._roster[peer].mask, peer)
+                key = _pair_key(secret, self._digest, received, common)
+                _add(hidden, key, common, 1 if self.site < peer else -1)
+        return hidden
+
+    def sign(self, survivors: Sequence[str]) -> str:
+        """Return the signature of the list of sites whose masked updates have arrived.
+
+        Raises:
+            MaskingRefused: it is a second list, or leaves too few sites in all or of a row; names the row.
+        """
+        listed = tuple(sorted(set(survivors)))
+        if not self._update or self.site not in listed or not set(listed) <= self._shares.keys():
+            raise MaskingRefused("the list of survivors has a site that is not present, or lacks this one")
+        if self._survivors not in ((), listed):
+            raise MaskingRefused("the server asks for a second list of survivors in one attempt")
+        self._enough(len(listed), "survivors")
+        if row := short_row(self.attempt, self._roster, self._shares, listed):
+            raise MaskingRefused(
+                f"of the sites that send the row of class number {row[0]} only {row[1]} are left; a sum "
+                f"needs {self.attempt.fewest}"
+            )
+        self._survivors = listed
+        return self._identity.sign(self._agreement()).hex()
+
+    def _agreement(self) -> bytes:
+        return self.attempt.text("survivors", [self._digest.hex(), self.present, list(self._survivors)])
+
+    @property
+    def survivors(self) -> tuple[str, ...]:
+        """The list that the site has signed."""
+        return self._survivors
+
+    def reveal(self, signatures: Mapping[str, str]) -> Masking:
+        """Return the shares that unmask the sum: of each site's seed or of its key, never of both.
+
+        Raises:
+            MaskingRefused: too few sites have signed the list that this site has signed.
+        """
+        if not self._survivors:
+            raise MaskingRefused("the server asks for shares before the survivors are agreed")
+        for site, signature in signatures.items():
+            if site not in self._survivors:
+                raise MaskingRefused(f"{site} has signed and is no survivor")
+            keys, signed = self._roster[site], self._agreement()
+            self._identity.check(site, keys.certificate, bytes.fromhex(signature), signed)
+        if len(signatures) < self.attempt.threshold(len(self._roster)):
+            raise MaskingRefused("too few sites have signed the list of survivors")
+        gone = self._shares.keys() - set(self._survivors)
+        secrets_, seeds = (
+            {site: self._shares[site][part].to_bytes(_SHARE).hex() for site in some}
+            for part, some in enumerate((gone, self._survivors))
+        )
+        return Masking("reveal", seeds=seeds, secrets=secrets_)
+
+    def _enough(self, number: int, what: str) -> None:
+        least = self.attempt.fewest
+        if self._roster:
+            least = max(least, self.attempt.threshold(len(self._roster)))
+        if number < least:
+            raise MaskingRefused(f"{number} {what} are too few to hide an update; it takes {least}")
+
+
+def short_row(
+    attempt: Attempt, roster: Roster, present: Collection[str], survivors: Iterable[str]
+) -> tuple[int, int] | None:
+    """Return a row that some survivors have masked, and too few, with their number; None where none is."""
+    masked, left = count(roster, present), count(roster, survivors)
+    short = (r for r, n in sorted(left.items()) if masked[r] >= attempt.fewest > n)
+    return next(((row, left[row]) for row in short), None)
+
+
+def unmasked(
+    attempt: Attempt,
+    roster: Roster,
+    present: Collection[str],
+    updates: Iterable[tuple[str, Masked]],
+    revealed: Mapping[str, Masking],
+    received: Mapping[str, Received],
+) -> Masked:
+    """Return the sum of the survivors' updates, at the server.
+
+    Args:
+        present: the sites whose shares were passed on.
+        updates: of the survivors; one is read at a time.
+        received: what each survivor was sent.
+
+    Raises:
+        MaskingRefused: too few shares are there, or they do not give the key or seed of a site.
+    """
+    numbers = {site: index for index, site in enumerate(sorted(roster), 1)}
+    needed, digest = attempt.threshold(len(roster)), attempt.digest(roster)
+    rows = rows_of(attempt, roster, present)
+
+    def recovered(site: str, shares: Mapping[str, str]) -> bytes:
+        few = {numbers[by]: int(share or "0", 16) for by, share in list(shares.items())[:needed]}
+        if len(few) < needed or (secret := combine(few, _SECRET)) is None:
+            raise MaskingRefused(f"too few, or wrong, shares of a secret of {site}")
+        return secret
+
+    total, survivors = Masked(np.zeros(0, np.uint64), {}), list[str]()
+    sums: dict[int, Ring] = {}
+    for site, update in updates:
+        seed = recovered(site, {by: r.seeds[site] for by, r in revealed.items() if site in r.seeds})
+        if hashlib.sha256(seed).hexdigest() != roster[site].seed:
+            raise MaskingRefused(f"the shares of {site}'s seed are not of one seed")
+        if not survivors:
+            total = Masked(np.zeros_like(update.shared), sums)
+        survivors.append(site)
+        np.add(total.shared, update.shared, out=total.shared)
+        for row in rows[site]:
+            sums[row] = sums[row] + update.rows[row] if row in sums else update.rows[row].copy()
+        _add(total, _derived(seed, b"self"), rows[site], -1)
+    for gone in sorted(set(present) - set(survivors)):
+        shares = {by: r.secrets[gone] for by, r in revealed.items() if gone in r.secrets}
+        key = X25519PrivateKey.from_private_bytes(recovered(gone, shares))
+        if key.public_key().public_bytes_raw().hex() != roster[gone].mask:
+            raise MaskingRefused(f"the shares of {gone}'s key are not of one key")
+        for site in survivors:
+            common = sorted(set(rows[gone]) & set(rows[site]))
+            secret = _agreed(key, roster[site].mask, site)
+            mask = _pair_key(secret, digest, received[site], common)
+            _add(total, mask, common, -1 if site < gone else 1)
+    return total
+
+
+def _pair_key(secret: bytes, digest: bytes, received: Received, common: Sequence[int]) -> bytes:
+    """Return the key of the mask of two sites, of the shared tensors and the rows that both send.
+
+    Args:
+        secret: that their keys have agreed on.
+        digest: of all keys of the attempt.
+        received: of either site: where they have received different models, masks do not cancel.
+    """
+    model = hashlib.sha256(received.shared + b"".join(received.rows[row] for row in common)).digest()
+    return _derived(secret, b"pair" + digest + model)
+
+
+def _add(total: Masked, key: bytes, rows: Sequence[int], sign: int) -> None:
+    """Add the mask of a key to the shared tensors and some rows, or take it off, in their place."""
+    parts = [total.shared, *(total.rows[row] for row in rows)]
+    mask, start = _stream(key, sum(part.size for part in parts)), 0
+    for part in parts:
+        change = mask[start : start + part.size]
+        (np.add if sign > 0 else np.subtract)(part, change, out=part)
+        start += part.size
+
+
+def _agreed(own: X25519PrivateKey, peer: str, site: str) -> bytes:
+    try:
+        return own.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(peer)))
+    except ValueError:  # a point of low order, which would make the secret known
+        raise MaskingRefused(f"the key of {site} cannot be used") from None
+
+
+def _derived(secret: bytes, info: bytes) -> bytes:
+    return HKDF(SHA256(), _SECRET, salt=None, info=b"suture masking " + info).derive(secret)
+
+
+def _stream(key: bytes, length: int) -> Ring:
+    """Return uniform numbers from a key that is used once: the keystream of ChaCha20."""
+    encryptor = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+    return np.frombuffer(encryptor.update(bytes(8 * length)), dtype="<u8").astype(np.uint64, copy=False)
+
+
+def _digest(update: Masked, received: Received, rows: Sequence[int]) -> bytes:
+    parts = [update.shared.tobytes(), *(update.rows[row].tobytes() for row in rows)]
+    parts += [received.shared, *(received.rows[row] for row in rows)]
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
+
+
+def in_fixed_point(values: Tensor, weight: float, sites: int, name: str) -> Ring:
+    """Return numbers times a weight in fixed point, rounded to the nearest, as numbers of the ring.
+
+    Args:
+        sites: whose numbers may be added.
+        name: of the tensor, for the message.
+
+    Raises:
+        MaskingRefused: one is too large, or not finite.
+    """
+    weighted, limit = values.detach().reshape(-1).double() * weight, 2.0 ** (63 - FRACTION) / sites
+    largest = float(weighted.abs().max()) if weighted.numel() else 0.0
+    if not largest < limit - 1:
+        raise MaskingRefused(
+            f"{name} has {largest / weight:.3g}, times the site's weight {weight:g} outside the range of "
+            f"secure aggregation, {limit:.3g} with {sites} sites; lower the learning rate, or leave it off"
+        )
+    fixed: Ring = torch.round(weighted * 2.0**FRACTION).long().numpy().view(np.uint64)
+    return fixed
+
+
+def from_fixed_point(total: Ring) -> Tensor:
+    """Return a sum of numbers of the ring as float64."""
+    return torch.from_numpy(total.view(np.int64).astype(np.float64) / 2.0**FRACTION)

@@ -1,0 +1,1 @@
+"""Ark, read as a federated method: a benchmark."""

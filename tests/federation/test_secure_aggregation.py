@@ -1,0 +1,320 @@
+"""Secure aggregation in a whole federation: the model of the plain run, drop-outs, refusals and replays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from between import Between
+from suture.core.errors import ConfigError, FederationError
+from suture.federation.loop import federate
+from suture.federation.server.server import Server
+from suture.federation.site.masks import FILE
+from suture.learning.training import LocalTraining
+from suture.methods import METHODS
+from suture.methods.secure_aggregation import SecureAggregation
+from suture.methods.surgical import SurgicalAggregation
+from suture.models import ModelSpec
+from suture.protocol.messages import Abstain, TaskData, Update
+from suture.protocol.packing import Packed, pack, unpack
+from suture.reports.report import write_report
+from suture.simulation.job import load_job, with_settings
+from suture.simulation.run import run_job
+
+METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
+FOUR = {
+    "alpha": ("Mass", "Nodule"),
+    "beta": ("Mass", "Nodule"),
+    "delta": ("Mass",),
+    "gamma": ("Mass", "Nodule"),
+}
+CNN = ModelSpec("cnn", size=16)
+Change = Callable[[str, TaskData, Packed], Packed | None]
+
+
+def honest(site: str, task: TaskData, answer: Packed) -> Packed | None:
+    return answer
+
+
+def secured(federation: Any, colluders: int = 0) -> Any:
+    plan = replace(federation.plan, secure_aggregation=SecureAggregation(colluders))
+    return replace(federation, plan=plan)
+
+
+def run(federation: Any, out: str, change: Change = honest) -> Server:
+    server: Server = federation.server(out)
+    federate(server, Between(federation.sites(out), change))
+    return server
+
+
+def furthest(one: Server, other: Server) -> float:
+    a, b = ({**s.model.shared, **s.model.head} for s in (one, other))
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def history(server: Server) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (server.record.folder / "history.jsonl").read_text().splitlines()]
+
+
+def test_the_model_is_that_of_the_plain_run(tiny: Any) -> None:
+    """And the server holds integers: no tensor of an update is near the plain one."""
+    seen = {}
+
+    def look(site: str, task: TaskData, answer: Packed) -> Packed:
+        if isinstance(update := unpack(answer), Update):
+            seen[site] = update
+        return answer
+
+    plain = run(tiny(METHOD, FOUR), "plain")
+    masked = run(secured(tiny(METHOD, FOUR)), "masked", look)
+    assert furthest(plain, masked) < 1e-6
+    assert plain.round == masked.round == 2
+    for update in seen.values():
+        for tensor in (*update.shared.values(), *update.head.values()):
+            assert tensor.dtype == torch.int64
+            large = tensor.abs() > 2**48
+            assert large.double().mean() > 0.9 or tensor.numel() < 8
+    lines = history(masked)[0]["sites"]
+    assert all("norm" not in line and line["status"] == "accepted" for line in lines.values())
+    assert any("Secure aggregation" in note for note in masked.record.run["notes"])
+
+
+@pytest.mark.parametrize("name", ["fedavg", "pfl", "vanilla", "fedmas", "condist"])
+def test_weights_of_sites_and_rows_and_heads_that_stay(name: str, tiny: Any) -> None:
+    """By numbers of images, by owners, with rescue factors; PFL keeps the head at each site."""
+    local = {"local": LocalTraining(lr=1e-2, batch_size=8)}
+    method = METHODS[name](**local | ({"prior_view": "plain"} if name == "fedmas" else {}))
+    model = replace(CNN, projection=128) if name == "fedmas" else CNN
+    federation = tiny(method, FOUR, rounds=1, selection="last", model=model)
+    plain, masked = run(federation, "plain"), run(secured(federation), "masked")
+    assert furthest(plain, masked) < 1e-6
+    assert plain.model.labels == masked.model.labels == ("Mass", "Nodule")
+    write_report(masked.record.folder)
+    assert "Secure aggregation" in (masked.record.folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize("step", ["update", "survivors", "reveal"])
+def test_one_of_four_drops_out(step: str, tiny: Any) -> None:
+    """Before its update arrives, it is left out of the sum; afterwards, it is part of it."""
+    federation = tiny(METHOD, FOUR, rounds=1, selection="last", min_sites=3)
+
+    def lose(site: str, task: TaskData, answer: Packed) -> Packed | None:
+        asked = task.mask.step if task.mask else "update"
+        return None if (site, asked, task.round) == ("delta", step, 1) and task.task != "evaluate" else answer
+
+    masked = run(secured(federation), "masked", lose)
+    plain = run(federation, "plain", lose if step == "update" else honest)
+    assert furthest(plain, masked) < 1e-6
+    assert history(masked)[-1]["sites"]["delta"]["status"] == ("missing" if step == "update" else "accepted")
+
+
+def test_a_class_that_loses_an_owner_costs_an_attempt_and_no_training(tiny: Any) -> None:
+    """Its row cannot be unmasked with two sites left; in the next attempt it stays as it was."""
+    federation, asked = secured(tiny(METHOD, FOUR, rounds=1, selection="last", min_sites=3)), []
+
+    def lose(site: str, task: TaskData, answer: Packed) -> Packed | None:
+        asked.append((site, task.task))
+        if site == "gamma" and len([one for one in asked if one == ("gamma", "train")]) and task.mask:
+            return None
+        return answer
+
+    server = run(federation, "out", lose)
+    first, second = history(server)
+    assert first["status"] == "unchanged"
+    assert second["status"] == "committed"
+    row = list(server.model.labels).index("Nodule")
+    start = federation.server("fresh")
+    run_of_none = Between(federation.sites("fresh"), honest)
+    start.begin(run_of_none.exchange("handshake", start.handshake(run_of_none.sites), start.receiver()))
+    for name, tensor in server.model.head.items():
+        assert torch.equal(tensor[row], start.model.head[name][row])
+        assert not torch.equal(tensor[1 - row], start.model.head[name][1 - row])
+
+
+def test_a_restarted_site_takes_part_from_the_next_attempt_on(tiny: Any) -> None:
+    federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last"))
+    plain = run(replace(federation, plan=replace(federation.plan, secure_aggregation=None)), "plain")
+    sites, server = federation.sites("out"), federation.server("out")
+    transport, killed = Between(sites, honest), []
+
+    def kill(site: str, task: TaskData, answer: Packed) -> Packed:
+        if site == "beta" and task.mask and task.mask.step == "shares" and not killed:
+            killed.append(site)
+            sites["beta"].close()
+            transport._sites["beta"] = federation.sites("out")["beta"]
+        return answer
+
+    transport.change = kill
+    federate(server, transport)
+    assert [line["status"] for line in history(server)] == ["unchanged", "committed"]
+    assert "beta: masking (MaskingRefused)" in json.dumps(
+        [json.loads(x) for x in (server.record.folder / "events.jsonl").read_text().splitlines()]
+    )
+    assert furthest(plain, server) < 1e-6
+
+
+def test_a_server_that_is_killed_goes_on_with_new_keys(tiny: Any) -> None:
+    federation = secured(tiny(METHOD, FOUR, rounds=2, selection="last"))
+    numbers = set()
+
+    class Killed(Exception):
+        pass
+
+    def kill(site: str, task: TaskData, answer: Packed) -> Packed:
+        if task.mask:
+            numbers.add((task.round, task.mask.attempt))
+        if (
+            site == "gamma"
+            and task.round == 2
+            and task.mask
+            and task.mask.step == "reveal"
+            and len(numbers) == 2
+        ):
+            raise Killed  # three sites have revealed their shares
+        return answer
+
+    with pytest.raises(Killed):
+        run(federation, "out", kill)
+    server = run(federation, "out", kill)
+    assert [(line["round"], line["status"]) for line in history(server)] == [
+        (1, "committed"),
+        (2, "committed"),
+    ]
+    assert len(numbers) == 3
+    assert furthest(run(federation, "other"), server) == 0
+
+
+def test_a_round_is_not_added_up_over_two_lists_of_sites(tiny: Any) -> None:
+    """The server has the sum of four and asks for that of three: the difference would be delta's update."""
+    federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", min_sites=3, max_failed_rounds=1))
+    run(federation, "out")
+    for path in (federation.server("out").states.folder).glob("*-000001*"):
+        path.unlink()  # the server is set back to before round 1
+
+    def leave_out(site: str, task: TaskData, answer: Packed) -> Packed | None:
+        return None if site == "delta" and task.task == "train" else answer
+
+    with pytest.raises(FederationError, match=r"0 sites are left.*alpha: masking \(MaskingRefused\)"):
+        run(federation, "out", leave_out)
+    said = (federation.sites("out")["alpha"].folder / "errors.jsonl").read_text()
+    assert "round 1 was added up over other sites before" in said
+
+
+def test_classes_keep_their_numbers(tiny: Any) -> None:
+    """A server that exchanged two classes of a site would add a row to those of another class."""
+    federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", max_failed_rounds=1))
+    run(federation, "out")
+    path = federation.sites("out")["alpha"].folder / FILE
+    said = json.loads(path.read_text())
+    one, two = said["numbers"]["Mass"], said["numbers"]["Nodule"]
+    path.write_text(json.dumps(said | {"numbers": {"Mass": two, "Nodule": one}}))
+    with pytest.raises(FederationError, match=r"alpha: masking"):
+        run(replace(federation, schedule=replace(federation.schedule, rounds=2)), "out")
+
+
+def test_an_update_outside_of_an_attempt_is_refused(tiny: Any) -> None:
+    federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last"))
+    tasks: dict[str, TaskData] = {}
+
+    def look(site: str, task: TaskData, answer: Packed) -> Packed:
+        tasks[task.mask.step if task.mask else task.task] = (
+            task if site == "alpha" else tasks.get(task.task, task)
+        )
+        return answer
+
+    sites = federation.sites("out")
+    federate(federation.server("out"), Between(sites, look))
+    train = tasks["update"]
+    assert train.mask is not None
+    for wrong in (
+        replace(train, mask=None),
+        replace(train, mask=replace(train.mask, attempt="0" * 64)),
+        replace(train, round=2),
+        replace(train, mask=replace(train.mask, step="shares")),
+    ):
+        answer = unpack(sites["alpha"].answer(wrong).packed)
+        assert isinstance(answer, Abstain)
+        assert answer.reason == "masking"
+
+
+def test_the_site_checks_what_the_server_cannot(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update of 200 times the model's norm, and one with a number beyond the fixed point."""
+    federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", max_failed_rounds=1))
+    train = SurgicalAggregation.weighted
+    for factor, said in ((1e4, "times the model's"), (float("nan"), "not finite")):
+
+        def far(*args: Any, factor: float = factor) -> Update:
+            update = train(*args)
+            return replace(update, shared={n: t * factor for n, t in update.shared.items()})
+
+        monkeypatch.setattr(SurgicalAggregation, "weighted", far)
+        out = f"out-{factor}"
+        with pytest.raises(FederationError, match=r"masking \(MaskingRefused\)"):
+            run(federation, out)
+        assert said in (federation.sites(out)["alpha"].folder / "errors.jsonl").read_text()
+
+
+def test_a_lying_site_that_sends_a_plain_update_is_rejected(tiny: Any) -> None:
+    federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", max_failed_rounds=1))
+
+    def plain(site: str, task: TaskData, answer: Packed) -> Packed:
+        update = unpack(answer)
+        if site != "alpha" or not isinstance(update, Update):
+            return answer
+        return pack(replace(update, shared={n: t.float() for n, t in update.shared.items()}))
+
+    with pytest.raises(FederationError, match=r"float32 instead of torch\.int64"):
+        run(federation, "out", plain)
+
+
+@pytest.mark.parametrize(
+    ("sites", "colluders", "said"),
+    [
+        (FOUR | {"delta": ("Hernia", "Mass")}, 0, r"these have fewer: Hernia \(delta\)"),
+        (FOUR, 1, r"4 or more.*Nodule \(alpha, beta, gamma\)"),
+        (FOUR, 2, "needs 5 sites or more, and 4 take part"),
+    ],
+)
+def test_a_class_with_too_few_owners_is_refused_before_round_1(
+    sites: dict[str, tuple[str, ...]], colluders: int, said: str, tiny: Any
+) -> None:
+    federation = secured(tiny(METHOD, sites), colluders)
+    with pytest.raises(FederationError, match=said):
+        run(federation, "out")
+    assert not any((federation.sites("out")["alpha"].folder).glob("round-*"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["robust.kind=median"], "exclude each other"),
+        (["transport=float16"], "exclude each other"),
+        (["method=afl"], "makes more of the updates than their weighted sum"),
+        (["method=fedmlp"], "prototypes, .*, which would not be masked"),
+        (["method=fedlsm"], "the weight 0"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_the_reason(settings: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        with_settings(load_job("demo"), ["secure_aggregation={}", *settings]).schedule()
+
+
+def test_sites_that_share_a_process_of_the_simulator_are_refused(tmp_path: Path) -> None:
+    made = with_settings(load_job("demo"), ["method=vanilla", "secure_aggregation={}"])
+    with pytest.raises(ConfigError, match="lose their keys"):
+        run_job(made, "sim", tmp_path / "run", workers=2)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_setting_is_part_of_the_plan(tiny: Any) -> None:
+    federation = secured(tiny(METHOD, FOUR))
+    assert federation.plan.to_dict()["secure_aggregation"] == {"colluders": 0}
+    assert (
+        type(federation.plan).from_dict(json.loads(json.dumps(federation.plan.to_dict()))) == federation.plan
+    )

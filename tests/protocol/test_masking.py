@@ -1,0 +1,370 @@
+"""Secure aggregation: sums equal the plain ones, and a server that lies learns no update."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from suture.protocol.masking import (
+    FRACTION,
+    Attempt,
+    Identity,
+    Masked,
+    MaskingRefused,
+    Participant,
+    Received,
+    from_fixed_point,
+    in_fixed_point,
+    unmasked,
+)
+from suture.protocol.messages import Masking
+
+ATTEMPT = Attempt("trial", 3, "ab" * 32)
+SITES = ("a", "b", "c", "d")
+ROWS = {0: SITES, 1: ("a", "b", "c"), 2: ("d",)}
+"""The sites that send each row: of row 2 too few to hide it."""
+
+WIDTH = 5
+
+
+class Federation:
+    """Sites that hold random numbers, and the messages of an attempt between them."""
+
+    def __init__(self, owners: Mapping[int, Collection[str]] = ROWS, attempt: Attempt = ATTEMPT) -> None:
+        self.sites = sorted({site for of in owners.values() for site in of})
+        self.attempt = attempt
+        identity = Identity()
+        rows = {site: [row for row, of in owners.items() if site in of] for site in self.sites}
+        self.parts = {site: Participant(site, attempt, rows[site], identity) for site in self.sites}
+        self.roster = {site: part.keys for site, part in self.parts.items()}
+        draw = np.random.default_rng(1)
+        self.numbers = {
+            site: {key: torch.from_numpy(draw.normal(size=WIDTH)) for key in ("", *rows[site])}
+            for site in self.sites
+        }
+        model = dict.fromkeys(owners, b"row")
+        self.received = {site: Received(b"model", model) for site in self.sites}
+
+    def update(self, site: str) -> Masked:
+        fixed = {k: in_fixed_point(v, 1.0, len(self.sites), str(k)) for k, v in self.numbers[site].items()}
+        return Masked(fixed.pop(""), {int(row): values for row, values in fixed.items()})
+
+    def share(self, present: Collection[str] | None = None) -> None:
+        """Pass on the sealed shares of the sites that are present."""
+        present = present or self.sites
+        sealed = {site: self.parts[site].shares(self.roster) for site in present}
+        for site in present:
+            self.parts[site].receive({by: of[site] for by, of in sealed.items() if by != site})
+
+    def mask(self, *sites: str) -> dict[str, Masked]:
+        return {site: self.parts[site].masked(self.update(site), self.received[site]) for site in sites}
+
+    def reveal(self, survivors: Collection[str], askers: Collection[str] | None = None) -> dict[str, Masking]:
+        signed = {site: self.parts[site].sign(sorted(survivors)) for site in askers or survivors}
+        return {site: self.parts[site].reveal(signed) for site in askers or survivors}
+
+    def plain(self, survivors: Collection[str]) -> dict[object, torch.Tensor]:
+        keys = {key for site in survivors for key in self.numbers[site]}
+        return {
+            key: sum_of(self.numbers[s][key] for s in survivors if key in self.numbers[s]) for key in keys
+        }
+
+    def sum(self, survivors: Collection[str], present: Collection[str] | None = None) -> Masked:
+        hidden = self.mask(*survivors)
+        revealed = self.reveal(survivors)
+        present = present or self.sites
+        return unmasked(self.attempt, self.roster, present, hidden.items(), revealed, self.received)
+
+
+def sum_of(tensors: object) -> torch.Tensor:
+    return torch.stack(list(tensors)).sum(0)  # type: ignore[call-overload]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_sums_are_the_plain_ones(data: st.DataObject) -> None:
+    """For any owners, sites that never take part, drop out after their shares, or after their updates."""
+    sites = [f"s{k}" for k in range(data.draw(st.integers(3, 7)))]
+    some = st.sets(st.sampled_from(sites), min_size=1)
+    owners = {0: set(sites), **{row: data.draw(some) for row in range(1, 5)}}
+    federation = Federation(owners)
+    least = max(3, ATTEMPT.threshold(len(sites)))
+    several = st.sets(st.sampled_from(sites), min_size=least)
+    present = sorted(data.draw(several))
+    survivors = sorted(set(data.draw(several)) & set(present))
+    federation.share(present)
+    of_row = {row: len(of & set(present)) for row, of in owners.items()}
+    left = {row: len(of & set(survivors)) for row, of in owners.items()}
+    if len(survivors) < least or any(0 < left[row] < 3 <= of_row[row] for row in owners):
+        federation.mask(*survivors)
+        with pytest.raises(MaskingRefused):
+            federation.reveal(survivors)
+        return
+    total = federation.sum(survivors, present)
+    plain = federation.plain(survivors)
+    assert (from_fixed_point(total.shared) - plain[""]).abs().max() < 1e-6
+    assert total.rows.keys() == {row for row in owners if of_row[row] >= 3 and left[row]}
+    for row, values in total.rows.items():
+        assert (from_fixed_point(values) - plain[row]).abs().max() < 1e-6
+
+
+def test_one_of_four_drops_out() -> None:
+    federation = Federation()
+    federation.share()
+    federation.mask("d")  # its masked update does not arrive
+    total = federation.sum("abc")
+    plain = federation.plain("abc")
+    assert (from_fixed_point(total.shared) - plain[""]).abs().max() < 1e-8
+    assert total.rows.keys() == {0, 1}
+    assert (from_fixed_point(total.rows[1]) - plain[1]).abs().max() < 1e-8
+
+
+def test_a_masked_update_is_uniform() -> None:
+    """Every byte of masked zeros is as likely as another: chi-square of 255 degrees, six deviations."""
+    federation = Federation()
+    federation.share()
+    zeros = Masked(np.zeros(2**15, np.uint64), {0: np.zeros(2**15, np.uint64), 1: np.zeros(8, np.uint64)})
+    hidden = federation.parts["a"].masked(zeros, federation.received["a"])
+    for values in (hidden.shared, hidden.rows[0]):
+        for byte in range(8):
+            counts = np.bincount((values >> np.uint64(8 * byte)).astype(np.uint8), minlength=256)
+            expected = values.size / 256
+            assert ((counts - expected) ** 2 / expected).sum() < 255 + 6 * (2 * 255) ** 0.5
+    assert np.abs(np.corrcoef(hidden.shared.astype(float), hidden.rows[0].astype(float))[0, 1]) < 0.05
+
+
+def test_a_row_that_few_sites_send_stays_at_the_site() -> None:
+    federation = Federation()
+    federation.share()
+    assert federation.parts["d"].rows == [0]
+    assert federation.mask("d")["d"].rows.keys() == {0}
+
+
+def test_the_fixed_point_is_rounded_to_the_nearest() -> None:
+    half = 2.0 ** -(FRACTION + 1)
+    values = torch.tensor([1.0, -1.0, 1.1 * half, 0.9 * half, -3.0], dtype=torch.float64)
+    fixed = in_fixed_point(values, 1.0, 3, "w").view(np.int64)
+    assert fixed.tolist() == [2**FRACTION, -(2**FRACTION), 1, 0, -3 * 2**FRACTION]
+
+
+@pytest.mark.parametrize("value", [3e9, -3e9, float("nan"), float("inf")])
+def test_what_is_out_of_range_is_refused_by_the_name_of_its_tensor(value: float) -> None:
+    """2^33 / 3 is 2.86e9; a weight counts."""
+    with pytest.raises(MaskingRefused, match=r"conv\.weight.*lower the learning rate"):
+        in_fixed_point(torch.tensor([0.0, value]), 1.0, 3, "conv.weight")
+    with pytest.raises(MaskingRefused, match=r"weight 1e\+10"):
+        in_fixed_point(torch.tensor([1.0]), 1e10, 3, "conv.weight")
+
+
+def test_sums_at_the_edge_of_the_range_do_not_overflow() -> None:
+    edge = 2.0**33 / 3 - 2
+    total = sum(in_fixed_point(torch.tensor([edge], dtype=torch.float64), 1.0, 3, "w") for _ in range(3))
+    assert from_fixed_point(np.asarray(total)).item() == pytest.approx(3 * edge)
+
+
+# What a server that lies asks for
+
+
+def test_it_gets_of_no_site_both_secrets() -> None:
+    federation = Federation()
+    federation.share()
+    federation.mask(*SITES)
+    for revealed in federation.reveal("abc", "abc").values():
+        assert not revealed.seeds.keys() & revealed.secrets.keys()
+        assert revealed.seeds.keys() | revealed.secrets.keys() == set(SITES)
+
+
+def test_it_gets_no_second_list_of_survivors() -> None:
+    federation = Federation()
+    federation.share()
+    federation.mask(*SITES)
+    federation.reveal("abc", "abc")
+    for site in "abc":
+        with pytest.raises(MaskingRefused, match="second list"):
+            federation.parts[site].sign(SITES)
+    with pytest.raises(MaskingRefused, match="before the survivors"):
+        federation.parts["d"].reveal({})
+
+
+def test_it_cannot_tell_two_groups_two_lists() -> None:
+    """Two of four are told that d survives, two that it does not: neither list gets three signatures."""
+    federation = Federation()
+    federation.share()
+    federation.mask(*SITES)
+    three = {site: federation.parts[site].sign("abc") for site in "ab"}
+    four = {site: federation.parts[site].sign(SITES) for site in "cd"}
+    for signed, askers in ((three, "ab"), (four, "cd"), (three | {"c": four["c"]}, "ab")):
+        for site in askers:
+            with pytest.raises(MaskingRefused, match=r"too few|not by its key"):
+                federation.parts[site].reveal(signed)
+
+
+def test_it_cannot_make_a_vote_of_one_site_two() -> None:
+    federation = Federation()
+    federation.share()
+    federation.mask(*SITES)
+    own = {site: federation.parts[site].sign("abc") for site in "ab"}
+    with pytest.raises(MaskingRefused, match="d has signed"):
+        federation.parts["a"].reveal(own | {"d": own["b"]})
+    with pytest.raises(MaskingRefused, match="too few"):
+        federation.parts["a"].reveal(own)
+
+
+def test_it_gets_no_list_that_is_too_short() -> None:
+    federation = Federation()
+    federation.share()
+    federation.mask(*SITES)
+    for two in ("ab", "aabb", "abbbb"):
+        with pytest.raises(MaskingRefused, match="2 survivors are too few"):
+            federation.parts["a"].sign(two)
+    for three in ("abd", "aaabd"):  # a and b are left of the three sites of row 1
+        with pytest.raises(MaskingRefused, match="class number 1 only 2"):
+            federation.parts["d"].sign(three)
+    with pytest.raises(MaskingRefused, match="lacks this one"):
+        federation.parts["d"].sign("abc")
+
+
+def test_it_gets_one_update_in_an_attempt() -> None:
+    federation = Federation()
+    federation.share()
+    first = federation.mask("a")["a"]
+    again = federation.mask("a")["a"]
+    assert (first.shared == again.shared).all()
+    other = federation.update("a")
+    other.shared[0] += np.uint64(1)
+    with pytest.raises(MaskingRefused, match="another update"):
+        federation.parts["a"].masked(other, federation.received["a"])
+    with pytest.raises(MaskingRefused, match="another update"):
+        federation.parts["a"].masked(federation.update("a"), Received(b"other", {0: b"row", 1: b"row"}))
+
+
+def test_keys_of_an_older_attempt_are_of_no_use() -> None:
+    old, new = Federation(attempt=replace(ATTEMPT, number="cd" * 32)), Federation()
+    with pytest.raises(MaskingRefused, match="signature of b"):
+        new.parts["a"].shares(new.roster | {"b": old.roster["b"]})
+    # Under the same number the signature fits: but b has sealed its shares under other keys.
+    again = Federation()
+    mixed = again.roster | {"a": new.roster["a"]}
+    new.parts["a"].shares(mixed)
+    replayed = {site: again.parts[site].shares(again.roster)["a"] for site in "bcd"}
+    with pytest.raises(MaskingRefused, match="b has not sealed"):
+        new.parts["a"].receive(replayed)
+
+
+def test_a_swapped_key_is_noticed() -> None:
+    federation, other = Federation(), Federation()
+    for field in ("mask", "cipher", "seed"):
+        swapped = replace(federation.roster["b"], **{field: getattr(other.roster["b"], field)})
+        with pytest.raises(MaskingRefused, match="signature of b"):
+            federation.parts["a"].shares(federation.roster | {"b": swapped})
+    with pytest.raises(MaskingRefused, match="other keys of this site"):
+        federation.parts["a"].shares(federation.roster | {"a": other.roster["a"]})
+    with pytest.raises(MaskingRefused, match="other keys of this site"):
+        federation.parts["a"].shares({site: federation.roster[site] for site in "bcd"})
+
+
+def test_more_rows_than_a_site_has_signed_are_noticed() -> None:
+    federation = Federation()
+    claimed = replace(federation.roster["d"], rows=(0, 1, 2))
+    with pytest.raises(MaskingRefused, match="signature of d"):
+        federation.parts["a"].shares(federation.roster | {"d": claimed})
+
+
+def test_a_list_with_repetitions_is_one_site() -> None:
+    """A site that has signed the same row three times does not make its row one of three sites."""
+    federation = Federation({0: SITES, 1: ("a", "b"), 2: ("d",)})
+    federation.parts["a"] = Participant("a", ATTEMPT, [0, 1, 1, 1], Identity())
+    federation.roster["a"] = federation.parts["a"].keys
+    federation.share()
+    assert federation.parts["a"].rows == [0]
+
+
+def test_shares_of_another_are_not_taken() -> None:
+    federation = Federation()
+    sealed = {site: federation.parts[site].shares(federation.roster) for site in SITES}
+    part = federation.parts["a"]
+    right = {site: sealed[site]["a"] for site in "bcd"}
+    for wrong in (
+        {"b": sealed["b"]["c"]},  # for another
+        {"b": sealed["c"]["a"]},  # by another
+        {"b": right["b"][:-2] + ("00" if right["b"][-2:] != "00" else "01")},
+        {"b": ""},
+        {"a": right["b"]},
+        {"e": right["b"]},
+    ):
+        with pytest.raises(MaskingRefused, match="has not sealed"):
+            part.receive(right | wrong)
+    part.receive(right)
+    with pytest.raises(MaskingRefused, match="other sites in one attempt"):
+        part.receive({site: right[site] for site in "bc"})
+
+
+def test_two_lists_of_keys_in_one_attempt_are_refused() -> None:
+    federation = Federation()
+    part = federation.parts["a"]
+    first = part.shares(federation.roster)
+    assert part.shares(federation.roster) == first
+    with pytest.raises(MaskingRefused, match="two lists"):
+        part.shares({site: federation.roster[site] for site in "abc"})
+
+
+def test_a_model_of_its_own_for_one_site_gives_no_sum() -> None:
+    federation = Federation()
+    federation.received["b"] = Received(b"another", dict.fromkeys(ROWS, b"row"))
+    federation.share()
+    total = federation.sum(SITES)
+    assert (from_fixed_point(total.shared) - federation.plain(SITES)[""]).abs().min() > 1
+
+
+def test_wrong_shares_stop_the_sum() -> None:
+    federation = Federation()
+    federation.share()
+    hidden = federation.mask(*SITES)
+    revealed = federation.reveal("abc")
+    args = ATTEMPT, federation.roster, SITES
+    three = {site: hidden[site] for site in "abc"}.items()
+    for wrong in (
+        replace(revealed["a"], seeds=revealed["b"].seeds),
+        replace(revealed["a"], secrets=revealed["b"].secrets),
+        replace(revealed["a"], seeds={}),
+    ):
+        with pytest.raises(MaskingRefused, match="share"):
+            unmasked(*args, three, revealed | {"a": wrong}, federation.received)
+    with pytest.raises(MaskingRefused, match="too few"):
+        unmasked(*args, three, {site: revealed[site] for site in "ab"}, federation.received)
+
+
+def test_a_key_of_low_order_is_refused() -> None:
+    """With it the secret of two sites would be zeros; a colluding site can sign it."""
+    federation = Federation()
+    part = federation.parts["b"]
+    weak = replace(part.keys, mask="00" * 32, cipher="00" * 32, signature="")
+    signature = Identity()
+    weak = replace(weak, certificate=signature.certificate)
+    weak = replace(weak, signature=signature.sign(ATTEMPT.signed("b", weak)).hex())
+    with pytest.raises(MaskingRefused, match="key of b cannot be used"):
+        federation.parts["a"].shares(federation.roster | {"b": weak})
+
+
+@pytest.mark.parametrize(
+    ("sites", "colluders", "t"), [(3, 0, 2), (4, 0, 3), (4, 1, 3), (10, 0, 6), (10, 3, 7)]
+)
+def test_two_lists_never_get_enough_votes(sites: int, colluders: int, t: int) -> None:
+    """Each honest site votes once, and the colluders twice: 2 t is more than all votes."""
+    assert replace(ATTEMPT, colluders=colluders).threshold(sites) == t
+    assert 2 * t > (sites - colluders) + 2 * colluders
+
+
+def test_colluders_raise_the_number_of_sites_that_a_sum_needs() -> None:
+    federation = Federation(attempt=replace(ATTEMPT, colluders=1))
+    federation.share()
+    assert federation.parts["a"].rows == [0]  # row 1 has three sites, and a sum needs four
+    federation.mask(*SITES)
+    with pytest.raises(MaskingRefused, match="3 survivors are too few"):
+        federation.parts["a"].sign("abc")
