@@ -63,7 +63,8 @@ def main() -> None:
             apart = max(float((one[name] - two[name]).abs().max()) for name in one)
             assert apart < 1e-6, apart
             numbers = f"{sum(t.numel() for t in one.values()):,}"
-            up, down = ([f"{r[k] / 1e3:,.0f}" for r in (plain, masked)] for k in (1, 2))
+            up = [f"{r[1] / 1e3:,.0f}" for r in (plain, masked)]
+            down = [f"{r[2] / 1e3:,.0f}" for r in (plain, masked)]
             seconds = [f"{r[0]:.2f}" for r in (plain, masked)]
             print("|", " | ".join([f"{model}, {numbers}", str(sites), *up, *down, *seconds]), "|", flush=True)
 

@@ -56,7 +56,7 @@ from suture.federation.server.global_model import initial
 from suture.federation.server.norm_bound import Measure
 from suture.federation.site.patient_privacy import count_mechanism
 from suture.learning.metrics import auroc
-from suture.learning.patient_privacy import PatientPrivacy, sampling_rate, steps_of_round
+from suture.learning.patient_privacy import PatientPrivacy
 from suture.learning.samples import load_samples
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import GlobalModel, local_round
@@ -294,8 +294,8 @@ def run(cell: Cell) -> dict[str, Any]:
 
 def private(epsilon: float, local: LocalTraining, rounds: int, patients: int, delta: float) -> PatientPrivacy:
     """How a site with so many patients trains with ε in so many rounds; it clips to 1."""
-    steps = rounds * steps_of_round(local, patients)
-    planned = [Mechanism(0.0, sampling_rate(local, patients), steps)]
+    rate, steps = local.draws_of(patients)
+    planned = [Mechanism(0.0, rate, rounds * steps)]
     found = multiplier_for(epsilon, delta, planned, count_mechanism(epsilon))
     return PatientPrivacy(1.0, found, patients)
 
