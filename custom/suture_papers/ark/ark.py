@@ -22,8 +22,9 @@ The teacher predicts. The mean of the logits of several linear heads is the logi
 row stands for the heads of all sites that annotate a class. The server keeps and sends how far the teacher is
 from the student, w^T - w: zeros at first, and for the row of a new class.
 
-Ours, where the papers left it open: the projector is MOON's neck, before the heads; lambda is 1; student and
-teacher see one view of an image; sites count alike. The authors' own federation (Ark+, Extended Data Fig. 2)
+Ours, where the papers left it open or were not at hand in full: m, the squared distance, and lambda = 1; the
+projector is MOON's neck, before the heads; student and teacher see one view of an image; sites count alike.
+The authors' own federation (Ark+, Extended Data Fig. 2)
 is another one: each site has several data sets, and a teacher of its own.
 """
 
