@@ -97,7 +97,7 @@ def situation(sites: Mapping[str, SiteFacts]) -> Situation:
     within = math.sqrt(float(np.mean([sd**2 for _, sd in gray]))) if gray else 0.0
     known = len(gray) == len(sites) and within > 0
     return Situation(
-        hidden=1 - labelled / (images * len(owners)),
+        hidden=(images * len(owners) - labelled) / (images * len(owners)),  # exactly 0 where all is annotated
         single=sum(len(of) == 1 for of in owners.values()) / len(owners),
         sites=len(sites),
         positives=float(
