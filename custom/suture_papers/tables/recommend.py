@@ -51,7 +51,8 @@ def recommend(job: JobName, settings: Sets = None, trust: Trust = False) -> None
     of, fitted = situation(facts), stored_fit()
     beyond = fitted.outside(of)
     withheld = _withheld(of, beyond, label_type)
-    for sentence in (*reasons(of, facts), *(() if withheld else limits(of, fitted, beyond))):
+    fits = of.hidden and label_type == "multilabel"
+    for sentence in (*reasons(of, facts), *(limits(of, fitted, beyond) if fits else ())):
         print_line(sentence)
     fit_of = fitted.expected(of)
     expected = {name: fit_of[row] for name in METHODS if (row := ROWS.get(name, name)) in fit_of}
@@ -153,17 +154,11 @@ def reasons(of: Situation, facts: Mapping[str, SiteFacts]) -> Iterator[str]:
             f"{of.hidden:.1%} of the pairs of training image and class are of a class that the site does not "
             "annotate; plain averaging would train on them as negatives."
         )
-    yield f"Median over classes of positive training images: {_count(of.positives)}."
+    yield f"Positive training images of a class (median): {_count(of.positives)}."
     if of.shift is None:
-        yield (
-            "How much gray levels differ between sites is unknown (texts, or fewer than two readable images "
-            "of a site: run suture check); the fit's mean is used."
-        )
+        yield "Gray levels of sites were not compared (texts, or images that suture check cannot read)."
     else:
-        yield (
-            "The sites' mean gray levels have a standard deviation of "
-            f"{of.shift:.2f} times that of images within a site."
-        )
+        yield f"Spread of the sites' mean gray levels: {of.shift:.2f} standard deviations of a site's images."
 
 
 def _count(value: float) -> str:
@@ -193,11 +188,8 @@ def limits(of: Situation, fitted: Fit, beyond: Mapping[str, float]) -> Iterator[
             own, low, high = (f"{value:.2f}" for value in values)
         yield f"outside of the fitted range: {_NAMES[name]} {own}, fitted {low} to {high}"
     if beyond and fitted.outside_told:
-        yield (
-            f"in phantom federations outside of the fitted ranges, {fitted.outside_right} of "
-            f"{number_of(fitted.outside_told, 'predicted gain')} came true: "
-            "try the methods before you rely on these figures"
-        )
+        held = f"{fitted.outside_right} of {fitted.outside_told} predicted gains"
+        yield f"in phantoms outside of the fitted ranges {held} came true: try methods before you rely on it"
 
 
 def _withheld(of: Situation, beyond: Mapping[str, float], label_type: LabelType) -> str:

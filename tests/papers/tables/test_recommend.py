@@ -100,8 +100,8 @@ def test_reasons_are_in_the_users_words() -> None:
 
     assert said[1] == "1 of 2 classes is annotated at one site only."
     assert said[2].startswith("37.5% of the pairs of training image and class are of a class that")  # 150/400
-    assert said[3] == "Median over classes of positive training images: 10.5."  # of 20 and 1
-    assert "is unknown" in said[4]
+    assert said[3] == "Positive training images of a class (median): 10.5."  # of 20 and 1
+    assert "were not compared" in said[4]
 
 
 def test_a_number_outside_of_the_fitted_range_is_printed_as_in_the_reasons() -> None:
