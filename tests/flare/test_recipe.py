@@ -167,6 +167,17 @@ def test_flares_metrics_do_not_time_the_wait_for_a_task(
     assert seen == ["waits", "times"]
 
 
+@pytest.mark.parametrize("method", ["surgical", "fedmas"])
+def test_an_app_with_the_package_is_small_enough_for_flare(method: str, tmp_path: Path) -> None:
+    """A site loses its connection over a message of more than 4 MiB, which is about 3.9 MB of files."""
+    job = with_settings(load_job("demo"), [f"method={method}"])
+    export_job(job, tmp_path, "trial", ("alpha",), bundle=True)
+    (app,) = (path for path in tmp_path.rglob("app_*") if path.name != "app_server")
+    files = [path for path in app.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size + 300 for path in files) < 3_900_000
+    assert any(path.name == "phantoms.safetensors" for path in files) == (method == "fedmas")
+
+
 @pytest.mark.parametrize("path", ["moco_v2_800ep_pretrain.pth.tar", "os.path", "{$HOME}", "{site}.pt"])
 @pytest.mark.parametrize("bundle", [True, False])
 def test_flare_itself_builds_the_job_whatever_a_prior_is_called(

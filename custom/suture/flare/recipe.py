@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import tempfile
@@ -100,15 +101,15 @@ class FederationRecipe(Recipe):
             job.to(EgressFilter(), target, tasks=_TASKS, filter_type=FilterType.TASK_RESULT)
         source = source_of(type(plan.method))
         if bundle:
-            self._bundle(job, source, [SERVER_SITE_NAME, *targets])
+            self._bundle(job, plan, source, [SERVER_SITE_NAME, *targets])
         else:
             job.set_app_packages([*PACKAGES, *([source.package] if source else [])])
         super().__init__(job)
 
-    def _bundle(self, job: FedJob, source: Source | None, targets: Sequence[str]) -> None:
+    def _bundle(self, job: FedJob, plan: Plan, source: Source | None, targets: Sequence[str]) -> None:
         """Add this package, and that of a method from outside, to the apps of a job."""
         folder = _temporary(self)
-        _write_own_distribution(folder)
+        _write_own_distribution(folder, plan)
         if source:
             _write_distribution(source, folder)
         for target in targets:
@@ -158,10 +159,23 @@ def _write_distribution(source: Source, folder: Path) -> None:
     _write_metadata(folder, source.distribution, source.version, points)
 
 
-def _write_own_distribution(folder: Path) -> None:
-    """Write the packages of this distribution, with their entry points, as `_write_distribution` does."""
+def _write_own_distribution(folder: Path, plan: Plan) -> None:
+    """Write the packages of this distribution, with their entry points, as `_write_distribution` does.
+
+    FLARE's HTTP driver loses messages of more than 4 MiB, so files are left out that no site of the plan
+    reads: the papers' tables, and priors that the plan does not name.
+    """
+    named = json.dumps(plan.to_dict())
+
+    def left_out(within: str, names: list[str]) -> set[str]:
+        tables = {name for name in names if Path(within).name == "tables" and not name.endswith(".py")}
+        priors = {
+            name for name in names if name.endswith(".safetensors") and f'"{Path(name).stem}"' not in named
+        }
+        return _COMPILED(within, names) | tables | priors
+
     for package in PACKAGES:
-        shutil.copytree(_PACKAGES / package, folder / package, ignore=_COMPILED)
+        shutil.copytree(_PACKAGES / package, folder / package, ignore=left_out)
     groups: dict[str, list[str]] = {}
     for point in distribution("suture").entry_points:
         groups.setdefault(point.group, []).append(f"{point.name} = {point.value}\n")

@@ -31,7 +31,7 @@ def final_runs(lines: Path, table: Path, preset: str | None = None) -> Runs:
     for row, described in spec["rows"].items():
         if row in size.get("skip", ()):
             continue
-        fixed = described.get("set", {}) | spec.get("set", {}) | size.get("set", {})
+        fixed = spec.get("set", {}) | size.get("set", {}) | described.get("set", {})
         fixed |= size.get("rows", {}).get(row, {})
         grid = described.get("tune") or size.get("tune")
         free = {"seed"} | ({grid["key"]} if grid else set())

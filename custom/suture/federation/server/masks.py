@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from suture.core.files import atomic_write, make_folder
+from suture.core.plain import read_regular
 from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan
 from suture.federation.server.collector import Line, UpdateCollector
@@ -79,7 +80,7 @@ class Masks:
         if not self._path.exists():
             make_folder(self._path.parent)
             atomic_write(self._path, secrets.token_bytes(32))
-        return int.from_bytes(hmac.digest(self._path.read_bytes(), label.encode(), "sha256")[:7])
+        return int.from_bytes(hmac.digest(read_regular(self._path), label.encode(), "sha256")[:7])
 
     def _numbers(self, registry: SiteRegistry, site: str) -> dict[str, int]:
         """Return the number of each class whose row a site may send, by its own names."""

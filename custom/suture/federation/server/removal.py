@@ -86,6 +86,7 @@ def _remove(folder: Path, site: str) -> list[Path]:
     if run["status"] != "finished":
         raise ConfigError(f"{folder}: the run is {run['status']}; let it end first, or continue it")
     settings = {key: run[key] for key in _PLAN} | {"method": run["method"]["name"]}
+    settings |= {"secure_aggregation": None}  # with it the server has no site's update to remove
     plan = Plan.from_dict({**settings, "hyperparameters": run["method"]["hyperparameters"]})
     plan.check_code("the server")
     states = Rounds(folder / "state", f"fixed/{ENCODER}")
