@@ -189,7 +189,7 @@ def limits(of: Situation, fitted: Fit, beyond: Mapping[str, float]) -> Iterator[
         yield f"outside of the fitted range: {_NAMES[name]} {own}, fitted {low} to {high}"
     if beyond and fitted.outside_told:
         held = f"{fitted.outside_right} of {fitted.outside_told} predicted gains"
-        yield f"in phantoms outside of the fitted ranges {held} came true: try methods before you rely on it"
+        yield f"in phantoms outside of the fitted ranges {held} came true: test before you rely on a gain"
 
 
 def _withheld(of: Situation, beyond: Mapping[str, float], label_type: LabelType) -> str:
