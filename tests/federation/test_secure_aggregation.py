@@ -21,7 +21,9 @@ from suture.methods import METHODS
 from suture.methods.secure_aggregation import SecureAggregation
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.protocol.messages import Abstain, TaskData, Update
+from suture.protocol.masked_updates import received_of, ring_of
+from suture.protocol.masking import Attempt, Masked, unmasked
+from suture.protocol.messages import Abstain, Masking, MaskTask, TaskData, Update
 from suture.protocol.packing import Packed, pack, unpack
 from suture.reports.report import write_report
 from suture.simulation.job import load_job, with_settings
@@ -204,6 +206,93 @@ def test_a_round_is_not_added_up_over_two_lists_of_sites(tiny: Any) -> None:
         run(federation, "out", leave_out)
     said = (federation.sites("out")["alpha"].folder / "errors.jsonl").read_text()
     assert "round 1 was added up over other sites before" in said
+
+
+class Liar:
+    """A server that runs none of this code's server: it asks whom it likes, in an order of its own.
+
+    Args:
+        sites: to which it lies.
+        tasks: those to train that an honest server has sent, and the numbers of each site's classes.
+    """
+
+    def __init__(self, sites: Any, tasks: dict[str, TaskData], numbers: dict[str, dict[str, int]]) -> None:
+        self.sites, self.tasks, self.numbers, self.attempts = sites, tasks, numbers, 0
+
+    def ask(self, site: str, step: str, **content: Any) -> Any:
+        mask = MaskTask(step, self.number, **content)  # type: ignore[arg-type]
+        task = self.tasks[site] if step == "update" else TaskData("mask", self.tasks[site].round)
+        answer = unpack(self.sites[site].answer(replace(task, mask=mask)).packed)
+        if isinstance(answer, Abstain):
+            raise Refused(site, step)
+        return answer
+
+    def add_up(self, members: str, survivors: str, askers: str) -> Masked:
+        """Return the sum over the survivors, for which only the askers reveal."""
+        self.attempts += 1
+        self.number = f"{self.attempts:064x}"
+        roster = {m: self.ask(m, "keys", numbers=self.numbers[m]).keys for m in members}
+        sealed = {m: self.ask(m, "shares", roster=roster).sealed for m in members}
+        updates = {
+            m: self.ask(m, "update", sealed={by: of[m] for by, of in sealed.items() if by != m})
+            for m in survivors
+        }
+        signed = {m: self.ask(m, "survivors", survivors=tuple(survivors)).signature for m in askers}
+        revealed: dict[str, Masking] = {m: self.ask(m, "reveal", signatures=signed) for m in askers}
+        task = self.tasks[members[0]]
+        attempt = Attempt("lied-to", task.round, self.number)
+        received = {m: received_of(self.tasks[m], self.numbers[m]) for m in survivors}
+        masked = ((m, ring_of(update, self.numbers[m])) for m, update in updates.items())
+        return unmasked(attempt, roster, list(members), masked, revealed, received)
+
+
+class Refused(Exception):
+    """A site does not take a step."""
+
+
+def lied_to(tiny: Any, labels: dict[str, tuple[str, ...]]) -> tuple[Liar, dict[str, Update]]:
+    """Return a server that lies, and the update of each site, as the plain run has it."""
+    federation, tasks, numbers = tiny(METHOD, labels, rounds=1, selection="last"), {}, {}
+    plain: dict[str, Update] = {}
+
+    def look(site: str, task: TaskData, answer: Packed) -> Packed:
+        if task.task == "train":
+            tasks[site] = replace(task, ledger=None)
+        if isinstance(update := unpack(answer), Update) and task.mask is None:
+            plain[site] = update
+        if task.mask and task.mask.step == "keys":
+            numbers[site] = dict(task.mask.numbers)
+        return answer
+
+    run(federation, "plain", look)
+    run(secured(federation), "honest", look)
+    return Liar(secured(federation).sites("lied-to"), tasks, numbers), plain
+
+
+def test_two_groups_of_sites_do_not_reveal_for_two_lists(tiny: Any) -> None:
+    """a, d and p are most of five, b and c most of three; d alone has the row that is more in one sum."""
+    both = ("Mass", "Nodule")
+    liar, plain = lied_to(tiny, {"a": both, "b": both, "c": both, "d": both, "p": ("Mass",)})
+    row = liar.numbers["d"]["Nodule"]
+    five = liar.add_up("abcdp", "abcdp", "adp").rows[row]
+    with pytest.raises(Refused):
+        three = liar.add_up("abc", "abc", "bc").rows[row]
+        own = ring_of(plain["d"], liar.numbers["d"])  # not reached: what the server would learn
+        assert (five - three).size == own.rows[row].size
+    with pytest.raises(Refused):
+        liar.add_up("abcdp", "abc", "abc")
+    assert (liar.add_up("abcdp", "abcdp", "abc").rows[row] == five).all()
+
+
+def test_a_round_is_repeated_among_the_same_sites(tiny: Any) -> None:
+    """Sites that have masked nothing yet in the round could not tell that another sum was revealed."""
+    both = ("Mass", "Nodule")
+    names = [*"abcd", *"pqrst"]
+    liar, _ = lied_to(tiny, {m: both if m in "abcd" else ("Mass",) for m in names})
+    liar.add_up("abcdp", "abcdp", "adp")
+    for members in ("abcq", "abcqrst"):  # q, r, s and t would be most of the second
+        with pytest.raises(Refused):
+            liar.add_up(members, members, members[3:])
 
 
 def test_classes_keep_their_numbers(tiny: Any) -> None:

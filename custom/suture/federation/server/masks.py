@@ -100,7 +100,9 @@ class Masks:
     def share_keys(self, missing: Mapping[str, str]) -> dict[str, Packed]:
         """Return the task of each site that has made keys to share its secrets with the others."""
         found = self._close(missing)
-        self._roster = {site: step.keys for site, step in sorted(found.items()) if step.keys}
+        roster = {site: step.keys for site, step in sorted(found.items()) if step.keys}
+        before = [set(keys.among) for keys in roster.values() if keys.among]
+        self._roster = {site: keys for site, keys in roster.items() if all(site in of for of in before)}
         task = MaskTask("shares", self._attempt.number, roster=self._roster)
         return self._open(dict.fromkeys(self._roster, task) if self._enough(len(self._roster)) else {})
 
@@ -189,7 +191,7 @@ class Masks:
         """Whether so many sites are enough to go on; if not, the attempt is stuck."""
         least = self._attempt.fewest
         if self._roster:
-            least = max(least, self._attempt.threshold(len(self._roster)))
+            least = max(least, self._attempt.votes(self._roster))
         if number < least and not self.stuck:
             self.stuck = f"{number} sites are left of an attempt of secure aggregation, which needs {least}"
         return not self.stuck

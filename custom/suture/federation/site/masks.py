@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from pydantic import Field
@@ -39,10 +39,12 @@ class _Said:
 
     Attributes:
         numbers: of its classes, which the server may not change: a row would be added to other rows.
+        among: for each round, the sites among which the site has first masked its update.
         revealed: for each round, the digest of the sums to which the site has revealed its shares.
     """
 
     numbers: dict[str, int] = Field(default_factory=dict)
+    among: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     revealed: dict[str, str] = Field(default_factory=dict)
 
 
@@ -80,8 +82,8 @@ class SiteMasks:
                 raise MaskingRefused("the server has given the site's classes other numbers than before")
             self._write(replace(said, numbers=said.numbers | numbers))
             attempt = Attempt(self._plan.experiment, task.round, mask.attempt, secure.colluders)
-            self._numbers = numbers
-            self._part = Participant(self._site, attempt, list(numbers.values()), self._identity)
+            self._numbers, among = numbers, said.among.get(str(task.round), ())
+            self._part = Participant(self._site, attempt, list(numbers.values()), self._identity, among)
             return Masking("keys", keys=self._part.keys)
         part = self._current(task, mask)
         if mask.step == "shares":
@@ -125,7 +127,7 @@ class SiteMasks:
 
     def _write(self, said: _Said) -> None:
         make_folder(self._folder)
-        write_json(self._folder / FILE, {"numbers": said.numbers, "revealed": said.revealed})
+        write_json(self._folder / FILE, asdict(said))
 
     def begin(self, task: TaskData) -> None:
         """Take the shares of the other sites, before anything is trained.
@@ -152,5 +154,6 @@ class SiteMasks:
         except RejectedUpdate as error:
             raise MaskingRefused(f"{self._site}: {error}") from error
         plain = in_ring(update, {n: k for n, k in self._numbers.items() if k in part.rows}, len(part.present))
-        hidden = part.masked(plain, received_of(task, self._numbers))
+        hidden, said = part.masked(plain, received_of(task, self._numbers)), self._said()
+        self._write(replace(said, among={str(task.round): tuple(sorted(part.roster))} | said.among))
         return replace(answer, packed=pack(with_ring(update, hidden, self._numbers)))
