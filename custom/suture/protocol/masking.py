@@ -258,6 +258,8 @@ class Participant:
                     raise KeyError(peer)
                 data = bytes.fromhex(message)
                 text = self._channel(peer, peer).decrypt(data[:_NONCE], data[_NONCE:], self._digest)
+                if len(text) != 2 * _SHARE:
+                    raise ValueError("no two shares")
             except (KeyError, ValueError, InvalidTag):
                 raise MaskingRefused(f"shares that {peer} has not sealed for this site, or not now") from None
             opened[peer] = int.from_bytes(text[:_SHARE]), int.from_bytes(text[_SHARE:])
