@@ -21,10 +21,11 @@ from suture.federation.plan import Plan
 from suture.federation.server.collector import Line, UpdateCollector
 from suture.federation.server.registry import SiteRegistry
 from suture.methods.base import GlobalModel
+from suture.methods.exchange import layout_of
 from suture.methods.robust import Counted, Merged
 from suture.models.classifier import Layout
 from suture.protocol.check import AllowedReply
-from suture.protocol.masked_updates import apart, received_of, ring_of
+from suture.protocol.masked_updates import apart, fixed_of, received_of, ring_of
 from suture.protocol.masking import (
     Attempt,
     Masked,
@@ -170,7 +171,11 @@ class Masks:
                 yield site, ring_of(update, of_row)
 
         known: dict[int, bytes] = {}
-        received = {site: received_of(tasks[site], numbers[site], known) for site in self._survivors}
+        method, fixed = self._plan.method, fixed_of(previous.fixed)
+        egress = method.egress(layout_of(previous, method))
+        received = {
+            site: received_of(tasks[site], numbers[site], egress, fixed, known) for site in self._survivors
+        }
         try:
             total = unmasked(self._attempt, self._roster, self._sealed, each(), self._revealed, received)
         except MaskingRefused as error:

@@ -20,8 +20,9 @@ from suture.core.validation import OPEN, parse
 from suture.federation.plan import Plan
 from suture.federation.server.norm_bound import Measure, NormBound
 from suture.federation.site.releases import Answer
+from suture.models.classifier import HEADS
 from suture.protocol.check import AllowedReply, check_reply
-from suture.protocol.masked_updates import in_ring, received_of, with_ring
+from suture.protocol.masked_updates import fixed_of, in_ring, received_of, with_ring
 from suture.protocol.masking import Attempt, Identity, MaskingRefused, Participant, rows_of
 from suture.protocol.messages import Labels, Masking, MaskTask, TaskData, Update
 from suture.protocol.packing import pack, unpack
@@ -40,11 +41,14 @@ class _Said:
     Attributes:
         numbers: of its classes, which the server may not change: a row would be added to other rows.
         among: for each round, the sites among which the site has first masked its update.
+        fixed: the digest of what it was sent once, such as a frozen encoder; another one would make another
+            update of it than of the other sites.
         revealed: for each round, the digest of the sums to which the site has revealed its shares.
     """
 
     numbers: dict[str, int] = Field(default_factory=dict)
     among: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    fixed: str = ""
     revealed: dict[str, str] = Field(default_factory=dict)
 
 
@@ -60,6 +64,33 @@ class SiteMasks:
         self._site, self._plan, self._folder, self._identity = site, plan, folder, identity
         self._numbers: dict[str, int] = {}
         self._part: Participant | None = None
+
+    def check_kept(self) -> None:
+        """Refuse a plan without secure aggregation for an experiment that had it: updates would leave again.
+
+        Raises:
+            MaskingRefused: it is one.
+        """
+        if self._plan.secure_aggregation is None and (self._folder / FILE).exists():
+            raise MaskingRefused(
+                "the experiment had secure aggregation, and this job has none; begin a new experiment"
+            )
+
+    def check_fixed(self, task: TaskData) -> None:
+        """Take what the site is sent once, or refuse another one.
+
+        Raises:
+            MaskingRefused: it is another one.
+        """
+        if self._plan.secure_aggregation is None:
+            return
+        alike = {name: tensor for name, tensor in task.fixed.items() if not name.startswith(HEADS)}
+        if not (now := fixed_of(alike)):
+            return
+        if (said := self._said()).fixed not in ("", now):
+            raise MaskingRefused("the server has sent other fixed tensors, such as an encoder, than before")
+        if not said.fixed:
+            self._write(replace(said, fixed=now))
 
     def step(self, task: TaskData, sent: Labels) -> Masking:
         """Take one step of an attempt.
@@ -154,6 +185,9 @@ class SiteMasks:
         except RejectedUpdate as error:
             raise MaskingRefused(f"{self._site}: {error}") from error
         plain = in_ring(update, {n: k for n, k in self._numbers.items() if k in part.rows}, len(part.present))
-        hidden, said = part.masked(plain, received_of(task, self._numbers)), self._said()
+        hidden, said = (
+            part.masked(plain, received_of(task, self._numbers, allowed.egress, self._said().fixed)),
+            self._said(),
+        )
         self._write(replace(said, among={str(task.round): tuple(sorted(part.roster))} | said.among))
         return replace(answer, packed=pack(with_ring(update, hidden, self._numbers)))
