@@ -298,7 +298,7 @@ class Participant:
             if peer != self.site:
                 common = sorted(set(rows[peer]) & set(self.rows))
                 secret = _agreed(self._key, self._roster[peer].mask, peer)
-                key = _pair_key(secret, self._digest, received, common)
+                key = _pair_key(secret, (self.site, peer), self._digest, received, common)
                 _add(hidden, key, common, 1 if self.site < peer else -1)
         return hidden
 
@@ -418,21 +418,24 @@ def unmasked(
         for site in survivors:
             common = sorted(set(rows[gone]) & set(rows[site]))
             secret = _agreed(key, roster[site].mask, site)
-            mask = _pair_key(secret, digest, received[site], common)
+            mask = _pair_key(secret, (gone, site), digest, received[site], common)
             _add(total, mask, common, -1 if site < gone else 1)
     return total
 
 
-def _pair_key(secret: bytes, digest: bytes, received: Received, common: Sequence[int]) -> bytes:
+def _pair_key(
+    secret: bytes, pair: tuple[str, str], digest: bytes, received: Received, common: Sequence[int]
+) -> bytes:
     """Return the key of the mask of two sites, of the shared tensors and the rows that both send.
 
     Args:
         secret: that their keys have agreed on.
+        pair: their names: a colluder that has copied the key of another shall not take off its mask.
         digest: of all keys of the attempt.
         received: of either site: where they have received different models, masks do not cancel.
     """
     model = hashlib.sha256(received.shared + b"".join(received.rows[row] for row in common)).digest()
-    return _derived(secret, b"pair" + digest + model)
+    return _derived(secret, b"pair" + digest + model + " ".join(sorted(pair)).encode())
 
 
 def _add(total: Masked, key: bytes, rows: Sequence[int], sign: int) -> None:

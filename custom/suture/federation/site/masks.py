@@ -148,7 +148,7 @@ class SiteMasks:
         if said.revealed.get(str(round_), now) != now:
             raise MaskingRefused(
                 f"round {round_} was added up over other sites before; the difference would be an update. "
-                "Repeat it with the same sites, or begin a new experiment"
+                "Repeat it with the same sites, or begin a new experiment with another seed"
             )
         self._write(replace(said, revealed=said.revealed | {str(round_): now}))
 
