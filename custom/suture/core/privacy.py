@@ -55,7 +55,7 @@ class PrivacyConfig(Section):
 
     Attributes:
         label_view: the class names that the site may be shown: only its own, or all of the federation.
-        secure_aggregation: refuses jobs whose server would see the site's own update.
+        secure_aggregation: refuses jobs that have none.
         min_count: smaller counts are withheld, and so are figures of fewer images; other figures are rounded
             to the largest change that one patient could cause. 0 withholds nothing and sends six digits.
         min_loss: a loss over fewer samples is withheld; other losses are bounded and rounded likewise, except
