@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from recommendations import Advice, Federation, advise, confusion, fitted_on, regrets
@@ -63,8 +64,20 @@ def test_the_tables_by_hand() -> None:
     some = [advice("surgical", "partial", 0.02), advice("surgical", "surgical", 0.0)]
 
     assert confusion(some).splitlines()[2:] == ["| surgical | 1 | 1 | 2 |", "| partial | 0 | 0 | 0 |"]
-    mean = "0.0100 (-0.0096 to 0.0296)"  # ± 1.96 · .01414 / √2
+    mean = "0.0100 (0.0000 to 0.1371)"  # ± 12.706 · .01414 / √2; no regret is negative
     assert f"| recommended | 2 | {mean} | 0.0180 |" in regrets(some)
+
+
+def test_a_strategy_is_compared_with_always_surgical_in_pairs() -> None:
+    some = [
+        replace(one, regret=one.regret | {"always surgical": more + one.regret["recommended"]})
+        for one, more in (
+            (advice("partial", "partial", 0.0), 0.01),
+            (advice("partial", "vanilla", 0.5), 0.03),
+        )
+    ]
+
+    assert regrets(some).endswith("| recommended less always surgical | 2 | -0.0200 (-0.1471 to +0.1071) | |")
 
 
 def test_methods_of_few_federations_are_left_out_of_the_fit() -> None:

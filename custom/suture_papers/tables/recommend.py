@@ -49,25 +49,25 @@ def recommend(job: JobName, settings: Sets = None, trust: Trust = False) -> None
         facts, label_type = facts_of(configs)
         refused = _refused(chosen, configs, label_type)
     of, fitted = situation(facts), stored_fit()
-    for sentence in reasons(of, facts):
-        print_line(sentence)
     beyond = fitted.outside(of)
-    for sentence in limits(of, fitted, beyond):
+    withheld = _withheld(of, beyond, label_type)
+    fits = of.hidden and label_type == "multilabel"
+    for sentence in (*reasons(of, facts), *(limits(of, fitted, beyond) if fits else ())):
         print_line(sentence)
     fit_of = fitted.expected(of)
     expected = {name: fit_of[row] for name in METHODS if (row := ROWS.get(name, name)) in fit_of}
     among = [name for name in expected if name not in refused]
     for name, why in refused.items():
         print_line(f"not possible here: {name}: {why}")
-    withheld = _withheld(of, beyond, label_type)
     if withheld:
-        print_line(f"nothing can be told of the gain: {withheld}")
-        best = [name for name in ("surgical", "combined") if name not in refused]
+        print_line(f"no gain is predicted: {withheld}")
+        # Where no label is missing, they leave plain averaging as it is.
+        best = [name for name in ("surgical", "combined") if of.hidden and name not in refused]
     else:
         best = ranked(expected, among)
         _show({name: expected[name] for name in best})
-        if not any(expected[name].told and expected[name].gain > 0 for name in best):
-            print_line("nothing can be told: each interval of the mean gain includes 0")
+        if verdict := summary([expected[name] for name in best]):
+            print_line(verdict)
     best += [name for name in ("vanilla",) if name not in refused]
     for line in commands(job, chosen, settings or [], best, trust):
         print_line(line)
@@ -147,64 +147,77 @@ def reasons(of: Situation, facts: Mapping[str, SiteFacts]) -> Iterator[str]:
     """Say in a user's words what decides."""
     classes = {label for site in facts.values() for label in site.positives}
     alone = round(of.single * len(classes))
-    yield f"{number_of(of.sites, 'site')}, {len(classes)} classes."
+    yield f"{number_of(of.sites, 'site')}, {len(classes)} {'class' if len(classes) == 1 else 'classes'}."
     yield f"{alone} of {len(classes)} classes {'is' if alone == 1 else 'are'} annotated at one site only."
-    yield (
-        f"{of.hidden:.0%} of the pairs of training image and class have no label; plain averaging would "
-        "teach them as absent."
-    )
-    yield f"A class has {of.positives:,.0f} positive training images (median over classes)."
+    if of.hidden:
+        yield (
+            f"{of.hidden:.1%} of the pairs of training image and class are of a class that the site does not "
+            "annotate; plain averaging would train on them as negatives."
+        )
+    yield f"Positive training images of a class (median): {_count(of.positives)}."
     if of.shift is None:
-        yield "How much the sites' images differ was not measured; the mean of the fit stands for it."
+        yield "Gray levels of sites were not compared (texts, or images that suture check cannot read)."
     else:
-        yield f"Mean gray levels of the sites differ by {of.shift:.2f} standard deviations of an image."
+        yield f"Spread of the sites' mean gray levels: {of.shift:.2f} standard deviations of a site's images."
+
+
+def _count(value: float) -> str:
+    """Return a number of images, a median with its half."""
+    return f"{value:,.1f}".removesuffix(".0")
 
 
 _NAMES = {
-    "hidden": "the share of missing labels",
-    "single": "the share of classes of one site",
-    "log2 sites": "the number of sites",
-    "log2 (1 + positives)": "the number of positives of a class",
-    "shift": "the difference of gray levels",
+    "hidden": "share of missing labels",
+    "single": "share of classes annotated at one site only",
+    "log2 sites": "number of sites",
+    "log2 (1 + positives)": "positive images of a class (median)",
+    "shift": "difference of gray levels",
 }
 
 
 def limits(of: Situation, fitted: Fit, beyond: Mapping[str, float]) -> Iterator[str]:
-    """Say which numbers lie outside of the fit."""
+    """Say which numbers lie outside of the fitted ranges, and how often predictions held there."""
     from suture_papers.tables.recommendation import FEATURES
 
     for name in beyond:
         i = FEATURES.index(name)
-        low, high, own = fitted.low[i], fitted.high[i], of.vector[i]
+        values = (of.vector[i], fitted.low[i], fitted.high[i])
         if name.startswith("log2"):
-            low, high, own = (2**value - ("+" in name) for value in (low, high, own))
-        yield (
-            f"outside of what was measured: {_NAMES[name]} is {own:.3g}, in the fit {low:.3g} to {high:.3g}; "
-            "intervals are wider"
-        )
+            own, low, high = (_count(2**value - ("+" in name)) for value in values)
+        else:
+            own, low, high = (f"{value:.2f}" for value in values)
+        yield f"outside of the fitted range: {_NAMES[name]} {own}, fitted {low} to {high}"
     if beyond and fitted.outside_told:
-        yield (
-            f"of {number_of(fitted.outside_told, 'gain')} told of phantoms outside of the fit "
-            f"{fitted.outside_right} were found: try the methods before you rely on these figures"
-        )
+        held = f"{fitted.outside_right} of {fitted.outside_told} predicted gains"
+        yield f"in phantoms outside of the fitted ranges {held} came true: try methods before you rely on it"
 
 
 def _withheld(of: Situation, beyond: Mapping[str, float], label_type: LabelType) -> str:
+    if not of.hidden:
+        return "every site annotates every class, so that the methods for missing labels change nothing"
     if label_type != "multilabel":
-        return "the fit is of several labels an image, and here each image has one"
-    if of.hidden < 1e-9:
-        return "every site annotates every class"
+        return f"the fit is on multilabel data; these labels are {label_type}"
     far = [_NAMES[name] for name, width in beyond.items() if width > FAR]
-    return f"too far outside of what was measured: {', '.join(far)}" if far else ""
+    return f"too far outside of the fitted range: {', '.join(far)}" if far else ""
+
+
+def summary(best: Sequence[Expected]) -> str:
+    """Say what the intervals of the mean gain leave open; empty where one lies above 0."""
+    if any(one.mean[0] > 0 for one in best):
+        return ""
+    if best and all(one.mean[1] < 0 for one in best):
+        return "plain averaging is predicted to be better"
+    return "nothing can be told: no interval of the mean gain lies above 0"
 
 
 def _show(expected: Mapping[str, Expected]) -> None:
     from suture.cli.common import console
 
-    table = plain_table("method", "mean AUROC over plain averaging", "mean of such federations", "in one")
+    print_line("predicted gain in mean AUROC over plain averaging (vanilla), with 95 % intervals:")
+    table = plain_table("method", "gain", "of the mean of such federations", "of one federation")
     for name, one in expected.items():
         bounds = (f"{low:+.3f} to {high:+.3f}" for low, high in (one.mean, one.single))
-        table.add_row(name, f"{one.gain:+.3f}", *bounds)
+        table.add_row(name, f"{one.gain:+z.3f}", *bounds)
     console.print(table)
 
 

@@ -90,14 +90,14 @@ def situation(sites: Mapping[str, SiteFacts]) -> Situation:
             owners.setdefault(label, []).append(site)
     images = sum(site.images for site in sites.values())
     if len(sites) < 2 or not owners or not images:
-        lacking = "a second site" if len(sites) < 2 else "classes" if not owners else "training images"
-        raise DataError(f"{', '.join(sites) or 'the study'} lacks {lacking}; nothing can be recommended")
+        lacking = "second site" if len(sites) < 2 else "classes" if not owners else "training images"
+        raise DataError(f"no {lacking} (sites: {', '.join(sites) or 'none'}); nothing can be recommended")
     labelled = sum(site.images for of in owners.values() for site in of)
     gray = [site.gray for site in sites.values() if site.gray is not None]
     within = math.sqrt(float(np.mean([sd**2 for _, sd in gray]))) if gray else 0.0
     known = len(gray) == len(sites) and within > 0
     return Situation(
-        hidden=1 - labelled / (images * len(owners)),
+        hidden=(images * len(owners) - labelled) / (images * len(owners)),  # exactly 0 where all is annotated
         single=sum(len(of) == 1 for of in owners.values()) / len(owners),
         sites=len(sites),
         positives=float(

@@ -271,6 +271,16 @@ def test_the_leaderboard_has_a_cell_for_each_row_and_study(tmp_path: Path) -> No
         leaderboard(others)
 
 
+def test_the_page_shows_no_p_over_one_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = study(reference="theirs")
+    stored(spec, tmp_path / "runs", [0.021, 0.019, 0.022, 0.018, 0.02])
+    monkeypatch.setattr("suture_papers.tables.leaderboard.known_tables", lambda: ["test"])
+    monkeypatch.setattr("suture_papers.tables.leaderboard.load_spec", lambda _: spec)
+    page = next(path for path in write_leaderboard(tmp_path) if path.suffix == ".html").read_text()
+    assert "1 block: no test" in page
+    assert "p (Holm) < .001" in page.replace("&lt;", "<")  # of the study
+
+
 def test_without_a_study_there_is_no_leaderboard(tmp_path: Path) -> None:
     assert write_leaderboard(tmp_path) == []
 

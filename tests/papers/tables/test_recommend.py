@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from small_hospitals import EVERY, LABELS, small_study, write_hospital
 from suture.cli.app import app
 from suture.core.errors import ConfigError
 from suture.simulation.job import load_job, with_settings
-from suture_papers.tables.recommend import METHODS, commands, reasons
-from suture_papers.tables.recommendation import SiteFacts, situation
+from suture_papers.tables.recommend import METHODS, commands, limits, reasons, summary
+from suture_papers.tables.recommendation import Expected, SiteFacts, Situation, situation, stored_fit
 
 
 def called(*words: str) -> Result:
@@ -75,7 +76,9 @@ def test_nothing_is_told_where_every_site_annotates_every_class(tmp_path: Path) 
 
     found = called("recommend", str(study))
 
-    assert "nothing can be told of the gain: every site annotates every class" in found.output
+    assert "no gain is predicted: every site annotates every class" in found.output
+    assert "outside of the fitted range" not in found.output
+    assert found.output.splitlines()[-1].endswith("--compare vanilla --seeds 3")
 
 
 def test_a_folder_without_sites_is_one_clear_error(tmp_path: Path) -> None:
@@ -96,9 +99,38 @@ def test_reasons_are_in_the_users_words() -> None:
     said = list(reasons(situation(sites), sites))
 
     assert said[1] == "1 of 2 classes is annotated at one site only."
-    assert said[2].startswith("38% of the pairs of training image and class have no label")  # 150 of 400
-    assert said[3].startswith("A class has 10 positive training images")  # of 20 and 1, 10.5
-    assert "was not measured" in said[4]
+    assert said[2].startswith("37.5% of the pairs of training image and class are of a class that")  # 150/400
+    assert said[3] == "Positive training images of a class (median): 10.5."  # of 20 and 1
+    assert "were not compared" in said[4]
+
+
+def test_a_number_outside_of_the_fitted_range_is_printed_as_in_the_reasons() -> None:
+    by = replace(stored_fit(), outside_told=0)
+    of = Situation(0.5, 0.5, 12, 12_345.5, 1.0)
+
+    said = list(limits(of, by, by.outside(of)))
+
+    assert said[0] == "outside of the fitted range: number of sites 12, fitted 2 to 8"
+    assert said[1].startswith(
+        "outside of the fitted range: positive images of a class (median) 12,345.5, fitted"
+    )
+
+
+@pytest.mark.parametrize(
+    ("intervals", "said"),
+    [
+        ([(0.01, 0.02), (-0.1, 0.1)], ""),
+        ([(-0.01, 0.02), (-0.03, -0.01)], "nothing can be told"),
+        ([(-0.02, -0.01), (-0.03, -0.01)], "plain averaging is predicted to be better"),
+    ],
+)
+def test_the_summary_says_what_the_intervals_leave_open(
+    intervals: list[tuple[float, float]], said: str
+) -> None:
+    found = summary([Expected(sum(mean) / 2, mean, mean) for mean in intervals])
+
+    assert found.startswith(said)
+    assert bool(found) == bool(said)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -44,9 +44,9 @@ def test_a_site_without_gray_levels_leaves_the_shift_unknown() -> None:
 @pytest.mark.parametrize(
     ("sites", "lacking"),
     [
-        ({"alpha": ALPHA}, "alpha lacks a second site"),
-        ({"alpha": SiteFacts(9, {}), "beta": SiteFacts(9, {})}, "lacks classes"),
-        ({"alpha": replace(ALPHA, images=0), "beta": replace(BETA, images=0)}, "lacks training images"),
+        ({"alpha": ALPHA}, r"no second site \(sites: alpha\); nothing can be recommended"),
+        ({"alpha": SiteFacts(9, {}), "beta": SiteFacts(9, {})}, r"no classes \(sites: alpha, beta\)"),
+        ({"alpha": replace(ALPHA, images=0), "beta": replace(BETA, images=0)}, "no training images"),
     ],
 )
 def test_what_cannot_be_compared_is_an_error_that_says_what_is_lacking(
