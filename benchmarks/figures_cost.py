@@ -25,7 +25,7 @@ def run(name: str, seed: int, settings: list[tuple[str, str, str]], exact: bool)
     """One run; returns the selected round, AUROC, megabytes sent by the sites, and seconds."""
 
     def limits(label_view: Any, **_: Any) -> PrivacyConfig:
-        own = {"min_count": 0, "min_loss": 0} if exact else {}
+        own: dict[str, Any] = {"min_count": 0, "min_loss": 0} if exact else {}
         return PrivacyConfig(label_view=label_view, **own)
 
     with tempfile.TemporaryDirectory() as folder, patch("suture.simulation.sites.PrivacyConfig", limits):

@@ -18,10 +18,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 BUDGET = {
-    "lines of code, engine": 35_110,
+    "lines of code, engine": 35_200,
     "lines of code, papers": 7_520,
     "settings": 384,
-    "words of docs": 40_780,
+    "words of docs": 41_060,
 }
 
 

@@ -21,7 +21,10 @@ from suture.methods import METHODS
 from suture.methods.secure_aggregation import SecureAggregation
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.protocol.messages import Abstain, TaskData, Update
+from suture.models.classifier import Layout
+from suture.protocol.masked_updates import received_of, ring_of
+from suture.protocol.masking import Attempt, Masked, unmasked
+from suture.protocol.messages import Abstain, Masking, MaskTask, TaskData, Update
 from suture.protocol.packing import Packed, pack, unpack
 from suture.reports.report import write_report
 from suture.simulation.job import load_job, with_settings
@@ -85,13 +88,11 @@ def test_the_model_is_that_of_the_plain_run(tiny: Any) -> None:
     assert any("Secure aggregation" in note for note in masked.record.run["notes"])
 
 
-@pytest.mark.parametrize("name", ["fedavg", "pfl", "vanilla", "fedmas", "condist"])
+@pytest.mark.parametrize("name", ["fedavg", "pfl", "vanilla", "condist"])
 def test_weights_of_sites_and_rows_and_heads_that_stay(name: str, tiny: Any) -> None:
-    """By numbers of images, by owners, with rescue factors; PFL keeps the head at each site."""
-    local = {"local": LocalTraining(lr=1e-2, batch_size=8)}
-    method = METHODS[name](**local | ({"prior_view": "plain"} if name == "fedmas" else {}))
-    model = replace(CNN, projection=128) if name == "fedmas" else CNN
-    federation = tiny(method, FOUR, rounds=1, selection="last", model=model)
+    """By numbers of images, by owners; PFL keeps the head at each site."""
+    method = METHODS[name](local=LocalTraining(lr=1e-2, batch_size=8))
+    federation = tiny(method, FOUR, rounds=1, selection="last")
     plain, masked = run(federation, "plain"), run(secured(federation), "masked")
     assert furthest(plain, masked) < 1e-6
     assert plain.model.labels == masked.model.labels == ("Mass", "Nodule")
@@ -206,6 +207,130 @@ def test_a_round_is_not_added_up_over_two_lists_of_sites(tiny: Any) -> None:
     assert "round 1 was added up over other sites before" in said
 
 
+class Liar:
+    """A server that runs none of this code's server: it asks whom it likes, in an order of its own.
+
+    Args:
+        sites: to which it lies.
+        tasks: those to train that an honest server has sent, and the numbers of each site's classes.
+    """
+
+    def __init__(self, sites: Any, tasks: dict[str, TaskData], numbers: dict[str, dict[str, int]]) -> None:
+        self.sites, self.tasks, self.numbers, self.attempts = sites, tasks, numbers, 0
+
+    def ask(self, site: str, step: str, **content: Any) -> Any:
+        mask = MaskTask(step, self.number, **content)  # type: ignore[arg-type]
+        task = self.tasks[site] if step == "update" else TaskData("mask", self.tasks[site].round)
+        answer = unpack(self.sites[site].answer(replace(task, mask=mask)).packed)
+        if isinstance(answer, Abstain):
+            raise Refused(site, step)
+        return answer
+
+    def add_up(self, members: str, survivors: str, askers: str) -> Masked:
+        """Return the sum over the survivors, for which only the askers reveal."""
+        self.attempts += 1
+        self.number = f"{self.attempts:064x}"
+        roster = {m: self.ask(m, "keys", numbers=self.numbers[m]).keys for m in members}
+        sealed = {m: self.ask(m, "shares", roster=roster).sealed for m in members}
+        updates = {
+            m: self.ask(m, "update", sealed={by: of[m] for by, of in sealed.items() if by != m})
+            for m in survivors
+        }
+        signed = {m: self.ask(m, "survivors", survivors=tuple(survivors)).signature for m in askers}
+        revealed: dict[str, Masking] = {m: self.ask(m, "reveal", signatures=signed) for m in askers}
+        task = self.tasks[members[0]]
+        attempt = Attempt("lied-to", task.round, self.number)
+        egress = METHOD.egress(Layout({}, {}))
+        received = {m: received_of(self.tasks[m], self.numbers[m], egress, "") for m in survivors}
+        masked = ((m, ring_of(update, self.numbers[m])) for m, update in updates.items())
+        return unmasked(attempt, roster, list(members), masked, revealed, received)
+
+
+class Refused(Exception):
+    """A site does not take a step."""
+
+
+def lied_to(tiny: Any, labels: dict[str, tuple[str, ...]]) -> Liar:
+    """Return a server that lies to sites which have answered nothing yet."""
+    federation, tasks, numbers = secured(tiny(METHOD, labels, rounds=1, selection="last")), {}, {}
+
+    def look(site: str, task: TaskData, answer: Packed) -> Packed:
+        if task.task == "train":
+            tasks[site] = replace(task, ledger=None)
+        if task.mask and task.mask.step == "keys":
+            numbers[site] = dict(task.mask.numbers)
+        return answer
+
+    run(federation, "honest", look)
+    return Liar(federation.sites("lied-to"), tasks, numbers)
+
+
+def test_two_groups_of_sites_do_not_reveal_for_two_lists(tiny: Any) -> None:
+    """a, d and p are most of five, b and c most of three; d alone has the row that is more in one sum."""
+    both = ("Mass", "Nodule")
+    liar = lied_to(tiny, {"a": both, "b": both, "c": both, "d": both, "p": ("Mass",)})
+    row = liar.numbers["d"]["Nodule"]
+    five = liar.add_up("abcdp", "abcdp", "adp").rows[row]
+    with pytest.raises(Refused):
+        liar.add_up("abc", "abc", "bc")  # the difference of the rows would be the row of d
+    with pytest.raises(Refused):
+        liar.add_up("abcdp", "abc", "abc")
+    assert (liar.add_up("abcdp", "abcdp", "abc").rows[row] == five).all()
+
+
+def test_a_round_is_repeated_among_the_same_sites(tiny: Any) -> None:
+    """Sites that have masked nothing yet in the round could not tell that another sum was revealed."""
+    both = ("Mass", "Nodule")
+    names = [*"abcd", *"pqrst"]
+    liar = lied_to(tiny, {m: both if m in "abcd" else ("Mass",) for m in names})
+    liar.add_up("abcdp", "abcdp", "adp")
+    for members in ("abcq", "abcqrst"):  # q, r, s and t would be most of the second
+        with pytest.raises(Refused):
+            liar.add_up(members, members, members[3:])
+
+
+def test_a_frozen_encoder_is_that_of_all_sites(tiny: Any) -> None:
+    """Else one that is dead at all sites but one would make their sum the update of that one."""
+    model = replace(CNN, train="head", hidden=8, views=0)
+    federation = tiny(METHOD, FOUR, rounds=1, selection="last", model=model, min_sites=3)
+    tasks: dict[str, TaskData] = {}
+
+    def lose(site: str, task: TaskData, answer: Packed) -> Packed | None:
+        tasks[site] = task if task.task == "train" else tasks.get(site, task)
+        return None if site == "delta" and task.task == "train" else answer
+
+    masked, plain = run(secured(federation), "out", lose), run(federation, "plain", lose)
+    assert furthest(plain, masked) < 1e-6  # what a lost mask depends on is the same at server and sites
+    site = secured(federation).sites("out")["alpha"]
+    dead = {name: torch.zeros_like(tensor) for name, tensor in tasks["alpha"].fixed.items()}
+    answer = unpack(site.answer(replace(tasks["alpha"], fixed=dead, ledger=None)).packed)
+    assert isinstance(answer, Abstain)
+    assert "other fixed tensors" in (site.folder / "errors.jsonl").read_text()
+
+
+def test_masks_depend_on_all_that_decides_an_update() -> None:
+    method = METHODS["fedavg"]()
+    egress = method.egress(Layout({}, {}))
+    weights = torch.ones(2)
+    task = TaskData("train", 1, labels=("A", "B"), shared={"w": weights}, head={"h": torch.ones(2, 3)})
+    task = replace(task, channels={"positive_weight": weights})
+
+    def digests(task: TaskData, fixed: str = "") -> list[bytes]:
+        got = received_of(task, {"A": 1, "B": 2}, egress, fixed)
+        return [got.shared, got.rows[1], got.rows[2]]
+
+    other = torch.tensor([1.0, 0.0])
+    for changed, parts in (
+        (digests(replace(task, shared={"w": other})), [0]),
+        (digests(replace(task, channels={"positive_weight": other})), [2]),
+        (digests(replace(task, channels={"lag/w": weights})), [0, 1, 2]),
+        (digests(replace(task, phase="second")), [0]),
+        (digests(task, "ab"), [0]),
+    ):
+        same = digests(task)
+        assert [i for i in range(3) if changed[i] != same[i]] == parts
+
+
 def test_classes_keep_their_numbers(tiny: Any) -> None:
     """A server that exchanged two classes of a site would add a row to those of another class."""
     federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", max_failed_rounds=1))
@@ -243,6 +368,36 @@ def test_an_update_outside_of_an_attempt_is_refused(tiny: Any) -> None:
         assert answer.reason == "masking"
 
 
+def test_a_job_without_it_gets_no_update_that_was_masked(tiny: Any) -> None:
+    """Else a second job of the experiment would get the kept update as it is."""
+    federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last"))
+    tasks: dict[str, TaskData] = {}
+
+    def look(site: str, task: TaskData, answer: Packed) -> Packed:
+        tasks[site] = task if task.task == "train" else tasks.get(site, task)
+        return answer
+
+    run(federation, "out", look)
+    plain = replace(federation, plan=replace(federation.plan, secure_aggregation=None))
+    site = plain.sites("out")["alpha"]
+    assert isinstance(unpack(site.answer(replace(tasks["alpha"], mask=None)).packed), Abstain)
+    assert "had secure aggregation" in (site.folder / "errors.jsonl").read_text()
+
+
+def test_a_site_can_demand_it(tiny: Any) -> None:
+    federation = tiny(METHOD, FOUR, rounds=1, selection="last", min_sites=1)
+    own = federation.configs["alpha"]
+    strict = own.model_copy(update={"privacy": own.privacy.model_copy(update={"secure_aggregation": True})})
+    federation = replace(federation, configs=federation.configs | {"alpha": strict})
+    server = run(federation, "plain")
+    assert "alpha" not in server.registry.members
+    assert (
+        "the job has no [secure_aggregation]"
+        in (federation.sites("plain")["alpha"].folder / "errors.jsonl").read_text()
+    )
+    assert "alpha" in run(secured(federation), "masked").registry.members
+
+
 def test_the_site_checks_what_the_server_cannot(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An update of 200 times the model's norm, and one with a number beyond the fixed point."""
     federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", max_failed_rounds=1))
@@ -258,6 +413,31 @@ def test_the_site_checks_what_the_server_cannot(tiny: Any, monkeypatch: pytest.M
         with pytest.raises(FederationError, match=r"masking \(MaskingRefused\)"):
             run(federation, out)
         assert said in (federation.sites(out)["alpha"].folder / "errors.jsonl").read_text()
+
+
+def test_a_site_cannot_list_a_row_that_it_was_not_asked_for(tiny: Any) -> None:
+    """The number of another's class, which it has from the others' keys, would stop the server."""
+    federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", min_sites=3))
+    sites = federation.sites("out")
+    numbers: dict[str, int] = {}
+
+    def claim(site: str, task: TaskData, answer: Packed) -> Packed:
+        if task.mask is None or task.mask.step != "keys":
+            return answer
+        numbers.update(task.mask.numbers)
+        keys = sites[site].masks._part.keys
+        if site == "delta":
+            keys = replace(keys, rows=tuple(sorted(numbers.values())), signature="")
+            part = sites[site].masks._part
+            signature = part._identity.sign(part.attempt.signed(site, keys)).hex()
+            part.keys = replace(keys, signature=signature)
+            return pack(Masking("keys", keys=part.keys))
+        return answer
+
+    server = federation.server("out")
+    federate(server, Between(sites, claim))
+    line = history(server)[0]["sites"]["delta"]
+    assert (line["status"], line["reason"]) == ("rejected", "keys for rows that were not asked for")
 
 
 def test_a_lying_site_that_sends_a_plain_update_is_rejected(tiny: Any) -> None:
@@ -298,6 +478,7 @@ def test_a_class_with_too_few_owners_is_refused_before_round_1(
         (["method=afl"], "makes more of the updates than their weighted sum"),
         (["method=fedmlp"], "prototypes, .*, which would not be masked"),
         (["method=fedlsm"], "the weight 0"),
+        (["method=fednml"], "classes that a site has not trained"),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_the_reason(settings: list[str], said: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from suture.protocol import masking
 from suture.protocol.masking import (
     FRACTION,
     Attempt,
@@ -350,6 +351,36 @@ def test_a_key_of_low_order_is_refused() -> None:
     weak = replace(weak, signature=signature.sign(ATTEMPT.signed("b", weak)).hex())
     with pytest.raises(MaskingRefused, match="key of b cannot be used"):
         federation.parts["a"].shares(federation.roster | {"b": weak})
+
+
+def test_a_copied_key_takes_no_mask_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """c takes off what it shares with b, and would add the same for d, a colluder that has copied b's key."""
+    federation, keys, add = Federation({0: SITES}), [], masking._add
+    copied = replace(federation.roster["d"], mask=federation.roster["b"].mask)
+    copied = replace(
+        copied, signature=federation.parts["d"]._identity.sign(ATTEMPT.signed("d", copied)).hex()
+    )
+    federation.parts["d"].keys = federation.roster["d"] = copied
+    federation.share()
+
+    def note(total: Masked, key: bytes, rows: Sequence[int], sign: int) -> None:
+        keys.append(key)
+        add(total, key, rows, sign)
+
+    monkeypatch.setattr(masking, "_add", note)
+    federation.mask("c")
+    assert len(set(keys)) == len(keys) == 4
+
+
+def test_a_sealed_message_has_two_shares() -> None:
+    """A longer one would be a number that no site could pass on, and an error at each when it reveals."""
+    federation = Federation()
+    sealed = {site: federation.parts[site].shares(federation.roster) for site in SITES}
+    part = federation.parts["b"]
+    cipher = part._channel("a", "b")
+    sealed["b"]["a"] = (bytes(12) + cipher.encrypt(bytes(12), b"\xff" * 200, part._digest)).hex()
+    with pytest.raises(MaskingRefused, match="b has not sealed"):
+        federation.parts["a"].receive({by: of["a"] for by, of in sealed.items() if by != "a"})
 
 
 @pytest.mark.parametrize(

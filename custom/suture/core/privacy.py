@@ -55,6 +55,7 @@ class PrivacyConfig(Section):
 
     Attributes:
         label_view: the class names that the site may be shown: only its own, or all of the federation.
+        secure_aggregation: refuses jobs that have none.
         min_count: smaller counts are withheld, and so are figures of fewer images; other figures are rounded
             to the largest change that one patient could cause. 0 withholds nothing and sends six digits.
         min_loss: a loss over fewer samples is withheld; other losses are bounded and rounded likewise, except
@@ -77,6 +78,7 @@ class PrivacyConfig(Section):
     """
 
     label_view: Literal["own", "all"] = "own"
+    secure_aggregation: bool = Field(default=False, strict=True)
     min_count: int = Field(default=5, ge=0)
     min_loss: int = Field(default=20, ge=0)
     round_counts: int = Field(default=1, ge=1)

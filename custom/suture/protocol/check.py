@@ -130,6 +130,8 @@ def _check_masking(reply: Masking, task: MaskTask | None) -> None:
     given = {name for name in ("keys", "sealed", "signature", "seeds", "secrets") if getattr(reply, name)}
     if given - {"secrets"} != needed[reply.step] or ("secrets" in given and reply.step != "reveal"):
         raise RejectedUpdate(f"{', '.join(sorted(given)) or 'nothing'} in the step {reply.step!r}")
+    if reply.keys and not set(reply.keys.rows) <= set(task.numbers.values()):
+        raise RejectedUpdate("keys for rows that were not asked for")
 
 
 def _check_codes(info: SiteInfo) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from suture.protocol.egress import CLASSES, Egress
 from suture.protocol.masking import Masked, MaskingRefused, Received, Ring, in_fixed_point
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed, digest
@@ -75,20 +77,34 @@ def apart(numbers: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: piece.view(like[name].shape) for name, piece in zip(names, pieces, strict=True)}
 
 
-def received_of(task: TaskData, numbers: Numbers, known: dict[int, bytes] | None = None) -> Received:
-    """Return the digests of the model that a task brings.
+def fixed_of(tensors: Mapping[str, Tensor]) -> str:
+    """Return the digest of what all sites are sent once; empty where that is nothing."""
+    return _digest(tensors).hex() if tensors else ""
+
+
+def received_of(
+    task: TaskData, numbers: Numbers, egress: Egress, fixed: str, known: dict[int, bytes] | None = None
+) -> Received:
+    """Return the digests of all by which a task and the ones before decide the update.
 
     Args:
+        egress: of the method, which says what of the channels has rows of classes.
+        fixed: see `fixed_of`; of the first that the site was sent.
         known: digests of shared tensors that other tasks have brought too, by the identity of the first.
     """
     known, key = {} if known is None else known, id(next(iter(task.shared.values()), None))
     if key not in known:
         known[key] = _digest(task.shared)
     at = {label: i for i, label in enumerate(task.labels)}
+    forms = egress.forms("down", "facts")
+    by_row = {n: t for n, t in task.channels.items() if n in forms and forms[n][0][:1] == (CLASSES,)}
+    whole = {n: t for n, t in task.channels.items() if n not in by_row}
     rows = {
-        number: _digest({n: t[at[label]] for n, t in task.head.items()}) for label, number in numbers.items()
+        number: _digest({n: t[at[label]] for n, t in {**task.head, **by_row}.items()})
+        for label, number in numbers.items()
     }
-    return Received(known[key], rows)
+    parts = known[key] + _digest(whole) + f"{task.phase} {fixed}".encode()
+    return Received(hashlib.sha256(parts).digest(), rows)
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> bytes:

@@ -19,6 +19,9 @@ What keeps a server that lies from more than that:
 - A site reveals once, for one list of survivors that at least t sites have signed. With t above half of the
   sites and those that may collude together, there is at most one such list: of no site both secrets are
   known.
+- A round that is repeated is so among the sites of the first attempt, whose number then counts for t, and a
+  site reveals for one sum a round. So two sums of the same updates have a site in common that has revealed
+  for both, and are of the same sites: their difference is nothing.
 - A site does not sign a list that leaves fewer than `fewest` sites of a row, or in all.
 - Masks depend on the digest of the model that both sites have received: a server that sends a site a model
   of its own gets a sum that it cannot unmask (Pasquini et al. CCS 2022).
@@ -117,6 +120,10 @@ class Attempt:
         """Return t: more than half of the sites and colluders together, so that no two lists get t votes."""
         return (sites + self.colluders) // 2 + 1
 
+    def votes(self, roster: Roster) -> int:
+        """Return t for these keys: of the most sites among which one of them has masked its update before."""
+        return self.threshold(max([len(roster), *(len(keys.among) for keys in roster.values())]))
+
     def text(self, what: str, content: object) -> bytes:
         """Return what is signed or bound of this attempt."""
         return json.dumps(["suture masking", what, asdict(self), content], sort_keys=True).encode()
@@ -170,15 +177,23 @@ class Participant:
     Args:
         site: its name.
         rows: numbers of the classes whose rows it sends.
+        among: the sites among which it has masked the update before.
     """
 
-    def __init__(self, site: str, attempt: Attempt, rows: Sequence[int], identity: Identity) -> None:
+    def __init__(
+        self,
+        site: str,
+        attempt: Attempt,
+        rows: Sequence[int],
+        identity: Identity,
+        among: Sequence[str] = (),
+    ) -> None:
         self.site, self.attempt, self._identity = site, attempt, identity
         self._cipher, self._key = X25519PrivateKey.generate(), X25519PrivateKey.generate()
         self._seed = secrets.token_bytes(_SECRET)
         public = [key.public_key().public_bytes_raw().hex() for key in (self._cipher, self._key)]
         seed = hashlib.sha256(self._seed).hexdigest()
-        keys = MaskKeys(public[0], public[1], seed, tuple(sorted(rows)), identity.certificate)
+        keys = MaskKeys(public[0], public[1], seed, tuple(sorted(rows)), identity.certificate, tuple(among))
         signature = identity.sign(attempt.signed(site, keys)).hex()
         self.keys = replace(keys, signature=signature)
         self._roster: Roster = {}
@@ -202,9 +217,14 @@ class Participant:
         for site, keys in roster.items():
             signed = self.attempt.signed(site, keys)
             self._identity.check(site, keys.certificate, bytes.fromhex(keys.signature), signed)
+            if keys.among and (strange := roster.keys() - set(keys.among)):
+                raise MaskingRefused(
+                    f"{site} has masked its update of this round among others than {min(strange)}, which can "
+                    "take part from the next round on"
+                )
         if not self._roster:
             self._roster, self._digest = dict(roster), self.attempt.digest(roster)
-            sites, threshold = sorted(roster), self.attempt.threshold(len(roster))
+            sites, threshold = sorted(roster), self.attempt.votes(roster)
             of_key = split(self._key.private_bytes_raw(), len(sites), threshold)
             of_seed = split(self._seed, len(sites), threshold)
             both = dict(zip(sites, zip(of_key, of_seed, strict=True), strict=True))
@@ -238,6 +258,8 @@ class Participant:
                     raise KeyError(peer)
                 data = bytes.fromhex(message)
                 text = self._channel(peer, peer).decrypt(data[:_NONCE], data[_NONCE:], self._digest)
+                if len(text) != 2 * _SHARE:
+                    raise ValueError("no two shares")
             except (KeyError, ValueError, InvalidTag):
                 raise MaskingRefused(f"shares that {peer} has not sealed for this site, or not now") from None
             opened[peer] = int.from_bytes(text[:_SHARE]), int.from_bytes(text[_SHARE:])
@@ -276,7 +298,7 @@ class Participant:
             if peer != self.site:
                 common = sorted(set(rows[peer]) & set(self.rows))
                 secret = _agreed(self._key, self._roster[peer].mask, peer)
-                key = _pair_key(secret, self._digest, received, common)
+                key = _pair_key(secret, (self.site, peer), self._digest, received, common)
                 _add(hidden, key, common, 1 if self.site < peer else -1)
         return hidden
 
@@ -321,7 +343,7 @@ class Participant:
                 raise MaskingRefused(f"{site} has signed and is no survivor")
             keys, signed = self._roster[site], self._agreement()
             self._identity.check(site, keys.certificate, bytes.fromhex(signature), signed)
-        if len(signatures) < self.attempt.threshold(len(self._roster)):
+        if len(signatures) < self.attempt.votes(self._roster):
             raise MaskingRefused("too few sites have signed the list of survivors")
         gone = self._shares.keys() - set(self._survivors)
         secrets_, seeds = (
@@ -333,7 +355,7 @@ class Participant:
     def _enough(self, number: int, what: str) -> None:
         least = self.attempt.fewest
         if self._roster:
-            least = max(least, self.attempt.threshold(len(self._roster)))
+            least = max(least, self.attempt.votes(self._roster))
         if number < least:
             raise MaskingRefused(f"{number} {what} are too few to hide an update; it takes {least}")
 
@@ -366,7 +388,7 @@ def unmasked(
         MaskingRefused: too few shares are there, or they do not give the key or seed of a site.
     """
     numbers = {site: index for index, site in enumerate(sorted(roster), 1)}
-    needed, digest = attempt.threshold(len(roster)), attempt.digest(roster)
+    needed, digest = attempt.votes(roster), attempt.digest(roster)
     rows = rows_of(attempt, roster, present)
 
     def recovered(site: str, shares: Mapping[str, str]) -> bytes:
@@ -396,21 +418,24 @@ def unmasked(
         for site in survivors:
             common = sorted(set(rows[gone]) & set(rows[site]))
             secret = _agreed(key, roster[site].mask, site)
-            mask = _pair_key(secret, digest, received[site], common)
+            mask = _pair_key(secret, (gone, site), digest, received[site], common)
             _add(total, mask, common, -1 if site < gone else 1)
     return total
 
 
-def _pair_key(secret: bytes, digest: bytes, received: Received, common: Sequence[int]) -> bytes:
+def _pair_key(
+    secret: bytes, pair: tuple[str, str], digest: bytes, received: Received, common: Sequence[int]
+) -> bytes:
     """Return the key of the mask of two sites, of the shared tensors and the rows that both send.
 
     Args:
         secret: that their keys have agreed on.
+        pair: their names: a colluder that has copied the key of another shall not take off its mask.
         digest: of all keys of the attempt.
         received: of either site: where they have received different models, masks do not cancel.
     """
     model = hashlib.sha256(received.shared + b"".join(received.rows[row] for row in common)).digest()
-    return _derived(secret, b"pair" + digest + model)
+    return _derived(secret, b"pair" + digest + model + " ".join(sorted(pair)).encode())
 
 
 def _add(total: Masked, key: bytes, rows: Sequence[int], sign: int) -> None:

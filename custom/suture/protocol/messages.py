@@ -280,6 +280,7 @@ class MaskKeys:
         seed: SHA-256 of the seed of its self mask.
         rows: numbers of the classes whose rows it sends, as the server has numbered them.
         certificate: of the startup kit; in a simulation a key that its process has made.
+        among: the sites of the attempt in which it first masked its update of the round, if there was one.
         signature: of all that, with experiment, round and attempt.
     """
 
@@ -288,6 +289,7 @@ class MaskKeys:
     seed: Digest
     rows: Annotated[tuple[RowNumber, ...], Field(max_length=MOST_CLASSES)]
     certificate: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9\s+/=-]*$", max_length=16_384)]
+    among: Annotated[tuple[SiteName, ...], Field(max_length=MOST_SITES)] = ()
     signature: Bytes = ""
 
 

@@ -22,10 +22,11 @@ from suture.federation.plan import Plan
 from suture.federation.server.collector import Line, UpdateCollector
 from suture.federation.server.registry import SiteRegistry
 from suture.methods.base import GlobalModel
+from suture.methods.exchange import layout_of
 from suture.methods.robust import Counted, Merged
 from suture.models.classifier import Layout
 from suture.protocol.check import AllowedReply
-from suture.protocol.masked_updates import apart, received_of, ring_of
+from suture.protocol.masked_updates import apart, fixed_of, received_of, ring_of
 from suture.protocol.masking import (
     Attempt,
     Masked,
@@ -101,7 +102,9 @@ class Masks:
     def share_keys(self, missing: Mapping[str, str]) -> dict[str, Packed]:
         """Return the task of each site that has made keys to share its secrets with the others."""
         found = self._close(missing)
-        self._roster = {site: step.keys for site, step in sorted(found.items()) if step.keys}
+        roster = {site: step.keys for site, step in sorted(found.items()) if step.keys}
+        before = [set(keys.among) for keys in roster.values() if keys.among]
+        self._roster = {site: keys for site, keys in roster.items() if all(site in of for of in before)}
         task = MaskTask("shares", self._attempt.number, roster=self._roster)
         return self._open(dict.fromkeys(self._roster, task) if self._enough(len(self._roster)) else {})
 
@@ -169,7 +172,11 @@ class Masks:
                 yield site, ring_of(update, of_row)
 
         known: dict[int, bytes] = {}
-        received = {site: received_of(tasks[site], numbers[site], known) for site in self._survivors}
+        method, fixed = self._plan.method, fixed_of(previous.fixed)
+        egress = method.egress(layout_of(previous, method))
+        received = {
+            site: received_of(tasks[site], numbers[site], egress, fixed, known) for site in self._survivors
+        }
         try:
             total = unmasked(self._attempt, self._roster, self._sealed, each(), self._revealed, received)
         except MaskingRefused as error:
@@ -190,7 +197,7 @@ class Masks:
         """Whether so many sites are enough to go on; if not, the attempt is stuck."""
         least = self._attempt.fewest
         if self._roster:
-            least = max(least, self._attempt.threshold(len(self._roster)))
+            least = max(least, self._attempt.votes(self._roster))
         if number < least and not self.stuck:
             self.stuck = f"{number} sites are left of an attempt of secure aggregation, which needs {least}"
         return not self.stuck

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from pydantic import Field
@@ -20,8 +20,9 @@ from suture.core.validation import OPEN, parse
 from suture.federation.plan import Plan
 from suture.federation.server.norm_bound import Measure, NormBound
 from suture.federation.site.releases import Answer
+from suture.models.classifier import HEADS
 from suture.protocol.check import AllowedReply, check_reply
-from suture.protocol.masked_updates import in_ring, received_of, with_ring
+from suture.protocol.masked_updates import fixed_of, in_ring, received_of, with_ring
 from suture.protocol.masking import Attempt, Identity, MaskingRefused, Participant, rows_of
 from suture.protocol.messages import Labels, Masking, MaskTask, TaskData, Update
 from suture.protocol.packing import pack, unpack
@@ -39,10 +40,15 @@ class _Said:
 
     Attributes:
         numbers: of its classes, which the server may not change: a row would be added to other rows.
+        among: for each round, the sites among which the site has first masked its update.
+        fixed: the digest of what it was sent once, such as a frozen encoder; another one would make another
+            update of it than of the other sites.
         revealed: for each round, the digest of the sums to which the site has revealed its shares.
     """
 
     numbers: dict[str, int] = Field(default_factory=dict)
+    among: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    fixed: str = ""
     revealed: dict[str, str] = Field(default_factory=dict)
 
 
@@ -58,6 +64,33 @@ class SiteMasks:
         self._site, self._plan, self._folder, self._identity = site, plan, folder, identity
         self._numbers: dict[str, int] = {}
         self._part: Participant | None = None
+
+    def check_kept(self) -> None:
+        """Refuse a plan without secure aggregation for an experiment that had it: updates would leave again.
+
+        Raises:
+            MaskingRefused: it is one.
+        """
+        if self._plan.secure_aggregation is None and (self._folder / FILE).exists():
+            raise MaskingRefused(
+                "the experiment had secure aggregation, and this job has none; begin a new experiment"
+            )
+
+    def check_fixed(self, task: TaskData) -> None:
+        """Take what the site is sent once, or refuse another one.
+
+        Raises:
+            MaskingRefused: it is another one.
+        """
+        if self._plan.secure_aggregation is None:
+            return
+        alike = {name: tensor for name, tensor in task.fixed.items() if not name.startswith(HEADS)}
+        if not (now := fixed_of(alike)):
+            return
+        if (said := self._said()).fixed not in ("", now):
+            raise MaskingRefused("the server has sent other fixed tensors, such as an encoder, than before")
+        if not said.fixed:
+            self._write(replace(said, fixed=now))
 
     def step(self, task: TaskData, sent: Labels) -> Masking:
         """Take one step of an attempt.
@@ -80,8 +113,8 @@ class SiteMasks:
                 raise MaskingRefused("the server has given the site's classes other numbers than before")
             self._write(replace(said, numbers=said.numbers | numbers))
             attempt = Attempt(self._plan.experiment, task.round, mask.attempt, secure.colluders)
-            self._numbers = numbers
-            self._part = Participant(self._site, attempt, list(numbers.values()), self._identity)
+            self._numbers, among = numbers, said.among.get(str(task.round), ())
+            self._part = Participant(self._site, attempt, list(numbers.values()), self._identity, among)
             return Masking("keys", keys=self._part.keys)
         part = self._current(task, mask)
         if mask.step == "shares":
@@ -115,7 +148,7 @@ class SiteMasks:
         if said.revealed.get(str(round_), now) != now:
             raise MaskingRefused(
                 f"round {round_} was added up over other sites before; the difference would be an update. "
-                "Repeat it with the same sites, or begin a new experiment"
+                "Repeat it with the same sites, or begin a new experiment with another seed"
             )
         self._write(replace(said, revealed=said.revealed | {str(round_): now}))
 
@@ -125,7 +158,7 @@ class SiteMasks:
 
     def _write(self, said: _Said) -> None:
         make_folder(self._folder)
-        write_json(self._folder / FILE, {"numbers": said.numbers, "revealed": said.revealed})
+        write_json(self._folder / FILE, asdict(said))
 
     def begin(self, task: TaskData) -> None:
         """Take the shares of the other sites, before anything is trained.
@@ -152,5 +185,9 @@ class SiteMasks:
         except RejectedUpdate as error:
             raise MaskingRefused(f"{self._site}: {error}") from error
         plain = in_ring(update, {n: k for n, k in self._numbers.items() if k in part.rows}, len(part.present))
-        hidden = part.masked(plain, received_of(task, self._numbers))
+        hidden, said = (
+            part.masked(plain, received_of(task, self._numbers, allowed.egress, self._said().fixed)),
+            self._said(),
+        )
+        self._write(replace(said, among={str(task.round): tuple(sorted(part.roster))} | said.among))
         return replace(answer, packed=pack(with_ring(update, hidden, self._numbers)))

@@ -34,7 +34,7 @@ from suture.models.priors import check_width
 from suture.models.saved import save_model
 from suture.protocol.check import AllowedReply
 from suture.protocol.egress import OWNERS
-from suture.protocol.masking import Identity
+from suture.protocol.masking import Identity, MaskingRefused
 from suture.protocol.messages import Evaluation, Metrics, Reply, Scores, SiteInfo, TaskData, Update
 from suture.protocol.packing import Packed, pack
 from suture.protocol.precision import received
@@ -94,6 +94,8 @@ class Site:
         try:
             self._lock = self._lock or FolderLock.take(self.folder / LOCK, TAKEOVER)
             check_consent(self.name, self.plan, self.config)
+            self.masks.check_kept()
+            self.masks.check_fixed(task)
             self.releases.ledger.confirm(task.ledger)
             self.states.retain(task.best)
             if task.task == "mask":
@@ -266,6 +268,7 @@ def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
     Raises:
         CodeMismatch: another version of the package created the job.
         LabelViewRefused: its method shows the site more class names than the site permits.
+        MaskingRefused: it has no secure aggregation, and the site demands it.
         ConfigError: the site sets something that the method would ignore, or a device that cannot be used.
     """
     plan.check_code(site)
@@ -275,6 +278,11 @@ def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
         raise LabelViewRefused(
             f"{site}: {plan.method.about.title} shows every class name of the federation to each site; "
             'if this is acceptable, set label_view = "all" under [privacy] in suture.toml'
+        )
+    if config.privacy.secure_aggregation and plan.secure_aggregation is None:
+        raise MaskingRefused(
+            f"{site}: the job has no [secure_aggregation], so that its server would see the site's update; "
+            "add the section to the job, or remove secure_aggregation under [privacy] in suture.toml"
         )
     if config.data.groups:
         raise ConfigError(
