@@ -123,7 +123,11 @@ MESSAGES = (
         FedLSM(),
         SiteInfo(LABELS, {"train": 5}, 1, "abc", counts={"Mass": (1, 4), "Nodule": None}),
     ),
-    ("mask", FedAvg(), Masking("keys", keys=MaskKeys(KEY, KEY, KEY, (3, 5), "-----BEGIN", "0b"))),
+    (
+        "mask",
+        FedAvg(),
+        Masking("keys", keys=MaskKeys(KEY, KEY, KEY, (3, 5), "-----BEGIN", ("alpha", "beta"), "0b")),
+    ),
     ("evaluate", FedAvg(), Evaluation(TESTED, TESTED)),
     ("evaluate", MetaFL(), Evaluation(TESTED, TESTED)),
     ("train", FedAvg(), Abstain("data_fault", "DataError", 12)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, StrictBool, model_validator
 
 from suture.core.validation import Section
 
@@ -78,7 +78,7 @@ class PrivacyConfig(Section):
     """
 
     label_view: Literal["own", "all"] = "own"
-    secure_aggregation: bool = Field(default=False, strict=True)
+    secure_aggregation: StrictBool = False
     min_count: int = Field(default=5, ge=0)
     min_loss: int = Field(default=20, ge=0)
     round_counts: int = Field(default=1, ge=1)
