@@ -23,11 +23,17 @@ def attacks() -> Any:
         import inversion
         import liars
         import membership
+        import site_labels
         import table
     finally:
         sys.path.pop(0)
     return SimpleNamespace(
-        averaging=averaging, inversion=inversion, liars=liars, membership=membership, table=table
+        averaging=averaging,
+        inversion=inversion,
+        liars=liars,
+        membership=membership,
+        site_labels=site_labels,
+        table=table,
     )
 
 
@@ -138,3 +144,20 @@ def test_a_cell_of_the_table_by_hand(attacks: Any) -> None:
     assert attacks.table.shown([], honest) == "–"
     asked = [{"attack": "averaging, new", "seed": s, "success": 0.5, "answers": 4} for s in (1, 2, 3)]
     assert attacks.table.shown(asked, []) == "0.50 [4]"
+
+
+def test_five_answers_were_all_labels_and_are_few(attacks: Any) -> None:
+    """With six digits a loss is 16 labels; on its grid the same questions, or better ones, tell little."""
+    own = attacks.site_labels
+    former = own.FORMER
+    assert own.right(own.bits, former, 5, 1) == 72
+    assert own.right(own.bits, own.STRICT, 5, 1) < 54
+    assert own.right(own.dense, own.STRICT, 5, 1) < 58
+
+
+def test_what_a_server_still_learns_is_in_the_threat_model(attacks: Any) -> None:
+    """Many answers are still many labels: no grid replaces a limit of answers."""
+    own = attacks.site_labels
+    after_fifteen = [own.right(own.dense, own.STRICT, 15, seed) for seed in (1, 2)]
+    assert 44 < np.mean(after_fifteen) < 66
+    assert own.right(own.single, own.STRICT, 72, 1) == 72

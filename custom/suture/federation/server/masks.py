@@ -11,6 +11,7 @@ import hmac
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -77,11 +78,16 @@ class Masks:
         self._survivors: list[str] = []
         self._revealed: dict[str, Masking] = {}
 
-    def _number(self, label: str) -> int:
+    @cached_property
+    def _key(self) -> bytes:
+        """The secret of `KEY`, made at its first use."""
         if not self._path.exists():
             make_folder(self._path.parent)
             atomic_write(self._path, secrets.token_bytes(32))
-        return int.from_bytes(hmac.digest(read_regular(self._path), label.encode(), "sha256")[:7])
+        return read_regular(self._path)
+
+    def _number(self, label: str) -> int:
+        return int.from_bytes(hmac.digest(self._key, label.encode(), "sha256")[:7])
 
     def _numbers(self, registry: SiteRegistry, site: str) -> dict[str, int]:
         """Return the number of each class whose row a site may send, by its own names."""
