@@ -268,7 +268,7 @@ def _signed(value: float) -> str:
     return DASH if math.isnan(value) else f"{value:+.3f}".replace("-", "−").replace("0.", ".", 1)
 
 
-_HEAD = "| claim | printed | here: difference (95 %) | pairs | detectable | needed | margin | verdict | decided by |"
+_HEAD = "| claim | printed | here (95 %) | pairs | detectable | needed | margin | verdict | decided by |"
 _HOW = """\
 Each row is a claim of [claims.toml](claims.toml) (fixed on {fixed}, SHA-256 {digest}…), judged by the \
 small runs of [these tables](README.md). The margin is the smallest difference that matters. *Confirmed*: \
@@ -276,6 +276,6 @@ the 95 % interval lies above the margin (for a claim of equality, within ± marg
 margin. *Refuted*: below 0 (for equality, beyond the margin). *Open*: otherwise. Pairs are seeds, values \
 of a series, or fine-tunings on random splits after one meta-training; these splits overlap, so their \
 interval has Nadeau and Bengio's correction. *Detectable*: the difference that would be found four times \
-in five. *Needed*: with how many pairs that would be the margin; a dash where more fine-tunings of one model \
-cannot get there. Intervals hold for this data, network and budget, and are not adjusted for the number of claims; \
-seeds share one test set. †: runs older than the list."""
+in five. *Needed*: with how many pairs that would be the margin; a dash where more fine-tunings of one \
+model cannot get there. Intervals hold for this data, network and budget, and are not adjusted for the \
+number of claims; seeds share one test set. †: runs older than the list."""

@@ -136,7 +136,7 @@ def test_a_claim_is_decided_by_the_stored_runs(finished: str, mark: str, tmp_pat
         b = 0.5 + (0.01 * (run.seed + 1) if run.row == "ours" else 0)
         result(run, tmp_path / "runs", {"A": 0.8, "B": b}, finished=finished)
     page = page_of(path, tmp_path / "runs")
-    assert f"+.030 (+.005 to +.055){mark} | 3 | 0.033 | 15 | 0.01 | open" in page
+    assert f"+.030 (+.005 to +.055){mark} | 3 | 0.033 | 10 | 0.01 | open" in page
     assert "0 of 1 claims are decided here" in page
     assert digest[:16] in page
 
