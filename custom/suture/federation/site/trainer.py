@@ -206,7 +206,9 @@ class Trainer:
             self._prepare(context, round_)
         context = expected(context, self.data[0], round_)
         watch = self._diagnostics.watching(context.model.labels) if self._diagnostics else None
-        update, keep = method.train(watch.over(context) if watch else context, task, round_)
+        if watch:
+            context = replace(context, record=watch.record, observe=watch.observe)
+        update, keep = method.train(context, task, round_)
         if watch:
             watch.write(task.round)
         return update, keep, round_.local
