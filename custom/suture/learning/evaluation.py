@@ -27,7 +27,7 @@ from suture.learning.metrics import (
     multiclass_metrics,
     score_classes,
 )
-from suture.learning.step_losses import NonFiniteLoss
+from suture.learning.optimisers import NonFiniteLoss
 from suture.learning.training import SiteContext, predict
 from suture.protocol.decisions import DecidedClass, Decision, Rule
 from suture.protocol.disclosure import (
@@ -67,10 +67,6 @@ class Measurement:
     seed: int
     decisions: Mapping[str, Decision] = field(default_factory=dict)
     rule: Rule = "sensitivity"
-
-    def loss_on(self, part: Samples, logits: Tensor, label_type: LabelType) -> float:
-        """Return the method's loss of the logits ``[n, c]`` of some samples."""
-        return float(self.loss(logits, *part.targets(), label_type))
 
 
 def measure(
@@ -200,7 +196,9 @@ def split_loss(
     if int((counted > 0).sum()) < limits.min_loss:
         return None, None
     scores = bounded(logits, label_type) if limits.min_loss else logits
-    value = entropy(part, scores, label_type) if test else how.loss_on(part, scores, label_type)
+    value = (
+        entropy(part, scores, label_type) if test else float(how.loss(scores, *part.targets(), label_type))
+    )
     if not limits.min_loss:
         return rounded(value), None
     largest = largest_loss(label_type, part.y.shape[1])
