@@ -142,10 +142,9 @@ class Chain(Generic[T]):
 
     def replaced(self) -> bool:
         """Whether the file is another one than was read, or a shorter one."""
-        if self._file is None:
-            return False
         now = self._path.stat() if self._path.exists() else None
-        return now is None or now.st_ino != self._file or now.st_size < self._read
+        inode, size = (now.st_ino, now.st_size) if now else (None, 0)
+        return inode != self._file or size < self._read
 
     def read(self) -> Iterator[T]:
         """Yield what was added since; an incomplete last line, of a process that was killed, is none.

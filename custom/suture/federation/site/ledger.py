@@ -22,7 +22,7 @@ from torch import Tensor
 
 from suture.core.environment import now
 from suture.core.errors import ConfigError
-from suture.core.files import hold, make_folder, replacing
+from suture.core.files import hold, replacing
 from suture.core.privacy import PrivacyConfig
 from suture.core.validation import STRICT
 from suture.federation.accounting import Mechanism, composed, epsilon, rounded_up
@@ -246,7 +246,6 @@ class Ledger:
         return sorted(f.name for f in folders if _has_answered(f) and not (f / ANCHOR).exists())
 
     def _locked(self) -> IO[str]:
-        make_folder(self._path.parent)
         return hold(self._path.with_name(f".{self._path.name}.lock"), _WAIT, f".{FILE}.*.tmp")
 
     def releases(self) -> Sequence[Release]:
