@@ -35,10 +35,11 @@ from rich.table import Table
 from suture.core.files import read_json, read_records
 from suture.core.labels import LabelSet
 from suture.data.batch import FEATURES
+from suture.methods.exchange import Exchange
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.adapters import Adapters
-from suture.models.classifier import Trains, shared_names
+from suture.models.classifier import Trains
 from suture.simulation.job import load_job
 from suture.simulation.run import run_job
 from suture_papers.chest_xrays.chest_sites import NihSites
@@ -150,7 +151,7 @@ def travelling(spec: ModelSpec) -> int:
     """Numbers of a model that a round carries in each direction."""
     model = build(spec, LABELS, 0, pretrained=False)
     state = model.state_dict()
-    return sum(state[n].numel() for n in (*shared_names(model, "average"), "head.weight", "head.bias"))
+    return sum(state[n].numel() for n in (*Exchange("average").shared(model), "head.weight", "head.bias"))
 
 
 def row(cell: Run, rates: Sequence[float], seeds: int, records: Path, pretrained: str | None) -> list[str]:

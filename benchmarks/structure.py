@@ -48,6 +48,7 @@ WRITTEN = (
 """The classes of what a user writes, or their base."""
 USES = ("jobs", "custom/suture_papers/*/tables", "examples", "benchmarks")
 ANSWERED = ("train_loss", "spent", "computed_on")
+SERVER = ("Server.assign", "Receiver.__call__", "Server.close_round")
 TINY = "run demo --env local --workers 1 --rounds 1 --set simulation.images=30 --set simulation.held_out=30"
 
 
@@ -328,19 +329,29 @@ def classes_in(annotation: Any) -> list[Any]:
     return [kind for part in get_args(annotation) for kind in classes_in(part)]
 
 
-def walk_of_a_task() -> dict[str, object]:
-    """The functions of the code that `Site.answer` runs to train a round, in the smallest federation."""
-    walk: list[CodeType] = []
-    depth_ = 0
+def walks_of_a_round() -> dict[str, object]:
+    """The functions of the code that one round of training runs, in the smallest federation.
+
+    At a site: what `Site.answer` runs for the first such task; it makes the model, too. At the server: what
+    assigns the tasks, takes the answers of the run and closes the round.
+    """
+    walks: dict[str, set[CodeType]] = {"a site": set(), "the server": set()}
+    inside, depth_ = "", 0
+
+    def begins(frame: FrameType) -> str:
+        name = frame.f_code.co_qualname
+        if name == "Site.answer" and frame.f_locals["task"].task == "train" and not walks["a site"]:
+            return "a site"
+        return "the server" if name in SERVER else ""
 
     def note(frame: FrameType, event: str, _: object) -> None:
-        nonlocal depth_
+        nonlocal inside, depth_
         code = frame.f_code
-        task = getattr(frame.f_locals.get("task"), "task", "") if code.co_qualname == "Site.answer" else ""
-        if event == "call" and (depth_ or (task == "train" and not walk)):
+        if event == "call" and (depth_ or begins(frame)):
+            inside = inside if depth_ else begins(frame)
             depth_ += 1
             if f"custom/{ENGINE}" in code.co_filename and not code.co_name.startswith("<"):
-                walk.append(code)
+                walks[inside].add(code)
         elif event == "return" and depth_:
             depth_ -= 1
 
@@ -356,7 +367,10 @@ def walk_of_a_task() -> dict[str, object]:
         finally:
             sys.setprofile(None)
             sys.argv = arguments
-    return {"a task runs": {"functions": len(set(walk)), "files": len({c.co_filename for c in walk})}}
+    return {
+        f"a round runs at {party}": {"functions": len(walk), "files": len({c.co_filename for c in walk})}
+        for party, walk in walks.items()
+    }
 
 
 def main() -> None:
@@ -364,11 +378,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tree", type=Path, default=ROOT, help="a checkout")
-    parser.add_argument("--no-run", action="store_true", help="without the walk of a task, which runs one")
+    parser.add_argument("--no-run", action="store_true", help="without the walks of a round, which run one")
     given = parser.parse_args()
     tree = given.tree.resolve()
     sys.path.insert(0, str(tree / "custom"))
-    figures = {**measure(tree), **settings(tree), **({} if given.no_run else walk_of_a_task())}
+    figures = {**measure(tree), **settings(tree), **({} if given.no_run else walks_of_a_round())}
     for name, value in figures.items():
         print(f"{name}: {json.dumps(value)}")
 

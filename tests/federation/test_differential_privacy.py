@@ -23,7 +23,7 @@ from suture.core.privacy import PrivacyConfig
 from suture.federation.accounting import Mechanism, rounded_up
 from suture.federation.accounting import epsilon as epsilon_of
 from suture.federation.differential_privacy import Noise, describe_spent
-from suture.learning.step_losses import NonFiniteLoss
+from suture.learning.optimisers import NonFiniteLoss
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Spent, TaskData, Update, ones

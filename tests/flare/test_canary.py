@@ -24,8 +24,7 @@ from suture.federation.plan import Plan, Schedule, code_hash
 from suture.federation.server.server import open_server
 from suture.flare.codec import from_shareable_
 from suture.flare.compat.tensors import register
-from suture.learning.loss_scale import GradientOverflow
-from suture.learning.step_losses import NonFiniteLoss
+from suture.learning.optimisers import GradientOverflow, NonFiniteLoss
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec

@@ -39,9 +39,9 @@ from suture.federation.site.first_counts import FirstCounts
 from suture.federation.site.states import States
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.tensors import register
-from suture.learning.optimisers import load_optimiser_state
+from suture.learning.optimisers import load_optimiser_state, optimiser_of
 from suture.learning.prediction import open_model
-from suture.learning.training import LocalTraining, optimiser_of
+from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
 from suture.methods.pfl import PersonalisedFL as PFL
 from suture.methods.source import code_hash

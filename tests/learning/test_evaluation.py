@@ -24,7 +24,7 @@ from suture.learning.evaluation import (
     overall,
     ranking,
 )
-from suture.learning.step_losses import NonFiniteLoss
+from suture.learning.optimisers import NonFiniteLoss
 from suture.learning.training import SiteContext
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL

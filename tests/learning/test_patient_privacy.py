@@ -20,8 +20,8 @@ from suture.core.noise import gaussian, uniform
 from suture.data.augmentation import MILD, Augmentation
 from suture.data.batch import Batch, Samples
 from suture.learning.losses import masked_bce
+from suture.learning.optimisers import NonFiniteLoss
 from suture.learning.patient_privacy import PatientPrivacy, example_gradients
-from suture.learning.step_losses import NonFiniteLoss
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known
 from suture.models import ModelSpec, build
 from suture.models.classifier import train_mode

@@ -16,9 +16,8 @@ from suture.core.labels import LabelSet
 from suture.core.seeds import generator_for
 from suture.data.augmentation import MILD
 from suture.data.batch import Batch, Samples
-from suture.learning.loss_scale import GradientOverflow
 from suture.learning.losses import masked_bce
-from suture.learning.step_losses import READ_EVERY, NonFiniteLoss
+from suture.learning.optimisers import READ_EVERY, GradientOverflow, NonFiniteLoss
 from suture.learning.training import (
     LocalRound,
     LocalTraining,

@@ -43,7 +43,7 @@ SITE = "alpha"
 SITES = {name: trial.SITES[name] for name in (SITE, "gamma")}
 """Two, so that each has classes that it does not know."""
 
-EACH_EPOCH = "learning/step_losses.py: StepLosses.read"
+EACH_EPOCH = "learning/optimisers.py: StepLosses.read"
 
 NEEDED = {
     # The received model decides which images are distilled, and their mean is over these alone.

@@ -9,8 +9,8 @@ import torch
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
+from suture.methods.exchange import Exchange
 from suture.models import ModelSpec, build
-from suture.models.classifier import shared_names
 
 LABELS = LabelSet(("Edema",))
 SPEC = ModelSpec("efficientnet_lite0", size=64, weights="package")
@@ -35,7 +35,7 @@ def test_the_weights_of_the_package_are_the_networks_own() -> None:
 def test_its_batch_norm_can_stay_frozen() -> None:
     model = build(SPEC, LABELS, 1, pretrained=False)
     assert len(model.norm_names) == 4 * 49
-    assert not set(model.norm_names) & set(shared_names(model, "frozen"))
+    assert not set(model.norm_names) & set(Exchange("frozen").shared(model))
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,9 @@ from torch import nn
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
+from suture.methods.exchange import Exchange
 from suture.models import ModelSpec, build
-from suture.models.classifier import shared_names, train_mode
+from suture.models.classifier import train_mode
 
 LABELS = LabelSet(("Edema", "Mass"))
 
@@ -28,14 +29,14 @@ def test_frozen_leaves_124_trainable_tensors() -> None:
     model = build(ModelSpec("densenet121", size=32, hidden=256, dropout=0.3), LABELS, 1, pretrained=False)
     train_mode(model, "frozen")
     assert sum(p.requires_grad for p in model.parameters()) == 124
-    assert len(shared_names(model, "frozen")) == 122
+    assert len(Exchange("frozen").shared(model)) == 122
 
 
 def test_what_crosses_under_each_policy() -> None:
     model = build(ModelSpec("cnn", size=32), LABELS, 1, pretrained=False)
-    average, local = shared_names(model, "average"), shared_names(model, "local")
+    average, local = Exchange("average").shared(model), Exchange("local").shared(model)
     assert set(average) - set(local) == model.norm_names
-    assert local == shared_names(model, "frozen")
+    assert local == Exchange("frozen").shared(model)
     assert not set(average) & model.counters
     assert not any(name.startswith("head.") for name in average)
 

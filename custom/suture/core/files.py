@@ -130,22 +130,17 @@ def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
                 with open_regular(temporary) as file:
                     os.fsync(file.fileno())
             os.replace(temporary, path)
-            if durable:
-                _sync_folder(path.parent)
+            if durable:  # and with the folder the file's new name
+                folder = os.open(path.parent, os.O_RDONLY)
+                try:
+                    os.fsync(folder)
+                finally:
+                    os.close(folder)
     finally:
         try:
             apart.rmdir()
         except OSError:  # what failed has left something in it
             shutil.rmtree(apart, ignore_errors=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Synchronise a folder to the disk, and so the name of a new file."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def contained(folder: Path) -> Callable[[Path], bool]:

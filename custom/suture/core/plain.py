@@ -14,9 +14,9 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -47,25 +47,22 @@ def check_plain(value: object) -> None:
     Raises:
         ValueError: says what is wrong.
     """
-    level: Iterable[object] = [value]
+    level = [value]
     for _ in range(DEEPEST + 1):
-        level = list(chain.from_iterable(map(_inside, level)))
-        if not level:
+        inner: list[object] = []
+        for one in level:
+            if isinstance(one, Mapping):
+                inner += (*one.keys(), *one.values())
+            elif isinstance(one, (list, tuple)):
+                inner += one
+            elif isinstance(one, int) and not -(2**63) <= one < 2**63:
+                raise ValueError("it has an integer of more than 64 bits")
+            elif isinstance(one, str):
+                one.encode()  # a lone surrogate has no encoding, and UnicodeEncodeError is a ValueError
+        if not inner:
             return
+        level = inner
     raise ValueError(f"it is nested more than {DEEPEST} levels deep")
-
-
-def _inside(value: object) -> Iterable[object]:
-    """Return the values of a container; check any other value."""
-    if isinstance(value, Mapping):
-        return chain(value.keys(), value.values())
-    if isinstance(value, (list, tuple)):
-        return value
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise ValueError("it has an integer of more than 64 bits")
-    if isinstance(value, str):
-        value.encode()  # a lone surrogate has no encoding, and UnicodeEncodeError is a ValueError
-    return ()
 
 
 _MARKS: dict[type, tuple[Any, ...]] = {str: ("[", "{", ","), bytes: (b"[", b"{", b",")}

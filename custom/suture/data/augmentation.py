@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Annotated
 
 import torch
@@ -54,18 +53,13 @@ class Augmentation:
     @property
     def active(self) -> bool:
         """Whether any image changes."""
-        return self.resamples or self.brightens or any((self.contrast, self.blur_chance))
+        return self.resamples or self.brightens or any((self.flip, self.contrast, self.blur_chance))
 
     @property
     def resamples(self) -> bool:
-        """Whether pixels move."""
+        """Whether pixels move otherwise than by mirroring left to right, which needs no resampling."""
         affine = any((self.rotation, self.zoom, self.shift)) and self.affine_chance > 0
-        return affine or any((self.flip, self.vertical_flip))
-
-    @property
-    def only_mirrors(self) -> bool:
-        """Whether images are moved by mirroring left to right alone, which needs no resampling."""
-        return self.flip > 0 and replace(self, flip=0.0).resamples is False
+        return affine or self.vertical_flip > 0
 
     @property
     def brightens(self) -> bool:
@@ -137,11 +131,11 @@ def augment(images: Tensor, source: Source, spec: Augmentation, *, std: Sequence
     contrast = (1 + spread(n, source, spec.contrast)).view(-1, 1, 1, 1)
     # The draws above are made for every spec. Those below are made only where a field needs them, so that
     # specs without these fields, and the batches after this one, draw the same numbers as before.
-    if spec.only_mirrors:
+    if spec.resamples:
+        images = resample(images, affine_maps(angle, zoom, mirror, source, spec))
+    elif spec.flip:
         rows = mirror.nonzero().flatten().to(images.device, non_blocking=True)
         images = images.index_copy(0, rows, images.index_select(0, rows).flip(-1))
-    elif spec.resamples:
-        images = resample(images, affine_maps(angle, zoom, mirror, source, spec))
     else:
         images = images.clone()
     # From here on the images change in place: large tensors cost more to allocate than to compute.
@@ -149,19 +143,14 @@ def augment(images: Tensor, source: Source, spec: Augmentation, *, std: Sequence
         # Of each channel: normalised ones have offsets of their own, a common mean would tint gray images.
         mean = images.mean(dim=(2, 3), keepdim=True)
         images.sub_(mean).mul_(contrast.to(images.device, non_blocking=True)).add_(mean)
-    unit = _full_range(std, images)
+    scale = torch.tensor(tuple(std), dtype=images.dtype).view(1, -1, 1, 1)
+    unit = 1 / scale.to(images.device, non_blocking=True)  # how far apart black and white are
     if spec.brightens:
         change = spread(n, source, spec.brightness) * chosen(n, source, spec.brightness_chance)
         images += change.view(-1, 1, 1, 1).to(unit, non_blocking=True) * unit
     if spec.blur_chance:
         _blur_some(images, source, spec.blur_chance, unit)
     return images
-
-
-def _full_range(std: Sequence[float], images: Tensor) -> Tensor:
-    """``[1, 1 or c, 1, 1]``: how far apart black and white are in normalised images."""
-    scale = torch.tensor(tuple(std), dtype=images.dtype).view(1, -1, 1, 1)
-    return 1 / scale.to(images.device, non_blocking=True)
 
 
 def draw(distribution: Callable[..., Tensor], shape: Sequence[int], source: Source) -> Tensor:

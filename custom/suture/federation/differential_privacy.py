@@ -26,7 +26,7 @@ from typing import Any
 from suture.core.errors import ConfigError
 from suture.core.noise import Draw, gaussian
 from suture.core.privacy import PrivacyConfig
-from suture.learning.step_losses import NonFiniteLoss
+from suture.learning.optimisers import NonFiniteLoss
 from suture.protocol.disclosure import training_loss
 from suture.protocol.egress import prefixed, within
 from suture.protocol.messages import Spent, TaskData, Trait, Update, fields_with, rounded
@@ -44,13 +44,6 @@ class Noise:
 
     clip: float
     multiplier: float = 0.0
-
-    @classmethod
-    def of(cls, config: PrivacyConfig) -> Noise | None:
-        """Return what a site's configuration requests; None where it requests nothing."""
-        if config.clip is None or config.epsilon is not None:
-            return None
-        return cls(config.clip, config.noise)
 
     def apply(self, update: Update, received: TaskData, draw: Draw = os.urandom) -> Update:
         """Return the update with its shared tensors and rows clipped together, and noise on each.
@@ -111,8 +104,10 @@ def protected(
     own = fields_with(Update, Trait.LOSS)
     found: dict[str, Any] = {name: training_loss(getattr(update, name), samples, privacy) for name in own}
     found["scalars"] = {name: value for name, value in scalars.items() if value is not None}
-    shown, noise = replace(update, **found), Noise.of(privacy)
-    return noise.apply(shown, received) if noise else shown
+    shown = replace(update, **found)
+    if privacy.clip is None or privacy.epsilon is not None:  # with ε, each step of training has its noise
+        return shown
+    return Noise(privacy.clip, privacy.noise).apply(shown, received)
 
 
 def describe_spent(

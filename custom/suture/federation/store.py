@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -99,29 +98,26 @@ class Rounds:
     def save(self, round_: int, state: Packed, committed: int, *, durable: bool = True) -> None:
         """Write the state of a round, then delete all other rounds but the newest committed ones.
 
+        The tensors that no round changes are written before the first one.
         A best round that is written again, after a step back, is no longer the best one.
 
         Raises:
             DiskError: nothing was written; the states on disk are unchanged.
         """
         make_folder(self.folder)
-        stored = Packed(self._apart(state, durable), {"format": FORMAT, **state.header})
-        save(self.path(round_), stored, durable)
+        constant: dict[str, Tensor] = {}
+        if self.constant:
+            constant = {n: t for n, t in state.tensors.items() if n.startswith(self.constant)}
+        if constant and not (self._files() and self.constant_path.exists()):
+            save(self.constant_path, Packed(constant, {}), durable)
+        tensors = {n: t for n, t in state.tensors.items() if n not in constant}
+        save(self.path(round_), Packed(tensors, {"format": FORMAT, **state.header}), durable)
         self.best_path(round_).unlink(missing_ok=True)
         rounds = self.rounds()
         base = [r for r in rounds if r <= committed][-RETAINED:]
         for other in rounds:
             if other not in (round_, *base):
                 self.path(other).unlink(missing_ok=True)
-
-    def _apart(self, state: Packed, durable: bool) -> Mapping[str, Tensor]:
-        """Return the tensors that change; the others are written once, before the first round."""
-        if not self.constant:
-            return state.tensors
-        constant = {n: t for n, t in state.tensors.items() if n.startswith(self.constant)}
-        if constant and not (self._files() and self.constant_path.exists()):
-            save(self.constant_path, Packed(constant, {}), durable)
-        return {n: t for n, t in state.tensors.items() if n not in constant}
 
     def _read(self, path: Path) -> Packed:
         state = read_state(path)

@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import compress
 from typing import Literal, TypeVar
 
@@ -27,7 +26,7 @@ from suture.learning.metrics import (
     multiclass_metrics,
     score_classes,
 )
-from suture.learning.step_losses import NonFiniteLoss
+from suture.learning.optimisers import NonFiniteLoss
 from suture.learning.training import SiteContext, predict
 from suture.protocol.decisions import DecidedClass, Decision, Rule
 from suture.protocol.disclosure import (
@@ -67,10 +66,6 @@ class Measurement:
     seed: int
     decisions: Mapping[str, Decision] = field(default_factory=dict)
     rule: Rule = "sensitivity"
-
-    def loss_on(self, part: Samples, logits: Tensor, label_type: LabelType) -> float:
-        """Return the method's loss of the logits ``[n, c]`` of some samples."""
-        return float(self.loss(logits, *part.targets(), label_type))
 
 
 def measure(
@@ -200,7 +195,9 @@ def split_loss(
     if int((counted > 0).sum()) < limits.min_loss:
         return None, None
     scores = bounded(logits, label_type) if limits.min_loss else logits
-    value = entropy(part, scores, label_type) if test else how.loss_on(part, scores, label_type)
+    value = (
+        entropy(part, scores, label_type) if test else float(how.loss(scores, *part.targets(), label_type))
+    )
     if not limits.min_loss:
         return rounded(value), None
     largest = largest_loss(label_type, part.y.shape[1])
@@ -259,15 +256,22 @@ def disclosed(
     Args:
         columns: of the classes in y.
     """
-    if not limits.min_count:
-        return {name: sent(score, rounded, limits) for name, score in scores.items()}
-    moved = influences(scores, part.y[:, columns].numpy(), patient_numbers(part), label_type, limits)
-    return {
-        name: sent(score, partial(on_grid, influence=moved[name]), limits, step_of(moved[name]))
-        if name in moved
-        else NOTHING
-        for name, score in scores.items()
-    }
+    moved: Mapping[str, float | None] = dict.fromkeys(scores)  # None: figures have six digits
+    if limits.min_count:
+        moved = influences(scores, part.y[:, columns].numpy(), patient_numbers(part), label_type, limits)
+    shown = dict.fromkeys(scores, NOTHING)
+    for name, influence in moved.items():
+        score, step = scores[name], None if influence is None else step_of(influence)
+        auroc, low, high, recall = (
+            rounded(value) if influence is None else on_grid(value, influence)
+            for value in (score.auroc, score.low, score.high, score.recall)
+        )
+        positives, negatives = (
+            None if count is None else near(count, limits.round_counts)
+            for count in (score.positives, score.negatives)
+        )
+        shown[name] = ClassScore(auroc, low, high, positives, negatives, recall, step)
+    return shown
 
 
 def influences(
@@ -413,21 +417,3 @@ def class_counts(own: LabelSet, train: Samples, limits: PrivacyConfig) -> dict[s
         name: (near(p, limits.round_counts), near(n, limits.round_counts)) if name in large else None
         for name, (p, n) in counts.items()
     }
-
-
-def sent(
-    score: ClassScore,
-    figure: Callable[[float | None], float | None],
-    limits: PrivacyConfig,
-    step: float | None = None,
-) -> ClassScore:
-    """Return the score with its figures and its counts rounded."""
-    return ClassScore(
-        figure(score.auroc),
-        figure(score.low),
-        figure(score.high),
-        None if score.positives is None else near(score.positives, limits.round_counts),
-        None if score.negatives is None else near(score.negatives, limits.round_counts),
-        figure(score.recall),
-        step,
-    )

@@ -230,13 +230,9 @@ def mean_sd(values: Sequence[float | None], *, sample: bool) -> tuple[float, flo
 def _score_class(
     y: Floats, s: Floats, patients: Sequence[str] | None, bootstrap: int, seed: int
 ) -> ClassScore:
-    area = auroc(y, s)
-    low, high = bootstrap_auroc(y, s, patients, bootstrap, seed) if bootstrap else (math.nan, math.nan)
-    return ClassScore(_defined(area), _defined(low), _defined(high), int(np.sum(y == 1)), int(np.sum(y == 0)))
-
-
-def _defined(value: float) -> float | None:
-    return None if math.isnan(value) else value
+    interval = bootstrap_auroc(y, s, patients, bootstrap, seed) if bootstrap else (math.nan, math.nan)
+    area, low, high = (None if math.isnan(value) else value for value in (auroc(y, s), *interval))
+    return ClassScore(area, low, high, int(np.sum(y == 1)), int(np.sum(y == 0)))
 
 
 def _percentiles(values: Floats, level: float) -> tuple[float, float] | None:

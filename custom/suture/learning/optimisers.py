@@ -1,4 +1,4 @@
-"""torch's optimisers without its compiler; and their state, which a site keeps from round to round.
+"""torch's optimisers without its compiler, their steps, and their state, which a site keeps between rounds.
 
 torch excludes some of their functions from compilation, and the first call of any imports its compiler for
 that: 1 to 1.7 s in every process that trains. Nothing here compiles a step of an optimiser, so these classes
@@ -9,12 +9,20 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from inspect import unwrap
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+
+from suture.core.errors import SutureError
+from suture.models.classifier import HEADS
+from suture.protocol.messages import LARGEST
+
+if TYPE_CHECKING:
+    from suture.learning.training import LocalTraining
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +38,34 @@ def _plain(kind: type[Kind]) -> type[Kind]:
 Adam, AdamW, SGD = _plain(torch.optim.Adam), _plain(torch.optim.AdamW), _plain(torch.optim.SGD)
 
 
-def clip_gradient(trained: list[nn.Parameter], limit: float, *_: object) -> None:
+def optimiser_of(
+    model: nn.Module, local: LocalTraining, head_lr: float | None = None
+) -> torch.optim.Optimizer:
+    """The optimiser of the trainable parameters; it clips the gradient of each step where `clip` is set.
+
+    Args:
+        head_lr: learning rate of the head's rows; None for `local.lr`.
+    """
+    decay = local.weight_decay
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    rows = [p for name, p in named if name.startswith(HEADS)]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for name, p in named if not name.startswith(HEADS)]},
+        {"params": rows, "lr": local.lr if head_lr is None else head_lr},
+    ]
+    optimiser: torch.optim.Optimizer
+    if local.optimiser == "sgd":
+        nesterov = local.momentum > 0
+        optimiser = SGD(groups, local.lr, local.momentum, 0, decay, nesterov)
+    else:
+        adam = AdamW if local.optimiser == "adamw" else Adam
+        optimiser = adam(groups, local.lr, local.betas, weight_decay=decay)
+    if local.clip is not None:
+        optimiser.register_step_pre_hook(partial(_clip_gradient, [p for _, p in named], local.clip))
+    return optimiser
+
+
+def _clip_gradient(trained: list[nn.Parameter], limit: float, *_: object) -> None:
     """Clip the gradient of all that is trained to a norm; a hook before an optimiser's step."""
     nn.utils.clip_grad_norm_(trained, limit)
 
@@ -71,3 +106,146 @@ def load_optimiser_state(
         optimiser.state[parameter] = {
             k: v if k == "step" else v.to(parameter.device) for k, v in saved.items()
         }
+
+
+LOSS_SCALE = "loss scale"
+"""In place of a parameter's name, in the optimiser's state."""
+
+_STATE = {f"{LOSS_SCALE}/scale": "scale", f"{LOSS_SCALE}/steps": "_growth_tracker"}
+"""The tensors of a site's state: the scale, and how many steps it has been the same; their names in torch."""
+
+
+class GradientOverflow(SutureError):
+    """In fp16 the gradients of a round were beyond the range of numbers, so its steps were skipped.
+
+    Args:
+        scale: of the loss, after the round.
+    """
+
+    def __init__(self, text: str, scale: float) -> None:
+        super().__init__(text)
+        self.scale = scale
+
+
+class LossScale:
+    """Takes the steps of a round; in fp16 the loss is scaled, because small gradients would be 0.
+
+    (Micikevicius et al., ICLR 2018.)
+    A step whose gradients overflow is skipped, and the scale halved. The next round begins with the last one.
+
+    Args:
+        half: the short type of mixed precision; None for none.
+        optimiser_state: of the round before.
+        first: the scale to begin with in place of that round's last one; None for that.
+    """
+
+    def __init__(
+        self,
+        half: torch.dtype | None,
+        device: torch.device,
+        optimiser_state: Mapping[str, Tensor],
+        first: float | None = None,
+    ) -> None:
+        self._scaler = torch.amp.GradScaler(device.type, enabled=half == torch.float16)
+        if self._scaler.is_enabled():
+            saved = {name: t.item() for name, t in optimiser_state.items() if name in _STATE}
+            own = {_STATE[name]: value for name, value in saved.items()}
+            own |= {} if first is None else {"scale": first}
+            self._scaler.load_state_dict(self._scaler.state_dict() | own)
+        self._before = self._scaler.get_scale()
+
+    def step(self, loss: Tensor, optimiser: torch.optim.Optimizer) -> Tensor:
+        """Take the step that lowers the loss, a scalar; return it without its graph, still on the device.
+
+        Nothing here waits for the device, but in fp16, where the gradients are looked at.
+        """
+        optimiser.zero_grad(set_to_none=True)
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        if self._scaler.is_enabled():
+            self._scaler.unscale_(optimiser)  # before the optimiser clips
+        self._scaler.step(optimiser)
+        self._scaler.update()
+        return loss.detach()
+
+    def state(self, site: str, round_: int, steps: int) -> dict[str, Tensor]:
+        """Return what the next round begins with; nothing in other precisions.
+
+        Raises:
+            GradientOverflow: none of the `steps` was taken, or gradients overflow that are not scaled at all.
+        """
+        state = self._scaler.state_dict()
+        if not state:
+            return {}
+        scale, all_skipped = state["scale"], self._before * state["backoff_factor"] ** steps
+        if steps and (scale <= all_skipped or scale < 1):
+            raise GradientOverflow(
+                f"{site}: the gradients of round {round_} overflow in fp16, and "
+                f"{'every step was' if scale <= all_skipped else 'steps were'} skipped; set half = "
+                '"bf16" under [training], let the round have more steps, or look for broken images',
+                scale,
+            )
+        return {name: torch.tensor(state[key]) for name, key in _STATE.items()}
+
+
+class NonFiniteLoss(SutureError):
+    """The loss of a local step stopped being a number."""
+
+
+READ_EVERY = 32
+"""Steps after which their losses are read from the device."""
+
+
+class StepLosses:
+    """The losses of steps, which wait on the device: to read one, the host waits until a GPU has computed it.
+
+    They are read `READ_EVERY` at a time, by `read`, and at the end of the block that this is the context
+    manager of; also where a step has failed, because that may follow from an earlier loss that was no number.
+    So up to `READ_EVERY` - 1 steps may follow one whose loss is no number.
+
+    Args:
+        fault: the text of the error, from the number of the step (from 1) and its loss.
+
+    Attributes:
+        steps: whose losses were read.
+    """
+
+    def __init__(self, fault: Callable[[int, float], str]) -> None:
+        self._fault = fault
+        self._waiting: list[Tensor] = []
+        self._total, self.steps = 0.0, 0
+
+    def __enter__(self) -> StepLosses:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or issubclass(kind, Exception):
+            self.read()
+
+    def add(self, loss: Tensor) -> None:
+        """Keep the loss of the next step, a scalar.
+
+        Raises:
+            NonFiniteLoss: see `read`.
+        """
+        self._waiting.append(loss.detach())
+        if len(self._waiting) == READ_EVERY:
+            self.read()
+
+    def read(self) -> None:
+        """Read the losses that wait.
+
+        Raises:
+            NonFiniteLoss: one is no number, or larger than any that is sent; names the first such step.
+        """
+        values: list[float] = torch.stack(self._waiting).tolist() if self._waiting else []
+        self._waiting.clear()
+        for value in values:
+            self.steps += 1
+            if not abs(value) <= LARGEST:
+                raise NonFiniteLoss(self._fault(self.steps, value))
+            self._total += value
+
+    @property
+    def mean(self) -> float | None:
+        """The mean of the losses that were read, added up in the order of the steps; None without any."""
+        return self._total / self.steps if self.steps else None

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
-from torch import Tensor, nn
+from torch import Tensor
 
 from suture.core.devices import repeatable
 from suture.core.errors import SutureError
@@ -25,20 +25,17 @@ from suture.data.prefetch import prefetch
 from suture.data.table import Split
 from suture.learning.batch_size import evaluation_batch, that_fits
 from suture.learning.features import FeatureStore
-from suture.learning.loss_scale import LossScale
 from suture.learning.losses import Objective as Objective
 from suture.learning.optimisers import (
-    SGD,
-    Adam,
-    AdamW,
-    clip_gradient,
+    LossScale,
+    NonFiniteLoss,
+    StepLosses,
     load_optimiser_state,
+    optimiser_of,
     optimiser_state_of,
 )
 from suture.learning.patient_privacy import PatientPrivacy, refuse_batch_norm
-from suture.learning.step_losses import NonFiniteLoss, StepLosses
 from suture.models.classifier import (
-    HEADS,
     Classifier,
     NormPolicy,
     Preprocessing,
@@ -237,14 +234,14 @@ def fit(
     losses = StepLosses(partial(_divergence, site.name, round_.round))
     with repeatable(site.device), seeded(_seed(site, round_, "dropout"), site.device), losses:
         for _ in range(1 if local.iterations else local.epochs):
-            set_training(site.model, round_.norm, round_.head_only)
+            train_mode(site.model, round_.norm, head_only=round_.head_only)
             if private:
                 refuse_batch_norm(site.model)
             for batch in make(shuffle, noise):
                 if private:
                     private.step(site.model, objective, optimiser, batch, local.batch_size)
                 else:
-                    losses.add(step(site, objective, optimiser, batch, scale))
+                    losses.add(scale.step(objective(site.model, batch), optimiser))
                 if after_step:
                     after_step()
             losses.read()
@@ -255,29 +252,17 @@ def fit(
         raise NonFiniteLoss(
             f"{site.name}: the model of round {round_.round} diverged; lower the learning rate"
         )
-    return _fitted(site, round_, losses, optimiser, scale, best)
+    if best:
+        best.restore()
+    state = scale.state(site.name, round_.round, losses.steps) | optimiser_state_of(optimiser, site.model)
+    optimiser.zero_grad(set_to_none=True)  # gradients are as large as the model that a site keeps
+    return Fitted(losses.mean, state)
 
 
 def _seed(site: SiteContext, round_: LocalRound, purpose: str) -> int:
     """A seed of the round: of the job's, or where patients are protected a secret one."""
     own = int.from_bytes(site.private.draw(8), "little") >> 1 if site.private else None
     return seed_for(round_.seed, site.name, round_.round, purpose) if own is None else own
-
-
-def _fitted(
-    site: SiteContext,
-    round_: LocalRound,
-    losses: StepLosses,
-    optimiser: torch.optim.Optimizer,
-    scale: LossScale,
-    best: BestEpoch | None,
-) -> Fitted:
-    """What a round leaves: no gradients, which are as large as the model that a site keeps."""
-    if best:
-        best.restore()
-    kept = scale.state(site.name, round_.round, losses.steps) | optimiser_state_of(optimiser, site.model)
-    optimiser.zero_grad(set_to_none=True)
-    return Fitted(losses.mean, kept)
 
 
 def _divergence(site: str, round_: int, step: int, loss: float) -> str:
@@ -296,7 +281,7 @@ def _prepared(
         raise SutureError(f"{site.name} has no training images; give it a split with some")
     reinit_head(site, round_)
     train_parameters(model, head_only=round_.head_only)
-    set_training(model, round_.norm, round_.head_only)
+    train_mode(model, round_.norm, head_only=round_.head_only)
     optimiser = optimiser_of(model, round_.local, round_.head_lr)
     load_optimiser_state(optimiser, model, round_.optimiser_state)
     if before_step:
@@ -340,57 +325,6 @@ def validation_loss(site: SiteContext, loss: Loss) -> float | None:
     if part is None or not len(part):
         return None
     return float(loss(predict(site, part), *part.targets()))
-
-
-def optimiser_of(
-    model: nn.Module, local: LocalTraining, head_lr: float | None = None
-) -> torch.optim.Optimizer:
-    """The optimiser of the trainable parameters; it clips the gradient of each step where `clip` is set.
-
-    Args:
-        head_lr: learning rate of the head's rows; None for `local.lr`.
-    """
-    decay = local.weight_decay
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    rows = [p for name, p in named if name.startswith(HEADS)]
-    groups: list[dict[str, Any]] = [
-        {"params": [p for name, p in named if not name.startswith(HEADS)]},
-        {"params": rows, "lr": local.lr if head_lr is None else head_lr},
-    ]
-    optimiser: torch.optim.Optimizer
-    if local.optimiser == "sgd":
-        nesterov = local.momentum > 0
-        optimiser = SGD(groups, local.lr, local.momentum, 0, decay, nesterov)
-    else:
-        adam = AdamW if local.optimiser == "adamw" else Adam
-        optimiser = adam(groups, local.lr, local.betas, weight_decay=decay)
-    if local.clip is not None:
-        optimiser.register_step_pre_hook(partial(clip_gradient, [p for _, p in named], local.clip))
-    return optimiser
-
-
-def step(
-    site: SiteContext,
-    objective: Objective,
-    optimiser: torch.optim.Optimizer,
-    batch: Batch,
-    scale: LossScale,
-) -> Tensor:
-    """One step of the optimiser; returns the loss before it, a scalar that stays on the device.
-
-    Nobody has looked at the loss: see `StepLosses`. Nothing here waits for the device, but in fp16, where the
-    gradients are looked at.
-    """
-    value = objective(site.model, batch)
-    scale.step(value, optimiser)
-    return value.detach()
-
-
-def set_training(model: Classifier, policy: NormPolicy, head_only: bool) -> None:
-    """Training mode, but for a frozen backbone and for batch norm under `frozen`."""
-    train_mode(model, policy)
-    if head_only:
-        model.backbone.eval()
 
 
 def training_batches(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.core.validation import STRICT
-from suture.models.classifier import HEADS, Classifier, Layout, NormPolicy, shared_names, split_state
+from suture.models.classifier import HEADS, Classifier, Layout, NormPolicy, split_state
 from suture.models.priors import PriorSpec
 from suture.protocol.egress import blank, misfits
 
@@ -84,7 +84,11 @@ class Exchange:
 
     def shared(self, model: Classifier) -> tuple[str, ...]:
         """Names of the tensors outside the head that are exchanged each round, sorted."""
-        return () if self.personal == "model" else shared_names(model, self.batch_norm)
+        if self.personal == "model":
+            return ()
+        local = model.counters | model.frozen_names
+        local |= model.norm_names if self.batch_norm != "average" else frozenset()
+        return tuple(sorted(n for n in model.names if not n.startswith(HEADS) and n not in local))
 
     def local(self, model: Classifier) -> tuple[str, ...]:
         """Names of the tensors that a site receives once and that then stay there, sorted.

@@ -438,9 +438,11 @@ def _check(spec: ModelSpec, entry: Backbone) -> None:
             "model.padding fills every document up to model.longest; set it, for example to the "
             "longest document of all sites (`suture data check` shows it for each site)"
         )
-    if spec.color and spec.preprocessing.channels == 1:
+    pixels = spec.preprocessing
+    if spec.color and pixels.channels == 1:
         raise ConfigError(f"model.color: {spec.name} takes gray images of one channel; remove it")
     for name in ("mean", "std"):
-        given, channels = getattr(spec.preprocessing, name), spec.preprocessing.channels
-        if len(given) != channels:
-            raise ConfigError(f"model.{name} has {len(given)} values; {spec.name} takes {channels} channels")
+        if (given := len(getattr(pixels, name))) != pixels.channels:
+            raise ConfigError(
+                f"model.{name} has {given} values; {spec.name} takes {pixels.channels} channels"
+            )

@@ -290,12 +290,6 @@ def split_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[st
     return {name: t for name, t in state.items() if name not in head}, head
 
 
-def shared_names(model: Classifier, policy: NormPolicy) -> tuple[str, ...]:
-    """Return the sorted names of the tensors outside the heads that are shared in each round."""
-    local = model.counters | model.frozen_names | (model.norm_names if policy != "average" else frozenset())
-    return tuple(sorted(n for n in model.names if not n.startswith(HEADS) and n not in local))
-
-
 def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy tensors into the model by name; names that the model lacks are ignored."""
     with torch.no_grad():
@@ -334,9 +328,15 @@ def _norms(model: nn.Module) -> dict[str, _BatchNorm]:
     return {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
 
 
-def train_mode(model: nn.Module, policy: NormPolicy) -> None:
-    """Set training mode; under `frozen` batch norm is in eval mode, and gamma and beta have no gradient."""
+def train_mode(model: nn.Module, policy: NormPolicy, *, head_only: bool = False) -> None:
+    """Set training mode; under `frozen` batch norm is in eval mode, and gamma and beta have no gradient.
+
+    Args:
+        head_only: the backbone is in eval mode.
+    """
     model.train()
+    if head_only:
+        model.get_submodule("backbone").eval()
     if policy == "frozen":
         for module in _norms(model).values():
             module.eval()

@@ -183,8 +183,10 @@ def _check_update(update: Update, expected: AllowedReply) -> None:
     rows = len(update.labels)
     _check_tensors("shared", update.shared, egress.shared, expected.transport)
     if update.kind == "weights" and not expected.mask:  # in fewer bits they are changes
-        whole_ones = {n: t for n, t in update.shared.items() if str(t.dtype) == egress.shared[n][1]}
-        _check_variances(whole_ones)
+        for name, tensor in update.shared.items():
+            whole_one = name.endswith(VARIANCE) and str(tensor.dtype) == egress.shared[name][1]
+            if whole_one and bool((tensor < 0).any()):  # no site could compute with it
+                raise RejectedUpdate(f"{name} has a negative variance")
     head = {name: ((CLASSES, *row), dtype) for name, (row, dtype) in egress.head.items()}
     _check_tensors("head", update.head, _whole(head, rows), expected.transport)
     channels = egress.forms("up")
@@ -261,13 +263,6 @@ def _check_weights(update: Update, expected: AllowedReply) -> None:
         right = update.weight if counts else 0.0
         if weight != right:
             raise RejectedUpdate(f"the class weight of {label!r} is {weight} instead of {right}")
-
-
-def _check_variances(tensors: Mapping[str, Tensor]) -> None:
-    """Refuse a negative variance of batch norm, with which no site could compute."""
-    for name, tensor in tensors.items():
-        if name.endswith(VARIANCE) and bool((tensor < 0).any()):
-            raise RejectedUpdate(f"{name} has a negative variance")
 
 
 def _check_labels(labels: Labels) -> None:

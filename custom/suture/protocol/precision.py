@@ -141,6 +141,8 @@ class Narrow:
 
     def __call__(self, packed: Packed, transport: Transport) -> Packed:
         """Return a packed payload as it travels."""
+        if transport == "float32":
+            return packed
 
         def once(tensor: Tensor) -> Tensor:
             if (key := (id(tensor), transport)) not in self._done:
@@ -161,6 +163,8 @@ def received(payload: TaskData, layout: Layout, transport: Transport) -> TaskDat
     Raises:
         RejectedUpdate: a tensor in fewer bits does not fit the layout.
     """
+    if transport == "float32":
+        return payload
     forms = _forms(layout.shared, layout.head, len(payload.labels))
     return _each(payload, lambda n, t: _widened(n, t, forms[n], transport) if n in forms else t)
 
@@ -192,6 +196,8 @@ def restored(update: Update, model: TaskData, egress: Egress, transport: Transpo
     Args:
         model: what the server has sent, before it was converted.
     """
+    if transport == "float32":
+        return update
     bases, forms = _bases(update, model), _forms(egress.shared, egress.head, len(update.labels))
 
     def converted(name: str, tensor: Tensor) -> Tensor:

@@ -26,8 +26,7 @@ from suture.core.errors import ConfigError, DataError, unknown
 from suture.core.seeds import generator_for, seed_for, seeded
 from suture.core.validation import LIMIT, STRICT
 from suture.data.augmentation import Share, chosen, padded, resample, spread
-from suture.learning.optimisers import SGD
-from suture.learning.step_losses import StepLosses
+from suture.learning.optimisers import SGD, StepLosses
 from suture.models import MODELS, ModelSpec
 from suture.models.classifier import Preprocessing, by_channel
 from suture.models.priors.prior import LUMA

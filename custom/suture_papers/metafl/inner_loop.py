@@ -28,14 +28,13 @@ from suture.core.seeds import generator_for
 from suture.core.validation import LIMIT, STRICT
 from suture.data.batch import Batch
 from suture.learning.losses import LabelLoss
-from suture.learning.optimisers import SGD, Adam
-from suture.learning.step_losses import NonFiniteLoss
-from suture.learning.training import LocalRound, LocalTraining, SiteContext, ready_inputs, set_training
+from suture.learning.optimisers import SGD, Adam, NonFiniteLoss
+from suture.learning.training import LocalRound, LocalTraining, SiteContext, ready_inputs
 from suture.methods.averaging import WeightedMean
 from suture.methods.base import GlobalModel, LabelUse, Method, RoundContext, hyperparameters
 from suture.methods.exchange import Exchange
-from suture.models.classifier import Layout, NormPolicy, load_tensors, split_state, train_parameters
-from suture.protocol.egress import Channel, Egress
+from suture.models.classifier import NormPolicy, load_tensors, split_state, train_mode, train_parameters
+from suture.protocol.egress import Channel, Egress, Layout
 from suture.protocol.messages import TaskData, Update, ones
 
 Parameters = dict[str, Tensor]
@@ -163,7 +162,7 @@ def adapted(
     model, local = site.model, round_.local
     support, query = batch_of(site, round_.round, batches, round_.seed)
     train_parameters(model)
-    set_training(model, "frozen", head_only=False)
+    train_mode(model, "frozen")
 
     def cost(parameters: Parameters, batch: Batch) -> Tensor:
         # In the first order they are the model's own, in their place.

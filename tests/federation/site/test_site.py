@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,15 +102,17 @@ def test_a_round_with_a_broken_step_leaves_nothing_behind(
     second = replace(task, round=2, committed=1)
     one, two = (tiny(method).sites(name)["alpha"] for name in ("whole", "broken"))
     assert said(one, task) == said(two, task)
-    before, files = training.step, {p: p.read_bytes() for p in two.states.files.folder.glob("*.safetensors")}
-    taken = []
+    before = training.training_batches
+    files = {p: p.read_bytes() for p in two.states.files.folder.glob("*.safetensors")}
+    taken: list[Batch] = []
 
-    def break_the_first(context: Any, objective: Any, optimiser: Any, batch: Batch, *more: Any) -> Any:
-        taken.append(batch)
-        image = batch.inputs["image"] * (float("nan") if len(taken) == 1 else 1.0)
-        return before(context, objective, optimiser, replace(batch, inputs={"image": image}), *more)
+    def break_the_first(*of: Any) -> Iterator[Batch]:
+        for batch in before(*of):
+            taken.append(batch)
+            image = batch.inputs["image"] * (float("nan") if len(taken) == 1 else 1.0)
+            yield replace(batch, inputs={"image": image})
 
-    monkeypatch.setattr(training, "step", break_the_first)
+    monkeypatch.setattr(training, "training_batches", break_the_first)
     answer = reply_of(two, second)
     assert isinstance(answer, Abstain)
     assert answer.reason == "non_finite_loss"

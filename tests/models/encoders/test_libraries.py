@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
+from suture.methods.exchange import Exchange
 from suture.models import ModelSpec, build
-from suture.models.classifier import Classifier, shared_names
+from suture.models.classifier import Classifier
 from suture.models.encoders import described
 from suture.models.saved import load_model, save_model
 from suture.models.weights import fill
@@ -127,7 +128,7 @@ def test_a_swin_transformer_shares_no_table_of_indices() -> None:
     model = built("torchvision:swin_t", 64)
     assert all(t.is_floating_point() for t in model.state_dict().values())
     assert not model.norm_names
-    assert shared_names(model, "frozen") == shared_names(model, "average")
+    assert Exchange("frozen").shared(model) == Exchange("average").shared(model)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from suture.core.errors import ConfigError
 from suture.core.seeds import seed_for
 from suture.data.batch import Batch
 from suture.federation.server.global_model import initial
-from suture.learning.training import LocalTraining, SiteContext, optimiser_of, predict
+from suture.learning.optimisers import optimiser_of
+from suture.learning.training import LocalTraining, SiteContext, predict
 from suture.methods.base import Phase, RoundContext
 from suture.methods.fedavg import FedAvg
 from suture.models import ModelSpec

@@ -15,7 +15,7 @@ from federated import ROUND, at_site, federated, same
 from suture.core.labels import LabelType
 from suture.core.seeds import generator_for
 from suture.data.batch import Batch
-from suture.learning.step_losses import NonFiniteLoss
+from suture.learning.optimisers import NonFiniteLoss
 from suture.learning.training import LocalTraining, SiteContext, training_batches
 from suture.methods.class_weights import NAME
 from suture.methods.fedavg import FedAvg

@@ -100,8 +100,13 @@ class Assigner:
         return self.method.egress(layout_of(self.model, self.method))
 
     def _rows(self, labels: Labels) -> _Rows:
-        """Return the head's rows and the channels for some classes."""
-        return self.model.rows(labels), self._channels(labels)
+        """Return the head's rows of some classes, and what goes down besides: the facts and the channels."""
+        model, every = self.model, self.registry.labels
+        facts, down = self._egress.forms("facts"), self._egress.forms("down")
+        told = {name: in_order(facts[name], tensor, every, labels) for name, tensor in self.facts.items()}
+        for name, form in down.items():
+            told[name] = in_order(form, model.channels[name], model.labels, labels)
+        return model.rows(labels), told
 
     def _payload(self, task: Task, site: str, rows: Labels, rows_of: Callable[[Labels], _Rows]) -> TaskData:
         shared, exchanged_head = self._exchanged
@@ -123,15 +128,6 @@ class Assigner:
             self.ledgers.get(site),
             self.masks[site] if self.masks is not None else None,
         )
-
-    def _channels(self, rows: Labels) -> dict[str, Tensor]:
-        """Return what goes down besides the model, of the classes that a site may see, and the facts."""
-        model, every, egress = self.model, self.registry.labels, self._egress
-        facts, kept = egress.forms("facts"), egress.forms("down")
-        return {
-            **{name: in_order(facts[name], tensor, every, rows) for name, tensor in self.facts.items()},
-            **{name: in_order(form, model.channels[name], model.labels, rows) for name, form in kept.items()},
-        }
 
     def _sent_once(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return what a site receives once and then keeps: its local parameters at the beginning.

@@ -22,8 +22,7 @@ from suture.core.errors import (
     SutureError,
 )
 from suture.core.files import append_line, make_folder, read_records
-from suture.learning.loss_scale import GradientOverflow
-from suture.learning.step_losses import NonFiniteLoss
+from suture.learning.optimisers import GradientOverflow, NonFiniteLoss
 from suture.protocol.masking import MaskingRefused
 from suture.protocol.messages import Abstain, Reason, TaskData
 

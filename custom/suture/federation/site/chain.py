@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, field
@@ -123,7 +124,8 @@ class Chain(Generic[T]):
     def __init__(self, path: Path, parse: TypeAdapter[T]) -> None:
         self._path, self._parse = path, parse
         self._hash, self._digests = blake3(), set[str]()
-        self._read, self._file = 0, self._inode()
+        self._read = 0
+        self._file: int | None = None  # its inode, once it was read
         self.lines, self.missing, self.unchained = 0, 0, False
         self.broken = ""
         self.accepted: list[str] = []
@@ -140,11 +142,9 @@ class Chain(Generic[T]):
 
     def replaced(self) -> bool:
         """Whether the file is another one than was read, or a shorter one."""
-        size = self._path.stat().st_size if self._path.exists() else 0
-        return size < self._read or self._inode() != self._file
-
-    def _inode(self) -> int | None:
-        return self._path.stat().st_ino if self._path.exists() else None
+        now = self._path.stat() if self._path.exists() else None
+        inode, size = (now.st_ino, now.st_size) if now else (None, 0)
+        return inode != self._file or size < self._read
 
     def read(self) -> Iterator[T]:
         """Yield what was added since; an incomplete last line, of a process that was killed, is none.
@@ -157,6 +157,8 @@ class Chain(Generic[T]):
         if not self._path.is_file():
             raise ConfigError(f"{self._path} is not a file; move it away, because the ledger is stored there")
         with open_regular(self._path) as file:
+            if self._file is None:
+                self._file = os.fstat(file.fileno()).st_ino
             file.seek(self._read)
             whole = file.read().rpartition(b"\n")[0]
         for line in whole.split(b"\n") if whole else ():

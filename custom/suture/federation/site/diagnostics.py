@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from suture.core.plain import read_regular
 from suture.data.batch import Samples
 from suture.data.config import SiteConfig
 from suture.data.readers import load_table
-from suture.learning.training import Observer, SiteContext
+from suture.learning.training import Observer
 
 FILE = "diagnostics.jsonl"
 
@@ -80,10 +79,6 @@ class _Watch:
         self._labels, self._truth, self._append = labels, truth, append
         self._made, self._right = (torch.zeros(len(labels), dtype=torch.long) for _ in range(2))
         self._figures: dict[str, dict[str, float]] = {}
-
-    def over(self, context: SiteContext) -> SiteContext:
-        """Return the site context with this observer in it."""
-        return replace(context, record=self.record, observe=self.observe)
 
     @property
     def observe(self) -> Observer | None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from suture.core.environment import now
 from suture.core.errors import ConfigError
-from suture.core.files import hold, make_folder, replacing
+from suture.core.files import hold, replacing
 from suture.core.privacy import PrivacyConfig
 from suture.core.validation import STRICT
 from suture.federation.accounting import Mechanism, composed, epsilon, rounded_up
@@ -31,7 +31,6 @@ from suture.federation.site.chain import ANCHOR, Anchor, Chain, Mark, breaks, re
 from suture.federation.store import EXPERIMENTS, open_experiment
 from suture.protocol.egress import Channel, Layout
 from suture.protocol.messages import (
-    ClassScore,
     Evaluation,
     Metrics,
     Reply,
@@ -141,7 +140,7 @@ def release_of(
         privacy.noise,
         privacy.delta,
         *(mechanism or Mechanism(0.0, steps=0)),
-        dict(sum((_figures(metrics) for metrics in _metrics(reply)), _told(reply, channels))),
+        dict(_figures(reply, channels)),
         _numbers(reply, channels),
         digest(packed),
     )
@@ -161,24 +160,19 @@ def _metrics(reply: Reply) -> list[Metrics]:
     return [reply.metrics] if isinstance(reply, Update) and reply.metrics else []
 
 
-def _figures(metrics: Metrics) -> Counter[str]:
-    return Counter(name for name, score in metrics.classes.items() if _said(score))
-
-
-def _told(reply: Reply, channels: Sequence[Channel]) -> Counter[str]:
-    """Count the classes of which channels of classes say something, such as an F1 or a prototype."""
-    if isinstance(reply, Scores):
-        return Counter(reply.labels)
-    if not isinstance(reply, Update):
-        return Counter()
-    told = [channel.name for channel in channels if channel.of_classes]
-    tensors = [tensor for name, tensor in reply.channels.items() if name in told]  # one may be missing
-    return Counter({name for t in tensors for name, row in zip(reply.labels, t, strict=True) if row.any()})
-
-
-def _said(score: ClassScore) -> bool:
-    """Whether a score says anything: a site withholds that of a class with few images."""
-    return any(value is not None for value in (score.auroc, score.recall, score.positives, score.negatives))
+def _figures(reply: Reply, channels: Sequence[Channel]) -> Counter[str]:
+    """Count how often each class is told of, by its scores, or by channels such as an F1 or a prototype."""
+    found = Counter(reply.labels if isinstance(reply, Scores) else ())
+    if isinstance(reply, Update):
+        told = [channel.name for channel in channels if channel.of_classes]
+        tensors = [tensor for name, tensor in reply.channels.items() if name in told]  # one may be missing
+        found.update({n for t in tensors for n, row in zip(reply.labels, t, strict=True) if row.any()})
+    for metrics in _metrics(reply):
+        for name, score in metrics.classes.items():
+            # A site withholds the score of a class with few images: such a one says nothing.
+            said = (score.auroc, score.recall, score.positives, score.negatives)
+            found[name] += any(value is not None for value in said)
+    return +found
 
 
 def _numbers(reply: Reply, channels: Sequence[Channel]) -> int:
@@ -252,7 +246,6 @@ class Ledger:
         return sorted(f.name for f in folders if _has_answered(f) and not (f / ANCHOR).exists())
 
     def _locked(self) -> IO[str]:
-        make_folder(self._path.parent)
         return hold(self._path.with_name(f".{self._path.name}.lock"), _WAIT, f".{FILE}.*.tmp")
 
     def releases(self) -> Sequence[Release]:

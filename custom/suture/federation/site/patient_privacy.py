@@ -13,9 +13,8 @@ from suture.data.config import SiteConfig
 from suture.federation.accounting import MULTIPLIERS, Mechanism, multiplier_for
 from suture.federation.plan import Plan, round_context
 from suture.learning.patient_privacy import refuse_batch_norm
-from suture.learning.training import set_training
 from suture.methods.base import settled
-from suture.models.classifier import Classifier, Layout
+from suture.models.classifier import Classifier, Layout, train_mode
 
 _COUNT = 40.0
 """The noise of the number of patients is this over ε: 10 patients at ε = 4. It takes 1 to 2 % of μ²."""
@@ -95,5 +94,5 @@ def check_protected(site: str, plan: Plan, config: SiteConfig) -> None:
 def check_batch_norm(model: Classifier, plan: Plan, rounds: int) -> None:
     """Refuse a model whose batch norm would mix patients in a round; see `refuse_batch_norm`."""
     head_only = all(phase.trainable == "head" for phase in plan.method.phases(rounds))
-    set_training(model, plan.method.exchange.batch_norm, head_only)
+    train_mode(model, plan.method.exchange.batch_norm, head_only=head_only)
     refuse_batch_norm(model)

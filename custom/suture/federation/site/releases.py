@@ -25,14 +25,12 @@ from suture.core.validation import in_words
 from suture.data.config import SiteConfig
 from suture.federation.accounting import Mechanism
 from suture.federation.differential_privacy import protected
-from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan
 from suture.federation.site.first_counts import FirstCounts
 from suture.federation.site.ledger import FILE, RELEASE, Ledger, Release, release_of, spent_on
 from suture.federation.site.patient_privacy import count_mechanism, mechanism_of_round, planned_multiplier
 from suture.federation.store import Rounds, read_state
 from suture.learning.patient_privacy import PatientPrivacy
-from suture.models.classifier import Layout
 from suture.protocol.check import AllowedReply
 from suture.protocol.messages import Labels, Reply, TaskData, Update
 from suture.protocol.packing import Packed, digest, pack, unpack
@@ -159,18 +157,6 @@ class Releases:
         since, own = state.get("releases"), (self._folder.name, "train", state.get("round", 0), "")
         if since is not None and all(release.key != own for release in self.ledger.releases()[since:]):
             self.spend(TaskData("train", own[2]))
-
-    def allowed(self, task: TaskData, own: Labels, images: int, layout: Layout) -> AllowedReply:
-        """Return what the site may answer to a task.
-
-        Args:
-            own: the classes that it annotates.
-            images: number of its training images, as it announces it.
-            layout: of the tensors that are exchanged each round, by its own model.
-        """
-        task, method = replace(task, labels=task.labels or own), self._plan.method
-        egress, transport = method.egress(layout), self._plan.transport
-        return expected_answer(method, task, egress, own, images, self._privacy, transport=transport)
 
     def kept(self, task: TaskData, request: str, allowed: AllowedReply) -> tuple[Packed, Release] | None:
         """Return the kept answer to a repeated task, and its release; None where a new one may be made.

@@ -19,6 +19,7 @@ from suture.core.devices import check_device, device_name
 from suture.core.errors import Aborted, ConfigError
 from suture.core.files import FolderLock
 from suture.data.config import SiteConfig
+from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan, code_hash, round_context
 from suture.federation.site.abstention import LabelViewRefused, abstention, record_error
 from suture.federation.site.masks import SiteMasks
@@ -78,6 +79,7 @@ class Site:
         self.releases = Releases(plan, config, rounds, folder)
         self.masks = SiteMasks(name, plan, folder, identity or Identity())
         self._lock: FolderLock | None = None  # from the first task on
+        self._consents = False  # to its plan, under its configuration: neither changes
 
     def answer(self, task: TaskData) -> Answer:
         """Perform a task of the server; an expected failure becomes an `Abstain`.
@@ -93,7 +95,9 @@ class Site:
         torch.set_num_threads(self.config.training.threads)
         try:
             self._lock = self._lock or FolderLock.take(self.folder / LOCK, TAKEOVER)
-            check_consent(self.name, self.plan, self.config)
+            if not self._consents:
+                check_consent(self.name, self.plan, self.config)
+                self._consents = True
             self.masks.check_kept()
             self.masks.check_fixed(task)
             self.releases.ledger.confirm(task.ledger)
@@ -130,8 +134,11 @@ class Site:
         self._lock = None
 
     def _allowed(self, task: TaskData) -> AllowedReply:
-        """Return what the site may answer."""
-        return self.releases.allowed(task, self.trainer.data[0].names, self._images, self._layout(task))
+        """Return what the site may answer; its own model and plan say so, and no tensor of a message."""
+        own, plan = self.trainer.data[0].names, self.plan
+        task = replace(task, labels=task.labels or own)
+        egress, limits = plan.method.egress(self._layout(task)), self.config.privacy
+        return expected_answer(plan.method, task, egress, own, self._images, limits, transport=plan.transport)
 
     def _mask(self, task: TaskData) -> Answer:
         """Take a step of secure aggregation."""
@@ -140,7 +147,7 @@ class Site:
         owned = method.egress(Layout({}, {})).class_weight == OWNERS
         sent = tuple(name for name in named if name in own or not owned)
         step = self.masks.step(task, sent if method.exchange.personal == "nothing" else ())
-        return Answer(pack(step), self.releases.allowed(task, own, self._images, Layout({}, {})))
+        return Answer(pack(step), self._allowed(task))
 
     @property
     def _images(self) -> int:
@@ -150,8 +157,8 @@ class Site:
         return private.patients if private else len(train)
 
     def _layout(self, task: TaskData) -> Layout:
-        """Return the layout of what is exchanged; the handshake, which has no tensors, needs no model."""
-        if task.task == "handshake":
+        """Return the layout of what is exchanged; a task without tensors needs no model."""
+        if task.task in ("handshake", "mask"):
             return Layout({}, {})
         return self.plan.method.exchange.layout(self.trainer.model(task.labels))
 
@@ -263,7 +270,7 @@ def _predicting(model: Classifier, others: Mapping[str, Tensor]) -> Iterator[Non
 def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
     """Refuse a job that the site does not take part in.
 
-    Every task needs this check: a server could leave out the handshake.
+    Whatever task comes first needs this check: a server could leave out the handshake.
 
     Raises:
         CodeMismatch: another version of the package created the job.

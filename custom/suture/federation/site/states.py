@@ -22,7 +22,7 @@ from suture.data.config import TrainingConfig
 from suture.federation.plan import Plan
 from suture.federation.site.abstention import ComputationChanged, MissingState
 from suture.federation.store import Rounds
-from suture.learning.loss_scale import LOSS_SCALE
+from suture.learning.optimisers import LOSS_SCALE
 from suture.models import build
 from suture.models.classifier import HEADS, Classifier, check_tensors, load_tensors, relabelled
 from suture.protocol.egress import Shapes, misfit, within

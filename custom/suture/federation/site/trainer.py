@@ -24,9 +24,9 @@ from suture.federation.site.left_out import write_left_out
 from suture.federation.site.states import States
 from suture.learning.compiling import compile_backbone
 from suture.learning.features import FeatureStore
-from suture.learning.loss_scale import GradientOverflow
 from suture.learning.memory import check_memory
 from suture.learning.one_sided import expected
+from suture.learning.optimisers import GradientOverflow
 from suture.learning.samples import SiteSamples, annotated, load_samples, single_target
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, on_known
 from suture.methods.base import RoundContext, learns_one_sided, local_round, loss_of
@@ -206,7 +206,9 @@ class Trainer:
             self._prepare(context, round_)
         context = expected(context, self.data[0], round_)
         watch = self._diagnostics.watching(context.model.labels) if self._diagnostics else None
-        update, keep = method.train(watch.over(context) if watch else context, task, round_)
+        if watch:
+            context = replace(context, record=watch.record, observe=watch.observe)
+        update, keep = method.train(context, task, round_)
         if watch:
             watch.write(task.round)
         return update, keep, round_.local
