@@ -16,15 +16,17 @@ from suture.core.errors import ConfigError, FederationError
 from suture.federation.loop import federate
 from suture.federation.server.server import Server
 from suture.federation.site.masks import FILE
+from suture.federation.site.site import Site
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
 from suture.methods.secure_aggregation import SecureAggregation
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.models.classifier import Layout
+from suture.protocol import masking
 from suture.protocol.masked_updates import received_of, ring_of
-from suture.protocol.masking import Attempt, Masked, unmasked
-from suture.protocol.messages import Abstain, Masking, MaskTask, TaskData, Update
+from suture.protocol.masking import Attempt, Masked, sorted_out, unmasked
+from suture.protocol.messages import Abstain, Masking, MaskKeys, MaskTask, TaskData, Update
 from suture.protocol.packing import Packed, pack, unpack
 from suture.reports.report import write_report
 from suture.simulation.job import load_job, with_settings
@@ -243,7 +245,8 @@ class Liar:
         egress = METHOD.egress(Layout({}, {}))
         received = {m: received_of(self.tasks[m], self.numbers[m], egress, "") for m in survivors}
         masked = ((m, ring_of(update, self.numbers[m])) for m, update in updates.items())
-        return unmasked(attempt, roster, list(members), masked, revealed, received)
+        shares = sorted_out(sealed, {}, survivors, revealed)
+        return unmasked(attempt, roster, list(members), masked, shares, received)
 
 
 class Refused(Exception):
@@ -499,3 +502,223 @@ def test_the_setting_is_part_of_the_plan(tiny: Any) -> None:
     assert (
         type(federation.plan).from_dict(json.loads(json.dumps(federation.plan.to_dict()))) == federation.plan
     )
+
+
+# One site of four lies in every attempt
+
+
+def signed(liar: Site, keys: MaskKeys) -> Masking:
+    part = liar.masks._part
+    assert part
+    signature = part._identity.sign(part.attempt.signed(liar.name, replace(keys, signature=""))).hex()
+    part.keys = replace(keys, signature=signature)
+    return Masking("keys", keys=part.keys)
+
+
+def keys(step: Masking) -> MaskKeys:
+    assert step.keys
+    return step.keys
+
+
+ZEROS = "00" * 208
+
+LIES: dict[str, tuple[str, Callable[[Site, Masking], Masking], str, int]] = {
+    "a signature of nothing": (
+        "keys",
+        lambda _, step: replace(step, keys=replace(keys(step), signature="00" * 64)),
+        "keys that cannot be used",
+        1,
+    ),
+    "a certificate of nobody": (
+        "keys",
+        lambda _, step: replace(step, keys=replace(keys(step), certificate="no certificate")),
+        "keys that cannot be used",
+        1,
+    ),
+    "a key of low order": (
+        "keys",
+        lambda site, step: signed(site, replace(keys(step), mask="00" * 32)),
+        "the key of delta cannot be used",
+        1,
+    ),
+    "a list of strangers": (
+        "keys",
+        lambda site, step: signed(site, replace(keys(step), among=("delta", "x", "y"))),
+        "among sites that nobody else knows of",
+        1,
+    ),
+    "a list of a thousand": (
+        "keys",
+        lambda site, step: signed(
+            site, replace(keys(step), among=("alpha", "beta", "delta", *(f"x{i}" for i in range(900))))
+        ),
+        "among sites that nobody else knows of",
+        1,
+    ),
+    "shares for some": (
+        "shares",
+        lambda _, step: replace(step, sealed=dict(list(step.sealed.items())[:2])),
+        "has sealed its shares for other sites",
+        1,
+    ),
+    "sealed noise": (
+        "shares",
+        lambda _, step: replace(step, sealed=dict.fromkeys(step.sealed, ZEROS)),
+        "others held too few of its shares",
+        2,
+    ),
+    "sealed noise for others": (
+        "shares",
+        lambda _, step: replace(
+            step, sealed={site: text if site == "delta" else ZEROS for site, text in step.sealed.items()}
+        ),
+        "others held too few of its shares",
+        2,
+    ),
+    "another signature": (
+        "survivors",
+        lambda _, step: replace(step, signature="ab" * 64),
+        "has not signed the list",
+        1,
+    ),
+    "another's shares": (
+        "reveal",
+        lambda _, step: replace(step, seeds=dict.fromkeys(step.seeds, next(iter(step.seeds.values())))),
+        "another share of a secret of",
+        1,
+    ),
+    "shares of nobody": (
+        "reveal",
+        lambda _, step: replace(step, seeds=step.seeds | {"nobody": "00"}),
+        "shares of other sites than it was asked for",
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_is_named_and_costs_one_attempt_at_most(lie: str, tiny: Any) -> None:
+    at, change, said, attempts = LIES[lie]
+    federation = secured(tiny(METHOD, FOUR, rounds=2, selection="last", min_sites=3))
+    sites, asked = federation.sites("out"), set()
+
+    def tell(site: str, task: TaskData, answer: Packed) -> Packed:
+        if task.mask:
+            asked.add((task.round, task.mask.attempt))
+        step = unpack(answer)
+        if site == "delta" and isinstance(step, Masking) and step.step == at:
+            return pack(change(sites[site], step))
+        return answer
+
+    server = federation.server("out")
+    federate(server, Between(sites, tell))
+    lines = history(server)
+    assert [line["round"] for line in lines if line["status"] == "committed"] == [1, 2]
+    assert len(asked) == attempts + 1
+    events = (server.record.folder / "events.jsonl").read_text()
+    assert said in events
+    named = [line["sites"].get("delta", {}) for line in lines]
+    noted = " ".join(server.record.run["notes"])
+    assert any(said in str(one.get("reason")) for one in named) or f"delta {said}" in noted or said in noted
+
+
+def test_one_that_never_sends_its_update_costs_one_attempt(tiny: Any) -> None:
+    """Its class then has too few owners, and stays as it was; the round goes on without it."""
+    federation = secured(tiny(METHOD, FOUR, rounds=2, selection="last", min_sites=3))
+
+    def lose(site: str, task: TaskData, answer: Packed) -> Packed | None:
+        return None if (site, task.task) == ("gamma", "train") else answer
+
+    server = run(federation, "out", lose)
+    lines = history(server)
+    assert sorted(line["status"] for line in lines) == ["committed"] * 2 + ["unchanged"] * 2
+    assert "without gamma" in (server.record.folder / "events.jsonl").read_text()
+    assert "did not arrive" in lines[-1]["sites"]["gamma"]["reason"]
+
+
+def test_who_denies_shares_of_several_is_left_out(tiny: Any) -> None:
+    """Of one dispute nothing can be told, and it stops no sum while a share is to spare."""
+    federation = secured(tiny(METHOD, FOUR, rounds=3, selection="last", min_sites=3))
+    denied, unopened = iter(["alpha", "beta"]), ""
+
+    def deny(site: str, task: TaskData, answer: Packed) -> Packed:
+        nonlocal unopened
+        step = unpack(answer)
+        if site == "delta" and isinstance(step, Masking) and step.step == "survivors":
+            unopened = next(denied)
+            return pack(replace(step, unopened=(unopened,)))
+        if site == "delta" and isinstance(step, Masking) and step.step == "reveal":
+            return pack(replace(step, seeds={s: share for s, share in step.seeds.items() if s != unopened}))
+        return answer
+
+    server = run(federation, "out", deny)
+    statuses = [{s: of["status"] for s, of in line["sites"].items()} for line in history(server)]
+    accepted = dict.fromkeys(FOUR, "accepted")
+    assert statuses == [accepted, accepted, accepted | {"delta": "rejected"}]
+    assert any("delta holds no share of alpha; one lies" in note for note in server.record.run["notes"])
+
+
+def test_who_denies_a_share_that_it_has_said_to_hold_lies(tiny: Any) -> None:
+    federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", min_sites=3))
+
+    def deny(site: str, task: TaskData, answer: Packed) -> Packed:
+        step = unpack(answer)
+        if site == "delta" and isinstance(step, Masking) and step.step == "reveal":
+            return pack(replace(step, seeds={"delta": step.seeds["delta"]}))
+        return answer
+
+    server = run(federation, "out", deny)
+    assert [line["status"] for line in history(server)] == ["committed"]
+    assert any("delta has revealed shares of other sites" in note for note in server.record.run["notes"])
+
+
+def test_shares_of_no_secret_are_found_when_they_are_revealed(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too late for the round: a sum was revealed to, and another one without the liar would be its update."""
+    federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", min_sites=3, max_failed_rounds=2))
+    sites = federation.sites("out")
+    step, split = sites["delta"].masks.step, masking.split
+
+    def wrong(*args: Any) -> Masking:
+        with monkeypatch.context() as patch:
+            patch.setattr(masking, "split", lambda secret, n, t: split(secret[::-1], n, t))
+            return step(*args)
+
+    monkeypatch.setattr(sites["delta"].masks, "step", wrong)
+    server = federation.server("out")
+    with pytest.raises(FederationError, match="delta: has dealt shares that are not of its secrets"):
+        federate(server, Between(sites, honest))
+    assert any("delta has dealt shares" in note for note in server.record.run["notes"])
+
+
+@pytest.mark.parametrize("part", ["shared", "head"])
+def test_a_masked_update_of_noise_is_no_model(part: str, tiny: Any) -> None:
+    """Nobody can tell whose it was: the run ends, says so, and keeps the model."""
+    federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", min_sites=3, max_failed_rounds=2))
+    draw = torch.Generator().manual_seed(0)
+
+    def noise(site: str, task: TaskData, answer: Packed) -> Packed:
+        update = unpack(answer)
+        if site != "delta" or not isinstance(update, Update):
+            return answer
+        tensors = {
+            name: torch.randint(-(2**62), 2**62, tensor.shape, generator=draw)
+            for name, tensor in getattr(update, part).items()
+        }
+        return pack(replace(update, **{part: tensors}))
+
+    server = federation.server("out")
+    with pytest.raises(FederationError, match="a site has sent something else, and the masks hide which"):
+        federate(server, Between(federation.sites("out"), noise))
+    assert server.round == 0
+
+
+def test_an_attempt_with_too_few_sites_says_who_is_missing(tiny: Any) -> None:
+    federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", min_sites=3, max_failed_rounds=1))
+
+    def lose(site: str, task: TaskData, answer: Packed) -> Packed | None:
+        return None if site in ("alpha", "beta") and task.mask else answer
+
+    with pytest.raises(FederationError, match=r"2 sites are left.*alpha: lost on the way; beta: lost"):
+        run(federation, "out", lose)

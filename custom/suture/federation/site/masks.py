@@ -18,7 +18,7 @@ from suture.core.errors import RejectedUpdate
 from suture.core.files import make_folder, read_json, write_json
 from suture.core.validation import OPEN, parse
 from suture.federation.plan import Plan
-from suture.federation.server.norm_bound import Measure, NormBound
+from suture.federation.server.norm_bound import LARGEST_UPDATE, Measure, NormBound
 from suture.federation.site.releases import Answer
 from suture.models.classifier import HEADS
 from suture.protocol.check import AllowedReply, check_reply
@@ -29,9 +29,6 @@ from suture.protocol.packing import pack, unpack
 
 FILE = "masks.json"
 """File of what the site has revealed in an experiment."""
-
-LARGEST_UPDATE = 100.0
-"""Largest norm of an update, in norms of the received model: the default of `max_update`, which is off."""
 
 
 @dataclass(frozen=True, config=OPEN)
@@ -120,7 +117,7 @@ class SiteMasks:
         if mask.step == "shares":
             return Masking("shares", sealed=part.shares(mask.roster))
         if mask.step == "survivors":
-            return Masking("survivors", signature=part.sign(mask.survivors))
+            return Masking("survivors", signature=part.sign(mask.survivors), unopened=part.unopened)
         revealed = part.reveal(mask.signatures)
         self._reveal_once(task.round, part)
         return revealed
