@@ -17,7 +17,7 @@ from suture.core.plain import read_regular
 from suture.flare.admin.kit import CERTIFICATES, certificate, out_of_date, read_json, read_kit
 from suture.protocol.masking import Identity, MaskingRefused
 
-_RELAYS = "relay__resources.json"
+_RELAY = "relay__resources.json"
 """FLARE's file of the relay that a site connects to."""
 
 _PADDING = PSS(MGF1(SHA256()), PSS.DIGEST_LENGTH)
@@ -41,7 +41,8 @@ class KitIdentity(Identity):
         kit = read_kit(folder)
         startup, own = kit.folder / "startup", CERTIFICATES[kit.role]
         self._root = certificate(startup / "rootCA.pem")
-        self._no_sites = {kit.identity, *_relays(startup / _RELAYS)}
+        relay = read_json(startup / _RELAY)["relay_config"] if (startup / _RELAY).is_file() else {}
+        self._no_sites = {kit.identity, *str(relay.get("fqcn", "")).split(".")}
         if not kit.identity:
             raise ConfigError(f"{startup} names no server; provision the kit again")
         self.certificate = certificate(startup / own).public_bytes(Encoding.PEM).decode()
@@ -75,12 +76,6 @@ class KitIdentity(Identity):
                 "project"
             ) from None
         return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-
-
-def _relays(path: Path) -> list[str]:
-    """Return the names of the relays between a site and the server."""
-    relay = read_json(path).get("relay_config") if path.is_file() else None
-    return str(relay.get("fqcn", "")).split(".") if isinstance(relay, dict) else []
 
 
 def _is_of(cert: x509.Certificate, site: str) -> bool:

@@ -52,16 +52,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from suture.core.errors import SutureError
-from suture.core.secret_sharing import combine, split
+from suture.core.secret_sharing import SHARE, combine, split
 from suture.protocol.messages import Masking, MaskKeys, Roster
 
 Ring = NDArray[np.uint64]
 
+Shares = Mapping[str, Mapping[str, bytes]]
+"""Shares of the secrets of sites, each by the sites that have revealed one."""
+
 FRACTION = 30
 """Bits behind the point."""
 
-_NONCE, _SECRET, _SHARE, _COMMITTED = 12, 32, 66, 64
-"""Bytes of a nonce, of a key or seed, of a share of one, and of the commitments to two shares."""
+_NONCE, _SECRET, _COMMITTED = 12, 32, 64
+"""Bytes of a nonce, of a key or seed, and of the commitments to two shares."""
 
 
 class MaskingRefused(SutureError):
@@ -272,10 +275,7 @@ class Participant:
             sites, threshold = sorted(roster), self.attempt.votes(roster)
             of_key = split(self._key.private_bytes_raw(), len(sites), threshold)
             of_seed = split(self._seed, len(sites), threshold)
-            both = {
-                site: (key.to_bytes(_SHARE), seed.to_bytes(_SHARE))
-                for site, key, seed in zip(sites, of_key, of_seed, strict=True)
-            }
+            both = dict(zip(sites, zip(of_key, of_seed, strict=True), strict=True))
             self._shares[self.site] = both[self.site]
             self._sealed = {site: self._seal(site, pair) for site, pair in both.items()}
         return self._sealed
@@ -300,8 +300,8 @@ class Participant:
             opened = self._channel(peer, peer).decrypt(nonce, text, self._digest + commitments)
         except (ValueError, InvalidTag):
             return None
-        shares = opened[:_SHARE], opened[_SHARE:]
-        right = len(opened) == 2 * _SHARE and b"".join(map(_committed, shares)) == commitments
+        shares = opened[:SHARE], opened[SHARE:]
+        right = len(opened) == 2 * SHARE and b"".join(map(_committed, shares)) == commitments
         return shares if right else None
 
     def receive(self, sealed: Mapping[str, str]) -> None:
@@ -426,47 +426,31 @@ def short_row(
     return next(((row, left[row]) for row in short), None)
 
 
-@dataclass(frozen=True)
-class Shares:
-    """The revealed shares of an attempt that are what their dealers have committed to.
-
-    Attributes:
-        secrets, seeds: of the key, or seed, of each site, by the sites that have revealed them.
-        lies: what sites have revealed that is something else.
-    """
-
-    secrets: Mapping[str, Mapping[str, bytes]]
-    seeds: Mapping[str, Mapping[str, bytes]]
-    lies: Mapping[str, str]
-
-
 def sorted_out(
     sealed: Mapping[str, Mapping[str, str]],
     unopened: Mapping[str, Collection[str]],
     survivors: Collection[str],
     revealed: Mapping[str, Masking],
-) -> Shares:
-    """Compare revealed shares with the commitments to them.
+) -> tuple[Shares, dict[str, str]]:
+    """Compare revealed shares with the commitments to them; return the right ones, and who has lied of what.
 
     Args:
         sealed: what each site that is present has sealed for each; see `Participant.shares`.
         unopened: the sites of whose secrets each site has said that it holds no share.
     """
-    lies = dict[str, str]()
-    parts = [(sealed.keys() - set(survivors), "secrets"), (set(survivors), "seeds")]
-    secrets_, seeds = ({site: dict[str, bytes]() for site in some} for some, _ in parts)
+    lies, right = dict[str, str](), {site: dict[str, bytes]() for site in sealed}
+    left = set(survivors)
     for by, step in revealed.items():
-        for part, (some, name) in enumerate(parts):
-            given: Mapping[str, str] = getattr(step, name)
-            if given.keys() != some - set(unopened.get(by, ())):
-                lies[by] = "has revealed shares of other sites than it was asked for"
-            for site in given.keys() & some:
-                share, commitments = bytes.fromhex(given[site]), bytes.fromhex(sealed[site][by])
-                if _committed(share) == commitments[32 * part :][:32]:
-                    (secrets_, seeds)[part][site][by] = share
-                else:
-                    lies[by] = f"has revealed another share of a secret of {site} than it was dealt"
-    return Shares(secrets_, seeds, lies)
+        asked = sealed.keys() - set(unopened.get(by, ()))
+        if step.seeds.keys() != asked & left or step.secrets.keys() != asked - left:
+            lies[by] = "has revealed shares of other sites than it was asked for"
+        for site, text in {**step.seeds, **step.secrets}.items():
+            committed = sealed[site][by][64 if site in left else 0 :][:64] if site in sealed else None
+            if committed == _committed(share := bytes.fromhex(text)).hex():
+                right[site][by] = share
+            elif committed:
+                lies[by] = f"has revealed another share of a secret of {site} than it was dealt"
+    return right, lies
 
 
 def unmasked(
@@ -474,7 +458,7 @@ def unmasked(
     roster: Roster,
     present: Collection[str],
     updates: Iterable[tuple[str, Masked]],
-    revealed: Shares,
+    shares: Shares,
     received: Mapping[str, Received],
 ) -> Masked:
     """Return the sum of the survivors' updates, at the server.
@@ -482,7 +466,7 @@ def unmasked(
     Args:
         present: the sites whose shares were passed on.
         updates: of the survivors; one is read at a time.
-        revealed: see `sorted_out`.
+        shares: see `sorted_out`.
         received: what each survivor was sent.
 
     Raises:
@@ -493,17 +477,17 @@ def unmasked(
     needed, digest = attempt.votes(roster), attempt.digest(roster)
     rows = rows_of(attempt, roster, present)
 
-    def recovered(site: str, shares: Mapping[str, bytes]) -> bytes:
-        few = {numbers[by]: int.from_bytes(share) for by, share in list(shares.items())[:needed]}
+    def recovered(site: str) -> bytes:
+        few = {numbers[by]: share for by, share in list(shares[site].items())[:needed]}
         if len(few) < needed:
             raise MaskingRefused(f"{len(few)} of {needed} shares of a secret of {site} are there")
-        return combine(few, _SECRET) or b""
+        return combine(few, _SECRET) or bytes(_SECRET)
 
     wrong = "has dealt shares that are not of its secrets"
     total, survivors = Masked(np.zeros(0, np.uint64), {}), list[str]()
     sums: dict[int, Ring] = {}
     for site, update in updates:
-        seed = recovered(site, revealed.seeds[site])
+        seed = recovered(site)
         if hashlib.sha256(seed).hexdigest() != roster[site].seed:
             raise SiteLies({site: wrong})
         if not survivors:
@@ -514,8 +498,7 @@ def unmasked(
             sums[row] = sums[row] + update.rows[row] if row in sums else update.rows[row].copy()
         _add(total, _derived(seed, b"self"), rows[site], -1)
     for gone in sorted(set(present) - set(survivors)):
-        private = recovered(gone, revealed.secrets[gone])
-        key = X25519PrivateKey.from_private_bytes(private or bytes(_SECRET))
+        key = X25519PrivateKey.from_private_bytes(recovered(gone))
         if key.public_key().public_bytes_raw().hex() != roster[gone].mask:
             raise SiteLies({gone: wrong})
         for site in survivors:

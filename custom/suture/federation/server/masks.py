@@ -148,14 +148,9 @@ class Masks:
         )
 
     def _disputed(self) -> dict[str, str]:
-        """Return the sites that have disputes with several others, of which at least one lies less often."""
-        several = Counter(site for pair in self._disputes for site in pair)
-        return {
-            site: f"and each of {number} others contradict each other: one holds no share that the other says "
-            "it has sealed"
-            for site, number in several.items()
-            if number > 1
-        }
+        """Return the sites that are in dispute with several others."""
+        several = Counter(site for pair in self._disputes for site in pair).items()
+        return {s: f"is in dispute over shares with {number} others" for s, number in several if number > 1}
 
     def _leave_out(self, site: str, why: str) -> None:
         """Note that a site has no further part in the attempt."""
@@ -241,9 +236,7 @@ class Masks:
         for by, sites in self._unopened.items():
             for site in sorted(sites):
                 self._disputes.add(frozenset((by, site)))
-                self._note(
-                    [f"Secure aggregation, round {attempt.round}: {by} holds no share of {site}; one lies."]
-                )
+                self._note([f"Secure aggregation, round {attempt.round}: {by} or {site} lies of a share."])
         denied = Counter(site for sites in self._unopened.values() for site in sites)
         for site, number in denied.items() if self._enough(len(signed)) else ():
             if not self._enough(len(signed) - number, f"left that hold shares of {site} in an attempt"):
@@ -293,8 +286,8 @@ class Masks:
         received = {
             site: received_of(tasks[site], numbers[site], egress, fixed, known) for site in self._survivors
         }
-        shares = sorted_out(self._sealed, self._unopened, self._survivors, self._revealed)
-        self._blame(shares.lies)
+        shares, lies = sorted_out(self._sealed, self._unopened, self._survivors, self._revealed)
+        self._blame(lies)
         try:
             total = unmasked(self._attempt, self._roster, self._sealed, each(), shares, received)
         except MaskingRefused as error:
