@@ -136,7 +136,7 @@ class Masks:
         self._attempt = replace(self._attempt, round=round_, number=secrets.token_hex(32))
         self.stuck, self.lines, self.bytes = "", {}, {}
         self._roster, self._sealed, self._survivors, self._revealed = {}, {}, [], {}
-        self._ledgers, asked = ledgers, set(registry.members)
+        self._ledgers, self._quorum, asked = ledgers, quorum, set(registry.members)
         for out in (self._liars, self._disputed(), self._lost):
             for site in sorted(asked & out.keys()):
                 if len(asked) > quorum:
@@ -183,7 +183,9 @@ class Masks:
         for site, why in (dict.fromkeys(roster.keys() - self._roster, late) | out).items():
             self._leave_out(site, why)
         task = MaskTask("shares", self._attempt.number, roster=self._roster)
-        return self._open(dict.fromkeys(self._roster, task) if self._enough(len(self._roster)) else {})
+        return self._open(
+            dict.fromkeys(self._roster, task) if self._enough(len(self._roster), self._quorum) else {}
+        )
 
     def _lists(self) -> set[tuple[str, ...]]:
         """Return the lists of sites among which updates of this round may have been masked."""
@@ -197,7 +199,7 @@ class Masks:
         found = {site: step.sealed for site, step in sorted(self._close(missing).items())}
         self._sealed = {site: sealed for site, sealed in found.items() if sealed.keys() == sites}
         self._blame(dict.fromkeys(found.keys() - self._sealed, "has sealed its shares for other sites"))
-        if not self._enough(len(self._sealed)):
+        if not self._enough(len(self._sealed), self._quorum):
             return {}
         lists = sorted(self._lists() | {tuple(sorted(sites))})
         write_json(self._path.with_name(LISTS), {str(self._attempt.round): lists})
@@ -210,7 +212,7 @@ class Masks:
         present = self._sealed.keys()
         gone = sorted(present - set(survivors))
         self._lost |= dict.fromkeys(gone, "its masked update did not arrive in an attempt of this round")
-        if self._enough(len(self._survivors)) and (
+        if self._enough(len(self._survivors), self._quorum) and (  # later a sum is revealed, once a round
             row := short_row(self._attempt, self._roster, present, self._survivors)
         ):
             self.stuck = (
@@ -239,7 +241,7 @@ class Masks:
                 self._note([f"Secure aggregation, round {attempt.round}: {by} or {site} lies of a share."])
         denied = Counter(site for sites in self._unopened.values() for site in sites)
         for site, number in denied.items() if self._enough(len(signed)) else ():
-            if not self._enough(len(signed) - number, f"left that hold shares of {site} in an attempt"):
+            if not self._enough(len(signed) - number, what=f"left that hold shares of {site} in an attempt"):
                 self._lost[site] = "others held too few of its shares in an attempt of this round"
         task = MaskTask("reveal", attempt.number, signatures=signed)
         return self._open({} if self.stuck else dict.fromkeys(signed, task))
@@ -314,9 +316,9 @@ class Masks:
             return None
         return Merged(Counted(tuple(sent), model))
 
-    def _enough(self, number: int, what: str = "left of an attempt") -> bool:
+    def _enough(self, number: int, quorum: int = 0, what: str = "left of an attempt") -> bool:
         """Whether so many sites are enough to go on; if not, the attempt is stuck."""
-        least = self._attempt.fewest
+        least = max(self._attempt.fewest, quorum)
         if self._roster:
             least = max(least, self._attempt.votes(self._roster))
         if number < least and not self.stuck:
