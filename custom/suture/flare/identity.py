@@ -52,7 +52,7 @@ class KitIdentity(Identity):
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(f"{file}: {error}; provision the kit again") from error
         if not isinstance(key, RSAPrivateKey):
-            raise ConfigError(f"{file} is no RSA key; secure aggregation signs with one")
+            raise ConfigError(f"{file} is not an RSA key; secure aggregation needs one")
         self._key = key
 
     def sign(self, message: bytes) -> bytes:

@@ -14,7 +14,7 @@ from suture.reports.report import templates
 from suture_papers.tables.cells import DASH, p_value
 from suture_papers.tables.loading import known_tables, load_spec
 from suture_papers.tables.outcome import Outcome, collect
-from suture_papers.tables.render import stem_of
+from suture_papers.tables.render import preset_title, stem_of
 from suture_papers.tables.results import ResultStore
 from suture_papers.tables.statistics import over_studies
 from suture_papers.tables.study import METRICS, VERDICTS, compared, verdict_of
@@ -63,6 +63,7 @@ def leaderboard(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
     Returns:
         ``control``; ``studies`` by name: title, question, block, metric, effect (δ), registered, digest,
         changed (whether the plan was); ``rows`` by key: name, ``cells`` by study, and ``over_studies``.
+        A cell names the row whose runs it shares, if any, as ``same_as``.
 
     Raises:
         ConfigError: two studies have different controls.
@@ -81,7 +82,7 @@ def leaderboard(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
         assert plan is not None
         effect = plan.effects[plan.primary]
         studies[study] = {
-            "title": spec.title if len(spec.presets) < 2 else f"{spec.title}: {outcome.table.size}",
+            "title": preset_title(outcome.table),
             "question": plan.question,
             "block": plan.block,
             "metric": plan.primary,
@@ -95,8 +96,10 @@ def leaderboard(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
             d = one.difference
             if d is not None and not math.isnan(d.mean):
                 effects.setdefault(row, {}).setdefault(plan.block, []).append(d.mean)
-            figures = {} if d is None else {k: _rounded(v) for k, v in vars(d).items()}
+            figures: dict[str, Any] = {} if d is None else {k: _rounded(v) for k, v in vars(d).items()}
             figures = {"difference" if k == "mean" else k: v for k, v in figures.items() if k != "n"}
+            if one.same_as is not None:
+                figures["same_as"] = one.same_as
             cells.setdefault(row, {})[study] = {
                 "mean": _rounded(one.mean),
                 "seeds": one.seeds,
@@ -104,9 +107,12 @@ def leaderboard(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
                 **figures,
                 "verdict": "control" if d is None else verdict_of(d, effect),
             }
+    # Rows that are one model in all of their studies are one test.
+    first: dict[str, str] = {}
+    same = {row: first.setdefault(json.dumps(of, sort_keys=True), row) for row, of in effects.items()}
+    tested = over_studies({row: effects[row] for row in first.values()})
     over = {
-        row: {key: _rounded(value) for key, value in vars(one).items()}
-        for row, one in over_studies(effects).items()
+        row: {key: _rounded(value) for key, value in vars(tested[one]).items()} for row, one in same.items()
     }
     rows = {
         row: {"name": name, "cells": cells[row], "over_studies": over.get(row)} for row, name in names.items()
