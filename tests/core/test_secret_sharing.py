@@ -9,15 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from suture.core import secret_sharing
-from suture.core.secret_sharing import PRIME, combine, split
+from suture.core.secret_sharing import PRIME, SHARE, combine, split
 
 
 def test_shares_are_values_of_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """The line 7 + 5 x at 1, 2 and 3; two points give 7: (2 * 12 - 1 * 17) / (2 - 1)."""
     monkeypatch.setattr(secret_sharing.secrets, "randbelow", lambda _: 5)
-    assert split(b"\x07", 3, 2) == [12, 17, 22]
-    assert combine({1: 12, 2: 17}, 1) == b"\x07"
-    assert combine({3: 22, 2: 17}, 1) == b"\x07"
+    shares = dict(enumerate(split(b"\x07", 3, 2), 1))
+    assert [int.from_bytes(share) for share in shares.values()] == [12, 17, 22]
+    assert {len(share) for share in shares.values()} == {SHARE}
+    for two in ((1, 2), (3, 2)):
+        assert combine({x: shares[x] for x in two}, 1) == b"\x07"
 
 
 @settings(max_examples=30, deadline=None)
@@ -32,8 +34,8 @@ def test_fewer_shares_fit_every_secret() -> None:
     """For one share of a line, and any secret, there is a line through both."""
     (first, _) = split(b"a" * 32, 2, 2)
     other = int.from_bytes(b"z" * 32)
-    slope = (first - other) % PRIME
-    assert combine({1: first, 2: (other + 2 * slope) % PRIME}, 32) == b"z" * 32
+    slope = (int.from_bytes(first) - other) % PRIME
+    assert combine({1: first, 2: ((other + 2 * slope) % PRIME).to_bytes(SHARE)}, 32) == b"z" * 32
 
 
 def test_shares_of_two_secrets_give_none() -> None:

@@ -78,6 +78,10 @@ CASES = {
         "a site's connection delayed by 200 ms, stalled for 30 s, reset five times",
         "no update counted twice, job completes, the clean run's bytes",
     ),
+    "secure aggregation": Case(
+        "in one process: kill of server, site or both before and after each step of secure aggregation",
+        "new keys, the plain model to 1e-6, no key, seed or share in a file",
+    ),
     "disk full": Case(
         "in one process: a full or read-only disk at the server, at a site",
         "old model intact; says so; continues",

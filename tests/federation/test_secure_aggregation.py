@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from between import Between
 from suture.core.errors import ConfigError, FederationError
 from suture.federation.loop import federate
 from suture.federation.server.server import Server
-from suture.federation.site.masks import FILE
+from suture.federation.site.masks import FILE, MASKED
+from suture.federation.site.site import Site
+from suture.federation.store import EXPERIMENTS
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
 from suture.methods.secure_aggregation import SecureAggregation
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.models.classifier import Layout
+from suture.protocol import masking
 from suture.protocol.masked_updates import received_of, ring_of
-from suture.protocol.masking import Attempt, Masked, unmasked
-from suture.protocol.messages import Abstain, Masking, MaskTask, TaskData, Update
+from suture.protocol.masking import Attempt, Masked, sorted_out, unmasked
+from suture.protocol.messages import Abstain, Masking, MaskKeys, MaskTask, TaskData, Update
 from suture.protocol.packing import Packed, pack, unpack
 from suture.reports.report import write_report
 from suture.simulation.job import load_job, with_settings
@@ -243,7 +248,8 @@ class Liar:
         egress = METHOD.egress(Layout({}, {}))
         received = {m: received_of(self.tasks[m], self.numbers[m], egress, "") for m in survivors}
         masked = ((m, ring_of(update, self.numbers[m])) for m, update in updates.items())
-        return unmasked(attempt, roster, list(members), masked, revealed, received)
+        shares, _ = sorted_out(sealed, {}, survivors, revealed)
+        return unmasked(attempt, roster, list(members), masked, shares, received)
 
 
 class Refused(Exception):
@@ -499,3 +505,326 @@ def test_the_setting_is_part_of_the_plan(tiny: Any) -> None:
     assert (
         type(federation.plan).from_dict(json.loads(json.dumps(federation.plan.to_dict()))) == federation.plan
     )
+
+
+# One site of four lies in every attempt
+
+
+def signed(liar: Site, keys: MaskKeys) -> Masking:
+    part = liar.masks._part
+    assert part
+    signature = part._identity.sign(part.attempt.signed(liar.name, replace(keys, signature=""))).hex()
+    part.keys = replace(keys, signature=signature)
+    return Masking("keys", keys=part.keys)
+
+
+def keys(step: Masking) -> MaskKeys:
+    assert step.keys
+    return step.keys
+
+
+ZEROS = "00" * 208
+
+LIES: dict[str, tuple[str, Callable[[Site, Masking], Masking], str, int]] = {
+    "a signature of nothing": (
+        "keys",
+        lambda _, step: replace(step, keys=replace(keys(step), signature="00" * 64)),
+        "keys that cannot be used",
+        1,
+    ),
+    "a certificate of nobody": (
+        "keys",
+        lambda _, step: replace(step, keys=replace(keys(step), certificate="no certificate")),
+        "keys that cannot be used",
+        1,
+    ),
+    "a key of low order": (
+        "keys",
+        lambda site, step: signed(site, replace(keys(step), mask="00" * 32)),
+        "the key of delta cannot be used",
+        1,
+    ),
+    "a list of strangers": (
+        "keys",
+        lambda site, step: signed(site, replace(keys(step), among=("delta", "x", "y"))),
+        "among sites that nobody else knows of",
+        1,
+    ),
+    "a list of a thousand": (
+        "keys",
+        lambda site, step: signed(
+            site, replace(keys(step), among=("alpha", "beta", "delta", *(f"x{i}" for i in range(900))))
+        ),
+        "among sites that nobody else knows of",
+        1,
+    ),
+    "shares for some": (
+        "shares",
+        lambda _, step: replace(step, sealed=dict(list(step.sealed.items())[:2])),
+        "has sealed its shares for other sites",
+        1,
+    ),
+    "sealed noise": (
+        "shares",
+        lambda _, step: replace(step, sealed=dict.fromkeys(step.sealed, ZEROS)),
+        "is in dispute over shares with 3 others",
+        2,
+    ),
+    "sealed noise for others": (
+        "shares",
+        lambda _, step: replace(
+            step, sealed={site: text if site == "delta" else ZEROS for site, text in step.sealed.items()}
+        ),
+        "is in dispute over shares with 3 others",
+        2,
+    ),
+    "another signature": (
+        "survivors",
+        lambda _, step: replace(step, signature="ab" * 64),
+        "has not signed the list",
+        1,
+    ),
+    "another's shares": (
+        "reveal",
+        lambda _, step: replace(step, seeds=dict.fromkeys(step.seeds, next(iter(step.seeds.values())))),
+        "another share of a secret of",
+        1,
+    ),
+    "shares of nobody": (
+        "reveal",
+        lambda _, step: replace(step, seeds=step.seeds | {"nobody": "00"}),
+        "shares of other sites than it was asked for",
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_is_named_and_costs_one_attempt_at_most(lie: str, tiny: Any) -> None:
+    at, change, said, attempts = LIES[lie]
+    federation = secured(tiny(METHOD, FOUR, rounds=2, selection="last", min_sites=3))
+    sites, asked = federation.sites("out"), set()
+
+    def tell(site: str, task: TaskData, answer: Packed) -> Packed:
+        if task.mask:
+            asked.add((task.round, task.mask.attempt))
+        step = unpack(answer)
+        if site == "delta" and isinstance(step, Masking) and step.step == at:
+            return pack(change(sites[site], step))
+        return answer
+
+    server = federation.server("out")
+    federate(server, Between(sites, tell))
+    lines = history(server)
+    assert [line["round"] for line in lines if line["status"] == "committed"] == [1, 2]
+    assert len(asked) == attempts + 1
+    events = (server.record.folder / "events.jsonl").read_text()
+    assert said in events
+    named = [line["sites"].get("delta", {}) for line in lines]
+    noted = " ".join(server.record.run["notes"])
+    assert any(said in str(one.get("reason")) for one in named) or f"delta {said}" in noted or said in noted
+
+
+def test_one_that_never_sends_its_update_costs_one_attempt(tiny: Any) -> None:
+    """Its class then has too few owners, and stays as it was; the round goes on without it."""
+    federation = secured(tiny(METHOD, FOUR, rounds=2, selection="last", min_sites=3))
+
+    def lose(site: str, task: TaskData, answer: Packed) -> Packed | None:
+        return None if (site, task.task) == ("gamma", "train") else answer
+
+    server = run(federation, "out", lose)
+    lines = history(server)
+    assert sorted(line["status"] for line in lines) == ["committed"] * 2 + ["unchanged"] * 2
+    assert "without gamma" in (server.record.folder / "events.jsonl").read_text()
+    assert "did not arrive" in lines[-1]["sites"]["gamma"]["reason"]
+
+
+def test_who_denies_shares_of_several_is_left_out(tiny: Any) -> None:
+    """Of one dispute nothing can be told, and it stops no sum while a share is to spare."""
+    federation = secured(tiny(METHOD, FOUR, rounds=3, selection="last", min_sites=3))
+    denied, unopened = iter(["alpha", "beta"]), ""
+
+    def deny(site: str, task: TaskData, answer: Packed) -> Packed:
+        nonlocal unopened
+        step = unpack(answer)
+        if site == "delta" and isinstance(step, Masking) and step.step == "survivors":
+            unopened = next(denied)
+            return pack(replace(step, unopened=(unopened,)))
+        if site == "delta" and isinstance(step, Masking) and step.step == "reveal":
+            return pack(replace(step, seeds={s: share for s, share in step.seeds.items() if s != unopened}))
+        return answer
+
+    server = run(federation, "out", deny)
+    statuses = [{s: of["status"] for s, of in line["sites"].items()} for line in history(server)]
+    accepted = dict.fromkeys(FOUR, "accepted")
+    assert statuses == [accepted, accepted, accepted | {"delta": "rejected"}]
+    assert any("delta or alpha lies of a share" in note for note in server.record.run["notes"])
+
+
+def test_who_denies_a_share_that_it_has_said_to_hold_lies(tiny: Any) -> None:
+    federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", min_sites=3))
+
+    def deny(site: str, task: TaskData, answer: Packed) -> Packed:
+        step = unpack(answer)
+        if site == "delta" and isinstance(step, Masking) and step.step == "reveal":
+            return pack(replace(step, seeds={"delta": step.seeds["delta"]}))
+        return answer
+
+    server = run(federation, "out", deny)
+    assert [line["status"] for line in history(server)] == ["committed"]
+    assert any("delta has revealed shares of other sites" in note for note in server.record.run["notes"])
+
+
+def test_shares_of_no_secret_are_found_when_they_are_revealed(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too late for the round: a sum was revealed to, and another one without the liar would be its update."""
+    federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", min_sites=3, max_failed_rounds=2))
+    sites = federation.sites("out")
+    step, split = sites["delta"].masks.step, masking.split
+
+    def wrong(*args: Any) -> Masking:
+        with monkeypatch.context() as patch:
+            patch.setattr(masking, "split", lambda secret, n, t: split(secret[::-1], n, t))
+            return step(*args)
+
+    monkeypatch.setattr(sites["delta"].masks, "step", wrong)
+    server = federation.server("out")
+    with pytest.raises(FederationError, match="delta: has dealt shares that are not of its secrets"):
+        federate(server, Between(sites, honest))
+    assert any("delta has dealt shares" in note for note in server.record.run["notes"])
+
+
+@pytest.mark.parametrize("part", ["shared", "head"])
+def test_a_masked_update_of_noise_is_no_model(part: str, tiny: Any) -> None:
+    """Nobody can tell whose it was: the run ends, says so, and keeps the model."""
+    federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", min_sites=3, max_failed_rounds=2))
+    draw = torch.Generator().manual_seed(0)
+
+    def noise(site: str, task: TaskData, answer: Packed) -> Packed:
+        update = unpack(answer)
+        if site != "delta" or not isinstance(update, Update):
+            return answer
+        tensors = {
+            name: torch.randint(-(2**62), 2**62, tensor.shape, generator=draw)
+            for name, tensor in getattr(update, part).items()
+        }
+        return pack(replace(update, **{part: tensors}))
+
+    server = federation.server("out")
+    with pytest.raises(FederationError, match="a site has sent something else, and the masks hide which"):
+        federate(server, Between(federation.sites("out"), noise))
+    assert server.round == 0
+
+
+def test_an_attempt_with_too_few_sites_says_who_is_missing(tiny: Any) -> None:
+    federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", min_sites=3, max_failed_rounds=1))
+
+    def lose(site: str, task: TaskData, answer: Packed) -> Packed | None:
+        return None if site in ("alpha", "beta") and task.mask else answer
+
+    with pytest.raises(FederationError, match=r"2 sites are left.*alpha: lost on the way; beta: lost"):
+        run(federation, "out", lose)
+
+
+# Two experiments
+
+
+def at_home(federation: Any, experiment: str, names: Collection[str], seed: int = 1) -> dict[str, Site]:
+    """The sites as in a federation of kits: each keeps its experiments side by side."""
+    plan = replace(federation.plan, experiment=experiment, seed=seed)
+    return {
+        name: Site(
+            name, federation.configs[name], plan, 1, federation.folder / name / EXPERIMENTS / experiment
+        )
+        for name in names
+    }
+
+
+def test_an_update_is_not_masked_in_two_experiments(tiny: Any) -> None:
+    """The same job among three of the four sites: the difference of the sums would be delta's update."""
+    federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", max_failed_rounds=1))
+    federate(federation.server("first"), Between(at_home(federation, "first", FOUR), honest))
+    three = dict.fromkeys(["alpha", "beta", "gamma"])
+    sites = at_home(federation, "second", three)
+    with pytest.raises(FederationError, match=r"alpha: masking \(MaskingRefused\)"):
+        federate(federation.server("second"), Between(sites, honest))
+    said = (sites["alpha"].folder / "errors.jsonl").read_text()
+    assert "the same update in round 1 of the experiment first; set another seed" in said
+    other = replace(federation, plan=replace(federation.plan, seed=2))
+    federate(other.server("third"), Between(at_home(federation, "third", three, seed=2), honest))
+
+
+def test_a_row_alone_is_not_masked_in_two_experiments(tiny: Any) -> None:
+    """Where the server has changed another tensor a little, so that no update is whole the same."""
+    federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", max_failed_rounds=1))
+    federate(federation.server("first"), Between(at_home(federation, "first", FOUR), honest))
+    path = federation.folder / "alpha" / MASKED
+    (line,) = map(json.loads, path.read_text().splitlines())
+    assert len(line["parts"]) == 3  # the shared tensors, Mass and Nodule
+    path.write_text(json.dumps({**line, "parts": line["parts"][2:]}) + "\n")
+    sites = at_home(federation, "second", FOUR)
+    with pytest.raises(FederationError, match="alpha: masking"):
+        federate(federation.server("second"), Between(sites, honest))
+    assert "set another seed" in (sites["alpha"].folder / "errors.jsonl").read_text()
+
+
+@pytest.mark.parametrize("numbers", [{"Nodule": 7}, {}])
+def test_a_class_that_nobody_else_trains_is_not_trained(numbers: dict[str, int], tiny: Any) -> None:
+    """With the other rows at zero, the shared tensors of the sum would be the update of this site."""
+    both = ("Mass", "Nodule")
+    liar = lied_to(tiny, {"a": both, "b": both, "c": both, "d": both})
+    liar.numbers["a"] = {"Mass": liar.numbers["a"]["Mass"], **numbers}
+    with pytest.raises(Refused, match=r"'a', 'update'"):
+        liar.add_up("abcd", "abcd", "abcd")
+    said = (liar.sites["a"].folder / "errors.jsonl").read_text()
+    assert ("1 sites have signed to send the row of 'Nodule'" if numbers else "outside of secure") in said
+
+
+# Any message of one site
+
+
+TEXTS = st.text("0123456789abcdef", max_size=300).map(lambda text: text[: len(text) // 2 * 2])
+WRONG = {
+    "certificate": st.sampled_from(["", "00" * 32, "ab" * 32, "-----BEGIN CERTIFICATE-----"]),
+    "signature": TEXTS,
+    "cipher": st.sampled_from(["00" * 32, "ff" * 32, "01" + "00" * 31]),
+    "seed": st.just("00" * 32),
+    "rows": st.lists(st.integers(0, 2**56 - 1), max_size=3).map(tuple),
+    "among": st.lists(st.sampled_from([*FOUR, "x"]), max_size=5).map(tuple),
+    "sealed": st.dictionaries(st.sampled_from([*FOUR, "x"]), TEXTS, max_size=5),
+    "unopened": st.lists(st.sampled_from([*FOUR, "x"]), max_size=5).map(tuple),
+    "seeds": st.dictionaries(st.sampled_from([*FOUR, "x"]), TEXTS, max_size=5),
+    "secrets": st.dictionaries(st.sampled_from([*FOUR, "x"]), TEXTS, max_size=5),
+}
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_message_of_one_site_is_taken_or_refused_by_its_name(tiny: Any, data: st.DataObject) -> None:
+    """Wrong fields, and messages of another step or attempt: the run ends, or names the site."""
+    federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", min_sites=3, max_failed_rounds=2))
+    earlier: list[Packed] = data.draw(st.just([]))
+
+    def hostile(site: str, task: TaskData, answer: Packed) -> Packed:
+        step = unpack(answer)
+        if site != "delta" or not isinstance(step, Masking):
+            return answer
+        earlier.append(answer)
+        if data.draw(st.integers(0, 3)) == 0:
+            return data.draw(st.sampled_from(earlier))
+        key = data.draw(st.sampled_from(sorted(WRONG)))
+        value = data.draw(WRONG[key])
+        if step.keys and hasattr(step.keys, key):
+            return pack(replace(step, keys=replace(step.keys, **{key: value})))
+        return pack(replace(step, **{key: value})) if hasattr(step, key) else answer
+
+    out = f"out-{len(list(federation.folder.glob('*')))}"
+    server = federation.server(out)
+    said = "delta"
+    try:
+        federate(server, Between(federation.sites(out), hostile))
+    except FederationError as error:
+        said = str(error)
+    assert "delta" in said
+    assert server.round == (said == "delta")

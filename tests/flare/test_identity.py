@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,14 @@ import pytest
 import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric.padding import MGF1, PSS
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from cryptography.x509.oid import NameOID
 
 from suture.core.errors import ConfigError
@@ -25,9 +32,15 @@ ROOT = rsa.generate_private_key(65537, 2048)
 
 
 def certified(
-    name: str, key: Key, by: rsa.RSAPrivateKey = ROOT, days: int = 1, role: str = ""
+    name: str,
+    key: Key,
+    by: rsa.RSAPrivateKey = ROOT,
+    days: int = 1,
+    role: str = "",
+    host: str = "",
+    authority: bool = False,
 ) -> x509.Certificate:
-    """A certificate as FLARE's provisioning makes it: a user's has a role."""
+    """A certificate as FLARE's provisioning makes it: a user's has a role, a server's its host's name."""
 
     def named(text: str) -> x509.Name:
         more = [x509.NameAttribute(NameOID.UNSTRUCTURED_NAME, role)] if role and text == name else []
@@ -37,18 +50,23 @@ def certified(
     builder = x509.CertificateBuilder().subject_name(named(name)).issuer_name(named("root"))
     builder = builder.public_key(key.public_key()).serial_number(x509.random_serial_number())
     builder = builder.not_valid_before(now - timedelta(days=9)).not_valid_after(now + timedelta(days=days))
+    hosts = x509.SubjectAlternativeName([x509.DNSName(host or name)])
+    builder = builder.add_extension(hosts, critical=False)
+    builder = builder.add_extension(x509.BasicConstraints(authority, None), critical=True)
     return builder.sign(by, SHA256())
 
 
-def kit(folder: Path, name: str, key: Key | None = None, **how: Any) -> KitIdentity:
+def kit(folder: Path, name: str, key: Key | None = None, server: str = "server", **how: Any) -> KitIdentity:
     key = key or rsa.generate_private_key(65537, 2048)
-    folder = folder / name
-    folder.mkdir()
-    (folder / "rootCA.pem").write_bytes(certified("root", ROOT).public_bytes(Encoding.PEM))
-    (folder / "client.crt").write_bytes(certified(name, key, **how).public_bytes(Encoding.PEM))
+    startup = folder / name / "startup"
+    startup.mkdir(parents=True)
+    (startup / "rootCA.pem").write_bytes(certified("root", ROOT).public_bytes(Encoding.PEM))
+    (startup / "client.crt").write_bytes(certified(name, key, **how).public_bytes(Encoding.PEM))
     form = Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption()
-    (folder / "client.key").write_bytes(key.private_bytes(*form))
-    return KitIdentity(folder)
+    (startup / "client.key").write_bytes(key.private_bytes(*form))
+    servers = [{"name": "trial", "service": {"target": "localhost:8002"}, "identity": server}]
+    (startup / "fed_client.json").write_text(json.dumps({"servers": servers}))
+    return KitIdentity(folder / name)
 
 
 def test_a_signature_is_of_the_site_that_the_project_has_certified(tmp_path: Path) -> None:
@@ -72,8 +90,8 @@ def test_a_certificate_of_another_root_or_out_of_date_proves_nothing(tmp_path: P
     with pytest.raises(MaskingRefused):
         beta.check("old", old.certificate, old.sign(b"keys"), b"keys")
     forged = certified("alpha", key, by=key).public_bytes(Encoding.PEM)
-    (tmp_path / "beta" / "client.crt").write_bytes(forged)
-    (tmp_path / "beta" / "client.key").write_bytes(
+    (tmp_path / "beta" / "startup" / "client.crt").write_bytes(forged)
+    (tmp_path / "beta" / "startup" / "client.key").write_bytes(
         key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
     )
     liar = KitIdentity(tmp_path / "beta")
@@ -81,19 +99,71 @@ def test_a_certificate_of_another_root_or_out_of_date_proves_nothing(tmp_path: P
         beta.check("alpha", liar.certificate, liar.sign(b"keys"), b"keys")
 
 
-def test_a_user_is_no_site(tmp_path: Path) -> None:
-    beta, other = kit(tmp_path, "beta"), kit(tmp_path, "other", role="lead")
-    with pytest.raises(MaskingRefused, match="signature of other"):
-        beta.check("other", other.certificate, other.sign(b"keys"), b"keys")
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("other", {"role": "lead"}),
+        ("other", {"role": "server"}),  # FLARE's distributed provisioning writes it
+        ("other", {"role": ""}),
+        ("server", {}),  # and the central one does not: the name says it
+        ("other", {"host": "localhost"}),
+        ("other", {"authority": True}),
+        ("near", {}),
+        ("far", {}),
+    ],
+)
+def test_who_is_no_site_signs_for_none(name: str, how: dict[str, Any], tmp_path: Path) -> None:
+    """Users, the server under its own name or another's, relays, and the root."""
+    beta, other = kit(tmp_path, "beta"), kit(tmp_path, name, **how)
+    if how == {"role": ""}:
+        beta.check(name, other.certificate, other.sign(b"keys"), b"keys")
+        return
+    relay = {"relay_config": {"identity": "near", "fqcn": "far.near"}}
+    (tmp_path / "beta" / "startup" / "relay__resources.json").write_text(json.dumps(relay))
+    beta = KitIdentity(tmp_path / "beta")
+    for site in (name, "alpha"):
+        with pytest.raises(MaskingRefused, match=f"signature of {site}"):
+            beta.check(site, other.certificate, other.sign(b"keys"), b"keys")
 
 
-@pytest.mark.parametrize("broken", ["client.key", "client.crt", "rootCA.pem"])
+def test_a_site_of_the_distributed_provisioning_is_one(tmp_path: Path) -> None:
+    """Its certificates name the role of a site too."""
+    alpha, beta = kit(tmp_path, "alpha", role="client"), kit(tmp_path, "beta")
+    beta.check("alpha", alpha.certificate, alpha.sign(b"keys"), b"keys")
+
+
+def test_a_certificate_with_two_names_is_of_no_site(tmp_path: Path) -> None:
+    beta, key = kit(tmp_path, "beta"), rsa.generate_private_key(65537, 2048)
+    two = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name) for name in ("alpha", "gamma")])
+    cert = certified("alpha", key)
+    builder = x509.CertificateBuilder(two, cert.issuer, key.public_key(), cert.serial_number)
+    builder = builder.not_valid_before(cert.not_valid_before_utc).not_valid_after(cert.not_valid_after_utc)
+    liar = kit(tmp_path, "liar", key)
+    liar.certificate = builder.sign(ROOT, SHA256()).public_bytes(Encoding.PEM).decode()
+    for site in ("alpha", "gamma"):
+        with pytest.raises(MaskingRefused):
+            beta.check(site, liar.certificate, liar.sign(b"keys"), b"keys")
+
+
+def test_two_certificates_with_one_key_are_one_party(tmp_path: Path) -> None:
+    """`check` returns the key, so that a list of keys of sites shows who has two names."""
+    key = rsa.generate_private_key(65537, 2048)
+    alpha, gamma, beta = kit(tmp_path, "alpha", key), kit(tmp_path, "gamma", key), kit(tmp_path, "beta")
+    one, two, three = (
+        beta.check(name, site.certificate, site.sign(b"keys"), b"keys")
+        for name, site in (("alpha", alpha), ("gamma", gamma), ("beta", beta))
+    )
+    assert one == two != three
+
+
+@pytest.mark.parametrize("broken", ["fed_client.json", "client.key", "client.crt", "rootCA.pem"])
 def test_a_kit_without_its_files_is_named(broken: str, tmp_path: Path) -> None:
     kit(tmp_path, "alpha")
-    (tmp_path / "alpha" / broken).write_text("nothing")
+    path = tmp_path / "alpha" / "startup" / broken
+    path.write_text("nothing")
     with pytest.raises(ConfigError, match=broken):
         KitIdentity(tmp_path / "alpha")
-    (tmp_path / "alpha" / broken).unlink()
+    path.unlink()
     with pytest.raises(ConfigError, match=broken):
         KitIdentity(tmp_path / "alpha")
 
@@ -108,9 +178,22 @@ def test_kits_of_flares_provisioning_believe_one_another(tmp_path: Path) -> None
     project.write_text(yaml.safe_dump(project_of(project_template(), ["alpha", "beta"], 8002)))
     provision(project, tmp_path)
     kits = kits_in(tmp_path)
-    alpha, beta = (KitIdentity(kits[name].folder / "startup") for name in ("alpha", "beta"))
-    beta.check("alpha", alpha.certificate, alpha.sign(b"keys"), b"keys")
+    alpha, beta = (KitIdentity(kits[name].folder) for name in ("alpha", "beta"))
+    server = KitIdentity(kits["server"].folder)
+    for judge in (beta, server):
+        judge.check("alpha", alpha.certificate, alpha.sign(b"keys"), b"keys")
     user = next(kit for kit in kits.values() if kit.role == "admin")
-    lead = KitIdentity(user.folder / "startup")
+    for party in ("server", "alpha"):
+        with pytest.raises(MaskingRefused, match="signature of"):
+            beta.check(party, server.certificate, server.sign(b"keys"), b"keys")
+    key = load_pem_private_key((user.folder / "startup" / "client.key").read_bytes(), None)
+    cert = (user.folder / "startup" / "client.crt").read_text()
+    signature = key.sign(b"keys", PSS(MGF1(SHA256()), PSS.DIGEST_LENGTH), SHA256())  # type: ignore
     with pytest.raises(MaskingRefused, match="signature of"):
-        beta.check(user.name, lead.certificate, lead.sign(b"keys"), b"keys")
+        beta.check(user.name, cert, signature, b"keys")
+
+
+def test_a_kit_that_names_no_server_is_refused(tmp_path: Path) -> None:
+    """Nobody could tell then that a certificate is the server's."""
+    with pytest.raises(ConfigError, match="names no server"):
+        kit(tmp_path, "alpha", server="")

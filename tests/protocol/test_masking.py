@@ -20,8 +20,10 @@ from suture.protocol.masking import (
     MaskingRefused,
     Participant,
     Received,
+    SiteLies,
     from_fixed_point,
     in_fixed_point,
+    sorted_out,
     unmasked,
 )
 from suture.protocol.messages import Masking
@@ -40,9 +42,8 @@ class Federation:
     def __init__(self, owners: Mapping[int, Collection[str]] = ROWS, attempt: Attempt = ATTEMPT) -> None:
         self.sites = sorted({site for of in owners.values() for site in of})
         self.attempt = attempt
-        identity = Identity()
         rows = {site: [row for row, of in owners.items() if site in of] for site in self.sites}
-        self.parts = {site: Participant(site, attempt, rows[site], identity) for site in self.sites}
+        self.parts = {site: Participant(site, attempt, rows[site], Identity()) for site in self.sites}
         self.roster = {site: part.keys for site, part in self.parts.items()}
         draw = np.random.default_rng(1)
         self.numbers = {
@@ -59,9 +60,9 @@ class Federation:
     def share(self, present: Collection[str] | None = None) -> None:
         """Pass on the sealed shares of the sites that are present."""
         present = present or self.sites
-        sealed = {site: self.parts[site].shares(self.roster) for site in present}
+        self.sealed = {site: self.parts[site].shares(self.roster) for site in present}
         for site in present:
-            self.parts[site].receive({by: of[site] for by, of in sealed.items() if by != site})
+            self.parts[site].receive({by: of[site] for by, of in self.sealed.items() if by != site})
 
     def mask(self, *sites: str) -> dict[str, Masked]:
         return {site: self.parts[site].masked(self.update(site), self.received[site]) for site in sites}
@@ -76,11 +77,14 @@ class Federation:
             key: sum_of(self.numbers[s][key] for s in survivors if key in self.numbers[s]) for key in keys
         }
 
-    def sum(self, survivors: Collection[str], present: Collection[str] | None = None) -> Masked:
+    def sum(self, survivors: Collection[str]) -> Masked:
         hidden = self.mask(*survivors)
-        revealed = self.reveal(survivors)
-        present = present or self.sites
-        return unmasked(self.attempt, self.roster, present, hidden.items(), revealed, self.received)
+        return self.unmask(hidden, self.reveal(survivors))
+
+    def unmask(self, hidden: Mapping[str, Masked], revealed: Mapping[str, Masking]) -> Masked:
+        unopened = {site: self.parts[site].unopened for site in revealed}
+        shares, _ = sorted_out(self.sealed, unopened, list(hidden), revealed)
+        return unmasked(self.attempt, self.roster, self.sealed, hidden.items(), shares, self.received)
 
 
 def sum_of(tensors: object) -> torch.Tensor:
@@ -107,7 +111,7 @@ def test_sums_are_the_plain_ones(data: st.DataObject) -> None:
         with pytest.raises(MaskingRefused):
             federation.reveal(survivors)
         return
-    total = federation.sum(survivors, present)
+    total = federation.sum(survivors)
     plain = federation.plain(survivors)
     assert (from_fixed_point(total.shared) - plain[""]).abs().max() < 1e-6
     assert total.rows.keys() == {row for row in owners if of_row[row] >= 3 and left[row]}
@@ -254,8 +258,21 @@ def test_keys_of_an_older_attempt_are_of_no_use() -> None:
     mixed = again.roster | {"a": new.roster["a"]}
     new.parts["a"].shares(mixed)
     replayed = {site: again.parts[site].shares(again.roster)["a"] for site in "bcd"}
-    with pytest.raises(MaskingRefused, match="b has not sealed"):
-        new.parts["a"].receive(replayed)
+    new.parts["a"].receive(replayed)
+    assert new.parts["a"]._shares.keys() == {"a"}
+
+
+def test_no_key_is_that_of_another_attempt_or_experiment() -> None:
+    """The same sites, the same round and even the same number of the attempt."""
+    several = [Federation() for _ in range(3)]
+    for federation in several:
+        federation.share()
+    of_all = [f.roster[site] for f in several for site in SITES]
+    keys = [key for one in of_all for key in (one.cipher, one.mask, one.seed)]
+    shares = [text for f in several for of in f.sealed.values() for text in of.values()]
+    masked = [f.mask("a")["a"].shared.tobytes() for f in several]
+    for values in (keys, shares, masked):
+        assert len(set(values)) == len(values)
 
 
 def test_a_swapped_key_is_noticed() -> None:
@@ -287,20 +304,33 @@ def test_a_list_with_repetitions_is_one_site() -> None:
 
 
 def test_shares_of_another_are_not_taken() -> None:
+    for wrong in (
+        lambda sealed: sealed["b"]["c"],  # for another
+        lambda sealed: sealed["c"]["a"],  # by another
+        lambda sealed: sealed["b"]["a"][:-2] + ("00" if sealed["b"]["a"][-2:] != "00" else "01"),
+        lambda sealed: sealed["c"]["a"][:128] + sealed["b"]["a"][128:],  # under other commitments
+        lambda sealed: sealed["b"]["b"],  # commitments alone
+        lambda _: "",
+    ):
+        federation = Federation()
+        sealed = {site: federation.parts[site].shares(federation.roster) for site in SITES}
+        part = federation.parts["a"]
+        right = {site: sealed[site]["a"] for site in "bcd"}
+        part.receive(right | {"b": wrong(sealed)})
+        assert part._shares.keys() == {"a", "c", "d"}
+        assert part.present == list(SITES)
+
+
+def test_shares_are_of_the_sites_of_an_attempt_and_once() -> None:
     federation = Federation()
     sealed = {site: federation.parts[site].shares(federation.roster) for site in SITES}
     part = federation.parts["a"]
     right = {site: sealed[site]["a"] for site in "bcd"}
-    for wrong in (
-        {"b": sealed["b"]["c"]},  # for another
-        {"b": sealed["c"]["a"]},  # by another
-        {"b": right["b"][:-2] + ("00" if right["b"][-2:] != "00" else "01")},
-        {"b": ""},
-        {"a": right["b"]},
-        {"e": right["b"]},
-    ):
-        with pytest.raises(MaskingRefused, match="has not sealed"):
-            part.receive(right | wrong)
+    for strange in ("a", "e"):
+        with pytest.raises(MaskingRefused, match="sites that have no keys"):
+            part.receive(right | {strange: right["b"]})
+    with pytest.raises(MaskingRefused, match="too few"):
+        part.receive({"b": right["b"]})
     part.receive(right)
     with pytest.raises(MaskingRefused, match="other sites in one attempt"):
         part.receive({site: right[site] for site in "bc"})
@@ -323,22 +353,73 @@ def test_a_model_of_its_own_for_one_site_gives_no_sum() -> None:
     assert (from_fixed_point(total.shared) - federation.plain(SITES)[""]).abs().min() > 1
 
 
-def test_wrong_shares_stop_the_sum() -> None:
+# What a site that lies sends
+
+
+def test_wrong_shares_are_told_from_right_ones_by_the_commitments() -> None:
+    """With d gone three shares are needed, and three sites are left; with d there is one to spare."""
     federation = Federation()
     federation.share()
-    hidden = federation.mask(*SITES)
+    hidden = federation.mask("a", "b", "c")
     revealed = federation.reveal("abc")
-    args = ATTEMPT, federation.roster, SITES
-    three = {site: hidden[site] for site in "abc"}.items()
     for wrong in (
         replace(revealed["a"], seeds=revealed["b"].seeds),
         replace(revealed["a"], secrets=revealed["b"].secrets),
-        replace(revealed["a"], seeds={}),
+        replace(revealed["a"], secrets={"d": ""}),
+        replace(revealed["a"], seeds={"b": revealed["a"].seeds["b"]}),
+        replace(revealed["a"], seeds=revealed["a"].seeds | {"d": "00"}),
     ):
-        with pytest.raises(MaskingRefused, match="share"):
-            unmasked(*args, three, revealed | {"a": wrong}, federation.received)
-    with pytest.raises(MaskingRefused, match="too few"):
-        unmasked(*args, three, {site: revealed[site] for site in "ab"}, federation.received)
+        assert sorted_out(federation.sealed, {}, "abc", revealed | {"a": wrong})[1].keys() == {"a"}
+    hidden_share = {"a": replace(revealed["a"], seeds={s: revealed["a"].seeds[s] for s in "ac"})}
+    assert sorted_out(federation.sealed, {}, "abc", revealed | hidden_share)[1]
+    assert not sorted_out(federation.sealed, {"a": {"b"}}, "abc", revealed | hidden_share)[1]
+    with pytest.raises(MaskingRefused, match="2 of 3 shares of a secret of"):
+        federation.unmask(hidden, revealed | {"a": replace(revealed["a"], seeds=revealed["b"].seeds)})
+    with pytest.raises(MaskingRefused, match="2 of 3 shares"):
+        federation.unmask(hidden, {site: revealed[site] for site in "ab"})
+    federation = Federation()
+    federation.share()
+    hidden, revealed = federation.mask(*SITES), federation.reveal(SITES)
+    total = federation.unmask(hidden, revealed | {"a": replace(revealed["a"], seeds=revealed["b"].seeds)})
+    assert (from_fixed_point(total.shared) - federation.plain(SITES)[""]).abs().max() < 1e-8
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_site_that_deals_wrong_shares_is_named(gone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It commits to shares of no secret: each of the others passes on what it was dealt."""
+    federation = Federation()
+    right = federation.parts["d"].shares
+    with monkeypatch.context() as patch:
+        patch.setattr(masking, "split", lambda _, parties, __: [bytes([7 + x] * 66) for x in range(parties)])
+        right(federation.roster)
+    federation.share()
+    survivors = "abc" if gone else SITES
+    hidden, revealed = federation.mask(*survivors), federation.reveal(survivors)
+    with pytest.raises(SiteLies, match="d has dealt shares that are not of its secrets") as caught:
+        federation.unmask(hidden, revealed)
+    assert caught.value.lies.keys() == {"d"}
+
+
+def test_a_share_that_does_not_open_is_stated_and_stops_no_sum() -> None:
+    federation = Federation()
+    federation.sealed = {site: federation.parts[site].shares(federation.roster) for site in SITES}
+    for site in SITES:
+        sealed = {by: of[site] for by, of in federation.sealed.items() if by != site}
+        federation.parts[site].receive(sealed | ({"b": "00" * 200} if site == "a" else {}))
+    hidden, revealed = federation.mask(*SITES), federation.reveal(SITES)
+    assert [federation.parts[site].unopened for site in SITES] == [("b",), (), (), ()]
+    total = federation.unmask(hidden, revealed)
+    assert (from_fixed_point(total.shared) - federation.plain(SITES)[""]).abs().max() < 1e-8
+
+
+def test_two_sites_with_one_key_are_refused() -> None:
+    """One party would be two of the three that hide an update."""
+    federation, one = Federation(), Identity()
+    for site in "bd":
+        federation.parts[site] = Participant(site, ATTEMPT, [0], one)
+        federation.roster[site] = federation.parts[site].keys
+    with pytest.raises(SiteLies, match="b has the same key as d; d has the same key as b"):
+        federation.parts["a"].shares(federation.roster)
 
 
 def test_a_key_of_low_order_is_refused() -> None:
@@ -377,10 +458,11 @@ def test_a_sealed_message_has_two_shares() -> None:
     federation = Federation()
     sealed = {site: federation.parts[site].shares(federation.roster) for site in SITES}
     part = federation.parts["b"]
-    cipher = part._channel("a", "b")
-    sealed["b"]["a"] = (bytes(12) + cipher.encrypt(bytes(12), b"\xff" * 200, part._digest)).hex()
-    with pytest.raises(MaskingRefused, match="b has not sealed"):
-        federation.parts["a"].receive({by: of["a"] for by, of in sealed.items() if by != "a"})
+    for text in (b"\xff" * 200, b"", b"\xff" * 66):
+        commitments = masking._committed(text[:66]) + masking._committed(text[66:])
+        cipher, bound = part._channel("a", "b"), part._digest + commitments
+        sealed["b"]["a"] = (commitments + bytes(12) + cipher.encrypt(bytes(12), text, bound)).hex()
+        assert federation.parts["a"]._opened("b", sealed["b"]["a"]) is None
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,11 @@ from collections.abc import Mapping
 PRIME = 2**521 - 1
 """A Mersenne prime, above every secret of 64 bytes."""
 
+SHARE = 66
+"""Bytes of a share."""
 
-def split(secret: bytes, parties: int, threshold: int) -> list[int]:
+
+def split(secret: bytes, parties: int, threshold: int) -> list[bytes]:
     """Return the shares of a secret of at most 64 bytes, of the parties 1, 2, ... in turn."""
     polynomial = [int.from_bytes(secret), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
     shares = []
@@ -25,11 +28,11 @@ def split(secret: bytes, parties: int, threshold: int) -> list[int]:
         value = 0
         for coefficient in reversed(polynomial):
             value = (value * x + coefficient) % PRIME
-        shares.append(value)
+        shares.append(value.to_bytes(SHARE))
     return shares
 
 
-def combine(shares: Mapping[int, int], length: int) -> bytes | None:
+def combine(shares: Mapping[int, bytes], length: int) -> bytes | None:
     """Return the secret of so many bytes from `threshold` shares; None where they are not of one secret.
 
     Args:
@@ -40,6 +43,6 @@ def combine(shares: Mapping[int, int], length: int) -> bytes | None:
         above, below = 1, 1
         for other in shares.keys() - {x}:
             above, below = above * other % PRIME, below * (other - x) % PRIME
-        secret += share * above * pow(below, -1, PRIME)
+        secret += int.from_bytes(share) * above * pow(below, -1, PRIME)
     secret %= PRIME
     return secret.to_bytes(length) if secret < 256**length else None

@@ -53,7 +53,8 @@ def federate(server: Server, transport: Transport) -> None:
         if (masks := server.masks) is None:
             server.close_round(exchange("train", server.assign()))
             continue
-        keys = masks.make_keys(server.round + 1, server.registry, server.exchanges.ledgers.read())
+        held = server.exchanges.ledgers.read()
+        keys = masks.make_keys(server.round + 1, server.registry, held, server.quorum)
         shares = masks.share_keys(exchange("mask", keys))
         trained = exchange("train", server.assign(masks.updates(exchange("mask", shares))))
         signed = exchange("mask", masks.agree(server.close_updates(trained)))

@@ -40,6 +40,7 @@ from suture.flare.compat.job_guard import JobGuard, asked_to_stop
 from suture.flare.compat.tensor_files import written_once
 from suture.flare.compat.tensors import LARGE, register
 from suture.flare.events import RunEvents
+from suture.flare.identity import KitIdentity
 from suture.flare.workspace import (
     check_allowed,
     claim_experiment,
@@ -155,7 +156,9 @@ class FederationController(Controller):
         schedule = Schedule.from_dict(read_settings(self.schedule, fl_ctx))
         self._fingerprint = fingerprint(settings, schedule.rounds)
         ledgers = None if simulated() else state / LEDGERS
-        return open_server(plan, schedule, own.held_out, folder.parent, ledgers=ledgers)
+        kit = plan.secure_aggregation is not None and not simulated()
+        identity = KitIdentity(workspace_root(fl_ctx)) if kit else None
+        return open_server(plan, schedule, own.held_out, folder.parent, ledgers=ledgers, identity=identity)
 
     def _publish(self, folder: Path, fl_ctx: FLContext) -> None:
         """Copy the results to where FLARE's job download finds them."""

@@ -127,5 +127,5 @@ class SiteExecutor(Executor):
         folder = open_experiment(config.storage.state, plan.experiment)
         claim_experiment(folder, fl_ctx)
         kits = plan.secure_aggregation is not None and not simulated()
-        identity = KitIdentity(root / "startup") if kits else None
+        identity = KitIdentity(root) if kits else None
         return Site(name, config, plan, self.rounds, folder, identity=identity)

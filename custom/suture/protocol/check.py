@@ -127,8 +127,10 @@ def _check_masking(reply: Masking, task: MaskTask | None) -> None:
     if task is None or reply.step != task.step:
         raise RejectedUpdate(f"the step {reply.step!r} of secure aggregation was not asked for")
     needed = {"keys": {"keys"}, "shares": {"sealed"}, "survivors": {"signature"}, "reveal": {"seeds"}}
-    given = {name for name in ("keys", "sealed", "signature", "seeds", "secrets") if getattr(reply, name)}
-    if given - {"secrets"} != needed[reply.step] or ("secrets" in given and reply.step != "reveal"):
+    further = {"survivors": {"unopened"}, "reveal": {"secrets"}}.get(reply.step, set())
+    fields = ("keys", "sealed", "signature", "unopened", "seeds", "secrets")
+    given = {name for name in fields if getattr(reply, name)}
+    if given - further != needed[reply.step]:
         raise RejectedUpdate(f"{', '.join(sorted(given)) or 'nothing'} in the step {reply.step!r}")
     if reply.keys and not set(reply.keys.rows) <= set(task.numbers.values()):
         raise RejectedUpdate("keys for rows that were not asked for")

@@ -52,20 +52,35 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from suture.core.errors import SutureError
-from suture.core.secret_sharing import combine, split
+from suture.core.secret_sharing import SHARE, combine, split
 from suture.protocol.messages import Masking, MaskKeys, Roster
 
 Ring = NDArray[np.uint64]
 
+Shares = Mapping[str, Mapping[str, bytes]]
+"""Shares of the secrets of sites, each by the sites that have revealed one."""
+
 FRACTION = 30
 """Bits behind the point."""
 
-_NONCE, _SECRET, _SHARE = 12, 32, 66
-"""Bytes of a nonce, of a key or seed, and of a share of one."""
+_NONCE, _SECRET, _COMMITTED = 12, 32, 64
+"""Bytes of a nonce, of a key or seed, and of the commitments to two shares."""
 
 
 class MaskingRefused(SutureError):
     """A step of secure aggregation that a site does not take, or an attempt that cannot be completed."""
+
+
+class SiteLies(MaskingRefused):
+    """A site has sent what no site that runs this program sends.
+
+    Args:
+        lies: the sites, and what each has done.
+    """
+
+    def __init__(self, lies: Mapping[str, str]) -> None:
+        super().__init__("; ".join(f"{site} {why}" for site, why in sorted(lies.items())))
+        self.lies = lies
 
 
 class Identity:
@@ -85,16 +100,18 @@ class Identity:
         """Return the site's signature of a message."""
         return self._own.sign(message)
 
-    def check(self, site: str, certificate: str, signature: bytes, message: bytes) -> None:
-        """Check that a certificate is the site's, and the signature by its key.
+    def check(self, site: str, certificate: str, signature: bytes, message: bytes) -> bytes:
+        """Check that a certificate is the site's, and the signature by its key; return the public key.
 
         Raises:
             MaskingRefused: it is not.
         """
         try:
-            Ed25519PublicKey.from_public_bytes(bytes.fromhex(certificate)).verify(signature, message)
+            public = bytes.fromhex(certificate)
+            Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
         except (ValueError, InvalidSignature):
             raise MaskingRefused(f"the signature of {site} is not by its key") from None
+        return public
 
 
 @dataclass(frozen=True)
@@ -135,6 +152,30 @@ class Attempt:
     def signed(self, site: str, keys: MaskKeys) -> bytes:
         """Return what a site signs of its keys."""
         return self.text("keys", [site, asdict(replace(keys, signature=""))])
+
+    def agreement(self, digest: bytes, present: Sequence[str], survivors: Sequence[str]) -> bytes:
+        """Return what sites sign of the list of sites whose masked updates have arrived.
+
+        Args:
+            digest: of all keys.
+        """
+        return self.text("survivors", [digest.hex(), list(present), list(survivors)])
+
+    def unusable(self, roster: Roster, identity: Identity) -> dict[str, str]:
+        """Return what is wrong with keys of sites: whose are not signed by it, or cannot be used."""
+        found, owners, probe = dict[str, str](), dict[bytes, str](), X25519PrivateKey.generate()
+        for site, keys in roster.items():
+            try:
+                signature = bytes.fromhex(keys.signature)
+                key = identity.check(site, keys.certificate, signature, self.signed(site, keys))
+                for public in (keys.cipher, keys.mask):
+                    _agreed(probe, public, site)
+            except MaskingRefused as error:
+                found[site] = f"has sent keys that cannot be used: {error}"
+                continue
+            if (other := owners.setdefault(key, site)) != site:
+                found |= {s: f"has the same key as {o}" for s, o in ((site, other), (other, site))}
+        return found
 
 
 @dataclass(frozen=True)
@@ -178,6 +219,9 @@ class Participant:
         site: its name.
         rows: numbers of the classes whose rows it sends.
         among: the sites among which it has masked the update before.
+
+    Attributes:
+        present: the sites whose shares were passed on, and this one.
     """
 
     def __init__(
@@ -197,7 +241,8 @@ class Participant:
         signature = identity.sign(attempt.signed(site, keys)).hex()
         self.keys = replace(keys, signature=signature)
         self._roster: Roster = {}
-        self._shares: dict[str, tuple[int, int]] = {}  # of the key and the seed of each site that is present
+        self.present: list[str] = []
+        self._shares: dict[str, tuple[bytes, bytes]] = {}  # of the keys and the seeds of sites
         self._sealed: dict[str, str] = {}
         self._update = b""
         self._survivors: tuple[str, ...] = ()
@@ -205,6 +250,9 @@ class Participant:
 
     def shares(self, roster: Roster) -> dict[str, str]:
         """Take the keys of all sites; return the shares of the own secrets, sealed for each other site.
+
+        Before each stand the commitments to both, by which the server tells later who has lied of them; for
+        the own shares these alone.
 
         Raises:
             MaskingRefused: a key is not signed by its site, the own one is another, or there are too few.
@@ -214,9 +262,9 @@ class Participant:
         if roster.get(self.site) != self.keys:
             raise MaskingRefused("the server has sent other keys of this site than it has made")
         self._enough(len(roster), "sites")
+        if wrong := self.attempt.unusable(roster, self._identity):
+            raise SiteLies(wrong)
         for site, keys in roster.items():
-            signed = self.attempt.signed(site, keys)
-            self._identity.check(site, keys.certificate, bytes.fromhex(keys.signature), signed)
             if keys.among and (strange := roster.keys() - set(keys.among)):
                 raise MaskingRefused(
                     f"{site} has masked its update of this round among others than {min(strange)}, which can "
@@ -228,7 +276,7 @@ class Participant:
             of_key = split(self._key.private_bytes_raw(), len(sites), threshold)
             of_seed = split(self._seed, len(sites), threshold)
             both = dict(zip(sites, zip(of_key, of_seed, strict=True), strict=True))
-            self._shares[self.site] = both.pop(self.site)
+            self._shares[self.site] = both[self.site]
             self._sealed = {site: self._seal(site, pair) for site, pair in both.items()}
         return self._sealed
 
@@ -237,34 +285,43 @@ class Participant:
         secret = _agreed(self._cipher, self._roster[peer].cipher, peer)
         return ChaCha20Poly1305(_derived(secret, b"channel" + self._digest + sender.encode()))
 
-    def _seal(self, peer: str, shares: tuple[int, int]) -> str:
-        nonce, text = secrets.token_bytes(_NONCE), b"".join(share.to_bytes(_SHARE) for share in shares)
-        return (nonce + self._channel(peer, self.site).encrypt(nonce, text, self._digest)).hex()
+    def _seal(self, peer: str, shares: tuple[bytes, bytes]) -> str:
+        commitments, nonce = b"".join(map(_committed, shares)), secrets.token_bytes(_NONCE)
+        if peer == self.site:
+            return commitments.hex()
+        channel, bound = self._channel(peer, self.site), self._digest + commitments
+        return (commitments + nonce + channel.encrypt(nonce, b"".join(shares), bound)).hex()
+
+    def _opened(self, peer: str, message: str) -> tuple[bytes, bytes] | None:
+        """Return the shares that a peer has sealed; None where they are not what it has committed to."""
+        data = bytes.fromhex(message)
+        commitments, nonce, text = data[:_COMMITTED], data[_COMMITTED:][:_NONCE], data[_COMMITTED + _NONCE :]
+        try:
+            opened = self._channel(peer, peer).decrypt(nonce, text, self._digest + commitments)
+        except (ValueError, InvalidTag):
+            return None
+        shares = opened[:SHARE], opened[SHARE:]
+        right = len(opened) == 2 * SHARE and b"".join(map(_committed, shares)) == commitments
+        return shares if right else None
 
     def receive(self, sealed: Mapping[str, str]) -> None:
         """Take the shares of the other sites; those that have sent none are not part of the attempt.
 
+        One that cannot be opened is not held; the site says so before anything is revealed.
+
         Raises:
-            MaskingRefused: shares are not sealed by the site, for this one, under these keys.
+            MaskingRefused: there are too few, other ones than before, or of sites without keys.
         """
-        if self._shares.keys() - {self.site}:
-            if sealed.keys() != self._shares.keys() - {self.site}:
-                raise MaskingRefused("the server has sent shares of other sites in one attempt")
-            return
-        opened = {}
-        for peer, message in sealed.items():
-            try:
-                if peer == self.site:
-                    raise KeyError(peer)
-                data = bytes.fromhex(message)
-                text = self._channel(peer, peer).decrypt(data[:_NONCE], data[_NONCE:], self._digest)
-                if len(text) != 2 * _SHARE:
-                    raise ValueError("no two shares")
-            except (KeyError, ValueError, InvalidTag):
-                raise MaskingRefused(f"shares that {peer} has not sealed for this site, or not now") from None
-            opened[peer] = int.from_bytes(text[:_SHARE]), int.from_bytes(text[_SHARE:])
-        self._enough(len(opened) + 1, "sites with shares")
-        self._shares |= opened
+        if not sealed.keys() <= self._roster.keys() - {self.site}:
+            raise MaskingRefused("the server has sent shares of sites that have no keys in this attempt")
+        present = sorted([self.site, *sealed])
+        if self.present not in ([], present):
+            raise MaskingRefused("the server has sent shares of other sites in one attempt")
+        self._enough(len(present), "sites with shares")
+        if not self.present:
+            opened = {peer: self._opened(peer, message) for peer, message in sealed.items()}
+            self._shares |= {peer: shares for peer, shares in opened.items() if shares}
+            self.present = present
 
     @property
     def roster(self) -> Roster:
@@ -272,14 +329,14 @@ class Participant:
         return self._roster
 
     @property
-    def present(self) -> list[str]:
-        """The sites whose shares have arrived, and this one."""
-        return sorted(self._shares)
-
-    @property
     def rows(self) -> list[int]:
         """The rows that the site masks; it sends zeros in place of the others."""
-        return rows_of(self.attempt, self._roster, self._shares)[self.site]
+        return rows_of(self.attempt, self._roster, self.present)[self.site]
+
+    @property
+    def unopened(self) -> tuple[str, ...]:
+        """The sites of whose secrets it holds no share."""
+        return tuple(site for site in self.present if site not in self._shares)
 
     def masked(self, update: Masked, received: Received) -> Masked:
         """Return an update with its masks.
@@ -288,10 +345,10 @@ class Participant:
             MaskingRefused: another update was masked before, which would reveal the difference.
         """
         digest = _digest(update, received, self.rows)
-        if self._update not in (b"", digest) or len(self._shares) < 2:
+        if self._update not in (b"", digest) or not self.present:
             raise MaskingRefused("the server asks for another update in the same attempt")
         self._update = digest
-        rows = rows_of(self.attempt, self._roster, self._shares)
+        rows = rows_of(self.attempt, self._roster, self.present)
         hidden = Masked(update.shared.copy(), {row: update.rows[row].copy() for row in self.rows})
         _add(hidden, _derived(self._seed, b"self"), self.rows, 1)
         for peer in self.present:
@@ -309,12 +366,12 @@ class Participant:
             MaskingRefused: it is a second list, or leaves too few sites in all or of a row; names the row.
         """
         listed = tuple(sorted(set(survivors)))
-        if not self._update or self.site not in listed or not set(listed) <= self._shares.keys():
+        if not self._update or self.site not in listed or not set(listed) <= set(self.present):
             raise MaskingRefused("the list of survivors has a site that is not present, or lacks this one")
         if self._survivors not in ((), listed):
             raise MaskingRefused("the server asks for a second list of survivors in one attempt")
         self._enough(len(listed), "survivors")
-        if row := short_row(self.attempt, self._roster, self._shares, listed):
+        if row := short_row(self.attempt, self._roster, self.present, listed):
             raise MaskingRefused(
                 f"of the sites that send the row of class number {row[0]} only {row[1]} are left; a sum "
                 f"needs {self.attempt.fewest}"
@@ -323,7 +380,7 @@ class Participant:
         return self._identity.sign(self._agreement()).hex()
 
     def _agreement(self) -> bytes:
-        return self.attempt.text("survivors", [self._digest.hex(), self.present, list(self._survivors)])
+        return self.attempt.agreement(self._digest, self.present, self._survivors)
 
     @property
     def survivors(self) -> tuple[str, ...]:
@@ -345,9 +402,9 @@ class Participant:
             self._identity.check(site, keys.certificate, bytes.fromhex(signature), signed)
         if len(signatures) < self.attempt.votes(self._roster):
             raise MaskingRefused("too few sites have signed the list of survivors")
-        gone = self._shares.keys() - set(self._survivors)
+        gone = set(self.present) - set(self._survivors)
         secrets_, seeds = (
-            {site: self._shares[site][part].to_bytes(_SHARE).hex() for site in some}
+            {site: self._shares[site][part].hex() for site in some if site in self._shares}
             for part, some in enumerate((gone, self._survivors))
         )
         return Masking("reveal", seeds=seeds, secrets=secrets_)
@@ -369,12 +426,39 @@ def short_row(
     return next(((row, left[row]) for row in short), None)
 
 
+def sorted_out(
+    sealed: Mapping[str, Mapping[str, str]],
+    unopened: Mapping[str, Collection[str]],
+    survivors: Collection[str],
+    revealed: Mapping[str, Masking],
+) -> tuple[Shares, dict[str, str]]:
+    """Compare revealed shares with the commitments to them; return the right ones, and who has lied of what.
+
+    Args:
+        sealed: what each site that is present has sealed for each; see `Participant.shares`.
+        unopened: the sites of whose secrets each site has said that it holds no share.
+    """
+    lies, right = dict[str, str](), {site: dict[str, bytes]() for site in sealed}
+    left = set(survivors)
+    for by, step in revealed.items():
+        asked = sealed.keys() - set(unopened.get(by, ()))
+        if step.seeds.keys() != asked & left or step.secrets.keys() != asked - left:
+            lies[by] = "has revealed shares of other sites than it was asked for"
+        for site, text in {**step.seeds, **step.secrets}.items():
+            committed = sealed[site][by][64 if site in left else 0 :][:64] if site in sealed else None
+            if committed == _committed(share := bytes.fromhex(text)).hex():
+                right[site][by] = share
+            elif committed:
+                lies[by] = f"has revealed another share of a secret of {site} than it was dealt"
+    return right, lies
+
+
 def unmasked(
     attempt: Attempt,
     roster: Roster,
     present: Collection[str],
     updates: Iterable[tuple[str, Masked]],
-    revealed: Mapping[str, Masking],
+    shares: Shares,
     received: Mapping[str, Received],
 ) -> Masked:
     """Return the sum of the survivors' updates, at the server.
@@ -382,27 +466,30 @@ def unmasked(
     Args:
         present: the sites whose shares were passed on.
         updates: of the survivors; one is read at a time.
+        shares: see `sorted_out`.
         received: what each survivor was sent.
 
     Raises:
-        MaskingRefused: too few shares are there, or they do not give the key or seed of a site.
+        MaskingRefused: too few shares are there.
+        SiteLies: a site has dealt shares that are not of its key or seed.
     """
     numbers = {site: index for index, site in enumerate(sorted(roster), 1)}
     needed, digest = attempt.votes(roster), attempt.digest(roster)
     rows = rows_of(attempt, roster, present)
 
-    def recovered(site: str, shares: Mapping[str, str]) -> bytes:
-        few = {numbers[by]: int(share or "0", 16) for by, share in list(shares.items())[:needed]}
-        if len(few) < needed or (secret := combine(few, _SECRET)) is None:
-            raise MaskingRefused(f"too few, or wrong, shares of a secret of {site}")
-        return secret
+    def recovered(site: str) -> bytes:
+        few = {numbers[by]: share for by, share in list(shares[site].items())[:needed]}
+        if len(few) < needed:
+            raise MaskingRefused(f"{len(few)} of {needed} shares of a secret of {site} are there")
+        return combine(few, _SECRET) or bytes(_SECRET)
 
+    wrong = "has dealt shares that are not of its secrets"
     total, survivors = Masked(np.zeros(0, np.uint64), {}), list[str]()
     sums: dict[int, Ring] = {}
     for site, update in updates:
-        seed = recovered(site, {by: r.seeds[site] for by, r in revealed.items() if site in r.seeds})
+        seed = recovered(site)
         if hashlib.sha256(seed).hexdigest() != roster[site].seed:
-            raise MaskingRefused(f"the shares of {site}'s seed are not of one seed")
+            raise SiteLies({site: wrong})
         if not survivors:
             total = Masked(np.zeros_like(update.shared), sums)
         survivors.append(site)
@@ -411,10 +498,9 @@ def unmasked(
             sums[row] = sums[row] + update.rows[row] if row in sums else update.rows[row].copy()
         _add(total, _derived(seed, b"self"), rows[site], -1)
     for gone in sorted(set(present) - set(survivors)):
-        shares = {by: r.secrets[gone] for by, r in revealed.items() if gone in r.secrets}
-        key = X25519PrivateKey.from_private_bytes(recovered(gone, shares))
+        key = X25519PrivateKey.from_private_bytes(recovered(gone))
         if key.public_key().public_bytes_raw().hex() != roster[gone].mask:
-            raise MaskingRefused(f"the shares of {gone}'s key are not of one key")
+            raise SiteLies({gone: wrong})
         for site in survivors:
             common = sorted(set(rows[gone]) & set(rows[site]))
             secret = _agreed(key, roster[site].mask, site)
@@ -446,6 +532,11 @@ def _add(total: Masked, key: bytes, rows: Sequence[int], sign: int) -> None:
         change = mask[start : start + part.size]
         (np.add if sign > 0 else np.subtract)(part, change, out=part)
         start += part.size
+
+
+def _committed(share: bytes) -> bytes:
+    """Return the commitment to a share, which has more random bits than its digest."""
+    return hashlib.sha256(b"suture masking share" + share).digest()
 
 
 def _agreed(own: X25519PrivateKey, peer: str, site: str) -> bytes:

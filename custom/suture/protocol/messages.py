@@ -412,6 +412,7 @@ class Masking:
         sealed: of `shares`: for each other site a message that only it can open, with its shares of the
             site's mask key and seed.
         signature: of `survivors`: of the list of sites whose masked updates have arrived.
+        unopened: of `survivors`: the sites whose sealed shares it could not open.
         seeds: of `reveal`: the site's share of the seed of each site on that list.
         secrets: of `reveal`: its share of the mask key of each site that dropped out; of no site both.
     """
@@ -420,6 +421,7 @@ class Masking:
     keys: MaskKeys | None = None
     sealed: BySite = Field(default_factory=dict)
     signature: Bytes = ""
+    unopened: Annotated[tuple[SiteName, ...], Field(max_length=MOST_SITES)] = ()
     seeds: BySite = Field(default_factory=dict)
     secrets: BySite = Field(default_factory=dict)
 

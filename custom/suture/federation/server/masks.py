@@ -3,12 +3,20 @@
 An attempt is five exchanges: the sites make keys, seal shares of their secrets for one another, answer the
 task with masked updates, sign the list of sites whose updates have arrived, and reveal the shares that unmask
 the sum of these. Where an attempt fails, the round is repeated with new keys; a site keeps its update.
+
+A site that can be shown to have lied (keys and signatures that are not its own, shares other than it has
+committed to) is named, and left out while enough others are there. Where one site says that it holds no share
+that another has sealed for it, one of the two lies: the one with several such disputes is left out. A site
+whose masked update, or whose shares, have failed an attempt are left out of the next ones of the round. Of a
+masked update nothing can be told but whether the sum can be one.
 """
 
 from __future__ import annotations
 
 import hmac
+import logging
 import secrets
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -16,11 +24,12 @@ from pathlib import Path
 
 import torch
 
-from suture.core.files import atomic_write, make_folder
+from suture.core.files import atomic_write, make_folder, read_json, write_json
 from suture.core.plain import read_regular
 from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan
 from suture.federation.server.collector import Line, UpdateCollector
+from suture.federation.server.norm_bound import LARGEST_UPDATE, distance, norm_of
 from suture.federation.server.registry import SiteRegistry
 from suture.methods.base import GlobalModel
 from suture.methods.exchange import layout_of
@@ -30,18 +39,26 @@ from suture.protocol.check import AllowedReply
 from suture.protocol.masked_updates import apart, fixed_of, received_of, ring_of
 from suture.protocol.masking import (
     Attempt,
+    Identity,
     Masked,
     MaskingRefused,
+    SiteLies,
     from_fixed_point,
     rows_of,
     short_row,
+    sorted_out,
     unmasked,
 )
 from suture.protocol.messages import Masking, MaskTask, Roster, TaskData, Update
 from suture.protocol.packing import Packed
 
+log = logging.getLogger(__name__)
+
 KEY = "mask.key"
 """File of the secret from which classes have their numbers, so that these tell sites no name."""
+
+LISTS = "mask-lists.json"
+"""File of the lists of sites among which updates of a round were masked, by the number of the round."""
 
 
 class Masks:
@@ -51,6 +68,8 @@ class Masks:
         folder: of the server's states.
         collector: of the updates, whose notes of attendance count for the other exchanges too.
         notify: is called with each answer that is not one, for the progress display.
+        note: is called with sentences on sites that have lied, for the reader of the report.
+        identity: checks the sites' signatures.
 
     Attributes:
         collector: of the exchanges besides the updates.
@@ -59,10 +78,17 @@ class Masks:
     """
 
     def __init__(
-        self, plan: Plan, folder: Path, collector: UpdateCollector, notify: Callable[..., None]
+        self,
+        plan: Plan,
+        folder: Path,
+        collector: UpdateCollector,
+        notify: Callable[..., None],
+        note: Callable[[list[str]], None],
+        identity: Identity,
     ) -> None:
         assert plan.secure_aggregation is not None
-        self._plan, self._path = plan, folder / KEY
+        self._plan, self._path, self._identity = plan, folder / KEY, identity
+        self._notify, self._note = notify, note
 
         def failures(kind: str, **facts: object) -> None:
             if kind != "answer" or facts.get("status") != "accepted":
@@ -71,11 +97,14 @@ class Masks:
         self.collector = UpdateCollector(folder / "no-spool", failures)
         self.collector.attendance = collector.attendance
         self.stuck, self.lines = "", dict[str, Line]()
+        self._liars, self._disputes = dict[str, str](), set[frozenset[str]]()  # in this run
+        self._lost = dict[str, str]()  # of the round: whose masked updates did not arrive
         self.bytes: dict[str, tuple[int, int]] = {}
         self._attempt = Attempt(plan.experiment, 0, "", plan.secure_aggregation.colluders)
         self._roster: Roster = {}
         self._sealed: dict[str, dict[str, str]] = {}
         self._survivors: list[str] = []
+        self._unopened: dict[str, set[str]] = {}
         self._revealed: dict[str, Masking] = {}
 
     @cached_property
@@ -94,33 +123,86 @@ class Masks:
         rows = registry.rows_for(site, self._plan.method.labels.view)
         return dict(zip(registry.to_site(site, rows), map(self._number, rows), strict=True))
 
-    def make_keys(self, round_: int, registry: SiteRegistry, ledgers: Mapping[str, str]) -> dict[str, Packed]:
-        """Begin an attempt; return the task of each site to make its keys."""
+    def make_keys(
+        self, round_: int, registry: SiteRegistry, ledgers: Mapping[str, str], quorum: int
+    ) -> dict[str, Packed]:
+        """Begin an attempt; return the task of each site to make its keys.
+
+        Args:
+            quorum: number of updates that the round needs: no site is left out where they would be fewer.
+        """
+        if round_ != self._attempt.round:
+            self._lost = {}
         self._attempt = replace(self._attempt, round=round_, number=secrets.token_hex(32))
         self.stuck, self.lines, self.bytes = "", {}, {}
         self._roster, self._sealed, self._survivors, self._revealed = {}, {}, [], {}
-        self._ledgers = ledgers
+        self._ledgers, self._quorum, asked = ledgers, quorum, set(registry.members)
+        for out in (self._liars, self._disputed(), self._lost):
+            for site in sorted(asked & out.keys()):
+                if len(asked) > quorum:
+                    asked.remove(site)
+                    self._leave_out(site, out[site])
         number = self._attempt.number
         return self._open(
-            {site: MaskTask("keys", number, self._numbers(registry, site)) for site in registry.members}
+            {site: MaskTask("keys", number, self._numbers(registry, site)) for site in sorted(asked)}
         )
+
+    def _disputed(self) -> dict[str, str]:
+        """Return the sites that are in dispute with several others."""
+        several = Counter(site for pair in self._disputes for site in pair).items()
+        return {s: f"is in dispute over shares with {number} others" for s, number in several if number > 1}
+
+    def _leave_out(self, site: str, why: str) -> None:
+        """Note that a site has no further part in the attempt."""
+        self.lines[site] = {"status": "rejected", "reason": why, "bytes_down": 0, "bytes_up": 0}
+        self._notify("answer", site=site, status="rejected", reason=why)
+        log.warning("rejected: %s, round %d: %s", site, self._attempt.round, why)
+
+    def _blame(self, lies: Mapping[str, str]) -> None:
+        """Name sites that have lied, and leave them out from now on."""
+        for site, why in sorted(lies.items()):
+            self._leave_out(site, why)
+            if self._liars.get(site) != why:
+                self._note([f"Secure aggregation, round {self._attempt.round}: {site} {why}."])
+            self._liars[site] = why
 
     def share_keys(self, missing: Mapping[str, str]) -> dict[str, Packed]:
         """Return the task of each site that has made keys to share its secrets with the others."""
         found = self._close(missing)
         roster = {site: step.keys for site, step in sorted(found.items()) if step.keys}
+        self._blame(lies := self._attempt.unusable(roster, self._identity))
+        lists, stated = self._lists(), Counter(keys.among for keys in roster.values())
+        out = dict[str, str]()
+        for site, keys in roster.items():
+            if keys.among and keys.among not in lists and 2 * stated[keys.among] <= len(roster):
+                out[site] = "says that it has masked its update among sites that nobody else knows of"
+        roster = {site: keys for site, keys in roster.items() if site not in lies | out}
         before = [set(keys.among) for keys in roster.values() if keys.among]
         self._roster = {site: keys for site, keys in roster.items() if all(site in of for of in before)}
+        late = "can take part from the next round on: others have masked their updates without it"
+        for site, why in (dict.fromkeys(roster.keys() - self._roster, late) | out).items():
+            self._leave_out(site, why)
         task = MaskTask("shares", self._attempt.number, roster=self._roster)
-        return self._open(dict.fromkeys(self._roster, task) if self._enough(len(self._roster)) else {})
+        return self._open(
+            dict.fromkeys(self._roster, task) if self._enough(len(self._roster), self._quorum) else {}
+        )
+
+    def _lists(self) -> set[tuple[str, ...]]:
+        """Return the lists of sites among which updates of this round may have been masked."""
+        path = self._path.with_name(LISTS)
+        held = read_json(path) if path.exists() else {}
+        return {tuple(sites) for sites in held.get(str(self._attempt.round), [])}
 
     def updates(self, missing: Mapping[str, str]) -> dict[str, MaskTask]:
         """Return what goes with the task to train, for each site whose shares have arrived."""
-        sites = self._roster.keys()  # who has not sealed a share for each other one is left out
-        found = sorted(self._close(missing).items())
-        self._sealed = {s: step.sealed for s, step in found if step.sealed.keys() == sites - {s}}
-        if not self._enough(len(self._sealed)):
+        sites = self._roster.keys()
+        found = {site: step.sealed for site, step in sorted(self._close(missing).items())}
+        self._sealed = {site: sealed for site, sealed in found.items() if sealed.keys() == sites}
+        self._blame(dict.fromkeys(found.keys() - self._sealed, "has sealed its shares for other sites"))
+        if not self._enough(len(self._sealed), self._quorum):
             return {}
+        lists = sorted(self._lists() | {tuple(sorted(sites))})
+        write_json(self._path.with_name(LISTS), {str(self._attempt.round): lists})
         sealed = {to: {by: of[to] for by, of in self._sealed.items() if by != to} for to in self._sealed}
         return {to: MaskTask("update", self._attempt.number, sealed=of) for to, of in sealed.items()}
 
@@ -128,18 +210,41 @@ class Masks:
         """Return the task of each site whose masked update has arrived to sign the list of these sites."""
         self._survivors = sorted(survivors)
         present = self._sealed.keys()
-        if self._enough(len(self._survivors)) and (
+        gone = sorted(present - set(survivors))
+        self._lost |= dict.fromkeys(gone, "its masked update did not arrive in an attempt of this round")
+        if self._enough(len(self._survivors), self._quorum) and (  # later a sum is revealed, once a round
             row := short_row(self._attempt, self._roster, present, self._survivors)
         ):
-            self.stuck = f"a class has {row[1]} of the {self._attempt.fewest} sites left that its sum needs"
+            self.stuck = (
+                f"a class has {row[1]} of the {self._attempt.fewest} sites left that its sum needs, without "
+                f"{', '.join(gone)}"
+            )
         task = MaskTask("survivors", self._attempt.number, survivors=tuple(self._survivors))
         return self._open({} if self.stuck else dict.fromkeys(self._survivors, task))
 
     def reveal(self, missing: Mapping[str, str]) -> dict[str, Packed]:
         """Return the task of each site that has signed the list to reveal its shares for it."""
-        signed = {site: step.signature for site, step in self._close(missing).items()}
-        task = MaskTask("reveal", self._attempt.number, signatures=signed)
-        return self._open(dict.fromkeys(signed, task) if self._enough(len(signed)) else {})
+        found, attempt, lies = self._close(missing), self._attempt, dict[str, str]()
+        agreed = attempt.agreement(attempt.digest(self._roster), sorted(self._sealed), self._survivors)
+        for site, step in found.items():
+            try:
+                certificate, signature = self._roster[site].certificate, bytes.fromhex(step.signature)
+                self._identity.check(site, certificate, signature, agreed)
+            except MaskingRefused:
+                lies[site] = "has not signed the list of sites whose updates have arrived"
+        self._blame(lies)
+        signed = {site: step.signature for site, step in found.items() if site not in lies}
+        self._unopened = {site: set(found[site].unopened) & self._sealed.keys() - {site} for site in signed}
+        for by, sites in self._unopened.items():
+            for site in sorted(sites):
+                self._disputes.add(frozenset((by, site)))
+                self._note([f"Secure aggregation, round {attempt.round}: {by} or {site} lies of a share."])
+        denied = Counter(site for sites in self._unopened.values() for site in sites)
+        for site, number in denied.items() if self._enough(len(signed)) else ():
+            if not self._enough(len(signed) - number, what=f"left that hold shares of {site} in an attempt"):
+                self._lost[site] = "others held too few of its shares in an attempt of this round"
+        task = MaskTask("reveal", attempt.number, signatures=signed)
+        return self._open({} if self.stuck else dict.fromkeys(signed, task))
 
     def close(self, missing: Mapping[str, str]) -> None:
         """Take the revealed shares."""
@@ -183,9 +288,12 @@ class Masks:
         received = {
             site: received_of(tasks[site], numbers[site], egress, fixed, known) for site in self._survivors
         }
+        shares, lies = sorted_out(self._sealed, self._unopened, self._survivors, self._revealed)
+        self._blame(lies)
         try:
-            total = unmasked(self._attempt, self._roster, self._sealed, each(), self._revealed, received)
+            total = unmasked(self._attempt, self._roster, self._sealed, each(), shares, received)
         except MaskingRefused as error:
+            self._blame(error.lies if isinstance(error, SiteLies) else {})
             self.stuck = str(error)
             return None
         shared = {name: previous.shared[name] for name in tasks[self._survivors[0]].shared}
@@ -197,15 +305,24 @@ class Masks:
                 for name, values in apart(row, {n: t[i] for n, t in head.items()}).items():
                     head[name][i] = values.to(head[name].dtype)
         model = previous.moved_to({n: t.to(previous.shared[n].dtype) for n, t in mean.items()} | head)
+        norm = norm_of(*method.exchange.parts(previous.shared, previous.head))
+        moved, furthest = distance(model, previous), LARGEST_UPDATE * norm * len(sent) ** 0.5
+        if norm and moved > furthest:  # each row may be the longest of another site's: hence the root
+            self.stuck = (
+                f"the mean of the updates is {moved:.3g} from the model, and sites that check their own stay "
+                f"within {furthest:.3g}: a site has sent something else, and the masks hide which. Begin an "
+                "experiment with another seed, without the site that you suspect"
+            )
+            return None
         return Merged(Counted(tuple(sent), model))
 
-    def _enough(self, number: int) -> bool:
+    def _enough(self, number: int, quorum: int = 0, what: str = "left of an attempt") -> bool:
         """Whether so many sites are enough to go on; if not, the attempt is stuck."""
-        least = self._attempt.fewest
+        least = max(self._attempt.fewest, quorum)
         if self._roster:
             least = max(least, self._attempt.votes(self._roster))
         if number < least and not self.stuck:
-            self.stuck = f"{number} sites are left of an attempt of secure aggregation, which needs {least}"
+            self.stuck = f"{number} sites are {what} of secure aggregation, which needs {least}"
         return not self.stuck
 
     def _open(self, tasks: Mapping[str, MaskTask]) -> dict[str, Packed]:
@@ -231,5 +348,7 @@ class Masks:
         for site, line in self.lines.items():
             lines.setdefault(site, line)
         for site, (up, down) in self.bytes.items():
-            lines[site]["bytes_up"] += up
-            lines[site]["bytes_down"] += down
+            left = {"status": "missing", "reason": self.stuck, "bytes_up": 0, "bytes_down": 0}
+            line = lines.setdefault(site, left)
+            line["bytes_up"] += up
+            line["bytes_down"] += down

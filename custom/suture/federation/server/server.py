@@ -60,6 +60,7 @@ from suture.methods.secure_aggregation import check_secure
 from suture.models import WEIGHTS
 from suture.models.classifier import ENCODER
 from suture.models.weights import file_digest
+from suture.protocol.masking import Identity
 from suture.protocol.messages import MaskTask, Metrics, Scores, SiteInfo, TaskName, Update
 from suture.protocol.outliers import outlying
 from suture.protocol.packing import Packed
@@ -77,6 +78,7 @@ class Server:
         held_out: labelled data at the server, if there are any.
         pooled: the sites whose data one party holds in place of them; the report is about these sites.
         ledgers: see `SiteLedgers`; by default those of this experiment alone.
+        identity: checks the sites' signatures of secure aggregation; by default those of `Identity`.
 
     Attributes:
         masks: the server's part in secure aggregation; None without it.
@@ -98,6 +100,7 @@ class Server:
         held_out: HeldOut | None,
         pooled: Mapping[str, Member] | None = None,
         ledgers: Path | None = None,
+        identity: Identity | None = None,
     ) -> None:
         check_selection(schedule, plan.method, held_out)
         check_fits(schedule.robust, plan.method)
@@ -109,8 +112,10 @@ class Server:
         self.collector = UpdateCollector(self.states.folder / "spool", self.record.event)
         held = SiteLedgers(ledgers or self.states.folder / LEDGERS)
         self.exchanges = Exchanges(plan, schedule, self.collector, held)
-        secure = plan.secure_aggregation
-        self.masks = Masks(plan, self.states.folder, self.collector, self.record.event) if secure else None
+        self.masks: Masks | None = None
+        if plan.secure_aggregation:
+            told, judge = (self.record.event, self._note), identity or Identity()
+            self.masks = Masks(plan, self.states.folder, self.collector, *told, judge)
         self.aggregator = Aggregator(plan, schedule, held_out)
         self.registry = SiteRegistry({}, ())
         self.round = 0
@@ -523,13 +528,14 @@ def open_server(
     experiments: Path,
     pooled: Mapping[str, Member] | None = None,
     ledgers: Path | None = None,
+    identity: Identity | None = None,
 ) -> Server:
     """Open the server of an experiment, with its labelled data if its configuration names some.
 
     Args:
         config: the server's own suture.toml, where it has data.
         experiments: folder of the experiments' folders.
-        pooled, ledgers: see `Server`.
+        pooled, ledgers, identity: see `Server`.
 
     Raises:
         CodeMismatch: another version of the package created the job.
@@ -538,6 +544,6 @@ def open_server(
     torch.set_num_threads(1)
     plan.check_code("the server")
     held_out = HeldOut(config, plan) if config else None
-    server = Server(plan, schedule, experiments / plan.experiment, held_out, pooled, ledgers)
+    server = Server(plan, schedule, experiments / plan.experiment, held_out, pooled, ledgers, identity)
     describe(server.record, plan, schedule)
     return server

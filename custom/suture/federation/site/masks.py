@@ -11,14 +11,15 @@ import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from suture.core.errors import RejectedUpdate
-from suture.core.files import make_folder, read_json, write_json
+from suture.core.files import append_line, make_folder, read_json, read_records, write_json
 from suture.core.validation import OPEN, parse
 from suture.federation.plan import Plan
-from suture.federation.server.norm_bound import Measure, NormBound
+from suture.federation.server.norm_bound import LARGEST_UPDATE, Measure, NormBound
 from suture.federation.site.releases import Answer
 from suture.models.classifier import HEADS
 from suture.protocol.check import AllowedReply, check_reply
@@ -30,8 +31,8 @@ from suture.protocol.packing import pack, unpack
 FILE = "masks.json"
 """File of what the site has revealed in an experiment."""
 
-LARGEST_UPDATE = 100.0
-"""Largest norm of an update, in norms of the received model: the default of `max_update`, which is off."""
+MASKED = "masked.jsonl"
+"""File of the digests of all updates that the site has masked, in all experiments; beside its ledger."""
 
 
 @dataclass(frozen=True, config=OPEN)
@@ -44,12 +45,14 @@ class _Said:
         fixed: the digest of what it was sent once, such as a frozen encoder; another one would make another
             update of it than of the other sites.
         revealed: for each round, the digest of the sums to which the site has revealed its shares.
+        owners: for each of its classes, by its number, the sites that have signed to send its row.
     """
 
     numbers: dict[str, int] = Field(default_factory=dict)
     among: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     fixed: str = ""
     revealed: dict[str, str] = Field(default_factory=dict)
+    owners: dict[int, tuple[str, ...]] = Field(default_factory=dict)
 
 
 class SiteMasks:
@@ -118,9 +121,14 @@ class SiteMasks:
             return Masking("keys", keys=self._part.keys)
         part = self._current(task, mask)
         if mask.step == "shares":
-            return Masking("shares", sealed=part.shares(mask.roster))
+            sealed, said = part.shares(mask.roster), self._said()
+            for number in self._numbers.values():
+                signed = {site for site, keys in mask.roster.items() if number in keys.rows}
+                said.owners[number] = tuple(sorted(signed.union(said.owners.get(number, ()))))
+            self._write(said)
+            return Masking("shares", sealed=sealed)
         if mask.step == "survivors":
-            return Masking("survivors", signature=part.sign(mask.survivors))
+            return Masking("survivors", signature=part.sign(mask.survivors), unopened=part.unopened)
         revealed = part.reveal(mask.signatures)
         self._reveal_once(task.round, part)
         return revealed
@@ -160,16 +168,56 @@ class SiteMasks:
         make_folder(self._folder)
         write_json(self._folder / FILE, asdict(said))
 
-    def begin(self, task: TaskData) -> None:
+    def begin(self, task: TaskData, sent: Labels) -> None:
         """Take the shares of the other sites, before anything is trained.
 
+        A class that nobody else trains would be refused: where the server zeroes the other rows of the model,
+        the sum of the shared tensors is the update of the sites that have this one.
+
+        Args:
+            sent: see `step`.
+
         Raises:
-            MaskingRefused: they are not those of this attempt.
+            MaskingRefused: they are not those of this attempt, or a class has too few sites.
         """
-        part = self._current(task, task.mask)
-        if task.mask is None or task.mask.step != "update" or not self._numbers.keys() <= set(task.labels):
+        part, owners = self._current(task, task.mask), self._said().owners
+        if task.mask is None or task.mask.step != "update" or self._numbers.keys() != set(sent):
             raise MaskingRefused("the server asks for an update outside of secure aggregation")
+        for name, number in self._numbers.items():
+            if (few := len(owners[number])) < part.attempt.fewest:
+                raise MaskingRefused(
+                    f"{few} sites have signed to send the row of {name!r}, and a sum needs more"
+                )
         part.receive(task.mask.sealed)
+
+    def _mask_once(self, update: Update, task: TaskData) -> None:
+        """Note an update, tensors and rows by their digests, before it is masked.
+
+        Raises:
+            MaskingRefused: one of them was masked in another experiment or round: added up with those of
+                other sites, the difference of the two sums would be an update.
+        """
+        at = [i for i, name in enumerate(update.labels) if name in self._numbers]
+        rows = [tuple({n: t[i] for n, t in head.items()} for i in at) for head in (update.head, task.head)]
+        sent, base = (update.shared, *rows[0]), (task.shared, *rows[1])
+        moved = [
+            fixed_of(part)
+            for part, before in zip(sent, base, strict=True)
+            if any(not torch.equal(tensor, before[name]) for name, tensor in part.items())
+        ]
+        path, own = (
+            self._folder.parents[1] / MASKED,
+            {"experiment": self._plan.experiment, "round": task.round},
+        )
+        lines = read_records(path)
+        for line in lines:
+            if set(line["parts"]) & set(moved) and line != {**own, "parts": line["parts"]}:
+                raise MaskingRefused(
+                    f"the site has masked the same update in round {line['round']} of the experiment "
+                    f"{line['experiment']}; set another seed in the job"
+                )
+        if (now := {**own, "parts": moved}) not in lines:
+            append_line(path, now, durable=True)
 
     def masked(self, answer: Answer, task: TaskData, allowed: AllowedReply) -> Answer:
         """Return the answer with a masked update, once it has passed what the server checks of a plain one.
@@ -184,6 +232,7 @@ class SiteMasks:
             NormBound(LARGEST_UPDATE).check(self._site, Measure()(update, task, allowed.egress))
         except RejectedUpdate as error:
             raise MaskingRefused(f"{self._site}: {error}") from error
+        self._mask_once(update, task)
         plain = in_ring(update, {n: k for n, k in self._numbers.items() if k in part.rows}, len(part.present))
         hidden, said = (
             part.masked(plain, received_of(task, self._numbers, allowed.egress, self._said().fixed)),

@@ -36,7 +36,7 @@ from suture.models.saved import save_model
 from suture.protocol.check import AllowedReply
 from suture.protocol.egress import OWNERS
 from suture.protocol.masking import Identity, MaskingRefused
-from suture.protocol.messages import Evaluation, Metrics, Reply, Scores, SiteInfo, TaskData, Update
+from suture.protocol.messages import Evaluation, Labels, Metrics, Reply, Scores, SiteInfo, TaskData, Update
 from suture.protocol.packing import Packed, pack
 from suture.protocol.precision import received
 
@@ -105,7 +105,7 @@ class Site:
             if task.task == "mask":
                 return self._mask(task)
             if secure := task.task == "train" and self.plan.secure_aggregation is not None:
-                self.masks.begin(task)
+                self.masks.begin(task, self._masked(task.labels))
             with self.trainer.on_device():
                 task = received(task, self._layout(task), self.plan.transport)
                 allowed = self._allowed(task)
@@ -142,12 +142,15 @@ class Site:
 
     def _mask(self, task: TaskData) -> Answer:
         """Take a step of secure aggregation."""
+        named = tuple(task.mask.numbers) if task.mask else ()
+        return Answer(pack(self.masks.step(task, self._masked(named))), self._allowed(task))
+
+    def _masked(self, named: Labels) -> Labels:
+        """Return the classes whose rows the site masks, of some."""
         own, method = self.trainer.data[0].names, self.plan.method
-        named = task.mask.numbers if task.mask else {}
         owned = method.egress(Layout({}, {})).class_weight == OWNERS
         sent = tuple(name for name in named if name in own or not owned)
-        step = self.masks.step(task, sent if method.exchange.personal == "nothing" else ())
-        return Answer(pack(step), self._allowed(task))
+        return sent if method.exchange.personal == "nothing" else ()
 
     @property
     def _images(self) -> int:
