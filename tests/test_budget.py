@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 BUDGET = {
     "lines of code, engine": 35_200,
-    "lines of code, papers": 7_520,
+    "lines of code, papers": 7_580,
     "settings": 384,
     "words of docs": 41_060,
 }

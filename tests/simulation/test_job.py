@@ -216,6 +216,15 @@ def test_a_job_that_trains_nothing_is_refused_in_one_line() -> None:
     assert (steps.method.local.iterations, steps.method.local.epochs) == (2, 0)
 
 
+@pytest.mark.parametrize("method", ["individual", "pfl"])
+def test_the_server_measures_no_model_that_stays_at_a_site(method: str) -> None:
+    job = with_settings(load_job("surgical_nih"), [f"method={method}"])
+    job.schedule()
+    for selection in ("server_metric", "server_balanced_accuracy"):
+        with pytest.raises(ConfigError, match="keeps its models at the sites.*selection = 'site_loss'"):
+            with_settings(job, [f"selection={selection}"]).schedule()
+
+
 def test_a_method_that_refuses_the_jobs_settings_says_whose_they_are_and_how_to_change_them() -> None:
     demo = load_job("demo")
     with pytest.raises(ConfigError, match=r"keeps the settings of demo's .* set method\.local\.iterations"):

@@ -38,6 +38,7 @@ from suture.core.validation import (
 from suture.data.augmentation import Augmentation
 from suture.data.embedding import TFIDF
 from suture.federation.plan import Plan, Schedule, code_hash
+from suture.federation.server.checks import check_has_models
 from suture.learning.finetuning import FineTuning
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method
@@ -126,8 +127,10 @@ class Job(Schedule):
         """Return the part of the job that only the server receives.
 
         Raises:
-            ConfigError: the method needs more rounds, or cannot be merged as `robust` says.
+            ConfigError: the method needs more rounds, cannot be merged as `robust` says, or keeps the models
+                that the server is to measure.
         """
+        check_has_models(self.selection, self.method)
         self.method.phases(self.rounds)
         check_fits(self.robust, self.method)
         check_secure(self.secure_aggregation, self.method, self.robust, self.transport)

@@ -28,12 +28,16 @@ from suture_papers.tables.external_tests import absent_tests, site_config
 from suture_papers.tables.outcome import Outcome, chosen
 from suture_papers.tables.runs import final_runs
 from suture_papers.tables.spec import Pairs, Plot, Table, TableSpec
+from suture_papers.tables.study import BETTER, CLEARLY, METRICS, WORSE, compared, verdict_of
 from suture_papers.tables.tuned_columns import curves, tasks_of
+from suture_papers.tables.verdict import number
 
 
 def draw(outcome: Outcome) -> bytes:
-    """Plot the main table as SVG: each row as dots, or as a line over the series."""
+    """Plot the main table as SVG: each row as dots, as a line over the series, or a study's differences."""
     table, found = outcome.table, lines(outcome)
+    if table.spec.plan:
+        return drawing("", _differences(outcome))
     if table.spec.series:
         marks = [over_series(outcome, c) for c in table.columns]
         return drawing("", _series(table.spec, found, marks))
@@ -64,32 +68,76 @@ def plot_curves(outcome: Outcome) -> bytes:
     return drawing("", panels)
 
 
+_TOP, _EACH = 6.0, 26.0
+"""Of a panel with a line of text for each row: its upper edge, and the height of a row."""
+
+
+def _differences(outcome: Outcome) -> list[Chart]:
+    """Return a panel for each metric of a study: the rows' differences from the control, and their means.
+
+    The band is ±δ, the differences too small to matter; what is better or worse is in colour.
+    """
+    spec = outcome.table.spec
+    assert spec.plan is not None
+    panels: list[Chart] = []
+    for metric, effect in spec.plan.effects.items():
+        found = compared(outcome, metric)
+        known = {k: d for k, one in found.items() if (d := one.difference) and not math.isnan(d.low)}
+        axis = ticks(*_extent([(-effect, effect), *((d.low, d.high) for d in known.values())]), most=4)
+        left = 20.0 if panels else 24 + max(text_width(spec.rows[row].name) for row in found)
+        x = Scale(axis[0].at, axis[-1].at, left, left + 250)
+        bottom = _TOP + _EACH * len(found)
+        sides = ((x(-effect), _TOP), (x(effect), _TOP), (x(effect), bottom), (x(-effect), bottom))
+        traces = [Trace("", 7, (((x(0), _TOP), (x(0), bottom)),), band=sides, look="thin")]
+        texts = []
+        for at, (row, one) in enumerate(found.items()):
+            y = _TOP + _EACH * (at + 0.5)
+            if d := known.get(row):
+                verdict = verdict_of(d, effect)
+                tone = 2 if verdict == WORSE else 0 if verdict in (BETTER, CLEARLY) else 7
+                traces.append(Trace("", tone, (((x(d.low), y), (x(d.high), y)), ((x(d.mean), y),))))
+            texts.append(Text(x.stop + 6, y + 3.5, number(one.mean)))
+            if not panels:
+                texts.append(Text(left - 8, y + 3.5, spec.rows[row].name, "end", "ink"))
+        panels.append(
+            Chart(
+                METRICS[metric], tuple(Tick(x(t.at), t.text) for t in axis), (), tuple(traces),
+                texts=tuple(texts), upright=True, width=x.stop + 54, height=bottom + 26, left=left,
+                right=x.stop, top=_TOP, bottom=bottom,
+            )
+        )  # fmt: skip
+    return panels
+
+
 def _dots(spec: TableSpec, found: Sequence[Line], pairs: Pairs) -> list[Chart]:
-    """Return a panel for each column: the values of each row, their mean, and the mark of the test."""
-    panels, top, each = [], 6.0, 26.0
-    bottom = top + each * len(found)
-    for number, column in enumerate(found[0].estimates):
+    """Return a panel for each column that has figures: the values of each row, their mean, and its mark."""
+    panels: list[Chart] = []
+    bottom = _TOP + _EACH * len(found)
+    for column in found[0].estimates:
         cells = [line.estimates[column] for line in found]
         dots = [[] if pairs == "classes" else [v for v in cell.values if v is not None] for cell in cells]
         means = [(cell.mean, cell.mean) for cell in cells if not math.isnan(cell.mean)]
+        if not means:
+            continue
+        named = len(panels) % 3 == 0  # the first beside its row of panels
         axis = ticks(*_extent([*means, *((v, v) for own in dots for v in own)]), most=4)
-        left = 24 + max(text_width(line.name) for line in found) if number % 3 == 0 else 20.0
+        left = 24 + max(text_width(line.name) for line in found) if named else 20.0
         x = Scale(axis[0].at, axis[-1].at, left, left + 190)
         traces, texts = [], []
         for row, (line, cell) in enumerate(zip(found, cells, strict=True)):
-            y, tone = top + each * (row + 0.5), 0 if line.row == spec.reference else 7
+            y, tone = _TOP + _EACH * (row + 0.5), 0 if line.row == spec.reference else 7
             traces.append(Trace("", tone, tuple(((x(v), y),) for v in dots[row]), look="faint"))
             if not math.isnan(cell.mean):
                 bar = ((x(cell.mean), y - 8), (x(cell.mean), y + 8))
                 traces.append(Trace("", tone, (bar,), look="strong"))
             if cell.against is not None and cell.against.mark != DASH:
                 texts.append(Text(x.stop + 6, y + 3.5, cell.against.mark))
-            if number % 3 == 0:
+            if named:
                 texts.append(Text(left - 8, y + 3.5, line.name, "end", "ink"))
         panels.append(
             Chart(
                 column, tuple(Tick(x(t.at), t.text) for t in axis), (), tuple(traces), texts=tuple(texts),
-                upright=True, width=x.stop + 44, height=bottom + 26, left=left, right=x.stop, top=top,
+                upright=True, width=x.stop + 44, height=bottom + 26, left=left, right=x.stop, top=_TOP,
                 bottom=bottom,
             )
         )  # fmt: skip

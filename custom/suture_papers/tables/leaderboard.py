@@ -14,7 +14,7 @@ from suture.reports.report import templates
 from suture_papers.tables.cells import DASH, p_value
 from suture_papers.tables.loading import known_tables, load_spec
 from suture_papers.tables.outcome import Outcome, collect
-from suture_papers.tables.render import stem_of
+from suture_papers.tables.render import preset_title, stem_of
 from suture_papers.tables.results import ResultStore
 from suture_papers.tables.statistics import over_studies
 from suture_papers.tables.study import METRICS, VERDICTS, compared, verdict_of
@@ -81,7 +81,7 @@ def leaderboard(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
         assert plan is not None
         effect = plan.effects[plan.primary]
         studies[study] = {
-            "title": spec.title if len(spec.presets) < 2 else f"{spec.title}: {outcome.table.size}",
+            "title": preset_title(outcome.table),
             "question": plan.question,
             "block": plan.block,
             "metric": plan.primary,

@@ -69,10 +69,11 @@ def write_tables(outcome: Outcome, folder: Path, name: str) -> list[Path]:
     tables = study_tables(outcome) if table.spec.plan else [main_table(outcome)]
     tables += _closer(outcome)
     said = sentences(outcome) if table.spec.plan else verdict(outcome)
+    title = preset_title(table)
     template = templates(Path(__file__).parent).get_template("table.html")
-    page = template.render(title=table.spec.title, verdict=said, facts=facts, tables=tables, figures=figures)
+    page = template.render(title=title, verdict=said, facts=facts, tables=tables, figures=figures)
     written = {
-        folder / f"{name}.md": markdown(table.spec.title, said, facts, tables).encode(),
+        folder / f"{name}.md": markdown(title, said, facts, tables).encode(),
         folder / f"{name}.html": page.encode(),
         **{folder / file: svg for file, svg in made.items()},
     }
@@ -89,6 +90,12 @@ def _image(path: Path) -> str:
 
 def _of_figure(table: Table) -> str:
     """Return the caption of the figure of the main table."""
+    if table.spec.plan:
+        control = table.spec.rows[table.spec.reference].name
+        return (
+            f"Difference from {control} with its 95 % interval; at the right the mean over seeds. Band: ±δ. "
+            "In colour: better or worse."
+        )
     marks = f"marks as in the table, against {table.spec.rows[table.spec.reference].name}"
     over, _ = _PAIRS[table.pairs]
     if table.spec.series:
@@ -115,6 +122,12 @@ def _closer(outcome: Outcome) -> list[Grid]:
 def stem_of(table: Table, name: str) -> str:
     """Return the stem of a preset's files: NAME for the first preset, else NAME-PRESET."""
     return name if table == table.spec.preset(None) else f"{name}-{table.size}"
+
+
+def preset_title(table: Table) -> str:
+    """Return the title of a table; with the preset's name where a study has several."""
+    spec = table.spec
+    return f"{spec.title}: {table.size}" if spec.plan and len(spec.presets) > 1 else spec.title
 
 
 def main_table(outcome: Outcome) -> Grid:

@@ -33,6 +33,9 @@ CLEARLY, BETTER, WORSE, EQUIVALENT, OPEN, MISSING = (
 )
 VERDICTS = (CLEARLY, BETTER, WORSE, EQUIVALENT, OPEN, MISSING)
 
+_LISTED = 4
+"""So many rows of which nothing can be told are named in the first sentence; of more, their range is."""
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -131,17 +134,21 @@ def sentences(outcome: Outcome) -> str:
     """Return what a study says in its primary metric: wins, losses, equivalences, and what stays open."""
     plan, table = _plan(outcome.table), outcome.table
     rows, effect = compared(outcome, plan.primary), plan.effects[plan.primary]
-    said: dict[str, list[str]] = {}
+    found: dict[str, dict[str, Difference]] = {}
     for row, one in rows.items():
-        if one.difference is not None:
-            said.setdefault(verdict_of(one.difference, effect), []).append(
-                f"{table.spec.rows[row].name} ({_facts(one.difference)})"
-            )
+        if d := one.difference:
+            found.setdefault(verdict_of(d, effect), {})[table.spec.rows[row].name] = d
+    said = {
+        verdict: "; ".join(f"{name} ({_facts(d)})" for name, d in own.items())
+        for verdict, own in found.items()
+    }
+    if len(unclear := [d.mean for d in found.get(OPEN, {}).values()]) > _LISTED:
+        said[OPEN] = (
+            f"{len(unclear)} rows, whose differences are {number(min(unclear))} to {number(max(unclear))}"
+        )
     control, own = table.spec.rows[table.spec.reference].name, rows[table.spec.reference]
     head = f"{METRICS[plan.primary]} of {control}: {number(own.mean)} over {own.seeds} seeds, δ {effect:g}."
-    parts = [
-        f"{verdict.capitalize()}: {'; '.join(said[verdict])}." for verdict in VERDICTS if verdict in said
-    ]
+    parts = [f"{verdict.capitalize()}: {said[verdict]}." for verdict in VERDICTS if verdict in said]
     widest = [one.difference.detectable for one in rows.values() if one.difference]
     widest = [value for value in widest if not math.isnan(value)]
     if widest:

@@ -23,6 +23,7 @@ from suture_papers.tables.runs import final_runs, tuning_runs
 from suture_papers.tables.spec import TableSpec
 from suture_papers.tables.statistics import Difference
 from suture_papers.tables.study import compared, sentences, verdict_of
+from suture_papers.tables.verdict import number
 
 PLAN: dict[str, Any] = {
     "question": "Is it better?",
@@ -101,6 +102,35 @@ def test_the_page_says_the_effect_first_and_what_could_have_been_found(tmp_path:
     assert "results before the plan: 0" not in page
     assert f"SHA-256 {digest(planned(spec.preset(None)))}" in page
     assert "beats" not in page
+
+
+@pytest.mark.parametrize(("gain", "tone"), [(-0.05, "t0"), (0.05, "t2"), (0.001, "t7")])
+def test_the_figure_shows_differences_and_only_verdicts_in_colour(
+    tmp_path: Path, gain: float, tone: str
+) -> None:
+    """The control is ours: theirs is that much worse. No marks of a test that the study does not make."""
+    spec = study()
+    stored(spec, tmp_path / "runs", [gain + wobble for wobble in (-0.002, 0.002, 0.0, -0.001, 0.001)])
+    write_tables(collect(spec.preset(None), store(tmp_path / "runs")), tmp_path, "test")
+    svg = (tmp_path / "test.svg").read_text()
+    assert re.findall(r'class="line (t\d)"', svg) == [tone]  # the interval; the line at 0 is thin
+    assert len(re.findall(r"<circle", svg)) == 1
+    assert ".700" in svg
+    assert number(0.7 + gain) in svg
+    assert not re.search(r">(ns|\*+)<", svg)
+
+
+def test_of_many_rows_that_say_nothing_the_range_is_told(tmp_path: Path) -> None:
+    rows = {f"r{k}": {"name": f"Row {k}", "set": {"method": "vanilla", "rounds": k + 1}} for k in range(6)}
+    spec = study(rows={**SPEC["rows"], **rows})
+    for run in final_runs(spec.preset(None), {}):
+        number_of_row = int(run.row[1]) if run.row in rows else 0
+        value = 0.7 + number_of_row / 1000 + (0.01 if run.seed % 2 else -0.01) * (run.row != "ours")
+        result(run, tmp_path, {"A": value, "B": value})
+        found = {"train": 40, "n": 10, "patients": 10, "overlap": True, "test": f"seed {run.seed}"}
+        change(tmp_path, run, resampled={**found, "auroc": {"value": value, "draws": [value, value]}})
+    said = sentences(collect(spec.preset(None), store(tmp_path)))
+    assert re.search(r"Nothing can be told: 7 rows, whose differences are \.002 to \.007\.", said)
 
 
 def test_rows_on_other_test_images_are_not_compared(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ def test_every_table_of_the_repository_can_be_run() -> None:
                 assert "{data}" not in str(options)
                 # A simulation puts the words of its documents here before it plans, and reads the folder.
                 with_settings(job, ["model.vocabulary=clinical", "model.embedding=tfidf"]).plan("x")
+                job.schedule()  # which refuses what its settings contradict
 
 
 def test_a_run_is_named_by_its_settings_alone() -> None:

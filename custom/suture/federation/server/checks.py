@@ -9,7 +9,7 @@ from typing import Any
 from suture.core.errors import ConfigError, FederationError, as_word
 from suture.core.labels import LabelType
 from suture.core.validation import flat, lasting
-from suture.federation.plan import Plan, Schedule, round_context
+from suture.federation.plan import Plan, Schedule, Selection, round_context
 from suture.federation.server.held_out import HeldOut
 from suture.federation.server.registry import SiteRegistry
 from suture.federation.server.selection import MEASURED_HERE, Best
@@ -24,15 +24,12 @@ def check_selection(schedule: Schedule, method: Method, held_out: HeldOut | None
     """Check before any training that the rounds can be compared as the schedule requests.
 
     Raises:
-        FederationError: the server is to measure models that it does not have, or has no data for it.
+        ConfigError: the server is to measure models that it does not have.
+        FederationError: it has no data for it.
     """
+    check_has_models(schedule.selection, method)
     if schedule.selection not in MEASURED_HERE:
         return
-    if method.exchange.personal != "nothing":
-        raise FederationError(
-            f"{method.about.title} keeps its models at the sites, so the server cannot measure them; "
-            "select by 'site_loss'"
-        )
     if not (held_out and held_out.has("validation")):
         raise FederationError(
             f"selection={schedule.selection!r} needs labelled validation data at the server; name it in the "
@@ -42,6 +39,19 @@ def check_selection(schedule: Schedule, method: Method, held_out: HeldOut | None
         raise FederationError(
             "selection='server_balanced_accuracy' needs one label for each image, but the server's "
             "data have several; select by 'server_metric'"
+        )
+
+
+def check_has_models(selection: Selection, method: Method) -> None:
+    """Check of a job that the server has the models that it is to measure.
+
+    Raises:
+        ConfigError: they stay at the sites.
+    """
+    if selection in MEASURED_HERE and method.exchange.personal != "nothing":
+        raise ConfigError(
+            f"{method.about.title} keeps its models at the sites, so the server cannot measure them; set "
+            "selection = 'site_loss'"
         )
 
 
