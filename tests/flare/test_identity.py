@@ -99,7 +99,7 @@ def test_a_kit_without_its_files_is_named(broken: str, tmp_path: Path) -> None:
 
 
 def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no RSA key"):
+    with pytest.raises(ConfigError, match="not an RSA key"):
         kit(tmp_path, "alpha", ec.generate_private_key(ec.SECP256R1()))
 
 

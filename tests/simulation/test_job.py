@@ -221,7 +221,7 @@ def test_the_server_measures_no_model_that_stays_at_a_site(method: str) -> None:
     job = with_settings(load_job("surgical_nih"), [f"method={method}"])
     job.schedule()
     for selection in ("server_metric", "server_balanced_accuracy"):
-        with pytest.raises(ConfigError, match="keeps its models at the sites.*selection = 'site_loss'"):
+        with pytest.raises(ConfigError, match=r"keeps its models at the sites.*selection = 'site_loss'"):
             with_settings(job, [f"selection={selection}"]).schedule()
 
 

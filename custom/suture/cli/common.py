@@ -55,7 +55,7 @@ Detach = Annotated[
 Model = Annotated[Path, typer.Argument(help="A run, or its model/ folder.", callback=model_folder)]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", callback=run_folder)]
 MaxFailed = Annotated[
-    int, typer.Option(min=0, help="Number of unusable inputs that is tolerated; above it the exit code is 1.")
+    int, typer.Option(min=0, help="Unusable inputs to accept; with more, the exit code is 1.")
 ]
 Device = Annotated[
     str | None,

@@ -106,10 +106,10 @@ def compare(
 def decide(
     model: Model,
     data: Labelled,
-    sensitivity: Annotated[float | None, typer.Option(help="Share of the positives that is found.")] = None,
-    specificity: Annotated[float | None, typer.Option(help="Share of the negatives that is left.")] = None,
-    cost: Annotated[float | None, typer.Option(help="Of a missed finding, in false alarms.")] = None,
-    youden: Annotated[bool, typer.Option("--youden", help="Largest sum of the two.")] = False,
+    sensitivity: Annotated[float | None, typer.Option(help="Target sensitivity.")] = None,
+    specificity: Annotated[float | None, typer.Option(help="Target specificity.")] = None,
+    cost: Annotated[float | None, typer.Option(help="Cost of a missed finding, in false alarms.")] = None,
+    youden: Annotated[bool, typer.Option("--youden", help="Maximise sensitivity + specificity.")] = False,
     split: Chosen = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the thresholds that the model has.")

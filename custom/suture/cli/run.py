@@ -133,7 +133,7 @@ def run(
     seeds: Annotated[int, typer.Option(min=1, help="With --compare: number of seeds.")] = 1,
     folds: Annotated[
         int | None,
-        typer.Option(help="With --compare: parts of each site's patients, each the test data once."),
+        typer.Option(help="With --compare: folds of cross-validation over each site's patients."),
     ] = None,
     trust: Trust = False,
 ) -> None:

@@ -33,7 +33,7 @@ def init(
         bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")
     ] = False,
 ) -> None:
-    """Look at the data of your hospitals, and write a suture.toml for each and a job."""
+    """Inspect each site's data, and write its suture.toml and a job."""
     from suture.data.config import CONFIG
     from suture.simulation.new_study import as_toml, look, placed, refuse_existing, summary, write_study
 
@@ -166,24 +166,24 @@ def labels(
     ] = None,
     different: Annotated[
         list[str] | None,
-        typer.Option("--different", metavar="NAME=OF", help="They are two classes. Repeatable."),
+        typer.Option("--different", metavar="NAME=OF", help="NAME and OF are different classes. Repeatable."),
     ] = None,
     child: Annotated[
         list[str] | None,
-        typer.Option("--child", metavar="NAME=OF", help="NAME is a kind of OF, its parent. Repeatable."),
+        typer.Option("--child", metavar="NAME=OF", help="OF becomes the parent of NAME. Repeatable."),
     ] = None,
-    by: Annotated[str | None, typer.Option("--by", help="Who decides; needed for a decision.")] = None,
+    by: Annotated[str | None, typer.Option("--by", help="Who decides; required with a decision.")] = None,
     page: Annotated[
         Path | None,
         typer.Option("--page", metavar="FILE", help="Write the atlas as a page (HTML) to print and discuss."),
     ] = None,
     part: Annotated[
         str | None,
-        typer.Option("--excerpt", metavar="SITE=FILE", help="Write what of labels.toml concerns one site."),
+        typer.Option("--excerpt", metavar="SITE=FILE", help="Write one site's part of labels.toml."),
     ] = None,
     encoder: Annotated[
         Path | None,
-        typer.Option("--encoder", metavar="FOLDER", help="An encoder of text: compares meanings, too."),
+        typer.Option("--encoder", metavar="FOLDER", help="Text encoder: also compares meanings."),
     ] = None,
 ) -> None:
     """Compare the label lists of the sites of a study, and record decisions about names in labels.toml."""

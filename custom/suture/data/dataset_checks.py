@@ -44,7 +44,7 @@ def _config(dataset: DataSet, values: Mapping[str, Any]) -> DatasetConfig:
     }
     missing = sorted(kind.model_fields.keys() - described - {"dataset"})
     assert not missing, f"{kind.__name__}: its docstring describes no {', '.join(missing)}"
-    assert kind.model_fields["dataset"].default, f"{kind.__name__}: `dataset` needs its word as the default"
+    assert kind.model_fields["dataset"].default, f"{kind.__name__}: `dataset` needs its name as the default"
     strict = kind.model_config.get("extra") == "forbid"
     assert strict, f"{kind.__name__}: takes a key that does not exist; leave `extra` as in DatasetConfig"
     return kind.model_validate(dict(values))

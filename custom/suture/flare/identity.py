@@ -39,7 +39,7 @@ class KitIdentity(Identity):
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(f"{startup / 'client.key'}: {error}; provision the kit again") from error
         if not isinstance(key, RSAPrivateKey):
-            raise ConfigError(f"{startup / 'client.key'} is no RSA key; secure aggregation signs with one")
+            raise ConfigError(f"{startup / 'client.key'} is not an RSA key; secure aggregation needs one")
         self._key = key
 
     def sign(self, message: bytes) -> bytes:

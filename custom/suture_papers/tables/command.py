@@ -52,7 +52,7 @@ def table(
     ] = None,
     render: Annotated[bool, typer.Option("--render", help="Only render the stored results.")] = False,
 ) -> None:
-    """Perform the missing runs of a paper's table or figure, and render it."""
+    """Do the missing runs of a paper's table or figure, and render it."""
     from suture.core.errors import ConfigError
     from suture.simulation.sites import compute_on
     from suture_papers.tables.conduct import Session, compare_classes, conduct

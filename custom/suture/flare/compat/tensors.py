@@ -96,7 +96,7 @@ class Tensors(TensorDecomposer):
                 return _of_section(manager, section, shape, dtype)
             case [str(file), int(start)]:
                 return _of_file(manager, file, start, shape, dtype)
-        raise ValueError("a tensor that is nowhere")
+        raise ValueError("a tensor has neither an inline section nor a file")
 
 
 def _of_section(manager: DatumManager, name: str, shape: list[int], dtype: torch.dtype) -> Tensor:
