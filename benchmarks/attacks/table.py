@@ -66,15 +66,21 @@ def cells() -> Iterator[Cell]:
     for seed, defence in itertools.product(SEEDS, ("none", "ε 8", masked)):
         if seed == 1 or defence != masked:
             yield Cell("inversion, step", "phantoms", 4, defence, seed)
-    for seed, data, attack in itertools.product(SEEDS, both, lies[:2]):
-        yield Cell(attack, data, 4, "ε 8", seed)
-    for seed, attack, defence in itertools.product(SEEDS, liars.BACKDOORS[1:], ("none", *MERGES)):
-        yield Cell(attack, "small phantoms", 4, defence, seed)
+    for attack in lies[:2]:
+        yield Cell(attack, "phantoms", 4, "ε 8", 1)
     for defence in ("none", "ε 8"):
         yield Cell("inversion, round", "phantoms", 4, defence, 1)
+    for defence, seed in itertools.product(("median", "clip", "trimmed"), SEEDS):
+        yield Cell("backdoor x10", "small phantoms", 4, defence, seed)
+    yield Cell("backdoor", "small phantoms", 4, masked, 1)
+    for seed, attack in itertools.product(SEEDS, lies[:2]):
+        yield Cell(attack, "phantoms", 4, "ε 8", seed)
+    for seed, attack, defence in itertools.product(SEEDS, liars.BACKDOORS[1:], ("none", *MERGES)):
+        yield Cell(attack, "small phantoms", 4, defence, seed)
+    for data, seed, attack in itertools.product(both, SEEDS, lies[:2]):
+        yield Cell(attack, data, 4, "ε 8", seed)
     for attack, defence in itertools.product(lies[:7], ("none", *MERGES)):
         yield Cell(attack, "phantoms", 10, defence, 3)
-    yield Cell("backdoor", "small phantoms", 4, masked, 1)
     for seed, data, attack in itertools.product(SEEDS, both, lies[:6]):
         yield Cell(attack, data, 4, masked, seed)
     for attack, seed in itertools.product(liars.BACKDOORS[1:], SEEDS):
