@@ -19,9 +19,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 BUDGET = {
     "lines of code, engine": 35_200,
-    "lines of code, papers": 7_580,
+    "lines of code, papers": 7_680,
     "settings": 384,
-    "words of docs": 41_060,
+    "words of docs": 38_100,
 }
 
 

@@ -27,7 +27,7 @@ from suture_papers.tables.outcome import Outcome, collect
 from suture_papers.tables.render import stem_of
 from suture_papers.tables.results import ResultStore
 from suture_papers.tables.spec import Column, Table
-from suture_papers.tables.statistics import corrected_resampled
+from suture_papers.tables.statistics import corrected_resampled, runs_needed
 from suture_papers.tables.tuned_columns import goal_of, values_of_task
 
 Verdict = Literal["confirmed", "equivalent", "refuted", "open"]
@@ -109,6 +109,7 @@ class Decision:
         pairs: how many differences there are, of runs of one seed or of fine-tunings on one random split.
         difference, low, high: their mean and its 95 % interval; NaN where undefined.
         detectable: the smallest difference that such an interval would show with a power of 80 %.
+        needed: with how many pairs that difference would be the margin; see `runs_needed`.
         verdict: see `verdict`.
     """
 
@@ -117,6 +118,7 @@ class Decision:
     low: float = math.nan
     high: float = math.nan
     detectable: float = math.nan
+    needed: int | None = None
     verdict: Verdict = "open"
 
 
@@ -200,7 +202,8 @@ def decision(values: Sequence[float], margin: float, expects: str, tested: float
     d = corrected_resampled(values, tested, 1.0)
     if d.n < LEAST_PAIRS:
         return Decision(d.n, d.mean)
-    return Decision(d.n, d.mean, d.low, d.high, d.detectable, verdict(d.low, d.high, margin, expects))
+    needed = None if math.isnan(d.spread) else runs_needed(d.spread, tested, margin)
+    return Decision(d.n, d.mean, d.low, d.high, d.detectable, needed, verdict(d.low, d.high, margin, expects))
 
 
 def verdict(low: float, high: float, margin: float, expects: str) -> Verdict:
@@ -236,7 +239,7 @@ def page_of(path: Path, runs: Path) -> str:
     parts = ["# Claims of the five papers", f"{n} of {len(verdicts)} claims are decided here: {counts}."]
     parts.append(_HOW.format(fixed=f"{claims.fixed:%d %B %Y}", digest=digest[:16]))
     for paper, rows in lines.items():
-        parts += [f"## {paper}", "\n".join([_HEAD, "|---" * 8 + "|", *rows])]
+        parts += [f"## {paper}", "\n".join([_HEAD, "|---" * 9 + "|", *rows])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -253,6 +256,7 @@ def _line(claim: Claim, found: Decision, margin: float, earlier: bool) -> str:
         f"{_signed(found.difference)}{'' if undefined else interval}{' †' if earlier else ''}",
         few if undefined else str(found.pairs),
         DASH if math.isnan(found.detectable) else f"{found.detectable:.3f}",
+        DASH if found.needed is None else str(found.needed),
         f"{margin:g}",
         "open" if found.verdict == "open" else f"**{found.verdict}**",
         ", ".join(f"[{page}]({page}.md)" if found.pairs else page for page in pages),
@@ -264,7 +268,7 @@ def _signed(value: float) -> str:
     return DASH if math.isnan(value) else f"{value:+.3f}".replace("-", "−").replace("0.", ".", 1)
 
 
-_HEAD = "| claim | printed | here: difference (95 %) | pairs | detectable | margin | verdict | decided by |"
+_HEAD = "| claim | printed | here (95 %) | pairs | detectable | needed | margin | verdict | decided by |"
 _HOW = """\
 Each row is a claim of [claims.toml](claims.toml) (fixed on {fixed}, SHA-256 {digest}…), judged by the \
 small runs of [these tables](README.md). The margin is the smallest difference that matters. *Confirmed*: \
@@ -272,5 +276,6 @@ the 95 % interval lies above the margin (for a claim of equality, within ± marg
 margin. *Refuted*: below 0 (for equality, beyond the margin). *Open*: otherwise. Pairs are seeds, values \
 of a series, or fine-tunings on random splits after one meta-training; these splits overlap, so their \
 interval has Nadeau and Bengio's correction. *Detectable*: the difference that would be found four times \
-in five. Intervals hold for this data, network and budget, and are not adjusted for the number of claims; \
-seeds share one test set. †: runs older than the list."""
+in five. *Needed*: with how many pairs that would be the margin; a dash where more fine-tunings of one \
+model cannot get there. Intervals hold for this data, network and budget, and are not adjusted for the \
+number of claims; seeds share one test set. †: runs older than the list."""

@@ -81,7 +81,7 @@ def _differences(outcome: Outcome) -> list[Chart]:
     assert spec.plan is not None
     panels: list[Chart] = []
     for metric, effect in spec.plan.effects.items():
-        found = compared(outcome, metric)
+        found = {row: one for row, one in compared(outcome, metric).items() if one.same_as is None}
         known = {k: d for k, one in found.items() if (d := one.difference) and not math.isnan(d.low)}
         axis = ticks(*_extent([(-effect, effect), *((d.low, d.high) for d in known.values())]), most=4)
         left = 20.0 if panels else 24 + max(text_width(spec.rows[row].name) for row in found)

@@ -63,6 +63,7 @@ def leaderboard(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
     Returns:
         ``control``; ``studies`` by name: title, question, block, metric, effect (δ), registered, digest,
         changed (whether the plan was); ``rows`` by key: name, ``cells`` by study, and ``over_studies``.
+        A cell names the row whose runs it shares, if any, as ``same_as``.
 
     Raises:
         ConfigError: two studies have different controls.
@@ -95,8 +96,10 @@ def leaderboard(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
             d = one.difference
             if d is not None and not math.isnan(d.mean):
                 effects.setdefault(row, {}).setdefault(plan.block, []).append(d.mean)
-            figures = {} if d is None else {k: _rounded(v) for k, v in vars(d).items()}
+            figures: dict[str, Any] = {} if d is None else {k: _rounded(v) for k, v in vars(d).items()}
             figures = {"difference" if k == "mean" else k: v for k, v in figures.items() if k != "n"}
+            if one.same_as is not None:
+                figures["same_as"] = one.same_as
             cells.setdefault(row, {})[study] = {
                 "mean": _rounded(one.mean),
                 "seeds": one.seeds,
@@ -104,9 +107,12 @@ def leaderboard(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
                 **figures,
                 "verdict": "control" if d is None else verdict_of(d, effect),
             }
+    # Rows that are one model in all of their studies are one test.
+    first: dict[str, str] = {}
+    same = {row: first.setdefault(json.dumps(of, sort_keys=True), row) for row, of in effects.items()}
+    tested = over_studies({row: effects[row] for row in first.values()})
     over = {
-        row: {key: _rounded(value) for key, value in vars(one).items()}
-        for row, one in over_studies(effects).items()
+        row: {key: _rounded(value) for key, value in vars(tested[one]).items()} for row, one in same.items()
     }
     rows = {
         row: {"name": name, "cells": cells[row], "over_studies": over.get(row)} for row, name in names.items()

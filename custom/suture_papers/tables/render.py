@@ -28,7 +28,7 @@ from suture_papers.tables.figures import draw, existing_plots, plot_curves
 from suture_papers.tables.outcome import ClassComparison, Outcome
 from suture_papers.tables.results import Result
 from suture_papers.tables.spec import OWN_COLUMNS, Column, Table, TableSpec, Value
-from suture_papers.tables.study import plan_facts, sentences, study_tables
+from suture_papers.tables.study import plan_facts, same_rows, sentences, study_tables
 from suture_papers.tables.tuned_columns import shown, task_cells
 from suture_papers.tables.verdict import verdict
 
@@ -210,7 +210,8 @@ def _task_table(outcome: Outcome) -> Grid:
 
 def class_table(outcome: Outcome, column: Column) -> Grid:
     """Return the table of the AUROC (or recall) of each class, mean over the runs."""
-    spec, rows = outcome.table.spec, outcome.table.rows
+    spec, twins = outcome.table.spec, same_rows(outcome) if outcome.table.spec.plan else {}
+    rows = {key: row for key, row in outcome.table.rows.items() if key not in twins}
     areas = {row: class_means(spec, row, outcome.results[row, "None"], column) for row in rows}
     names = sorted({name for found in areas.values() for name in found})
     by_class = spec.by_class

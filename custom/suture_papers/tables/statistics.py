@@ -15,6 +15,9 @@ from suture.learning.metrics import Floats, known_only, patient_numbers
 
 _ROUNDING = 1e-12
 
+SHIFT = float(stats.norm.ppf(0.975) + stats.norm.ppf(0.8))
+"""The true difference, in standard errors, that a normal test finds with power .8 at p < .05: 2.80."""
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -27,6 +30,8 @@ class Difference:
         p: two-sided p of no difference.
         detectable: the smallest true difference that such a design finds with power .8 at p < .05.
         holm: p after Holm's correction for the other rows of the table.
+        spread: standard deviation of the differences.
+        share: the part of spread² that more runs do not take away, test/train; see `corrected_resampled`.
     """
 
     n: int
@@ -36,6 +41,8 @@ class Difference:
     p: float
     detectable: float
     holm: float = math.nan
+    spread: float = math.nan
+    share: float = math.nan
 
 
 def corrected_resampled(differences: Sequence[float], test: float, train: float) -> Difference:
@@ -54,12 +61,14 @@ def corrected_resampled(differences: Sequence[float], test: float, train: float)
     mean, runs = float(d.mean()), len(d)
     if runs < 2:
         return Difference(runs, mean, *[math.nan] * 4)
-    error = float(d.std(ddof=1)) * math.sqrt(1 / runs + test / train)
+    spread, share = float(d.std(ddof=1)), test / train
+    error = spread * math.sqrt(1 / runs + share)
     if error < _ROUNDING:  # the same in all runs: equal rows, or too few digits
         return Difference(runs, mean, mean, mean, 1.0 if abs(mean) < _ROUNDING else math.nan, math.nan)
     reach = float(stats.t.ppf(0.975, runs - 1)) * error
     p = float(2 * stats.t.sf(abs(mean) / error, runs - 1))
-    return Difference(runs, mean, mean - reach, mean + reach, p, detectable(error, runs - 1))
+    found = detectable(error, runs - 1)
+    return Difference(runs, mean, mean - reach, mean + reach, p, found, spread=spread, share=share)
 
 
 def detectable(error: float, freedom: int, power: float = 0.8, level: float = 0.05) -> float:
@@ -76,6 +85,25 @@ def detectable(error: float, freedom: int, power: float = 0.8, level: float = 0.
     # The other tail has less than a millionth at a power of .8.
     shift = optimize.brentq(lambda at: float(stats.nct.sf(limit, freedom, at)) - power, 0.0, 2 * limit)
     return error * float(shift)
+
+
+def runs_needed(spread: float, share: float, effect: float) -> int | None:
+    """Return how many runs the corrected test needs to find `effect` with power .8.
+
+    Args:
+        spread, share: as in `Difference`.
+
+    Returns:
+        None where more than a thousand are needed, or no number is enough: the error stays above
+        spread * sqrt(share).
+    """
+    room = (effect / (SHIFT * spread)) ** 2 - share  # 1/n with a normal distribution in place of t
+    if room < 1e-3:
+        return None
+    n = max(2, math.floor(1 / room))
+    while detectable(spread * math.sqrt(1 / n + share), n - 1) > effect:
+        n += 1
+    return n
 
 
 def two_level(draws: ArrayLike, n: int = 4000, seed: int = 0) -> tuple[float, float]:
@@ -205,9 +233,8 @@ def clustered_delong(
     if error < _ROUNDING:
         return Difference(clusters, mean, mean, mean, 1.0 if abs(mean) < _ROUNDING else math.nan, math.nan)
     reach = float(stats.norm.ppf(0.975)) * error
-    found = float(stats.norm.ppf(0.975) + stats.norm.ppf(0.8)) * error
     p = float(2 * stats.norm.sf(abs(mean) / error))
-    return Difference(clusters, mean, mean - reach, mean + reach, p, found)
+    return Difference(clusters, mean, mean - reach, mean + reach, p, SHIFT * error)
 
 
 def _placements(score: Floats, truth: np.ndarray) -> Floats:

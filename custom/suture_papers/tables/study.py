@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from statistics import fmean
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
 from typing import Any
 
 from suture.core.errors import DataError
@@ -13,7 +14,14 @@ from suture_papers.tables.cells import DASH, Grid, p_value
 from suture_papers.tables.outcome import Outcome
 from suture_papers.tables.plan import changes, digest, planned
 from suture_papers.tables.spec import Metric, Plan, Table, Value
-from suture_papers.tables.statistics import Difference, corrected_resampled, two_level, with_holm
+from suture_papers.tables.statistics import (
+    SHIFT,
+    Difference,
+    corrected_resampled,
+    runs_needed,
+    two_level,
+    with_holm,
+)
 from suture_papers.tables.verdict import number
 
 METRICS: dict[Metric, str] = {
@@ -48,6 +56,7 @@ class Compared:
         bootstrap: 95 % interval of the difference over seeds and test patients.
         tuned: the chosen value of the tuned setting.
         seconds: mean cost of a run.
+        same_as: the row whose runs these equal in every figure; they are one model, and tested once.
     """
 
     mean: float
@@ -56,6 +65,7 @@ class Compared:
     bootstrap: tuple[float, float]
     tuned: Value
     seconds: float
+    same_as: str | None = None
 
 
 def compared(outcome: Outcome, metric: Metric) -> dict[str, Compared]:
@@ -64,10 +74,12 @@ def compared(outcome: Outcome, metric: Metric) -> dict[str, Compared]:
     Raises:
         DataError: a row and the control were tested on other images with the same seed.
     """
-    table = outcome.table
+    table, twins = outcome.table, same_rows(outcome)
     control = outcome.results[table.spec.reference, "None"]
     differences, found = {}, {}
     for row in table.rows:
+        if row in twins:
+            continue
         own = outcome.results[row, "None"]
         values = [v for one in own.values() if (v := _value(one.resampled, metric)) is not None]
         bounds = (math.nan, math.nan)
@@ -84,10 +96,32 @@ def compared(outcome: Outcome, metric: Metric) -> dict[str, Compared]:
         mean = fmean(values) if values else math.nan
         found[row] = (mean, len(values), bounds, outcome.tuned.get((row, "None")), seconds)
     tested = with_holm(differences)
-    return {
+    distinct = {
         row: Compared(mean, n, tested.get(row), bounds, tuned, seconds)
         for row, (mean, n, bounds, tuned, seconds) in found.items()
     }
+    return {
+        row: replace(distinct[twins[row]], same_as=twins[row]) if row in twins else distinct[row]
+        for row in table.rows
+    }
+
+
+def same_rows(outcome: Outcome) -> dict[str, str]:
+    """Return the rows whose runs equal those of another row in every figure, each with that row.
+
+    Two settings can amount to one model, which Holm's correction is not to count twice. The control stands
+    for its equals, else the first row does.
+    """
+    reference = outcome.table.spec.reference
+    first: dict[str, str] = {}
+    found = {}
+    for row in sorted(outcome.table.rows, key=lambda row: row != reference):
+        runs = outcome.results[row, "None"]
+        content = [[seed, runs[seed].metrics, runs[seed].resampled] for seed in sorted(runs)]
+        same = first.setdefault(json.dumps(content, sort_keys=True), row) if content else row
+        if same != row:
+            found[row] = same
+    return found
 
 
 def _value(of: Mapping[str, Any], metric: Metric) -> float | None:
@@ -136,7 +170,7 @@ def sentences(outcome: Outcome) -> str:
     rows, effect = compared(outcome, plan.primary), plan.effects[plan.primary]
     found: dict[str, dict[str, Difference]] = {}
     for row, one in rows.items():
-        if d := one.difference:
+        if one.same_as is None and (d := one.difference):
             found.setdefault(verdict_of(d, effect), {})[table.spec.rows[row].name] = d
     said = {
         verdict: "; ".join(f"{name} ({_facts(d)})" for name, d in own.items())
@@ -155,7 +189,26 @@ def sentences(outcome: Outcome) -> str:
         sizes = " to ".join(dict.fromkeys([number(min(widest)), number(max(widest))]))
         by_row = ", depending on the row," if " to " in sizes else ""
         parts.append(f"A difference of {sizes}{by_row} would be found four times in five.")
-    return " ".join([head, *parts])
+    tested = [one.difference for one in rows.values() if one.difference and one.same_as is None]
+    return " ".join([head, *parts, *_needed(tested, effect)])
+
+
+def _needed(found: Sequence[Difference], effect: float) -> Iterator[str]:
+    """Say what would find δ four times in five for the median row, where these runs would not."""
+    found = [one for one in found if not math.isnan(one.spread)]
+    if not found or (now := median(one.detectable for one in found)) <= effect:
+        return
+    spread, share = median(one.spread for one in found), median(one.share for one in found)
+    if seeds := runs_needed(spread, share, effect):
+        yield f"To find δ for the median row takes {seeds} seeds."
+        return
+    floor, patients = SHIFT * spread * math.sqrt(share), (now / effect) ** 2
+    apart = runs_needed(spread, 0.0, effect)
+    sets = f", or {apart} such sets of patients with one seed each" if apart else ""
+    yield (
+        f"More seeds on these patients cannot find less than {number(floor)} for the median row: δ takes "
+        f"about {patients:.0f} times as many patients with as many seeds{sets}."
+    )
 
 
 def _facts(d: Difference) -> str:
@@ -178,7 +231,13 @@ def _metric_table(outcome: Outcome, metric: Metric, effect: float) -> Grid:
         "detectable", "verdict", "tuned", "seeds",
     ]  # fmt: skip
     cells = []
+    alike = []
     for row, one in compared(outcome, metric).items():
+        if one.same_as is not None:
+            alike.append(
+                f"{table.spec.rows[row].name} is {table.spec.rows[one.same_as].name} in every figure"
+            )
+            continue
         d = one.difference
         tuned = f"{one.tuned:g}" if isinstance(one.tuned, float) else str(one.tuned or DASH)
         between = ["control", *[DASH] * 5]
@@ -199,7 +258,7 @@ def _metric_table(outcome: Outcome, metric: Metric, effect: float) -> Grid:
         "seeds and test patients. Better and worse need p (Holm) < .05. Detectable: with power .8, one row "
         f"alone. δ = {effect:g}."
     )
-    return Grid(caption, heads, cells)
+    return Grid(caption, heads, cells, [f"{'; '.join(alike)}: tested once."] if alike else [])
 
 
 def plan_facts(table: Table, record: Mapping[str, Any] | None) -> list[tuple[str, str]]:

@@ -71,7 +71,12 @@ def student(d: list[float], share: float = 0.0) -> tuple[float, float, float, fl
 def against(runs: Runs, control: str, metric: str) -> dict[str, tuple[float, float, float, float, float]]:
     """Of each row of a study: mean difference, 95 % bounds, p and Holm's p, from the corrected t-test."""
     found: dict[str, tuple[float, float, float, float]] = {}
-    for row, own in runs.items():
+    once: dict[str, str] = {}  # by all figures of a row: rows of one model are one test
+    for row in (control, *runs):
+        own = runs[row]
+        figures = repr([(seed, own[seed]["metrics"], own[seed]["resampled"]) for seed in sorted(own)])
+        if own and once.setdefault(figures, row) != row:
+            continue
         seeds = sorted(own.keys() & runs[control].keys())
         if row == control or len(seeds) < 2:
             continue

@@ -58,11 +58,12 @@ def test_three_differences_by_hand() -> None:
     """.02, .03, .04: mean .03, SD .01; t(.975, 2) = 4.302653: half the interval is 4.302653 x .01 / sqrt(3).
 
     The noncentral t of 2 degrees that exceeds 4.302653 with probability .8 has 5.6535: x .01 / sqrt(3).
+    Half a SD is found four times in five with 34 pairs.
     """
     found = decision([0.02, 0.03, 0.04], 0.005, "more")
     assert (found.low, found.high) == pytest.approx((0.005159, 0.054841), abs=1e-6)
     assert found.detectable == pytest.approx(0.032640, abs=1e-6)
-    assert (found.pairs, found.verdict) == (3, "confirmed")
+    assert (found.pairs, found.needed, found.verdict) == (3, 34, "confirmed")
     assert decision([0.02, 0.03, 0.04], 0.006, "more").verdict == "open"
     assert decision([0.02, 0.03, 0.04], 0.06, "more").verdict == "equivalent"
     assert decision([-0.02, -0.03, -0.04], 0.005, "more").verdict == "refuted"
@@ -72,7 +73,7 @@ def test_overlapping_splits_widen_the_interval() -> None:
     """30 tested on over 70 trained on: SD sqrt(1/3 + 3/7) = .0087287, times 4.302653."""
     found = decision([0.02, 0.03, 0.04], 0.005, "more", tested=30 / 70)
     assert found.high - found.difference == pytest.approx(0.0375563, abs=1e-6)
-    assert found.verdict == "open"
+    assert (found.needed, found.verdict) == (None, "open")
 
 
 @pytest.mark.parametrize("values", [[], [0.5], [0.5, 0.5]])
@@ -135,7 +136,7 @@ def test_a_claim_is_decided_by_the_stored_runs(finished: str, mark: str, tmp_pat
         b = 0.5 + (0.01 * (run.seed + 1) if run.row == "ours" else 0)
         result(run, tmp_path / "runs", {"A": 0.8, "B": b}, finished=finished)
     page = page_of(path, tmp_path / "runs")
-    assert f"+.030 (+.005 to +.055){mark} | 3 | 0.033 | 0.01 | open" in page
+    assert f"+.030 (+.005 to +.055){mark} | 3 | 0.033 | 10 | 0.01 | open" in page
     assert "0 of 1 claims are decided here" in page
     assert digest[:16] in page
 

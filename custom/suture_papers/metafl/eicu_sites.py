@@ -1,0 +1,48 @@
+"""eICU's stays partitioned among sites that code different groups of diagnoses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from suture.core.errors import ConfigError
+from suture.core.validation import LIMIT, STRICT
+from suture.data.config import parse_data
+from suture.data.readers import load_table
+from suture.methods.base import Method
+from suture.simulation.partition import Classes, class_lists
+from suture.simulation.sites import Destination, PartitionedSites, write_partitioned
+from suture_papers.public_data import data_folder
+
+
+@dataclass(frozen=True, config=STRICT)
+class EicuSites(PartitionedSites):
+    """eICU's drugs and past history at K sites; groups of 100 stays or more, of which each site codes some.
+
+    Attributes:
+        root: folder of patient.csv and the tables beside it; by default eicu_demo in SUTURE_DATA.
+    """
+
+    clients: Annotated[int, Field(ge=1, le=LIMIT)] = 3
+    classes: Classes = "disjoint"
+
+    def prepare(self, folder: Path, runs: Path, seed: int, method: Method) -> list[str]:
+        """Write each site, and the held-out rows of the server; see `PhantomSites.prepare`.
+
+        Raises:
+            ConfigError: there is no patient.csv.
+        """
+        root = data_folder(self.root, "eicu_demo", "eICU")
+        table = next(iter(sorted(root.glob("patient.csv*"))), None)
+        if table is None:
+            raise ConfigError(f"{root} has no patient.csv; name its folder with --set simulation.root=DIR")
+        values = {"dataset": "eicu", "table": table, "labels_from": "diagnosis", "seed": self.seed}
+        pooled = load_table(parse_data(values, "simulation"))
+        lists = class_lists(
+            self.classes, pooled.labels, self.clients, seed=self.seed, per_client=self.per_client
+        )
+        to = Destination(folder, runs, method, self.learning_rates, self.validation)
+        return write_partitioned(to, pooled, lists, self.seed)
