@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 
 import torch
@@ -18,11 +19,8 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+@cache
 def versions() -> dict[str, str]:
-    """Return the versions of Suture, of Python and of the packages that results depend on."""
-    return {
-        "suture": VERSION,
-        "python": platform.python_version(),
-        **{name: version(name) for name in _PACKAGES},
-        "torch build": torch.__version__,
-    }
+    """Return the versions of Suture, of Python and of the packages that results depend on; read once."""
+    found = {name: version(name) for name in _PACKAGES}
+    return {"suture": VERSION, "python": platform.python_version(), **found, "torch build": torch.__version__}
