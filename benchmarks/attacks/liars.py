@@ -38,6 +38,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
+import secure
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
@@ -233,9 +234,9 @@ def run(cell: Cell) -> dict[str, Any]:
     local = LocalTraining(lr=3e-3, epochs=2 if small else 1, batch_size=32 if small else 64)
     method = SurgicalAggregation(local=local)
     plan = Plan(method, spec, Augmentation(), cell.seed, "run", code_hash(SurgicalAggregation))
-    kind: Any = None if cell.merge == "mean" or cell.merge.startswith("ε") else cell.merge
-    robust = RobustMerge(kind, LIARS[cell.sites]) if kind else None
-    began, names = time.process_time(), tuple(sorted(pool(cell.data)[2]))
+    kind: Any = cell.merge
+    robust = RobustMerge(kind, LIARS[cell.sites]) if kind in MERGES[1:] else None
+    names = tuple(sorted(pool(cell.data)[2]))
     if (cell.data, cell.seed) not in _BEGUN:
         _BEGUN[cell.data, cell.seed] = initial(plan, names)
     model = _BEGUN[cell.data, cell.seed]
@@ -244,6 +245,7 @@ def run(cell: Cell) -> dict[str, Any]:
         own = private(float(cell.merge.split()[1]), local, 8, TRAIN // cell.sites, 1e-5)
         draws = [np.random.default_rng([cell.seed, i]).bytes for i in range(cell.sites)]
         sites = [replace(s, private=replace(own, draw=d)) for s, d in zip(sites, draws, strict=True)]
+    began = time.process_time()
     kept: list[dict[str, Tensor]] = [{}] * cell.sites
     before, radii, rounds = None, dict[str, float](), 5 if small else 8
     noise, measure, marks = torch.Generator().manual_seed(cell.seed), Measure(), list[dict[str, bool]]()
@@ -270,6 +272,8 @@ def run(cell: Cell) -> dict[str, Any]:
         lines = {n: SiteRound("accepted", norm=seen[n].update, cosine=pointing[n]) for n in seen}
         marks.append({name: name in outlying(lines) for name in lines})
         sent: Any = list(updates.values())
+        if cell.merge == secure.DEFENCE:
+            sent = secure.summed(model, updates)
         if robust:
             merged = robustly_merged(robust, model, before, sent, radii)
             sent, radii = merged.updates, dict(merged.radii)
@@ -282,9 +286,11 @@ def run(cell: Cell) -> dict[str, Any]:
     ]
     found: dict[str, Any] = {"auroc": mean(areas), "seconds": time.process_time() - began}
     shares = {site.name: mean(line[site.name] for line in marks) for site in sites}
-    found["marked"] = mean(shares[name] for name in cell.liars) if cell.liars else 0.0
-    found["marked_honest"] = max(share for name, share in shares.items() if name not in cell.liars)
-    found["bytes"] = sum(t.numel() * 4 for t in (*sent_first.shared.values(), *sent_first.head.values()))
+    if cell.merge != secure.DEFENCE:  # the server sees no update to mark
+        found["marked"] = mean(shares[name] for name in cell.liars) if cell.liars else 0.0
+        found["marked_honest"] = max(share for name, share in shares.items() if name not in cell.liars)
+    width = 8 if cell.merge == secure.DEFENCE else 4
+    found["bytes"] = sum(t.numel() * width for t in (*sent_first.shared.values(), *sent_first.head.values()))
     if small:
         absent = truth[:, c := names.index(TARGET)] == 0
         patched = scores(model, plan, {"image": marked(pool(cell.data)[0][TRAIN:][absent])})[:, c]
@@ -292,6 +298,7 @@ def run(cell: Cell) -> dict[str, Any]:
     return found
 
 
+@cache
 def private(epsilon: float, local: LocalTraining, rounds: int, patients: int, delta: float) -> PatientPrivacy:
     """How a site with so many patients trains with ε in so many rounds; it clips to 1."""
     rate, steps = local.draws_of(patients)
@@ -418,7 +425,7 @@ def seconds() -> None:
 def possible(cell: Cell) -> bool:
     """Whether the merge has enough sites."""
     kind: Any = cell.merge
-    return kind == "mean" or kind[0] == "ε" or cell.sites >= RobustMerge(kind, LIARS[cell.sites]).fewest
+    return kind not in MERGES[1:] or cell.sites >= RobustMerge(kind, LIARS[cell.sites]).fewest
 
 
 def main() -> None:

@@ -9,7 +9,8 @@ without it (Gaussians, one variance for all patients of a class); in target runs
 likelihood ratio, summed over a patient's classes and images. The score of a class is its signed logit
 
     reader   in the last model
-    server   in what the patient's site sent, minus in what it had received, summed over the rounds
+    server   in what the patient's site sent, minus in what it had received, summed over the rounds; with
+             secure aggregation in the mean of all sites' updates
 
 The bound: an attacker that may abstain is right in at most Binomial(r, e^ε / (1 + e^ε)) of r guesses, but for
 a probability of 2 m δ over m patients. So v right ones of r give a lower bound on ε, at 95 % confidence:
@@ -27,6 +28,7 @@ from typing import Any
 
 import liars
 import numpy as np
+import secure
 import torch
 from liars import LARGEST, SIZE, TEST, TRAIN, Features, copied
 from numpy.typing import NDArray
@@ -135,8 +137,8 @@ def run(data: str, sites: int, defence: str, number: int) -> Seen:
     contexts, images = [], []
     for i in range(sites):
         own = [c for c in range(len(found.names)) if (i + c) % 4 < 3]
-        at = np.flatnonzero(found.patient % sites == i)
-        mine = torch.from_numpy(at[members[found.patient[at]]])
+        of_site = np.flatnonzero(found.patient % sites == i)
+        mine = torch.from_numpy(of_site[members[found.patient[of_site]]])
         inputs = {FEATURES: found.features[mine], ROW: torch.arange(len(mine))}
         ids = tuple(str(found.patient[row]) for row in mine.tolist())
         train: dict[Split, Samples] = {"train": Samples(inputs, found.y[mine][:, own], ids, ids)}
@@ -148,7 +150,7 @@ def run(data: str, sites: int, defence: str, number: int) -> Seen:
                 private=seeded(private, 1000 * number + i) if private else None,
             )
         )  # fmt: skip
-        images.append(torch.from_numpy(at))
+        images.append(torch.from_numpy(of_site))
     moved, kept = np.full((n, len(names)), np.nan), [dict[str, Tensor]()] * sites
     before, radii, sent_bytes = None, dict[str, float](), 0
     for round_ in range(1, ROUNDS + 1):
@@ -161,13 +163,15 @@ def run(data: str, sites: int, defence: str, number: int) -> Seen:
             state = Packed(kept[i], {"phase": "main", "labels": list(labels)})
             update, kept[i] = method.train(site, task, local_round(method, site, state, ctx))
             updates.append(update := replace(update, head=copied(update.head)))
-            sent_bytes += sum(t.numel() * 4 for t in (*update.shared.values(), *update.head.values()))
-            seen, where = (
-                found.features[images[i]],
-                np.ix_(images[i].numpy(), np.array([names.index(n) for n in labels])),
-            )
-            moved[where] = np.nan_to_num(moved[where]) + logits(update.head, seen) - logits(rows, seen)
+            width = 8 if defence == secure.DEFENCE else 4
+            sent_bytes += sum(t.numel() * width for t in (*update.shared.values(), *update.head.values()))
         sent: Any = updates
+        if defence == secure.DEFENCE:
+            sent = secure.summed(model, {site.name: u for site, u in zip(contexts, updates, strict=True)})
+        for update, at in zip(sent, images, strict=True):  # what the server has of each site
+            seen, where = found.features[at], np.ix_(at.numpy(), [names.index(n) for n in update.labels])
+            change = logits(update.head, seen) - logits(model.rows(update.labels), seen)
+            moved[where] = np.nan_to_num(moved[where]) + change
         if robust:
             merged = robustly_merged(robust, model, before, sent, radii)
             sent, radii = merged.updates, dict(merged.radii)

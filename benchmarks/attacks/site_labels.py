@@ -37,6 +37,7 @@ from suture.data.config import load_site_config
 from suture.federation.plan import Plan, code_hash
 from suture.federation.site.site import Site
 from suture.federation.store import experiment_folder
+from suture.methods.secure_aggregation import SecureAggregation
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.classifier import split_state
@@ -51,6 +52,8 @@ STRICT = ""
 """Default limits."""
 FORMER = "min_loss = 0\n"
 """Losses of six digits and without a bound, as sites sent them by default before they had a grid."""
+SECURE = "secure_aggregation = true\n"
+"""The site's updates are masked; its figures are not."""
 BOUND = 5.0
 
 
@@ -80,7 +83,10 @@ def victim(folder: Path, seed: int, limits: str = STRICT, rounds: int = 100) -> 
         f'[data]\ndataset = "hospital"\nroot = "images"\ntable = "labels.csv"\n[privacy]\n{limits}'
     )
     model = ModelSpec("cnn", size=SIZE)
-    plan = Plan(SurgicalAggregation(), model, Augmentation(), 1, "attack", code_hash())
+    masks = SecureAggregation() if SECURE in limits else None
+    plan = Plan(
+        SurgicalAggregation(), model, Augmentation(), 1, "attack", code_hash(), secure_aggregation=masks
+    )
     state = experiment_folder(folder / "state", plan.experiment)
     site = Site("victim", load_site_config(folder / "suture.toml"), plan, rounds, state)
     return Victim(site, torch.from_numpy(pixels[:IMAGES, None]), y)

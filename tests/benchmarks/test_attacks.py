@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+
+from suture.methods.base import GlobalModel
+from suture.protocol.messages import Update
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,6 +27,7 @@ def attacks() -> Any:
         import inversion
         import liars
         import membership
+        import secure
         import site_labels
         import table
     finally:
@@ -32,6 +37,7 @@ def attacks() -> Any:
         inversion=inversion,
         liars=liars,
         membership=membership,
+        secure=secure,
         site_labels=site_labels,
         table=table,
     )
@@ -82,7 +88,7 @@ def test_a_gradient_shows_the_image_and_a_noisy_one_does_not(
     monkeypatch.setattr(own, "images", lambda _: (ramps.flip(0)[torch.arange(200) * 7 % 200], y, ("A", "B")))
     monkeypatch.setattr(own, "VICTIMS", 1)
     monkeypatch.setattr(own, "SEARCH", 150)
-    clear, noisy = (own.inverted("ramps", "step", defence, 1)["success"] for defence in ("none", "ε 8"))
+    clear, noisy = (own.inverted("ramps", "step", defence, 3)["success"] for defence in ("none", "ε 8"))
     assert clear > 25
     assert noisy < 15
 
@@ -126,12 +132,52 @@ def test_without_budgets_the_noise_is_averaged_away(attacks: Any, monkeypatch: p
     assert found["epsilon"] > 20
 
 
+def test_with_masks_the_server_has_the_mean_of_a_rows_owners_and_rows_of_two_sites_stay(attacks: Any) -> None:
+    """Numbers 1, 2, 3 with these weights; row A with 1, 1, 2; row B of two sites, which is too few."""
+    owners = {"one": ("A", "B"), "two": ("A", "B"), "three": ("A",)}
+    updates = {
+        site: Update(
+            k, labels, {"w": torch.full((2,), float(k))}, {"head.bias": torch.full((len(labels),), float(k))},
+            torch.tensor([2.0 if site == "three" else 1.0] * len(labels)), weight=float(k),
+        )
+        for k, (site, labels) in enumerate(owners.items(), 1)
+    }  # fmt: skip
+    previous = GlobalModel(("A", "B"), {"w": torch.zeros(2)}, {"head.bias": torch.tensor([9.0, 9.0])})
+    found = attacks.secure.summed(previous, updates)
+    assert found.model.shared["w"] == pytest.approx([14 / 6] * 2)
+    assert found.model.head["head.bias"] == pytest.approx([9 / 4, 9])
+    assert [float(update.head["head.bias"][0]) for update in found] == pytest.approx([9 / 4] * 3)
+
+
+def test_of_a_sum_the_server_reads_no_sites_features(attacks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, features = attacks.inversion, torch.eye(200)
+    monkeypatch.setattr(own.liars, "inputs_of", lambda _: {"features": features})
+    monkeypatch.setattr(own.liars, "pool", lambda _: (None, torch.ones(200, 2), ("A", "B")))
+    monkeypatch.setattr(own, "FEATURES", "features")
+    monkeypatch.setattr(own, "change", _with_features(own.change))
+    assert own.feature("noise", "none", 1)["success"] == pytest.approx(1, abs=1e-5)
+    assert own.feature("noise", "secure aggregation", 1)["success"] == pytest.approx(0.5, abs=0.02)
+
+
+def test_masks_change_nothing_for_readers_of_the_model(small: Any) -> None:
+    plain, masked = (small.run("noise", 4, defence, 1) for defence in ("none", "secure aggregation"))
+    assert np.allclose(plain.scores["reader"], masked.scores["reader"], atol=1e-4, equal_nan=True)
+    assert np.nanmean(np.abs(plain.scores["server"] - masked.scores["server"])) > 0.01
+    assert masked.bytes == 2 * plain.bytes
+
+
 def test_a_free_riders_noise_is_as_long_as_the_others_changes(attacks: Any) -> None:
     """Two others with changes of lengths 3 and 5: their mean is 4."""
     key = ("w", "")
     changes = {n: {key: torch.tensor([0.0, v])} for n, v in (("liar", 9.0), ("a", 3.0), ("b", 5.0))}
     sent = attacks.liars.lied("free noise", "liar", changes, torch.Generator().manual_seed(1))
     assert float(sent[key].norm()) == pytest.approx(4)
+
+
+def test_the_page_of_attacks_is_that_of_its_records(attacks: Any) -> None:
+    own = attacks.table
+    records = [json.loads(line) for line in own.RECORDS.read_text().splitlines()]
+    assert own.page(records) == own.PAGE.read_text()
 
 
 def test_a_cell_of_the_table_by_hand(attacks: Any) -> None:
