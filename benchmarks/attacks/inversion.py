@@ -110,14 +110,16 @@ def search(model: Classifier, sent: Tensors, ys: list[Tensor], steps: int, seed:
     Args:
         ys: the labels of each site that has a part in the change.
     """
-    draw, lengths = torch.Generator().manual_seed(seed), [len(y) for y in ys]
-    x = torch.rand((sum(lengths), 1, SIZE, SIZE), generator=draw).requires_grad_()
+    draw, ends = torch.Generator().manual_seed(seed), np.cumsum([len(y) for y in ys]).tolist()
+    x = torch.rand((ends[-1], 1, SIZE, SIZE), generator=draw).requires_grad_()
     adam = torch.optim.Adam([x], 0.05)
     schedule = torch.optim.lr_scheduler.MultiStepLR(adam, [SEARCH // 2, SEARCH * 3 // 4], 0.2)
     flat = torch.cat([sent[name].flatten() for name in sent])
     for _ in range(SEARCH):
-        own = [simulated(model, part, y, steps) for part, y in zip(x.split(lengths), ys, strict=True)]
-        total = sum(torch.cat([change[n].flatten() for n in sent]) for change in own)
+        own = [
+            simulated(model, part, y, steps) for part, y in zip(x.tensor_split(ends[:-1]), ys, strict=True)
+        ]
+        total = torch.stack([torch.cat([change[n].flatten() for n in sent]) for change in own]).sum(0)
         distance = 1 - torch.cosine_similarity(total, flat, dim=0)
         rough = x.diff(dim=2).abs().mean() + x.diff(dim=3).abs().mean()
         (x.grad,) = torch.autograd.grad(distance + 0.001 * rough, [x])

@@ -169,7 +169,10 @@ def run(data: str, sites: int, defence: str, number: int) -> Seen:
         if defence == secure.DEFENCE:
             sent = secure.summed(model, {site.name: u for site, u in zip(contexts, updates, strict=True)})
         for update, at in zip(sent, images, strict=True):  # what the server has of each site
-            seen, where = found.features[at], np.ix_(at.numpy(), [names.index(n) for n in update.labels])
+            seen, where = (
+                found.features[at],
+                np.ix_(at.numpy(), np.array([names.index(n) for n in update.labels])),
+            )
             change = logits(update.head, seen) - logits(model.rows(update.labels), seen)
             moved[where] = np.nan_to_num(moved[where]) + change
         if robust:
