@@ -14,7 +14,15 @@ from torch import Tensor
 from suture.methods.base import GlobalModel
 from suture.methods.robust import Counted
 from suture.protocol.masked_updates import apart, in_ring
-from suture.protocol.masking import Attempt, Identity, Participant, Received, from_fixed_point, unmasked
+from suture.protocol.masking import (
+    Attempt,
+    Identity,
+    Participant,
+    Received,
+    from_fixed_point,
+    sorted_out,
+    unmasked,
+)
 from suture.protocol.messages import Update, ones
 
 DEFENCE = "secure aggregation"
@@ -27,10 +35,10 @@ def summed(previous: GlobalModel, updates: Mapping[str, Update]) -> Counted:
     Args:
         previous: the model that the sites have received. A row that too few sites send stays as it is there.
     """
-    numbers, identity = {label: i for i, label in enumerate(previous.labels)}, Identity()
+    numbers = {label: i for i, label in enumerate(previous.labels)}
     attempt = Attempt("attacks", 1, secrets.token_hex(32))
     own = {site: {label: numbers[label] for label in update.labels} for site, update in updates.items()}
-    sites = {site: Participant(site, attempt, list(own[site].values()), identity) for site in updates}
+    sites = {site: Participant(site, attempt, list(own[site].values()), Identity()) for site in updates}
     roster = {site: part.keys for site, part in sites.items()}
     sealed = {site: part.shares(roster) for site, part in sites.items()}
     for site, part in sites.items():
@@ -42,7 +50,8 @@ def summed(previous: GlobalModel, updates: Mapping[str, Update]) -> Counted:
     }
     signed = {site: part.sign(sorted(sites)) for site, part in sites.items()}
     revealed = {site: part.reveal(signed) for site, part in sites.items()}
-    total = unmasked(attempt, roster, sites, masked.items(), revealed, dict.fromkeys(sites, received))
+    shares, _ = sorted_out(sealed, {}, list(sites), revealed)
+    total = unmasked(attempt, roster, sites, masked.items(), shares, dict.fromkeys(sites, received))
     one = next(iter(updates.values()))
     weight = sum(update.weight for update in updates.values())
     shared = apart(from_fixed_point(total.shared) / weight, one.shared)
