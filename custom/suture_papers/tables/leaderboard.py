@@ -62,7 +62,8 @@ def leaderboard(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
 
     Returns:
         ``control``; ``studies`` by name: title, question, note, block, metric, effect (δ), registered,
-        digest, changed (whether the plan was); ``rows`` by key: name, ``cells`` by study, and ``over_studies``.
+        digest, changed (whether the plan was); ``rows`` by key: name, ``cells`` by study, and
+        ``over_studies``.
         A cell names the row whose runs it shares, if any, as ``same_as``.
 
     Raises:
