@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from between import Between
-from suture.core.errors import ConfigError, FederationError
+from suture.core.errors import ConfigError, FederationError, InUse
+from suture.core.files import hold, read_records
 from suture.federation.loop import federate
 from suture.federation.server.server import Server
+from suture.federation.site import masks
 from suture.federation.site.masks import FILE, MASKED
 from suture.federation.site.site import Site
 from suture.federation.store import EXPERIMENTS
@@ -443,7 +446,8 @@ def test_a_site_cannot_list_a_row_that_it_was_not_asked_for(tiny: Any) -> None:
     server = federation.server("out")
     federate(server, Between(sites, claim))
     line = history(server)[0]["sites"]["delta"]
-    assert (line["status"], line["reason"]) == ("rejected", "keys for rows that were not asked for")
+    said = "keys for other rows than those that were asked for"
+    assert (line["status"], line["reason"]) == ("rejected", said)
 
 
 def test_a_lying_site_that_sends_a_plain_update_is_rejected(tiny: Any) -> None:
@@ -717,6 +721,80 @@ def test_a_masked_update_of_noise_is_no_model(part: str, tiny: Any) -> None:
     assert server.round == 0
 
 
+@pytest.mark.parametrize("lie", [False, True])
+def test_the_first_sum_of_a_class_waits_for_its_owners(lie: bool, tiny: Any) -> None:
+    """Others would refuse to train a class that too few have signed for, and be left out instead."""
+    federation = secured(tiny(METHOD, FOUR, rounds=2, selection="last", min_sites=3))
+    sites, attempts = federation.sites("out"), set[str]()
+
+    def late(site: str, task: TaskData, answer: Packed) -> Packed | None:
+        attempts.update([task.mask.attempt] if task.mask else [])
+        step = unpack(answer)
+        if site != "gamma" or len(attempts) != 1:
+            return answer
+        if lie and isinstance(step, Masking) and step.keys:
+            return pack(signed(sites[site], replace(step.keys, rows=step.keys.rows[:1])))
+        return answer if lie else None
+
+    server = federation.server("out")
+    federate(server, Between(sites, late))
+    lines = history(server)
+    assert [(line["round"], line["status"]) for line in lines] == [
+        (1, "unchanged"),
+        (1, "committed"),
+        (2, "committed"),
+    ]
+    why = "keys for other rows than those that were asked for" if lie else "lost on the way"
+    assert lines[0]["sites"]["gamma"]["reason"] == why
+    assert all(of["status"] == "accepted" for line in lines[1:] for of in line["sites"].values())
+    told = (server.record.folder / "events.jsonl").read_text()
+    assert "needs keys of 3 of its sites" in told
+    assert f"gamma: {why}" in told
+
+
+THREE = dict.fromkeys(["alpha", "beta", "gamma"], ("Mass", "Nodule"))
+
+
+@pytest.mark.parametrize("denied", [False, True])
+def test_a_sum_of_three_needs_the_shares_of_two(denied: bool, tiny: Any) -> None:
+    """One that says it holds no share of another, or is lost before it reveals, does not stop it."""
+    federation = secured(tiny(METHOD, THREE, rounds=1, selection="last"))
+
+    def change(site: str, task: TaskData, answer: Packed) -> Packed | None:
+        step = unpack(answer)
+        if site != "gamma" or not isinstance(step, Masking) or step.step not in ("survivors", "reveal"):
+            return answer
+        if not denied:
+            return None if step.step == "reveal" else answer
+        seeds = {s: share for s, share in step.seeds.items() if s != "alpha"}
+        return pack(replace(step, unopened=("alpha",) if step.step == "survivors" else (), seeds=seeds))
+
+    masked = run(federation, "masked", change)
+    plain = run(replace(federation, plan=replace(federation.plan, secure_aggregation=None)), "plain")
+    assert [line["status"] for line in history(masked)] == ["committed"]
+    assert furthest(plain, masked) < 1e-6
+
+
+@pytest.mark.parametrize("liars", [2, 3])
+def test_as_many_liars_as_colluders_do_not_have_an_honest_site_left_out(liars: int, tiny: Any) -> None:
+    """Each says that alpha has sealed no share for it."""
+    names = ["alpha", *(f"site-{i}" for i in range(7))]
+    federation = secured(tiny(METHOD, dict.fromkeys(names, ("Mass",)), rounds=2, selection="last"), 2)
+    federation = replace(federation, schedule=replace(federation.schedule, min_sites=5))
+
+    def deny(site: str, task: TaskData, answer: Packed) -> Packed:
+        step = unpack(answer)
+        if site not in names[-liars:] or not isinstance(step, Masking):
+            return answer
+        if step.step == "survivors":
+            return pack(replace(step, unopened=("alpha",)))
+        return pack(replace(step, seeds={s: share for s, share in step.seeds.items() if s != "alpha"}))
+
+    server = run(federation, "out", deny)
+    statuses = [line["sites"]["alpha"]["status"] for line in history(server) if line["status"] == "committed"]
+    assert statuses == ["accepted" if liars == 2 else "rejected"] * 2
+
+
 def test_an_attempt_with_too_few_sites_says_who_is_missing(tiny: Any) -> None:
     federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", min_sites=3, max_failed_rounds=1))
 
@@ -747,12 +825,41 @@ def test_an_update_is_not_masked_in_two_experiments(tiny: Any) -> None:
     federate(federation.server("first"), Between(at_home(federation, "first", FOUR), honest))
     three = dict.fromkeys(["alpha", "beta", "gamma"])
     sites = at_home(federation, "second", three)
-    with pytest.raises(FederationError, match=r"alpha: masking \(MaskingRefused\)"):
+    with pytest.raises(FederationError, match=r"alpha: masking \(ReusedSeed\)"):
         federate(federation.server("second"), Between(sites, honest))
     said = (sites["alpha"].folder / "errors.jsonl").read_text()
     assert "the same update in round 1 of the experiment first; set another seed" in said
     other = replace(federation, plan=replace(federation.plan, seed=2))
     federate(other.server("third"), Between(at_home(federation, "third", three, seed=2), honest))
+
+
+def test_nor_in_one_whose_folder_was_deleted(tiny: Any) -> None:
+    """With it the site has lost of which sums it has revealed shares."""
+    federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", max_failed_rounds=1))
+    federate(federation.server("first"), Between(at_home(federation, "first", FOUR), honest))
+    for party in ("alpha", "beta", "gamma"):
+        shutil.rmtree(federation.folder / party / EXPERIMENTS / "first")
+    shutil.rmtree(federation.server("first").record.folder)
+    three = at_home(federation, "first", ["alpha", "beta", "gamma"])
+    with pytest.raises(FederationError, match=r"alpha: masking \(ReusedSeed\)"):
+        federate(federation.server("first"), Between(three, honest))
+
+
+def test_experiments_at_the_same_time_note_their_updates_in_turn(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else both could look before either has written."""
+    federation, looked = secured(tiny(METHOD, FOUR, rounds=1, selection="last")), []
+
+    def look(path: Path) -> list[dict[str, Any]]:
+        with pytest.raises(InUse):
+            hold(path.with_name(f".{MASKED}.lock"), 0.0)
+        looked.append(path)
+        return read_records(path)
+
+    monkeypatch.setattr(masks, "read_records", look)
+    federate(federation.server("first"), Between(at_home(federation, "first", FOUR), honest))
+    assert len(looked) == len(FOUR)
 
 
 def test_a_row_alone_is_not_masked_in_two_experiments(tiny: Any) -> None:

@@ -132,8 +132,8 @@ def _check_masking(reply: Masking, task: MaskTask | None) -> None:
     given = {name for name in fields if getattr(reply, name)}
     if given - further != needed[reply.step]:
         raise RejectedUpdate(f"{', '.join(sorted(given)) or 'nothing'} in the step {reply.step!r}")
-    if reply.keys and not set(reply.keys.rows) <= set(task.numbers.values()):
-        raise RejectedUpdate("keys for rows that were not asked for")
+    if reply.keys and set(reply.keys.rows) != set(task.numbers.values()):
+        raise RejectedUpdate("keys for other rows than those that were asked for")
 
 
 def _check_codes(info: SiteInfo) -> None:

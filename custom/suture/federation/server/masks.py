@@ -49,7 +49,7 @@ from suture.protocol.masking import (
     sorted_out,
     unmasked,
 )
-from suture.protocol.messages import Masking, MaskTask, Roster, TaskData, Update
+from suture.protocol.messages import Masking, MaskKeys, MaskTask, TaskData, Update
 from suture.protocol.packing import Packed
 
 log = logging.getLogger(__name__)
@@ -101,11 +101,9 @@ class Masks:
         self._lost = dict[str, str]()  # of the round: whose masked updates did not arrive
         self.bytes: dict[str, tuple[int, int]] = {}
         self._attempt = Attempt(plan.experiment, 0, "", plan.secure_aggregation.colluders)
-        self._roster: Roster = {}
-        self._sealed: dict[str, dict[str, str]] = {}
-        self._survivors: list[str] = []
-        self._unopened: dict[str, set[str]] = {}
-        self._revealed: dict[str, Masking] = {}
+        self._numbers, self._roster = dict[str, dict[str, int]](), dict[str, MaskKeys]()
+        self._sealed, self._survivors = dict[str, dict[str, str]](), list[str]()
+        self._unopened, self._revealed = dict[str, set[str]](), dict[str, Masking]()
 
     @cached_property
     def _key(self) -> bytes:
@@ -118,9 +116,9 @@ class Masks:
     def _number(self, label: str) -> int:
         return int.from_bytes(hmac.digest(self._key, label.encode(), "sha256")[:7])
 
-    def _numbers(self, registry: SiteRegistry, site: str) -> dict[str, int]:
-        """Return the number of each class whose row a site may send, by its own names."""
-        rows = registry.rows_for(site, self._plan.method.labels.view)
+    def _numbers_of(self, registry: SiteRegistry, site: str) -> dict[str, int]:
+        """Return the number of each class whose row a site sends, by its own names."""
+        rows = registry.sent_by(site, self._plan.method)
         return dict(zip(registry.to_site(site, rows), map(self._number, rows), strict=True))
 
     def make_keys(
@@ -142,15 +140,15 @@ class Masks:
                 if len(asked) > quorum:
                     asked.remove(site)
                     self._leave_out(site, out[site])
+        self._numbers = {site: self._numbers_of(registry, site) for site in registry.members}
         number = self._attempt.number
-        return self._open(
-            {site: MaskTask("keys", number, self._numbers(registry, site)) for site in sorted(asked)}
-        )
+        return self._open({s: MaskTask("keys", number, self._numbers[s]) for s in sorted(asked)})
 
     def _disputed(self) -> dict[str, str]:
         """Return the sites that are in dispute with several others."""
         several = Counter(site for pair in self._disputes for site in pair).items()
-        return {s: f"is in dispute over shares with {number} others" for s, number in several if number > 1}
+        most = max(1, self._attempt.colluders)  # each of so many liars can deny the share of an honest site
+        return {s: f"is in dispute over shares with {n} others" for s, n in several if n > most}
 
     def _leave_out(self, site: str, why: str) -> None:
         """Note that a site has no further part in the attempt."""
@@ -172,20 +170,31 @@ class Masks:
         roster = {site: step.keys for site, step in sorted(found.items()) if step.keys}
         self._blame(lies := self._attempt.unusable(roster, self._identity))
         lists, stated = self._lists(), Counter(keys.among for keys in roster.values())
-        out = dict[str, str]()
-        for site, keys in roster.items():
-            if keys.among and keys.among not in lists and 2 * stated[keys.among] <= len(roster):
-                out[site] = "says that it has masked its update among sites that nobody else knows of"
+        unknown = {of for of, n in stated.items() if of and of not in lists and 2 * n <= len(roster)}
+        why = "says that it has masked its update among sites that nobody else knows of"
+        out = {site: why for site, keys in roster.items() if keys.among in unknown}
         roster = {site: keys for site, keys in roster.items() if site not in lies | out}
         before = [set(keys.among) for keys in roster.values() if keys.among]
         self._roster = {site: keys for site, keys in roster.items() if all(site in of for of in before)}
         late = "can take part from the next round on: others have masked their updates without it"
         for site, why in (dict.fromkeys(roster.keys() - self._roster, late) | out).items():
             self._leave_out(site, why)
+        if self._enough(len(self._roster), self._quorum):
+            self._wait_for_owners(lists)
         task = MaskTask("shares", self._attempt.number, roster=self._roster)
-        return self._open(
-            dict.fromkeys(self._roster, task) if self._enough(len(self._roster), self._quorum) else {}
-        )
+        return self._open({} if self.stuck else dict.fromkeys(self._roster, task))
+
+    def _wait_for_owners(self, lists: Collection[tuple[str, ...]]) -> None:
+        """End an attempt of round 1 in which a site has not seen enough others sign for one of its classes.
+
+        It would refuse to train, see `SiteMasks.begin`; later it knows the sites of the rounds before.
+        """
+        fewest = self._attempt.fewest
+        for site in self._roster if self._attempt.round == 1 else ():
+            seen = self._roster.keys() | {s for of in lists if site in of for s in of}
+            owners = Counter(n for s in seen & self._numbers.keys() for n in self._numbers[s].values())
+            if few := [name for name, number in self._numbers[site].items() if owners[number] < fewest]:
+                self.stuck = f"the first sum of {few[0]!r} needs keys of {fewest} of its sites"
 
     def _lists(self) -> set[tuple[str, ...]]:
         """Return the lists of sites among which updates of this round may have been masked."""
@@ -268,13 +277,12 @@ class Masks:
         """
         if self.stuck:
             return None
-        numbers = {site: self._numbers(registry, site) for site in self._survivors}
-        rows = rows_of(self._attempt, self._roster, self._sealed)
+        numbers, rows = self._numbers, rows_of(self._attempt, self._roster, self._sealed)
         sent, weights = list[Update](), dict[int, float]()
 
         def each() -> Iterator[tuple[str, Masked]]:
             for site, update in updates:
-                of_row = {n: numbers[site][n] for n in update.labels if numbers[site][n] in rows[site]}
+                of_row = {n: number for n, number in numbers[site].items() if number in rows[site]}
                 own = torch.tensor([name in of_row for name in update.labels]) * update.class_weights
                 for name, weight in zip(update.labels, own.tolist(), strict=True):
                     if name in of_row:
@@ -317,10 +325,12 @@ class Masks:
         return Merged(Counted(tuple(sent), model))
 
     def _enough(self, number: int, quorum: int = 0, what: str = "left of an attempt") -> bool:
-        """Whether so many sites are enough to go on; if not, the attempt is stuck."""
-        least = max(self._attempt.fewest, quorum)
-        if self._roster:
-            least = max(least, self._attempt.votes(self._roster))
+        """Whether so many sites are enough to go on; if not, the attempt is stuck.
+
+        Args:
+            quorum: of those whose updates are added; the others only sign or reveal.
+        """
+        least = max(quorum, self._attempt.votes(self._roster))
         if number < least and not self.stuck:
             self.stuck = f"{number} sites are {what} of secure aggregation, which needs {least}"
         return not self.stuck

@@ -107,6 +107,11 @@ class SiteRegistry:
         trained = Counter(name for m in self.members.values() for name in m.names)
         return senders(method, {name: trained[name] for name in self.labels}, len(self.members))
 
+    def sent_by(self, site: str, method: Method) -> Labels:
+        """Return the federation's names of the rows that a site sends; none where rows stay at the sites."""
+        trained = {name: int(name in self.members[site].names) for name in self.labels}
+        return tuple(name for name, number in senders(method, trained, sites=1).items() if number)
+
     def rows_for(self, site: str, view: LabelView) -> Labels:
         """Return the federation's names of the rows that a site receives: its own, or all."""
         return self.members[site].names if view == "own" else self.labels

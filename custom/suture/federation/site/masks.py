@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from suture.core.errors import RejectedUpdate
-from suture.core.files import append_line, make_folder, read_json, read_records, write_json
+from suture.core.files import append_line, hold, make_folder, read_json, read_records, write_json
 from suture.core.validation import OPEN, parse
 from suture.federation.plan import Plan
 from suture.federation.server.norm_bound import LARGEST_UPDATE, Measure, NormBound
@@ -34,6 +35,13 @@ FILE = "masks.json"
 MASKED = "masked.jsonl"
 """File of the digests of all updates that the site has masked, in all experiments; beside its ledger."""
 
+_WAIT = 60.0
+"""Seconds to wait for another experiment of the site that writes into `MASKED`."""
+
+
+class ReusedSeed(MaskingRefused):
+    """The site has masked the same update before; another seed makes another. The server sees this name."""
+
 
 @dataclass(frozen=True, config=OPEN)
 class _Said:
@@ -46,6 +54,7 @@ class _Said:
             update of it than of the other sites.
         revealed: for each round, the digest of the sums to which the site has revealed its shares.
         owners: for each of its classes, by its number, the sites that have signed to send its row.
+        folder: random digits; a folder that was deleted and made again has lost the rest of this file.
     """
 
     numbers: dict[str, int] = Field(default_factory=dict)
@@ -53,6 +62,7 @@ class _Said:
     fixed: str = ""
     revealed: dict[str, str] = Field(default_factory=dict)
     owners: dict[int, tuple[str, ...]] = Field(default_factory=dict)
+    folder: str = Field(default_factory=lambda: secrets.token_hex(16))
 
 
 class SiteMasks:
@@ -135,11 +145,7 @@ class SiteMasks:
 
     def _current(self, task: TaskData, mask: MaskTask | None) -> Participant:
         part = self._part
-        if (
-            part is None
-            or mask is None
-            or (part.attempt.number, part.attempt.round) != (mask.attempt, task.round)
-        ):
+        if not (part and mask and (part.attempt.number, part.attempt.round) == (mask.attempt, task.round)):
             raise MaskingRefused("this process has no keys of this attempt, as after a restart")
         return part
 
@@ -194,8 +200,8 @@ class SiteMasks:
         """Note an update, tensors and rows by their digests, before it is masked.
 
         Raises:
-            MaskingRefused: one of them was masked in another experiment or round: added up with those of
-                other sites, the difference of the two sums would be an update.
+            ReusedSeed: one of them was masked in another experiment or round: added up with those of other
+                sites, the difference of the two sums would be an update.
         """
         at = [i for i, name in enumerate(update.labels) if name in self._numbers]
         rows = [tuple({n: t[i] for n, t in head.items()} for i in at) for head in (update.head, task.head)]
@@ -205,19 +211,18 @@ class SiteMasks:
             for part, before in zip(sent, base, strict=True)
             if any(not torch.equal(tensor, before[name]) for name, tensor in part.items())
         ]
-        path, own = (
-            self._folder.parents[1] / MASKED,
-            {"experiment": self._plan.experiment, "round": task.round},
-        )
-        lines = read_records(path)
-        for line in lines:
-            if set(line["parts"]) & set(moved) and line != {**own, "parts": line["parts"]}:
-                raise MaskingRefused(
-                    f"the site has masked the same update in round {line['round']} of the experiment "
-                    f"{line['experiment']}; set another seed in the job"
-                )
-        if (now := {**own, "parts": moved}) not in lines:
-            append_line(path, now, durable=True)
+        path, said = self._folder.parents[1] / MASKED, self._said()
+        own = {"experiment": self._plan.experiment, "folder": said.folder, "round": task.round}
+        with hold(path.with_name(f".{MASKED}.lock"), _WAIT, f".{MASKED}.*.tmp"):
+            lines = read_records(path)
+            for line in lines:
+                if set(line["parts"]) & set(moved) and line != {**own, "parts": line["parts"]}:
+                    raise ReusedSeed(
+                        f"the site has masked the same update in round {line['round']} of the experiment "
+                        f"{line['experiment']}; set another seed in the job"
+                    )
+            if (now := {**own, "parts": moved}) not in lines:
+                append_line(path, now, durable=True)
 
     def masked(self, answer: Answer, task: TaskData, allowed: AllowedReply) -> Answer:
         """Return the answer with a masked update, once it has passed what the server checks of a plain one.
@@ -234,9 +239,7 @@ class SiteMasks:
             raise MaskingRefused(f"{self._site}: {error}") from error
         self._mask_once(update, task)
         plain = in_ring(update, {n: k for n, k in self._numbers.items() if k in part.rows}, len(part.present))
-        hidden, said = (
-            part.masked(plain, received_of(task, self._numbers, allowed.egress, self._said().fixed)),
-            self._said(),
-        )
+        said = self._said()
+        hidden = part.masked(plain, received_of(task, self._numbers, allowed.egress, said.fixed))
         self._write(replace(said, among={str(task.round): tuple(sorted(part.roster))} | said.among))
         return replace(answer, packed=pack(with_ring(update, hidden, self._numbers)))
