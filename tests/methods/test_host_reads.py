@@ -165,9 +165,7 @@ def test_fedvls_looks_for_labels_only_where_some_are_missing(monkeypatch: pytest
 
 
 def test_fedlsm_waits_where_its_pseudo_labels_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = SimpleNamespace(
-        over=lambda context: replace(context, observe=lambda *_: None), write=lambda *_: None
-    )
+    watch = SimpleNamespace(record=None, observe=lambda *_: None, write=lambda *_: None)
     monkeypatch.setattr(Trainer, "_diagnostics", SimpleNamespace(watching=lambda _: watch))
     needed = {"fedlsm/mean_teacher.py: MeanTeacher._count": 1}
     assert waits_a_step(conformant("fedlsm"), "multilabel") == needed

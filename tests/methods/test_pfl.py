@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rounds import context_of
-from suture.core.errors import ConfigError, FederationError
+from suture.core.errors import ConfigError
 from suture.federation.loop import Loop, federate
 from suture.learning.training import LocalTraining
 from suture.methods.base import GlobalModel, Phase, RoundContext
@@ -80,7 +80,7 @@ def test_fedavg_averages_batch_norm_and_keeps_the_head_alone(tiny: Any) -> None:
 
 
 def test_the_server_cannot_select_models_that_lie_at_the_sites(tiny: Any) -> None:
-    with pytest.raises(FederationError, match=r"keeps its models at the sites.*select by 'site_loss'"):
+    with pytest.raises(ConfigError, match=r"keeps its models at the sites.*selection = 'site_loss'"):
         tiny(PersonalisedFL(local=FAST), selection="server_metric").server()
 
 
