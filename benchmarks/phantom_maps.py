@@ -442,7 +442,8 @@ def render(plan: Mapping[str, Any], results: Path) -> None:
         plan["question"],
         "Gain: mean AUROC over that of the control, FL that counts missing labels as negative, on the same "
         f"{plan['test']} test images; 95 % t interval over federations, bold where it excludes 0. Neither "
-        "intervals nor p are corrected for their number: one in twenty is bold by chance alone. One run of "
+        "intervals nor p are corrected for their number: of gains of 0, one in twenty is bold. FedAvg, "
+        "Combined and FedProx weight positives by negatives / positives, the others do not. One run of "
         f"each method in a federation: {plan['rounds']} rounds, a small CNN from scratch, {plan['size']} px. "
         "The plan is custom/suture_papers/studies/phantom_maps.toml; `python benchmarks/phantom_maps.py` "
         "does the runs that are missing and writes this page.",

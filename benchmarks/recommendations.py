@@ -296,7 +296,8 @@ def page(by: Fit, unseen: Sequence[Advice], others: Sequence[Advice], planned: i
         "`python benchmarks/recommendations.py` writes this page and the fit. Regret: how far the mean AUROC "
         "of a row lies below that of the best row of the same federation. Which row is best is also a matter "
         "of chance, so that even perfect advice would have some regret.",
-        f"The fit is on {by.about}. The control of fedlsm_nih is FedAvg with class weights. Coefficients are "
+        f"The fit is on {by.about}. The control of fedlsm_nih is FedAvg with class weights, which "
+        "combined_distil, fedavg_owners and fedprox have, too. Coefficients are "
         "per standard deviation of each number.",
         coefficients(by),
         f"## Phantoms drawn from other ranges of parameters: {len(unseen)} of {planned} planned",

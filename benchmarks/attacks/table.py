@@ -161,9 +161,12 @@ stands in brackets.
 | averaging | share of the noise that is gone | answers that differ, of 40 |
 | labels read | share of labels right after 15 answers; .5 is chance | |
 | backdoor | share of altered images that score as the target; .05 is chance | rounds with a mark |
-| others | share of what the honest AUROC has above .5 that is lost | rounds with a mark |
+| flip (sign turned), scale, labels (inverted), together (ALIE), free rider (sends what it received) \
+| share of what the honest AUROC, with the same defence, has above .5 that is lost | rounds with a mark |
 
-A dash: not run, or the defence is not in the attacker's way, as merges are not in a server's.
+A dash: not run, or the defence is not in the attacker's way, as merges are not in a server's. Lies under
+secure aggregation are of seed 1: there they equal the undefended runs, and the columns differ by seeds.
+Without a merge, ×10 spoils the model (see its AUROC), and with it part of the back door.
 
 """
 

@@ -275,7 +275,8 @@ small runs of [these tables](README.md). The margin is the smallest difference t
 the 95 % interval lies above the margin (for a claim of equality, within ± margin). *Equivalent*: within ± \
 margin. *Refuted*: below 0 (for equality, beyond the margin). *Open*: otherwise. Pairs are seeds, values \
 of a series, or fine-tunings on random splits after one meta-training; these splits overlap, so their \
-interval has Nadeau and Bengio's correction. *Detectable*: the difference that would be found four times \
-in five. *Needed*: with how many pairs that would be the margin; a dash where more fine-tunings of one \
-model cannot get there. Intervals hold for this data, network and budget, and are not adjusted for the \
+interval has Nadeau and Bengio's correction. *Detectable*: the true difference that would be told from 0 \
+four times in five. *Needed*: with how many pairs that would be the margin, roughly, as the spread is of \
+few pairs; to confirm or to show equality takes more. A dash: more fine-tunings of one model cannot get \
+there. Intervals hold for this data, network and budget, and are not adjusted for the \
 number of claims; seeds share one test set. †: runs older than the list."""

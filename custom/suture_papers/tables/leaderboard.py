@@ -61,8 +61,9 @@ def leaderboard(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
     """Return the leaderboard as plain values, null where a figure is undefined.
 
     Returns:
-        ``control``; ``studies`` by name: title, question, block, metric, effect (δ), registered, digest,
-        changed (whether the plan was); ``rows`` by key: name, ``cells`` by study, and ``over_studies``.
+        ``control``; ``studies`` by name: title, question, note, block, metric, effect (δ), registered,
+        digest, changed (whether the plan was); ``rows`` by key: name, ``cells`` by study, and
+        ``over_studies``.
         A cell names the row whose runs it shares, if any, as ``same_as``.
 
     Raises:
@@ -84,6 +85,7 @@ def leaderboard(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
         studies[study] = {
             "title": preset_title(outcome.table),
             "question": plan.question,
+            "note": spec.note,
             "block": plan.block,
             "metric": plan.primary,
             "effect": effect,

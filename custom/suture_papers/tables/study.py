@@ -188,7 +188,9 @@ def sentences(outcome: Outcome) -> str:
     if widest:
         sizes = " to ".join(dict.fromkeys([number(min(widest)), number(max(widest))]))
         by_row = ", depending on the row," if " to " in sizes else ""
-        parts.append(f"A difference of {sizes}{by_row} would be found four times in five.")
+        parts.append(
+            f"A difference of {sizes}{by_row} would be found four times in five if its row alone were tested."
+        )
     tested = [one.difference for one in rows.values() if one.difference and one.same_as is None]
     return " ".join([head, *parts, *_needed(tested, effect)])
 
@@ -203,11 +205,12 @@ def _needed(found: Sequence[Difference], effect: float) -> Iterator[str]:
         yield f"To find δ for the median row takes {seeds} seeds."
         return
     floor, patients = SHIFT * spread * math.sqrt(share), (now / effect) ** 2
-    apart = runs_needed(spread, 0.0, effect)
+    # On patients of its own, a run also has the variance that the runs on these patients share.
+    apart = runs_needed(spread * math.sqrt(1 + share), 0.0, effect)
     sets = f", or {apart} such sets of patients with one seed each" if apart else ""
     yield (
-        f"More seeds on these patients cannot find less than {number(floor)} for the median row: δ takes "
-        f"about {patients:.0f} times as many patients with as many seeds{sets}."
+        f"More seeds on these patients cannot find less than {number(floor)} for the median row: δ would "
+        f"take about {patients:.0f} times as many patients with as many seeds{sets}."
     )
 
 
@@ -255,8 +258,9 @@ def _metric_table(outcome: Outcome, metric: Metric, effect: float) -> Grid:
     caption = (
         f"{METRICS[metric]}, mean over classes and seeds, and the difference from {control}. Intervals "
         "and p: corrected resampled t-test (splits of different seeds overlap); beside them a bootstrap over "
-        "seeds and test patients. Better and worse need p (Holm) < .05. Detectable: with power .8, one row "
-        f"alone. δ = {effect:g}."
+        "seeds and test patients. Better and worse need p (Holm) < .05; intervals, and with them “by more "
+        "than δ” and “equivalent”, are of one row alone. Detectable: with power .8, one row alone. "
+        f"δ = {effect:g}."
     )
     return Grid(caption, heads, cells, [f"{'; '.join(alike)}: tested once."] if alike else [])
 
