@@ -551,7 +551,7 @@ LIES: dict[str, tuple[str, Callable[[Site, Masking], Masking], str, int]] = {
     "a list of strangers": (
         "keys",
         lambda site, step: signed(site, replace(keys(step), among=("delta", "x", "y"))),
-        "among sites that nobody else knows of",
+        "names sites of an earlier attempt that no other site names",
         1,
     ),
     "a list of a thousand": (
@@ -559,13 +559,13 @@ LIES: dict[str, tuple[str, Callable[[Site, Masking], Masking], str, int]] = {
         lambda site, step: signed(
             site, replace(keys(step), among=("alpha", "beta", "delta", *(f"x{i}" for i in range(900))))
         ),
-        "among sites that nobody else knows of",
+        "names sites of an earlier attempt that no other site names",
         1,
     ),
     "shares for some": (
         "shares",
         lambda _, step: replace(step, sealed=dict(list(step.sealed.items())[:2])),
-        "has sealed its shares for other sites",
+        "has not sealed its shares for all sites",
         1,
     ),
     "sealed noise": (
@@ -662,7 +662,7 @@ def test_who_denies_shares_of_several_is_left_out(tiny: Any) -> None:
     statuses = [{s: of["status"] for s, of in line["sites"].items()} for line in history(server)]
     accepted = dict.fromkeys(FOUR, "accepted")
     assert statuses == [accepted, accepted, accepted | {"delta": "rejected"}]
-    assert any("delta or alpha lies of a share" in note for note in server.record.run["notes"])
+    assert any("delta or alpha lied about a share" in note for note in server.record.run["notes"])
 
 
 def test_who_denies_a_share_that_it_has_said_to_hold_lies(tiny: Any) -> None:
@@ -694,9 +694,9 @@ def test_shares_of_no_secret_are_found_when_they_are_revealed(
 
     monkeypatch.setattr(sites["delta"].masks, "step", wrong)
     server = federation.server("out")
-    with pytest.raises(FederationError, match="delta: has dealt shares that are not of its secrets"):
+    with pytest.raises(FederationError, match="delta: has sent shares that do not match its secrets"):
         federate(server, Between(sites, honest))
-    assert any("delta has dealt shares" in note for note in server.record.run["notes"])
+    assert any("delta has sent shares" in note for note in server.record.run["notes"])
 
 
 @pytest.mark.parametrize("part", ["shared", "head"])
@@ -748,7 +748,7 @@ def test_the_first_sum_of_a_class_waits_for_its_owners(lie: bool, tiny: Any) -> 
     assert lines[0]["sites"]["gamma"]["reason"] == why
     assert all(of["status"] == "accepted" for line in lines[1:] for of in line["sites"].values())
     told = (server.record.folder / "events.jsonl").read_text()
-    assert "needs keys of 3 of its sites" in told
+    assert "needs the keys of 3 sites that send it" in told
     assert f"gamma: {why}" in told
 
 

@@ -395,7 +395,7 @@ def test_a_site_that_deals_wrong_shares_is_named(gone: bool, monkeypatch: pytest
     federation.share()
     survivors = "abc" if gone else SITES
     hidden, revealed = federation.mask(*survivors), federation.reveal(survivors)
-    with pytest.raises(SiteLies, match="d has dealt shares that are not of its secrets") as caught:
+    with pytest.raises(SiteLies, match="d has sent shares that do not match its secrets") as caught:
         federation.unmask(hidden, revealed)
     assert caught.value.lies.keys() == {"d"}
 

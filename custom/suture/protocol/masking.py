@@ -483,7 +483,7 @@ def unmasked(
             raise MaskingRefused(f"{len(few)} of {needed} shares of a secret of {site} are there")
         return combine(few, _SECRET) or bytes(_SECRET)
 
-    wrong = "has dealt shares that are not of its secrets"
+    wrong = "has sent shares that do not match its secrets"
     total, survivors = Masked(np.zeros(0, np.uint64), {}), list[str]()
     sums: dict[int, Ring] = {}
     for site, update in updates:

@@ -171,7 +171,7 @@ class Masks:
         self._blame(lies := self._attempt.unusable(roster, self._identity))
         lists, stated = self._lists(), Counter(keys.among for keys in roster.values())
         unknown = {of for of, n in stated.items() if of and of not in lists and 2 * n <= len(roster)}
-        why = "says that it has masked its update among sites that nobody else knows of"
+        why = "names sites of an earlier attempt that no other site names"
         out = {site: why for site, keys in roster.items() if keys.among in unknown}
         roster = {site: keys for site, keys in roster.items() if site not in lies | out}
         before = [set(keys.among) for keys in roster.values() if keys.among]
@@ -194,7 +194,7 @@ class Masks:
             seen = self._roster.keys() | {s for of in lists if site in of for s in of}
             owners = Counter(n for s in seen & self._numbers.keys() for n in self._numbers[s].values())
             if few := [name for name, number in self._numbers[site].items() if owners[number] < fewest]:
-                self.stuck = f"the first sum of {few[0]!r} needs keys of {fewest} of its sites"
+                self.stuck = f"the first sum of {few[0]!r} needs the keys of {fewest} sites that send it"
 
     def _lists(self) -> set[tuple[str, ...]]:
         """Return the lists of sites among which updates of this round may have been masked."""
@@ -207,7 +207,7 @@ class Masks:
         sites = self._roster.keys()
         found = {site: step.sealed for site, step in sorted(self._close(missing).items())}
         self._sealed = {site: sealed for site, sealed in found.items() if sealed.keys() == sites}
-        self._blame(dict.fromkeys(found.keys() - self._sealed, "has sealed its shares for other sites"))
+        self._blame(dict.fromkeys(found.keys() - self._sealed, "has not sealed its shares for all sites"))
         if not self._enough(len(self._sealed), self._quorum):
             return {}
         lists = sorted(self._lists() | {tuple(sorted(sites))})
@@ -247,7 +247,7 @@ class Masks:
         for by, sites in self._unopened.items():
             for site in sorted(sites):
                 self._disputes.add(frozenset((by, site)))
-                self._note([f"Secure aggregation, round {attempt.round}: {by} or {site} lies of a share."])
+                self._note([f"Secure aggregation, round {attempt.round}: {by} or {site} lied about a share."])
         denied = Counter(site for sites in self._unopened.values() for site in sites)
         for site, number in denied.items() if self._enough(len(signed)) else ():
             if not self._enough(len(signed) - number, what=f"left that hold shares of {site} in an attempt"):
