@@ -130,6 +130,18 @@ def test_workers_that_would_be_ignored_are_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("where", [["--env", "local"], ["--env", "sim"], ["--compare", "vanilla"]])
+@pytest.mark.parametrize(
+    "option",
+    [["--sites", "alpha"], ["--startup-kit", "kit"], ["--study", "lungs"], ["--bundle"], ["--detach"]],
+)
+def test_options_of_a_submission_are_not_ignored(where: list[str], option: list[str], tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["run", "demo", "--out", str(tmp_path / "r"), *where, *option])
+    assert isinstance(done.exception, ConfigError)
+    assert str(done.exception).startswith(f"{option[0]}: for a job submitted")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("what", ["--out", "TMPDIR", "Python"])
 def test_a_path_that_flare_would_tear_apart_is_refused_before_anything_is_written(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

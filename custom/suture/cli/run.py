@@ -144,6 +144,13 @@ def run(
         raise typer.BadParameter(
             "--watch and --track need a command that waits for the end: leave out --detach"
         )
+    if env in ("local", "sim") or compare:
+        submitted = (("--startup-kit", startup_kit), ("--sites", sites), ("--bundle", bundle),
+                     ("--study", study != "default"), ("--detach", detach))  # fmt: skip
+        if idle := [name for name, given in submitted if given]:
+            raise ConfigError(
+                f"{' and '.join(idle)}: for a job submitted with --env poc or prod; leave it out"
+            )
     every = _all_settings(rounds, seed, settings, accept_labels, gpus)
     chosen = job_with(job, every, trust)
     if limits:

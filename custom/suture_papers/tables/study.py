@@ -42,7 +42,7 @@ CLEARLY, BETTER, WORSE, EQUIVALENT, OPEN, MISSING = (
 VERDICTS = (CLEARLY, BETTER, WORSE, EQUIVALENT, OPEN, MISSING)
 
 _LISTED = 4
-"""So many rows of which nothing can be told are named in the first sentence; of more, their range is."""
+"""Rows of a verdict that have intervals in the first sentence; of more that say nothing it has the range alone."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,9 @@ def sentences(outcome: Outcome) -> str:
         if one.same_as is None and (d := one.difference):
             found.setdefault(verdict_of(d, effect), {})[table.spec.rows[row].name] = d
     said = {
-        verdict: "; ".join(f"{name} ({_facts(d)})" for name, d in own.items())
+        verdict: "; ".join(
+            f"{name} ({_facts(d) if len(own) <= _LISTED else number(d.mean)})" for name, d in own.items()
+        )
         for verdict, own in found.items()
     }
     if len(unclear := [d.mean for d in found.get(OPEN, {}).values()]) > _LISTED:
