@@ -42,7 +42,7 @@ CLEARLY, BETTER, WORSE, EQUIVALENT, OPEN, MISSING = (
 VERDICTS = (CLEARLY, BETTER, WORSE, EQUIVALENT, OPEN, MISSING)
 
 _LISTED = 4
-"""Rows of a verdict that have intervals in the first sentence; of more that say nothing it has the range alone."""
+"""Rows of a verdict whose intervals are in the first sentence; of more, means are, or the range where open."""
 
 
 @dataclass(frozen=True)
