@@ -42,7 +42,7 @@ CLEARLY, BETTER, WORSE, EQUIVALENT, OPEN, MISSING = (
 VERDICTS = (CLEARLY, BETTER, WORSE, EQUIVALENT, OPEN, MISSING)
 
 _LISTED = 4
-"""Rows of a verdict whose intervals are in the first sentence; of more, means are, or the range where open."""
+"""Rows of a verdict with intervals in the first sentence; of more their means, or the range where open."""
 
 
 @dataclass(frozen=True)
