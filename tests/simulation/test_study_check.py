@@ -14,7 +14,9 @@ from suture.data.quality import Count, Findings, Picture
 from suture.data.table import SPLITS, Split
 from suture.methods.fedavg import FedAvg
 from suture.methods.robust import RobustMerge
+from suture.methods.secure_aggregation import SecureAggregation
 from suture.methods.surgical import SurgicalAggregation
+from suture.methods.vanilla import VanillaFL
 from suture.simulation.study_check import compare
 from suture_papers.missing_labels.condist import ConDist
 from suture_papers.rare_classes.focal import FocalFedAvg
@@ -163,6 +165,20 @@ def test_a_site_with_epsilon_and_a_robust_merge_are_checked_before_anything_is_t
     assert compare(configs, findings, frozen).problems == ()
     [problem] = compare(configs, findings, replace(frozen, robust=RobustMerge())).problems
     assert "needs 3 sites or more, and 2 take part; remove [robust]" in problem
+
+
+def test_classes_of_too_few_sites_for_secure_aggregation_are_named_before_the_run() -> None:
+    """Mass is annotated at three sites, Hernia at one of them, which the job may call Mass."""
+    findings = dict.fromkeys(("alpha", "beta"), replace(site(), label_type="multilabel"))
+    job = replace(SMALL, secure_aggregation=SecureAggregation())
+    [problem] = compare(dict.fromkeys(findings, CONFIG), findings, job).problems
+    assert "needs 3 sites or more, and 2 take part" in problem
+    findings["gamma"] = replace(findings["beta"], counts=findings["beta"].counts | {"Hernia": COUNTS})
+    configs = dict.fromkeys(findings, CONFIG)
+    [problem] = compare(configs, findings, job).problems
+    assert "have fewer: Hernia (gamma). Leave such classes out" in problem
+    for other in (SMALL, replace(job, label_map={"Hernia": "Mass"}), replace(job, method=VanillaFL())):
+        assert not [told for told in compare(configs, findings, other).problems if "have fewer" in told]
 
 
 def test_classes_that_a_robust_merge_leaves_unprotected_are_named_before_the_run() -> None:

@@ -18,7 +18,7 @@ from suture.data.decoding import other_modality
 from suture.data.inspection import counted_modalities, size_notes, stated_modalities
 from suture.data.quality import Count, Findings
 from suture.data.table import SPLITS, Split
-from suture.federation.server.checks import check_label_type, check_liars
+from suture.federation.server.checks import check_label_type, check_liars, check_owners
 from suture.federation.server.classes import ClassConflict, one_name, statements
 from suture.federation.server.notes import unprotected_note
 from suture.federation.server.registry import senders, shared_generic
@@ -115,6 +115,12 @@ def _owners(findings: Mapping[str, Findings], label_map: Mapping[str, str]) -> d
     return owners
 
 
+def _rows_sent(findings: Mapping[str, Findings], job: Job) -> tuple[dict[str, list[str]], dict[str, int]]:
+    """The sites that annotate each class, and the number that send a row of it."""
+    owners = _owners(findings, {canonical(own): canonical(name) for own, name in job.label_map.items()})
+    return owners, senders(job.method, {name: len(own) for name, own in owners.items()}, len(findings))
+
+
 def refusals(configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings], job: Job) -> Iterator[str]:
     """Why sites would not take part in the job, or its method would not take their labels."""
     plan = job.plan("check")
@@ -122,6 +128,8 @@ def refusals(configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings]
     checks = [partial(check_label_type, job.method, label_type) for label_type in label_types]
     checks += [partial(check_consent, site, plan, config) for site, config in configs.items()]
     checks.append(partial(check_liars, job, len(configs)))
+    owners, sent = _rows_sent(findings, job)
+    checks.append(partial(check_owners, job.secure_aggregation, sent, owners, len(configs)))
     if label_types and any(config.privacy.epsilon for config in configs.values()):
         model = build(plan.model, LabelSet(("class",), label_types[0]), plan.seed, pretrained=False)
         checks.append(partial(check_batch_norm, model, plan, job.rounds))
@@ -207,9 +215,7 @@ def _warnings(
 ) -> Iterator[str]:
     yield from _unmeasured(findings)
     if job and job.robust and len(findings) >= job.robust.fewest:
-        mapped = {canonical(own): canonical(name) for own, name in job.label_map.items()}
-        trained = {name: len(sites) for name, sites in _owners(findings, mapped).items()}
-        sent = senders(job.method, trained, len(findings))
+        _, sent = _rows_sent(findings, job)
         yield from unprotected_note(job.robust, [n for n, sites in sent.items() if sites < job.robust.fewest])
     if _by_loss(job) and not any(
         _behind_the_loss(found, configs[site].privacy) >= max(configs[site].privacy.min_loss, 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from suture.core.errors import ConfigError, FederationError, as_word
@@ -11,9 +11,9 @@ from suture.core.labels import LabelType
 from suture.core.validation import flat, lasting
 from suture.federation.plan import Plan, Schedule, Selection, round_context
 from suture.federation.server.held_out import HeldOut
-from suture.federation.server.registry import SiteRegistry
 from suture.federation.server.selection import MEASURED_HERE, Best
 from suture.methods.base import Method
+from suture.methods.secure_aggregation import SecureAggregation
 from suture.protocol.messages import SiteInfo
 
 _FIXED = ("seed", "method", "hyperparameters", "model", "augmentation", "transport", "secure_aggregation")
@@ -69,26 +69,32 @@ def check_liars(schedule: Schedule, sites: int) -> None:
         )
 
 
-def check_owners(plan: Plan, registry: SiteRegistry) -> None:
+def check_owners(
+    secure: SecureAggregation | None, sent: Mapping[str, int], owners: Mapping[str, Sequence[str]], sites: int
+) -> None:
     """Check before round 1 that enough sites send each row for secure aggregation.
 
     A row of fewer would be no sum. It is refused rather than left at the sites, where it would never be
     trained and yet be part of the model.
 
+    Args:
+        sent: the number of sites that send a row of each class.
+        owners: the sites that annotate each class.
+        sites: number of all.
+
     Raises:
         FederationError: names each class with too few, and their sites.
     """
-    if (secure := plan.secure_aggregation) is None:
+    if secure is None:
         return
-    if len(registry.members) < secure.fewest:
+    if sites < secure.fewest:
         raise FederationError(
             f"secure_aggregation with colluders={secure.colluders} needs {secure.fewest} sites or more, and "
-            f"{len(registry.members)} take part; remove the section, or lower colluders"
+            f"{sites} take part; remove the section, or lower colluders"
         )
-    owners, senders = registry.owners(), registry.senders(plan.method)
-    few = {name: owners[name] for name, number in senders.items() if 0 < number < secure.fewest}
+    few = {name: owners[name] for name, number in sent.items() if 0 < number < secure.fewest}
     if few:
-        listed = "; ".join(f"{name} ({', '.join(sites) or 'none'})" for name, sites in few.items())
+        listed = "; ".join(f"{name} ({', '.join(annotating) or 'none'})" for name, annotating in few.items())
         raise FederationError(
             f"secure_aggregation adds the row of a class over its sites, {secure.fewest} or more, and these "
             f"have fewer: {listed}. Leave such classes out at their sites, find more sites, choose a method "

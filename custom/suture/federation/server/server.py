@@ -154,7 +154,8 @@ class Server:
             agreed = Agreement(model.labels, agreed.label_map, agreed.accept, *of_experiment)
         self.registry = admit(answered, agreed, lines, schedule.min_sites)
         check_liars(schedule, len(self.registry.members))
-        check_owners(self.plan, self.registry)
+        owners, sent = self.registry.owners(), self.registry.senders(self.plan.method)
+        check_owners(self.plan.secure_aggregation, sent, owners, len(self.registry.members))
         infos = {site: answered[site] for site in self.registry.members}
         check_label_type(method, self.registry.label_type)
         check_measurable(schedule, infos, found.state.standings.best if found else None)
