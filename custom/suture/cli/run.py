@@ -145,12 +145,7 @@ def run(
             "--watch and --track need a command that waits for the end: leave out --detach"
         )
     if env in ("local", "sim") or compare:
-        submitted = (("--startup-kit", startup_kit), ("--sites", sites), ("--bundle", bundle),
-                     ("--study", study != "default"), ("--detach", detach))  # fmt: skip
-        if idle := [name for name, given in submitted if given]:
-            raise ConfigError(
-                f"{' and '.join(idle)}: for a job submitted with --env poc or prod; leave it out"
-            )
+        _refuse_submission(startup_kit, sites, study, bundle=bundle, detach=detach)
     every = _all_settings(rounds, seed, settings, accept_labels, gpus)
     chosen = job_with(job, every, trust)
     if limits:
@@ -177,6 +172,20 @@ def run(
         watch=watch,
         track=track,
     )
+
+
+def _refuse_submission(
+    startup_kit: Path | None, sites: str | None, study: str, *, bundle: bool, detach: bool
+) -> None:
+    """Refuse the options of a job that is submitted, where none is.
+
+    Raises:
+        ConfigError: names those that were given.
+    """
+    given = {"--startup-kit": startup_kit, "--sites": sites, "--study": study != "default"}
+    idle = [name for name, value in (given | {"--bundle": bundle, "--detach": detach}).items() if value]
+    if idle:
+        raise ConfigError(f"{' and '.join(idle)}: for a job submitted with --env poc or prod; leave it out")
 
 
 def _compare(
