@@ -439,6 +439,11 @@ def test_a_site_can_demand_it(tiny: Any) -> None:
         "the job has no [secure_aggregation]"
         in (federation.sites("plain")["alpha"].folder / "errors.jsonl").read_text()
     )
+    site = federation.sites("plain")["alpha"]
+    for task in ("handshake", "train", "calibrate", "evaluate", "mask"):
+        answer = unpack(site.answer(TaskData(task, 1, labels=("Mass", "Nodule"))).packed)
+        assert isinstance(answer, Abstain)
+        assert answer.reason == "masking"
     assert "alpha" in run(secured(federation), "masked").registry.members
 
 

@@ -64,9 +64,6 @@ Shares = Mapping[str, Mapping[str, bytes]]
 FRACTION = 30
 """Bits behind the point."""
 
-LOWER = "lower the learning rate (method.local.lr of the job, or lr under [training] in suture.toml)"
-"""The remedy for an update that is too large."""
-
 _NONCE, _SECRET, _COMMITTED = 12, 32, 64
 """Bytes of a nonce, of a key or seed, and of the commitments to two shares."""
 
@@ -88,7 +85,13 @@ class SiteLies(MaskingRefused):
 
 
 class UpdateTooLarge(MaskingRefused):
-    """A site's own update is beyond the bound that the server cannot check. The server sees this name."""
+    """A site's own update is beyond the bounds that the server cannot check. The server sees this name."""
+
+    def __init__(self, why: str) -> None:
+        lr = "method.local.lr of the job, or lr under [training] in suture.toml"
+        super().__init__(
+            f"{why}; lower the learning rate ({lr}), or remove [secure_aggregation] from the job"
+        )
 
 
 class Identity:
@@ -587,7 +590,7 @@ def in_fixed_point(values: Tensor, weight: float, sites: int, name: str) -> Ring
     if not largest < limit - 1:
         raise UpdateTooLarge(
             f"{name} has {largest / weight:.3g}, times the site's weight {weight:g} outside the range of "
-            f"secure aggregation, {limit:.3g} with {sites} sites; {LOWER}, or remove [secure_aggregation]"
+            f"secure aggregation, {limit:.3g} with {sites} sites"
         )
     fixed: Ring = torch.round(weighted * 2.0**FRACTION).long().numpy().view(np.uint64)
     return fixed

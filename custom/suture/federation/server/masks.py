@@ -104,8 +104,9 @@ class Masks:
         self._times = Counter[str]()  # in this run, how often a site was among them
         self._kept = set[str]()  # the classes whose rows stayed as they were, for too few sites, in this run
         self.bytes: dict[str, tuple[int, int]] = {}
-        colluders, digest = plan.secure_aggregation.colluders, plan.digest(rounds)
-        self._attempt = Attempt(plan.experiment, 0, "", colluders, digest)
+        self._attempt = Attempt(
+            plan.experiment, 0, "", plan.secure_aggregation.colluders, plan.digest(rounds)
+        )
         self._numbers, self._roster = dict[str, dict[str, int]](), dict[str, MaskKeys]()
         self._sealed, self._survivors = dict[str, dict[str, str]](), list[str]()
         self._unopened, self._revealed = dict[str, set[str]](), dict[str, Masking]()
@@ -343,9 +344,9 @@ class Masks:
         kept = {n for n in previous.labels if self._number(n) in sent_rows - total.rows.keys()}
         if new := sorted(kept - self._kept):
             self._kept |= kept
-            stayed = f"round {self._attempt.round}: the row of {', '.join(new)} stayed as it was"
-            why = f"fewer than {self._attempt.fewest} sites sent it"
-            self._note([f"Secure aggregation, first in {stayed}, because {why}."])
+            why = f"stayed as it was, because fewer than {self._attempt.fewest} sites sent it"
+            first = f"Secure aggregation, first in round {self._attempt.round}"
+            self._note([f"{first}: the row of {', '.join(new)} {why}."])
         return Merged(Counted(tuple(sent), model))
 
     def _enough(self, number: int, quorum: int = 0, what: str = "left of an attempt") -> bool:

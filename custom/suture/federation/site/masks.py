@@ -26,15 +26,7 @@ from suture.federation.site.releases import Answer
 from suture.models.classifier import HEADS
 from suture.protocol.check import AllowedReply, check_reply
 from suture.protocol.masked_updates import fixed_of, in_ring, received_of, with_ring
-from suture.protocol.masking import (
-    LOWER,
-    Attempt,
-    Identity,
-    MaskingRefused,
-    Participant,
-    UpdateTooLarge,
-    rows_of,
-)
+from suture.protocol.masking import Attempt, Identity, MaskingRefused, Participant, UpdateTooLarge, rows_of
 from suture.protocol.messages import Labels, Masking, MaskTask, TaskData, Update
 from suture.protocol.packing import pack, unpack
 
@@ -269,7 +261,7 @@ class SiteMasks:
         if norms.update > LARGEST_UPDATE * norms.model > 0:
             raise UpdateTooLarge(
                 f"{self._site}: an update of norm {norms.update:.3g}, more than {LARGEST_UPDATE:g} times the "
-                f"model's, {norms.model:.3g}, the bound of secure aggregation; {LOWER}"
+                f"model's, {norms.model:.3g}, the bound of secure aggregation"
             )
         self._mask_once(update, task)
         plain = in_ring(update, {n: k for n, k in self._numbers.items() if k in part.rows}, len(part.present))
