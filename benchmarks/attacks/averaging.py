@@ -68,7 +68,7 @@ def averaged(kind: str, defence: str, seed: int) -> dict[str, Any]:
                 found.append(answer)
         spent = read_statement(home / "state").spent
         if defence.startswith("ε"):
-            left = len(found) ** -0.5
+            left = max(len(found), 1) ** -0.5  # none: the noise left too few patients for a batch
         else:
             clean, _ = _asked(home, "clip = 1.0\nnoise = 0.0\n" + UNLIMITED, "clean", 0)
             assert clean is not None

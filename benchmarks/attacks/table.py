@@ -164,9 +164,9 @@ stands in brackets.
 | flip (sign turned), scale, labels (inverted), together (ALIE), free rider (sends what it received) \
 | share of what the honest AUROC, with the same defence, has above .5 that is lost | rounds with a mark |
 
-A dash: not run, or the defence is not in the attacker's way, as merges are not in a server's. Lies under
-secure aggregation are of seed 1: there they equal the undefended runs, and the columns differ by seeds.
-Without a merge, ×10 spoils the model (see its AUROC), and with it part of the back door.
+A dash: not run, or the defence is not in the attacker's way, as merges are not in a server's. Without a
+merge, ×10 spoils the model (see its AUROC), and with it part of the back door. Where noise leaves a model
+far from trained (ten phantom sites, ε 8), larger updates raise AUROC even if they lie: success below 0.
 
 """
 
@@ -184,7 +184,7 @@ def page(records: list[Record]) -> str:
     text = TEXT + table(("attack", "data", "sites", *DEFENCES), attacks)
     text += "\n## Honest runs\n\nAUROC minus that without a defence, with 95 % intervals, paired by seed.\n\n"
     text += table(("data", "sites", *DEFENCES[1:]), honest)
-    text += "\n## Costs\n\nMedian seconds of the processor of a run, and kB of an update.\n\n"
+    text += "\n## Costs\n\nMedian seconds of the processor of a run, and kB of an update (of averaging, of all answers).\n\n"
     kinds = grouped(records, lambda r: (kind_of(r), r["sites"]))
     costs = [
         [kind, str(sites), *(cost(by.get(d, [])) for d in DEFENCES)] for (kind, sites), by in kinds.items()
