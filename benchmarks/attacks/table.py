@@ -185,7 +185,7 @@ def page(records: list[Record]) -> str:
     text = TEXT + table(("attack", "data", "sites", *DEFENCES), attacks)
     text += "\n## Honest runs\n\nAUROC minus that without a defence, with 95 % intervals, paired by seed.\n\n"
     text += table(("data", "sites", *DEFENCES[1:]), honest)
-    text += "\n## Costs\n\nMedian seconds of the processor of a run, and kB of an update (averaging: of all).\n\n"
+    text += "\n## Costs\n\nMedian CPU seconds of a run, and kB of an update (averaging: of all answers).\n\n"
     kinds = grouped(records, lambda r: (kind_of(r), r["sites"]))
     costs = [
         [kind, str(sites), *(cost(by.get(d, [])) for d in DEFENCES)] for (kind, sites), by in kinds.items()
