@@ -72,7 +72,7 @@ def test_the_caption_shows_numbers_as_people_write_them() -> None:
 def test_a_missing_field_is_named() -> None:
     metrics = metrics_record()
     del metrics["counts"]
-    with pytest.raises(DataError, match=r"metrics\.json: counts: Field required"):
+    with pytest.raises(DataError, match=r"metrics\.json: counts: is missing"):
         shown(run_record(), metrics)
 
 
