@@ -19,7 +19,7 @@ faults: install
 	SUTURE_FAULTS=faults.json SUTURE_FAULT_REPEATS=$(REPEATS) $(BIN)/python -m pytest tests/faults -m ""; \
 	code=$$?; $(BIN)/python tests/faults/page.py faults.json && exit $$code
 
-# A million mutated inputs of each reader: hours. `make test` runs half a minute of it; START goes on at a later seed.
+# A million mutated inputs of each reader: hours. `make test` runs twenty seconds of it; START goes on at a later seed.
 CASES ?= 1000000
 START ?= 0
 fuzz: install

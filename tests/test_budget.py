@@ -18,10 +18,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 BUDGET = {
-    "lines of code, engine": 35_380,
+    "lines of code, engine": 35_470,
     "lines of code, papers": 7_680,
     "settings": 384,
-    "words of docs": 38_600,
+    "words of docs": 38_700,
 }
 
 

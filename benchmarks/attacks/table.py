@@ -161,7 +161,8 @@ stands in brackets.
 | averaging | share of the noise that is gone | answers that differ, of 40 |
 | labels read | share of labels right after 15 answers; .5 is chance | |
 | backdoor | share of altered images that score as the target; .05 is chance | rounds with a mark |
-| flip (sign turned), scale, labels (inverted), together (ALIE), free rider (sends what it received) \
+| flip (sign turned), scale, labels (inverted), together (ALIE), free rider (sends what it received), free \
+noise (sends noise of the usual norm) \
 | share of what the honest AUROC, with the same defence, has above .5 that is lost | rounds with a mark |
 
 A dash: not run, or the defence is not in the attacker's way, as merges are not in a server's. Without a
@@ -184,7 +185,7 @@ def page(records: list[Record]) -> str:
     text = TEXT + table(("attack", "data", "sites", *DEFENCES), attacks)
     text += "\n## Honest runs\n\nAUROC minus that without a defence, with 95 % intervals, paired by seed.\n\n"
     text += table(("data", "sites", *DEFENCES[1:]), honest)
-    text += "\n## Costs\n\nMedian seconds of the processor of a run, and kB of an update (of averaging, of all answers).\n\n"
+    text += "\n## Costs\n\nMedian CPU seconds of a run, and kB of an update (averaging: of all answers).\n\n"
     kinds = grouped(records, lambda r: (kind_of(r), r["sites"]))
     costs = [
         [kind, str(sites), *(cost(by.get(d, [])) for d in DEFENCES)] for (kind, sites), by in kinds.items()

@@ -184,7 +184,7 @@ def test_modules_of_the_working_directory_are_not_imported(
     keys = ("images=20", "held_out=30", "model.size=16", "rounds=1")
     small = [word for key in keys for word in ("--set", key)]
     for env in envs:
-        out, more = tmp_path / env, ["--workers", "2"] if env == "local" else []
+        out, more = tmp_path / env, ["--workers", "2"] if env == "local" and "-m" in command else []
         done = subprocess.run(
             [sys.executable, *words, "run", "demo", "--env", env, "--out", str(out), *small, *more],
             cwd=study,

@@ -138,7 +138,7 @@ def xlsx(part: str, start: str, unit: str, times: int, end: str) -> bytes:
 
 def many_attributes(name: str) -> str:
     """An element of XML that takes ten times its bytes in memory."""
-    return f"<{name}" + "".join(f' a{i}=""' for i in range(20)) + "/>"
+    return f"<{name}" + "".join(f' a{i}=""' for i in range(11)) + "/>"
 
 
 def scanned(scans: int, side: int = 64, extra: bytes = b"") -> bytes:

@@ -55,6 +55,13 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved(tmp_path_factory.mktemp("model") / "model", ModelSpec("cnn", size=32))
 
 
+@pytest.fixture(scope="module")
+def files(small: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The small model in both forms, whose export takes a second of the CPU."""
+    folder = tmp_path_factory.mktemp("files")
+    return {"onnx": write_onnx(small, folder), "torch": write_torch(open_model(small), folder)}
+
+
 SPECS = {
     "gray": ModelSpec("cnn", size=32),
     "colour, cosine head": ModelSpec("resnet_small", size=32, color=True, head="cosine"),
@@ -89,9 +96,10 @@ def test_onnx_gives_the_probabilities_of_the_model(tmp_path: Path, name: str) ->
 
 
 @pytest.mark.parametrize("to", ["onnx", "torch"])
-def test_a_process_without_suture_gives_its_probabilities(small: Path, tmp_path: Path, to: str) -> None:
-    model = open_model(small)
-    path = write_onnx(small, tmp_path) if to == "onnx" else write_torch(model, tmp_path)
+def test_a_process_without_suture_gives_its_probabilities(
+    small: Path, files: dict[str, Path], tmp_path: Path, to: str
+) -> None:
+    model, path = open_model(small), files[to]
     images = example_inputs(model, 4)[0]
     np.save(tmp_path / "in.npy", images.numpy())
     words = [sys.executable, "-c", READER, path, tmp_path / "in.npy", tmp_path / "out.npy"]
@@ -123,13 +131,15 @@ def test_a_wrong_graph_is_refused(
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("model.")]
 
 
-def test_operating_points_travel_in_the_file(tmp_path: Path) -> None:
-    spec = ModelSpec("cnn", size=16)
+def test_operating_points_and_modalities_travel_in_the_file(tmp_path: Path) -> None:
+    spec = ModelSpec("cnn", size=16, modalities=("MG",))
     points = {"settings": {}, "pooled": {"Mass": {"thresholds": {"sensitivity": 0.25}}}}
     model = build(spec, LabelSet(LABELS, "multilabel"), 1, pretrained=False)
     save_model(model, spec, tmp_path / "model", {"decisions": points})
     session = ort.InferenceSession(str(write_onnx(tmp_path / "model", tmp_path)))
-    assert json.loads(session.get_modelmeta().custom_metadata_map["decisions"]) == points
+    facts = session.get_modelmeta().custom_metadata_map
+    assert json.loads(facts["decisions"]) == points
+    assert json.loads(facts["modalities"]) == ["MG"]
 
 
 @pytest.mark.parametrize("opset", [7, 99])
@@ -163,9 +173,9 @@ def test_a_missing_package_is_named(small: Path, tmp_path: Path, monkeypatch: py
         write_onnx(small, tmp_path)
 
 
-def test_arrays_of_another_shape_are_refused_and_never_computed(small: Path, tmp_path: Path) -> None:
-    session = ort.InferenceSession(str(write_onnx(small, tmp_path)), providers=["CPUExecutionProvider"])
-    program = torch.export.load(write_torch(open_model(small), tmp_path)).module()
+def test_arrays_of_another_shape_are_refused_and_never_computed(files: dict[str, Path]) -> None:
+    session = ort.InferenceSession(str(files["onnx"]), providers=["CPUExecutionProvider"])
+    program = torch.export.load(files["torch"]).module()
     for shape in ((2, 1, 16, 16), (2, 3, 32, 32), (1, 32, 32)):
         array = np.zeros(shape, dtype=np.uint8)
         with pytest.raises(ort.capi.onnxruntime_pybind11_state.InvalidArgument, match="Expected: "):
@@ -173,10 +183,3 @@ def test_arrays_of_another_shape_are_refused_and_never_computed(small: Path, tmp
         with pytest.raises(AssertionError, match="Guard failed: inputs_0") as caught:
             program(torch.from_numpy(array))
         assert "\n" not in str(caught.value), shape
-
-
-def test_modalities_travel_in_the_file(tmp_path: Path) -> None:
-    path = write_onnx(saved(tmp_path / "model", ModelSpec("cnn", size=16, modalities=("MG",))), tmp_path)
-    assert json.loads(ort.InferenceSession(str(path)).get_modelmeta().custom_metadata_map["modalities"]) == [
-        "MG"
-    ]

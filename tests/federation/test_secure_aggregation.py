@@ -33,7 +33,7 @@ from suture.protocol import masking
 from suture.protocol.masked_updates import received_of, ring_of
 from suture.protocol.masking import Attempt, Masked, sorted_out, unmasked
 from suture.protocol.messages import Abstain, Masking, MaskKeys, MaskTask, TaskData, Update
-from suture.protocol.packing import Packed, pack, unpack
+from suture.protocol.packing import Packed, load, pack, unpack
 from suture.reports.report import write_report
 from suture.simulation.job import load_job, with_settings
 from suture.simulation.run import run_job
@@ -247,7 +247,8 @@ class Liar:
         signed = {m: self.ask(m, "survivors", survivors=tuple(survivors)).signature for m in askers}
         revealed: dict[str, Masking] = {m: self.ask(m, "reveal", signatures=signed) for m in askers}
         task = self.tasks[members[0]]
-        attempt = Attempt("lied-to", task.round, self.number)
+        plan = self.sites[members[0]].plan.digest(rounds=1)
+        attempt = Attempt("lied-to", task.round, self.number, plan=plan)
         egress = METHOD.egress(Layout({}, {}))
         received = {m: received_of(self.tasks[m], self.numbers[m], egress, "") for m in survivors}
         masked = ((m, ring_of(update, self.numbers[m])) for m, update in updates.items())
@@ -259,9 +260,9 @@ class Refused(Exception):
     """A site does not take a step."""
 
 
-def lied_to(tiny: Any, labels: dict[str, tuple[str, ...]]) -> Liar:
+def lied_to(tiny: Any, labels: dict[str, tuple[str, ...]], method: Any = METHOD) -> Liar:
     """Return a server that lies to sites which have answered nothing yet."""
-    federation, tasks, numbers = secured(tiny(METHOD, labels, rounds=1, selection="last")), {}, {}
+    federation, tasks, numbers = secured(tiny(method, labels, rounds=1, selection="last")), {}, {}
 
     def look(site: str, task: TaskData, answer: Packed) -> Packed:
         if task.task == "train":
@@ -296,6 +297,40 @@ def test_a_round_is_repeated_among_the_same_sites(tiny: Any) -> None:
     for members in ("abcq", "abcqrst"):  # q, r, s and t would be most of the second
         with pytest.raises(Refused):
             liar.add_up(members, members, members[3:])
+
+
+@pytest.mark.parametrize("names", [("Cyst", "Edema"), ("Edema", "Mass"), ("Cyst", "Mass", "Nodule")])
+@pytest.mark.parametrize("name", ["surgical", "pfl", "vanilla"])
+def test_sites_that_train_other_classes_hide_nobody(name: str, names: tuple[str, ...], tiny: Any) -> None:
+    """Under names that they do not know, three of four would send the model as it came."""
+    method = METHODS[name](local=LocalTraining(lr=1e-2, batch_size=8))
+    liar = lied_to(tiny, dict.fromkeys("abcd", ("Mass", "Nodule")), method)
+    for site in "bcd":
+        task, rows = liar.tasks[site], [0, 1, 1][: len(names)]
+        liar.tasks[site] = replace(task, labels=names, head={n: t[rows] for n, t in task.head.items()})
+        if old := liar.numbers[site]:
+            spare = [number for label, number in old.items() if label not in names] + [1]
+            liar.numbers[site] = {label: old.get(label) or spare.pop(0) for label in names}
+    if (name, len(names)) == ("vanilla", 3):  # its sites train the classes of others too, as absent ones
+        liar.add_up("abcd", "abcd", "abc")
+        return
+    with pytest.raises(Refused, match=r"'b', 'update'"):
+        liar.add_up("abcd", "abcd", "abc")
+    said = (liar.sites["b"].folder / "errors.jsonl").read_text()
+    assert "the server asks to train with" in said
+
+
+@pytest.mark.parametrize("change", ["plan", "rounds"])
+def test_sites_with_another_plan_hide_nobody(change: str, tiny: Any) -> None:
+    """With a learning rate of nothing, three of four would send the model as it came."""
+    liar = lied_to(tiny, dict.fromkeys("abcd", ("Mass", "Nodule")))
+    for name in "bcd":
+        site = liar.sites[name]
+        still = replace(site.plan, method=replace(METHOD, local=replace(METHOD.local, lr=1e-30)))
+        plan, rounds = (still, 1) if change == "plan" else (site.plan, 100)
+        liar.sites[name] = Site(name, site.config, plan, rounds, site.folder)
+    with pytest.raises(Refused, match=r"'a', 'shares'"):
+        liar.add_up("abcd", "abcd", "abc")
 
 
 def test_a_frozen_encoder_is_that_of_all_sites(tiny: Any) -> None:
@@ -404,6 +439,11 @@ def test_a_site_can_demand_it(tiny: Any) -> None:
         "the job has no [secure_aggregation]"
         in (federation.sites("plain")["alpha"].folder / "errors.jsonl").read_text()
     )
+    site = federation.sites("plain")["alpha"]
+    for task in ("handshake", "train", "calibrate", "evaluate", "mask"):
+        answer = unpack(site.answer(TaskData(task, 1, labels=("Mass", "Nodule"))).packed)
+        assert isinstance(answer, Abstain)
+        assert answer.reason == "masking"
     assert "alpha" in run(secured(federation), "masked").registry.members
 
 
@@ -411,7 +451,10 @@ def test_the_site_checks_what_the_server_cannot(tiny: Any, monkeypatch: pytest.M
     """An update of 200 times the model's norm, and one with a number beyond the fixed point."""
     federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", max_failed_rounds=1))
     train = SurgicalAggregation.weighted
-    for factor, said in ((1e4, "times the model's"), (float("nan"), "not finite")):
+    for factor, error, said in (
+        (1e4, "UpdateTooLarge", "more than 100 times the model's"),
+        (float("nan"), "MaskingRefused", "not finite"),
+    ):
 
         def far(*args: Any, factor: float = factor) -> Update:
             update = train(*args)
@@ -419,9 +462,12 @@ def test_the_site_checks_what_the_server_cannot(tiny: Any, monkeypatch: pytest.M
 
         monkeypatch.setattr(SurgicalAggregation, "weighted", far)
         out = f"out-{factor}"
-        with pytest.raises(FederationError, match=r"masking \(MaskingRefused\)"):
+        with pytest.raises(FederationError, match=rf"masking \({error}\)"):
             run(federation, out)
-        assert said in (federation.sites(out)["alpha"].folder / "errors.jsonl").read_text()
+        told = (federation.sites(out)["alpha"].folder / "errors.jsonl").read_text()
+        assert said in told
+        assert ("lower the learning rate (method.local.lr" in told) == (error == "UpdateTooLarge")
+        assert "max_update" not in told
 
 
 def test_a_site_cannot_list_a_row_that_it_was_not_asked_for(tiny: Any) -> None:
@@ -641,6 +687,143 @@ def test_one_that_never_sends_its_update_costs_one_attempt(tiny: Any) -> None:
     assert sorted(line["status"] for line in lines) == ["committed"] * 2 + ["unchanged"] * 2
     assert "without gamma" in (server.record.folder / "events.jsonl").read_text()
     assert "did not arrive" in lines[-1]["sites"]["gamma"]["reason"]
+
+
+SAME = dict.fromkeys(FOUR, ("Mass", "Nodule"))
+
+
+def accepted(line: dict[str, Any]) -> list[str]:
+    return [site for site, of in line["sites"].items() if of["status"] == "accepted"]
+
+
+@pytest.mark.parametrize(
+    ("sites", "more"), [(SAME, [2, 1]), (FOUR | {"delta": SAME["delta"], "beta": ("Mass",)}, [3, 2])]
+)
+def test_of_two_that_were_lost_none_is_left_out_by_its_name(sites: Any, more: list[int], tiny: Any) -> None:
+    """alpha is lost once, delta always: both are asked again. That delta is an owner costs one attempt."""
+    schedule = {"rounds": 2, "selection": "last", "min_sites": 3, "max_failed_rounds": 3}
+    federation = secured(tiny(METHOD, sites, **schedule))
+    attempts = set[str]()
+
+    def lose(site: str, task: TaskData, answer: Packed) -> Packed | None:
+        attempts.update([task.mask.attempt] if task.mask else [])
+        lost = site == "delta" or (site == "alpha" and len(attempts) == 1)
+        return None if lost and task.task == "train" else answer
+
+    server = run(federation, "out", lose)
+    lines = [line for line in history(server) if line["status"] == "committed"]
+    assert [accepted(line) for line in lines] == [["alpha", "beta", "gamma"]] * 2
+    assert [sum(line["round"] == r for line in history(server)) for r in (1, 2)] == more
+
+
+def test_nobody_is_left_out_who_was_not_asked(tiny: Any) -> None:
+    """Two are lost before the others are asked for their updates."""
+    federation = secured(tiny(METHOD, SAME, rounds=1, selection="last", min_sites=3))
+    lost = ["delta", "gamma"]
+
+    def lose(site: str, task: TaskData, answer: Packed) -> Packed | None:
+        if site in lost and task.mask and task.mask.step == "shares":
+            lost.remove(site)
+            return None
+        return answer
+
+    first, second = history(run(federation, "out", lose))
+    assert first["status"] == "unchanged"
+    assert accepted(second) == sorted(FOUR)
+
+
+def test_one_that_comes_late_takes_no_other_ones_place(tiny: Any) -> None:
+    """delta cannot take part in the round any more: gamma, once lost, is needed."""
+    federation = secured(tiny(METHOD, SAME, rounds=1, selection="last", min_sites=3))
+    lost = [("delta", "keys"), ("gamma", "update")]
+
+    def lose(site: str, task: TaskData, answer: Packed) -> Packed | None:
+        if task.mask and (at := (site, task.mask.step)) in lost:
+            lost.remove(at)
+            return None
+        return answer
+
+    first, second = history(run(federation, "out", lose))
+    assert first["status"] == "unchanged"
+    assert accepted(second) == ["alpha", "beta", "gamma"]
+
+
+def test_no_more_are_left_out_than_the_votes_permit(tiny: Any) -> None:
+    """Four of eight are lost once: the four others are enough for `min_sites`, and too few to vote."""
+    names = [f"site-{i}" for i in range(8)]
+    sites = dict.fromkeys(names, ("Mass",))
+    federation = secured(tiny(METHOD, sites, rounds=1, selection="last", min_sites=3))
+    lost = names[:4]
+
+    def lose(site: str, task: TaskData, answer: Packed) -> Packed | None:
+        if site in lost and task.task == "train":
+            lost.remove(site)
+            return None
+        return answer
+
+    first, second = history(run(federation, "out", lose))
+    assert first["status"] == "unchanged"
+    assert accepted(second) == names
+
+
+def test_whose_shares_are_enough_is_not_left_out_for_another(tiny: Any) -> None:
+    """delta seals noise, so that its seed is lost, and denies the share of alpha, which four others hold."""
+    federation = secured(tiny(METHOD, SAME | {"eta": ("Mass",)}, rounds=1, selection="last", min_sites=3))
+
+    def lie(site: str, task: TaskData, answer: Packed) -> Packed:
+        step = unpack(answer)
+        if site != "delta" or not isinstance(step, Masking):
+            return answer
+        if step.step == "shares":
+            return pack(replace(step, sealed=dict.fromkeys(step.sealed, ZEROS)))
+        return pack(replace(step, unopened=("alpha",))) if step.step == "survivors" else answer
+
+    first, second = history(run(federation, "out", lie))
+    assert first["status"] == "unchanged"
+    assert accepted(second) == ["alpha", "beta", "eta", "gamma"]
+
+
+def test_a_row_that_loses_an_owner_for_good_leaves_no_site(tiny: Any) -> None:
+    """From round 2 on two sites are left of those that send it: they send zeros, and the report says so."""
+    federation = secured(tiny(METHOD, FOUR, rounds=3, selection="last", min_sites=3))
+    rows: dict[int, list[torch.Tensor]] = {1: [], 2: [], 3: []}
+
+    def lose(site: str, task: TaskData, answer: Packed) -> Packed | None:
+        update = unpack(answer)
+        if isinstance(update, Update) and "Nodule" in update.labels:
+            rows[task.round] += [t[list(update.labels).index("Nodule")] for t in update.head.values()]
+        return None if site == "gamma" and task.round > 1 else answer
+
+    server = run(federation, "out", lose)
+    assert [accepted(line) for line in history(server)] == [sorted(FOUR)] + [["alpha", "beta", "delta"]] * 2
+    assert all(row.any() for row in rows[1])
+    assert len(rows[2] + rows[3]) == 8  # a weight and a bias, of two sites
+    assert not any(row.any() for row in rows[2] + rows[3])
+    notes = [note for note in server.record.run["notes"] if "Nodule" in note]
+    assert len(notes) == 1
+    assert "round 2: the row of Nodule stayed as it was, because fewer than 3 sites sent it" in notes[0]
+    models = [server.states.folder / f"round-{number:06d}.safetensors" for number in (1, 3)]
+    heads = [{n: t for n, t in load(path).tensors.items() if n.startswith("head/")} for path in models]
+    row = list(server.model.labels).index("Nodule")
+    for name, tensor in heads[0].items():
+        assert torch.equal(tensor[row], heads[1][name][row])
+        assert not torch.equal(tensor[1 - row], heads[1][name][1 - row])
+
+
+def test_a_later_job_has_no_fewer_colluders(tiny: Any) -> None:
+    """With fewer, another list of survivors of a round would have votes enough."""
+    federation = secured(tiny(METHOD, SAME, rounds=1, selection="last"), 1)
+    tasks: list[TaskData] = []
+
+    def look(site: str, task: TaskData, answer: Packed) -> Packed:
+        tasks.extend([task] if task.task == "mask" else [])
+        return answer
+
+    run(federation, "out", look)
+    site = secured(federation, 0).sites("out")["alpha"]
+    assert isinstance(unpack(site.answer(replace(tasks[0], ledger=None)).packed), Abstain)
+    said = (site.folder / "errors.jsonl").read_text()
+    assert "had secure_aggregation.colluders=1, and this job has 0" in said
 
 
 def test_who_denies_shares_of_several_is_left_out(tiny: Any) -> None:

@@ -247,19 +247,6 @@ def with_package(folder: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
 
 
-@pytest.mark.flare
-def test_the_simulator_gives_the_bytes_of_the_loop(tmp_path: Path) -> None:
-    folder, out = tmp_path / "installed", tmp_path / "same"
-    install(folder)
-    suture(with_package(folder), "--env", "local", "--rounds", "2", "--out", str(out))
-    out.rename(tmp_path / "loop")
-    suture(with_package(folder), "--env", "sim", "--rounds", "2", "--out", str(out))
-    model = Path("model", "model.safetensors")
-    assert (out / model).read_bytes() == (tmp_path / "loop" / model).read_bytes()
-    method = json.loads((out / "run.json").read_text())["method"]
-    assert (method["name"], method["hyperparameters"]["mu"]) == (NAME, 0.1)
-
-
 SITES = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia"), "gamma": ("Mass", "Hernia")}
 """alpha: strict, and lists the package; beta: strict, and does not; gamma: as provisioned, without it."""
 

@@ -1,7 +1,8 @@
-"""SCAFFOLD, a method of another package, under FLARE: its channels cross and are kept as in the loop."""
+"""SCAFFOLD, a method of another package, under FLARE: its channels and settings cross as in the loop."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ PLAIN = ["method.local.optimiser=sgd", "method.local.momentum=0"]
 SETTINGS = [
     *PLAIN,
     "method=scaffold",
+    "method.server_lr=0.9",
     "rounds=2",
     "simulation.images=60",
     "simulation.held_out=60",
@@ -48,3 +50,7 @@ def test_channels_cross_and_are_kept_as_in_the_loop(tmp_path: Path) -> None:
     assert all(bool(tensor.any()) for tensor in control)
     for name, tensor in one.items():
         assert torch.equal(two[name], tensor), name
+    model = Path("model", "model.safetensors")
+    assert (tmp_path / "sim" / model).read_bytes() == (tmp_path / "local" / model).read_bytes()
+    method = json.loads((tmp_path / "sim" / "run.json").read_text())["method"]
+    assert (method["name"], method["hyperparameters"]["server_lr"]) == ("scaffold", 0.9)

@@ -116,7 +116,7 @@ def ranges(
     return found
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(Labels, st.sampled_from(STEPS))
 def test_who_reads_all_that_leaves_cannot_tell_a_small_cell(found: list[tuple[str, int]], step: int) -> None:
     """Every label is known: positives and negatives of a group are the images of the group, which leave too.
@@ -151,7 +151,7 @@ def test_who_reads_all_that_leaves_cannot_tell_a_small_cell(found: list[tuple[st
             assert count >= FIVE.min_count or high - low >= FIVE.min_count - 1e-6
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(Labels, st.sampled_from(STEPS))
 def test_nor_where_the_classes_make_up_the_images(found: list[tuple[str, int]], step: int) -> None:
     """Not even by a server that asks for one class at a time."""

@@ -68,9 +68,17 @@ def test_what_a_user_has_added_to_a_run_stays_and_is_named(
     assert f"files that no run wrote, and keeps them: {', '.join(sorted(added))}" in caplog.text
 
 
-@pytest.mark.parametrize("settings", [["model.train=head"], ["method=afl"], ["transport=int8"]])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["model.train=head"],
+        ["method=afl"],
+        ["transport=int8"],
+        ["method=vanilla", "secure_aggregation={}"],
+    ],
+)
 def test_every_file_of_a_run_is_known_as_one(settings: list[str], tmp_path: Path) -> None:
-    """A frozen encoder is stored once, and AFL's updates are kept: `--overwrite` replaces both."""
+    """A frozen encoder is stored once, AFL's updates and a mask key are kept: `--overwrite` replaces all."""
     out = run_job(with_settings(JOB, settings), out=tmp_path / "r")
     assert files_of_run(out)[1] == []
 
@@ -107,12 +115,6 @@ def test_a_run_that_cannot_be_prepared_leaves_what_was_there(
     with pytest.raises(ConfigError, match="no sites"):
         run_job(JOB, out=tmp_path / "new")
     assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.flare
-def test_every_file_of_a_run_of_the_simulator_is_known(tmp_path: Path) -> None:
-    out = run_job(JOB, "sim", tmp_path / "r")
-    assert files_of_run(out)[1] == []
 
 
 def test_simulated_sites_replace_no_folder_of_a_user(tmp_path: Path) -> None:

@@ -237,7 +237,8 @@ def _explained(source: Path | str, faults: Sequence[Any], data: Any) -> str:
     """
     dataset = data.get("dataset") if isinstance(data, Mapping) else None
     # A list whose entries are at fault counts as too short as well: the entries are what to report.
-    faults = [f for f in faults if not any(f["loc"] == g["loc"][: len(f["loc"])] != g["loc"] for g in faults)]
+    outer = {fault["loc"][:n] for fault in faults for n in range(len(fault["loc"]))}
+    faults = [fault for fault in faults if fault["loc"] not in outer]
     lines = [_explain(source, fault, dataset) for fault in faults[:_MOST_FAULTS]]
     more = len(faults) - len(lines)
     return "\n".join([*lines, *([f"and {more} more"] if more else [])])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Collection, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +18,7 @@ from suture.core.files import named_file
 from suture.core.labels import canonical
 from suture.core.names import check_experiment
 from suture.core.relations import Relations
-from suture.core.validation import LIMIT, STRICT, LabelName, parse, with_paths
+from suture.core.validation import LIMIT, STRICT, LabelName, flat, parse, with_paths
 from suture.data.augmentation import Augmentation
 from suture.data.embedding import TFIDF
 from suture.methods import METHODS, method_class
@@ -149,6 +151,19 @@ class Plan:
         """Return the plan as plain values for the configuration of a job."""
         values = dataclasses.asdict(self)
         return {"method": self.method.about.name, "hyperparameters": values.pop("method"), **values}
+
+    def digest(self, rounds: int) -> str:
+        """Return the digest of how a job has its sites train, but for files, which are each party's."""
+        files = list[str]()
+
+        def note(key: str, name: str, _mark: str) -> str:
+            files.append(key)
+            return name
+
+        with_paths(self, note)
+        settings = flat("", dataclasses.asdict(self))
+        settings |= dict.fromkeys((f".{key}" for key in files), None)
+        return sha256(json.dumps([self.method.about.name, rounds, settings]).encode()).hexdigest()
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Plan:

@@ -24,7 +24,8 @@ What keeps a server that lies from more than that:
   for both, and are of the same sites: their difference is nothing.
 - A site does not sign a list that leaves fewer than `fewest` sites of a row, or in all.
 - Masks depend on the digest of the model that both sites have received: a server that sends a site a model
-  of its own gets a sum that it cannot unmask (Pasquini et al. CCS 2022).
+  of its own gets a sum that it cannot unmask (Pasquini et al. CCS 2022). So does one whose plan for some
+  sites is another, as with a learning rate of nearly nothing: keys are signed for one plan.
 
 Fixed point: `FRACTION` bits behind the point, rounded to the nearest; a site's number times its weight must
 be below 2^33 / the number of sites, so that no sum overflows.
@@ -83,6 +84,16 @@ class SiteLies(MaskingRefused):
         self.lies = lies
 
 
+class UpdateTooLarge(MaskingRefused):
+    """A site's own update is beyond the bounds that the server cannot check. The server sees this name."""
+
+    def __init__(self, why: str) -> None:
+        lr = "method.local.lr of the job, or lr under [training] in suture.toml"
+        super().__init__(
+            f"{why}; lower the learning rate ({lr}), or remove [secure_aggregation] from the job"
+        )
+
+
 class Identity:
     """Signs the keys of a site by a key that its process has made, where there are no startup kits.
 
@@ -121,12 +132,14 @@ class Attempt:
     Attributes:
         number: random digits, another one for each attempt.
         colluders: number of sites that may tell the server all that they know.
+        plan: by which the site trains; see `Plan.digest`.
     """
 
     experiment: str
     round: int
     number: str
     colluders: int = 0
+    plan: str = ""
 
     @property
     def fewest(self) -> int:
@@ -570,14 +583,14 @@ def in_fixed_point(values: Tensor, weight: float, sites: int, name: str) -> Ring
         name: of the tensor, for the message.
 
     Raises:
-        MaskingRefused: one is too large, or not finite.
+        UpdateTooLarge: one is too large, or not finite.
     """
     weighted, limit = values.detach().reshape(-1).double() * weight, 2.0 ** (63 - FRACTION) / sites
     largest = float(weighted.abs().max()) if weighted.numel() else 0.0
     if not largest < limit - 1:
-        raise MaskingRefused(
+        raise UpdateTooLarge(
             f"{name} has {largest / weight:.3g}, times the site's weight {weight:g} outside the range of "
-            f"secure aggregation, {limit:.3g} with {sites} sites; lower the learning rate, or leave it off"
+            f"secure aggregation, {limit:.3g} with {sites} sites"
         )
     fixed: Ring = torch.round(weighted * 2.0**FRACTION).long().numpy().view(np.uint64)
     return fixed

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any, ClassVar, get_origin
 
 import torch
@@ -510,7 +510,7 @@ def a_repeated_round_gives_the_same_update(subject: Subject) -> None:
 
 def every_hyperparameter_matters(subject: Subject) -> None:
     """Another value of it changes what is sent, declared or aggregated."""
-    plain = dict.fromkeys(subject.label_types, "")
+    plain = cache(partial(_effect, subject))
     for name in names(subject.method):
         if within(name, {"local", "batch_norm", "prior", "keep_local", *subject.exempt}):
             continue
@@ -650,15 +650,12 @@ def _equal(one: Update, two: Update, *, empty: bool = True) -> bool:
 # What a method does
 
 
-def _differs(subject: Subject, method: Method, plain: dict[LabelType, str]) -> bool:
-    """Whether a method with one other hyperparameter does anything else; `plain` remembers the original."""
+def _differs(subject: Subject, method: Method, plain: Callable[[LabelType], str]) -> bool:
+    """Whether a method with one other hyperparameter does anything else; `plain` is the original's effect."""
     if repr(method.egress(Layout({}, {}))) != repr(subject.method.egress(Layout({}, {}))):
         return True
-    for label_type in subject.label_types:
-        plain[label_type] = plain[label_type] or _effect(subject, label_type)
-        if _effect(replace(subject, method=method), label_type) != plain[label_type]:
-            return True
-    return False
+    other = replace(subject, method=method)
+    return any(_effect(other, label_type) != plain(label_type) for label_type in subject.label_types)
 
 
 def _effect(subject: Subject, label_type: LabelType) -> str:

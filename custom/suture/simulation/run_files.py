@@ -25,7 +25,7 @@ _OWN = re.compile(
     r"\.server\.lock|flare\.log|report\.html|mlflow\.(db|json)|(run|job|metrics|tuned)\.json"
     r"|(events|history|diagnostics|errors)\.jsonl|model/(README\.md|model_card\.html|model\.(json|safetensors|sig))"
     r"|(sites/[^/]+|state/spool|state/updates|flare|\.messages|tensorboard|mlruns|targets)/.+"
-    r"|state/([a-z]+-\d{6}\.safetensors|constant\.safetensors|\.?ledgers\.json(\.lock)?)",
+    r"|state/([a-z]+-\d{6}\.safetensors|constant\.safetensors|\.?ledgers\.json(\.lock)?|mask(\.key|-lists\.json))",
     re.DOTALL,
 )
 

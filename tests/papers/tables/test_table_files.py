@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from stored_by_hand import SPEC, change, delete, result, store, table_spec
 from suture.core.errors import ConfigError, DataError, FederationError
-from suture.simulation.job import load_job, with_settings
+from suture.simulation.job import Job, load_job, with_settings
 from suture.simulation.run_files import begin_here
 from suture_papers.tables.cells import class_means, lines
 from suture_papers.tables.conduct import Session, _tidy, conduct, do_runs
@@ -22,6 +23,12 @@ from suture_papers.tables.render import write_tables
 from suture_papers.tables.results import read_result, result_of
 from suture_papers.tables.runs import Run, final_runs, tuning_runs
 from suture_papers.tables.spec import OWN_COLUMNS
+
+
+@functools.cache
+def made(job: str, *settings: str) -> Job:
+    """The job with settings, of which many runs share the first ones."""
+    return with_settings(made(job, *settings[:-1]), settings[-1:]) if settings else load_job(job)
 
 
 def test_every_table_of_the_repository_can_be_run() -> None:
@@ -40,7 +47,7 @@ def test_every_table_of_the_repository_can_be_run() -> None:
                 if others in tried:
                     continue
                 tried.add(others)
-                job = with_settings(load_job(run.job), options[1::2])
+                job = made(run.job, *options[1::2])
                 assert job.method.about.name == run.settings.get("method", job.method.about.name)
                 assert "{data}" not in str(options)
                 # A simulation puts the words of its documents here before it plans, and reads the folder.

@@ -65,6 +65,7 @@ class Masks:
     """One attempt after the other to add up masked updates.
 
     Args:
+        rounds: of the run.
         folder: of the server's states.
         collector: of the updates, whose notes of attendance count for the other exchanges too.
         notify: is called with each answer that is not one, for the progress display.
@@ -80,6 +81,7 @@ class Masks:
     def __init__(
         self,
         plan: Plan,
+        rounds: int,
         folder: Path,
         collector: UpdateCollector,
         notify: Callable[..., None],
@@ -99,8 +101,12 @@ class Masks:
         self.stuck, self.lines = "", dict[str, Line]()
         self._liars, self._disputes = dict[str, str](), set[frozenset[str]]()  # in this run
         self._lost = dict[str, str]()  # of the round: whose masked updates did not arrive
+        self._times = Counter[str]()  # in this run, how often a site was among them
+        self._kept = set[str]()  # the classes whose rows stayed as they were, for too few sites, in this run
         self.bytes: dict[str, tuple[int, int]] = {}
-        self._attempt = Attempt(plan.experiment, 0, "", plan.secure_aggregation.colluders)
+        self._attempt = Attempt(
+            plan.experiment, 0, "", plan.secure_aggregation.colluders, plan.digest(rounds)
+        )
         self._numbers, self._roster = dict[str, dict[str, int]](), dict[str, MaskKeys]()
         self._sealed, self._survivors = dict[str, dict[str, str]](), list[str]()
         self._unopened, self._revealed = dict[str, set[str]](), dict[str, Masking]()
@@ -126,6 +132,9 @@ class Masks:
     ) -> dict[str, Packed]:
         """Begin an attempt; return the task of each site to make its keys.
 
+        Sites that were lost in attempts of the round are left out, but for none before others that were lost
+        as often: where all are needed, all are asked again.
+
         Args:
             quorum: number of updates that the round needs: no site is left out where they would be fewer.
         """
@@ -135,11 +144,17 @@ class Masks:
         self.stuck, self.lines, self.bytes = "", {}, {}
         self._roster, self._sealed, self._survivors, self._revealed = {}, {}, [], {}
         self._ledgers, self._quorum, asked = ledgers, quorum, set(registry.members)
-        for out in (self._liars, self._disputed(), self._lost):
-            for site in sorted(asked & out.keys()):
-                if len(asked) > quorum:
-                    asked.remove(site)
-                    self._leave_out(site, out[site])
+        lists = self._lists()
+        able = {site for site in asked if all(site in of for of in lists)}  # the others are too late
+        least = max([quorum, *(self._attempt.threshold(len(of)) for of in lists)])
+        out = [{site: of[site]} for of in (self._liars, self._disputed()) for site in sorted(of)]
+        for times in sorted({self._times[site] for site in self._lost}):
+            out.append({site: why for site, why in self._lost.items() if self._times[site] >= times})
+        for some in out:
+            if len(able - some.keys()) >= least:
+                for site in sorted(asked & some.keys()):
+                    self._leave_out(site, some[site])
+                asked, able = asked - some.keys(), able - some.keys()
         self._numbers = {site: self._numbers_of(registry, site) for site in registry.members}
         number = self._attempt.number
         return self._open({s: MaskTask("keys", number, self._numbers[s]) for s in sorted(asked)})
@@ -219,8 +234,9 @@ class Masks:
         """Return the task of each site whose masked update has arrived to sign the list of these sites."""
         self._survivors = sorted(survivors)
         present = self._sealed.keys()
-        gone = sorted(present - set(survivors))
+        gone = [] if self.stuck else sorted(present - set(survivors))  # else they were not asked
         self._lost |= dict.fromkeys(gone, "its masked update did not arrive in an attempt of this round")
+        self._times.update(gone)
         if self._enough(len(self._survivors), self._quorum) and (  # later a sum is revealed, once a round
             row := short_row(self._attempt, self._roster, present, self._survivors)
         ):
@@ -250,8 +266,10 @@ class Masks:
                 self._note([f"Secure aggregation, round {attempt.round}: {by} or {site} lied about a share."])
         denied = Counter(site for sites in self._unopened.values() for site in sites)
         for site, number in denied.items() if self._enough(len(signed)) else ():
-            if not self._enough(len(signed) - number, what=f"left that hold shares of {site} in an attempt"):
+            if (left := len(signed) - number) < attempt.votes(self._roster):
+                self._enough(left, what=f"left that hold shares of {site} in an attempt")
                 self._lost[site] = "others held too few of its shares in an attempt of this round"
+                self._times[site] += 1
         task = MaskTask("reveal", attempt.number, signatures=signed)
         return self._open({} if self.stuck else dict.fromkeys(signed, task))
 
@@ -322,6 +340,13 @@ class Masks:
                 "experiment with another seed, without the site that you suspect"
             )
             return None
+        sent_rows = {number for of in numbers.values() for number in of.values()}
+        kept = {n for n in previous.labels if self._number(n) in sent_rows - total.rows.keys()}
+        if new := sorted(kept - self._kept):
+            self._kept |= kept
+            why = f"stayed as it was, because fewer than {self._attempt.fewest} sites sent it"
+            first = f"Secure aggregation, first in round {self._attempt.round}"
+            self._note([f"{first}: the row of {', '.join(new)} {why}."])
         return Merged(Counted(tuple(sent), model))
 
     def _enough(self, number: int, quorum: int = 0, what: str = "left of an attempt") -> bool:

@@ -115,7 +115,7 @@ class Server:
         self.masks: Masks | None = None
         if plan.secure_aggregation:
             told, judge = (self.record.event, self._note), identity or Identity()
-            self.masks = Masks(plan, self.states.folder, self.collector, *told, judge)
+            self.masks = Masks(plan, schedule.rounds, self.states.folder, self.collector, *told, judge)
         self.aggregator = Aggregator(plan, schedule, held_out)
         self.registry = SiteRegistry({}, ())
         self.round = 0

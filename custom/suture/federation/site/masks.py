@@ -18,14 +18,15 @@ from pydantic.dataclasses import dataclass
 
 from suture.core.errors import RejectedUpdate
 from suture.core.files import append_line, hold, make_folder, read_json, read_records, write_json
+from suture.core.labels import LabelSet
 from suture.core.validation import OPEN, parse
 from suture.federation.plan import Plan
-from suture.federation.server.norm_bound import LARGEST_UPDATE, Measure, NormBound
+from suture.federation.server.norm_bound import LARGEST_UPDATE, Measure
 from suture.federation.site.releases import Answer
 from suture.models.classifier import HEADS
 from suture.protocol.check import AllowedReply, check_reply
 from suture.protocol.masked_updates import fixed_of, in_ring, received_of, with_ring
-from suture.protocol.masking import Attempt, Identity, MaskingRefused, Participant, rows_of
+from suture.protocol.masking import Attempt, Identity, MaskingRefused, Participant, UpdateTooLarge, rows_of
 from suture.protocol.messages import Labels, Masking, MaskTask, TaskData, Update
 from suture.protocol.packing import pack, unpack
 
@@ -54,6 +55,7 @@ class _Said:
             update of it than of the other sites.
         revealed: for each round, the digest of the sums to which the site has revealed its shares.
         owners: for each of its classes, by its number, the sites that have signed to send its row.
+        colluders: the most that a job of the experiment has had.
         folder: random digits; a folder that was deleted and made again has lost the rest of this file.
     """
 
@@ -62,6 +64,7 @@ class _Said:
     fixed: str = ""
     revealed: dict[str, str] = Field(default_factory=dict)
     owners: dict[int, tuple[str, ...]] = Field(default_factory=dict)
+    colluders: int = 0
     folder: str = Field(default_factory=lambda: secrets.token_hex(16))
 
 
@@ -69,12 +72,14 @@ class SiteMasks:
     """The masks of a site in one experiment.
 
     Args:
+        rounds: of the run.
         folder: of the experiment at the site.
         identity: signs the site's keys.
     """
 
-    def __init__(self, site: str, plan: Plan, folder: Path, identity: Identity) -> None:
+    def __init__(self, site: str, plan: Plan, rounds: int, folder: Path, identity: Identity) -> None:
         self._site, self._plan, self._folder, self._identity = site, plan, folder, identity
+        self._rounds = rounds
         self._numbers: dict[str, int] = {}
         self._part: Participant | None = None
 
@@ -124,8 +129,14 @@ class SiteMasks:
                 said.numbers.get(name, number) != number for name, number in numbers.items()
             ):
                 raise MaskingRefused("the server has given the site's classes other numbers than before")
-            self._write(replace(said, numbers=said.numbers | numbers))
-            attempt = Attempt(self._plan.experiment, task.round, mask.attempt, secure.colluders)
+            if secure.colluders < said.colluders:
+                raise MaskingRefused(
+                    f"the experiment had secure_aggregation.colluders={said.colluders}, and this job has "
+                    f"{secure.colluders}; set it as before, or begin a new experiment"
+                )
+            self._write(replace(said, numbers=said.numbers | numbers, colluders=secure.colluders))
+            digest, name = self._plan.digest(self._rounds), self._plan.experiment
+            attempt = Attempt(name, task.round, mask.attempt, secure.colluders, digest)
             self._numbers, among = numbers, said.among.get(str(task.round), ())
             self._part = Participant(self._site, attempt, list(numbers.values()), self._identity, among)
             return Masking("keys", keys=self._part.keys)
@@ -174,18 +185,27 @@ class SiteMasks:
         make_folder(self._folder)
         write_json(self._folder / FILE, asdict(said))
 
-    def begin(self, task: TaskData, sent: Labels) -> None:
+    def begin(self, task: TaskData, sent: Labels, own: LabelSet) -> None:
         """Take the shares of the other sites, before anything is trained.
 
         A class that nobody else trains would be refused: where the server zeroes the other rows of the model,
-        the sum of the shared tensors is the update of the sites that have this one.
+        the sum of the shared tensors is the update of the sites that have this one. So would be a task under
+        other names of classes: a site that has none of these trains nothing, and hides nobody's update.
 
         Args:
             sent: see `step`.
+            own: the site's classes.
 
         Raises:
-            MaskingRefused: they are not those of this attempt, or a class has too few sites.
+            MaskingRefused: they are not those of this attempt, or a class has too few sites, or is missing.
         """
+        asked, extra = set(task.labels), self._plan.method.labels.view == "all"
+        strange = set[str]() if extra else asked - set(own.names)
+        if wrong := strange | (set(own.names) - set(own.one_sided) - asked):
+            raise MaskingRefused(
+                f"the server asks to train {'with' if strange else 'without'} the class {min(wrong)!r}; the "
+                "site trains all its classes and no other, or hides nobody's update"
+            )
         part, owners = self._current(task, task.mask), self._said().owners
         if task.mask is None or task.mask.step != "update" or self._numbers.keys() != set(sent):
             raise MaskingRefused("the server asks for an update outside of secure aggregation")
@@ -234,9 +254,14 @@ class SiteMasks:
         assert isinstance(update, Update)
         try:
             check_reply(update, replace(answer.allowed or allowed, mask=None))
-            NormBound(LARGEST_UPDATE).check(self._site, Measure()(update, task, allowed.egress))
         except RejectedUpdate as error:
             raise MaskingRefused(f"{self._site}: {error}") from error
+        norms = Measure()(update, task, allowed.egress)
+        if norms.update > LARGEST_UPDATE * norms.model > 0:
+            raise UpdateTooLarge(
+                f"{self._site}: an update of norm {norms.update:.3g}, more than {LARGEST_UPDATE:g} times the "
+                f"model's, {norms.model:.3g}, the bound of secure aggregation"
+            )
         self._mask_once(update, task)
         plain = in_ring(update, {n: k for n, k in self._numbers.items() if k in part.rows}, len(part.present))
         said = self._said()

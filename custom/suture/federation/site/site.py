@@ -77,7 +77,7 @@ class Site:
         self.states = States(name, plan, config.training, folder)
         self.trainer = Trainer(name, config, plan, self.states, folder, load)
         self.releases = Releases(plan, config, rounds, folder)
-        self.masks = SiteMasks(name, plan, folder, identity or Identity())
+        self.masks = SiteMasks(name, plan, rounds, folder, identity or Identity())
         self._lock: FolderLock | None = None  # from the first task on
         self._consents = False  # to its plan, under its configuration: neither changes
 
@@ -105,7 +105,7 @@ class Site:
             if task.task == "mask":
                 return self._mask(task)
             if secure := task.task == "train" and self.plan.secure_aggregation is not None:
-                self.masks.begin(task, self._masked(task.labels))
+                self.masks.begin(task, self._masked(task.labels), self.trainer.data[0])
             with self.trainer.on_device():
                 task = received(task, self._layout(task), self.plan.transport)
                 allowed = self._allowed(task)
