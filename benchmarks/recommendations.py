@@ -85,20 +85,20 @@ def row_of(row: Row) -> str | None:
     """Return the row of the maps that a table's row is; None where it is another method."""
     rows = plan_of()["rows"]
     same = (name for name, of in rows.items() if of["set"] == row.set)
-    return next(same, CONTROL if row.set == {"method": "fedavg"} else None)
+    return next(same, None)
 
 
 def real(data_root: Path | None) -> list[Federation]:
     """Return the federations of all tables in which the control and Surgical Aggregation were measured.
 
-    Of a table counts the first preset with results: the others have the same images.
+    Of a table counts the first preset with results, as the others have the same sites; of a study every one.
     """
     found: list[Federation] = []
     for name in known_tables():
         spec = load_spec(name)
         done = len(found)
         for size in spec.presets:
-            if len(found) > done:
+            if len(found) > done and spec.plan is None:
                 break
             outcome = collect(spec.preset(size), ResultStore(RESULTS / "runs", name))
             for x in outcome.table.values:
@@ -296,9 +296,8 @@ def page(by: Fit, unseen: Sequence[Advice], others: Sequence[Advice], planned: i
         "`python benchmarks/recommendations.py` writes this page and the fit. Regret: how far the mean AUROC "
         "of a row lies below that of the best row of the same federation. Which row is best is also a matter "
         "of chance, so that even perfect advice would have some regret.",
-        f"The fit is on {by.about}. The control of fedlsm_nih is FedAvg with class weights, which "
-        "combined_distil, fedavg_owners and fedprox have, too. Coefficients are "
-        "per standard deviation of each number.",
+        f"The fit is on {by.about}. Positives are weighted in combined_distil, fedavg_owners and fedprox "
+        "alone: their gains include that weight. Coefficients are per standard deviation of each number.",
         coefficients(by),
         f"## Phantoms drawn from other ranges of parameters: {len(unseen)} of {planned} planned",
     ]
