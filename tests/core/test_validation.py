@@ -177,3 +177,30 @@ def test_nor_of_a_table_while_true_stays_true() -> None:
     claims = {"fixed": "2026-01-02T00:00:00Z", "margins": {"auroc": True}, "claims": {}}
     with pytest.raises(ConfigError, match=r"margins\.auroc: must be a number"):
         parse(Claims, claims, "claims")
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("secure_aggregation=true", r"secure_aggregation: must be a table \(got True\)"),
+        ("robust=median", r"robust: must be a table \(got 'median'\)"),
+        ("model.adapters=[1]", r"model\.adapters: must be a table \(got \[1\]\)"),
+        ("accept_labels=some", r"accept_labels: must be true or false or a list \(got 'some'\)"),
+        ("min_sites=some", r"min_sites: must be a whole number or a number \(got 'some'\)"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_in_the_words_of_the_file(setting: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^--set {said}$"):
+        with_settings(load_job("demo"), [setting])
+
+
+def test_not_a_number_has_no_former_name(tmp_path: Path) -> None:
+    job = (JOBS / "surgical_nih" / "job.toml").read_text()
+    (tmp_path / "job.toml").write_text(f"max_update = nan\n{job}")
+    with pytest.raises(ConfigError, match=r"max_update: must be a finite number \(got nan\)$"):
+        load_job(str(tmp_path / "job.toml"))
+
+
+def test_a_missing_key_is_named_without_the_rest_of_the_file() -> None:
+    with pytest.raises(ConfigError, match=r"^file: source is missing; write it$"):
+        parse(TableSpec, {"title": "t"}, "file")

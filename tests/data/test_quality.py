@@ -54,6 +54,15 @@ def test_counts_by_class_and_split(config: SiteConfig) -> None:
     text = printed(findings)
     assert "1 / 2 / 0" in text
     assert "'Nodule' has no positive label" in text
+    assert "3 images, 2 patients" in " ".join(text.split())
+    assert "1 images" not in text
+
+
+def test_a_class_that_every_training_image_has_is_named(config: SiteConfig, tmp_path: Path) -> None:
+    table = tmp_path / "labels.csv"
+    table.write_text(table.read_text().replace("train,0,", "train,1,"))
+    warnings = check(config).warnings
+    assert "class 'Mass' has no negative label among the training rows" in warnings
 
 
 def test_split_leak_bad_cell_and_unreadable_image_are_told_together(
@@ -130,7 +139,8 @@ def test_documents_are_counted_with_their_lengths(tmp_path: Path) -> None:
     assert findings.images == {"train": 10, "validation": 0, "test": 1}
     assert findings.words == Words(mean=11.0, p95=20, most=21, known=1.0)
     text = printed(findings)
-    assert "10 documents, 10 patients" in text
+    assert "10 documents" in text
+    assert "patients" not in text
     assert "words of a document: 11.0 on average, 95 % have at most 20, the longest 21" in text
     assert "the clinical vocabulary knows 100.0% of them" in text
 

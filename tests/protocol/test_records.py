@@ -37,7 +37,7 @@ def test_a_damaged_field_is_named(run_folder: Path) -> None:
     record = json.loads(path.read_text())
     del record["sites"]["harbour"]["labels"]
     path.write_text(json.dumps(record))
-    with pytest.raises(DataError, match=r"run\.json: sites\.harbour\.labels: Field required"):
+    with pytest.raises(DataError, match=r"run\.json: sites\.harbour\.labels: is missing"):
         read_run(run_folder)
 
 
@@ -84,7 +84,7 @@ def test_what_a_method_recorded_is_read(tmp_path: Path) -> None:
     ("line", "problem"),
     [
         ('{"site": "a", "ro', "Invalid JSON"),
-        ('{"site": "a", "classes": {}}', "round: Field required"),
+        ('{"site": "a", "classes": {}}', "round: is missing"),
         ('{"site": "a", "round": 1, "classes": {"Edema": {"made": 1.5, "right": 1}}}', "classes.Edema.made"),
         ('{"site": "a", "round": 1, "classes": {"Edema": {"made": 2, "right": -1}}}', "classes.Edema.right"),
         ('{"site": "a", "round": 1, "classes": {"Edema": {"made": 2, "right": 3}}}', "3 of 2 pseudo-labels"),

@@ -150,7 +150,7 @@ def test_the_command_shows_only_tables_with_something_in_them(
     ("text", "message"),
     [
         ("{", r"tuned\.json is damaged .*run the job again"),
-        ('{"how": {}, "targets": {}}', r"tuned\.json: how\.runs: Field required"),
+        ('{"how": {}, "targets": {}}', r"tuned\.json: how\.runs: is missing"),
         (
             '{"how": {"runs": 1, "epochs": 1, "test": 0.1, "start": "model"}, "targets": {"x": {"runs": '
             '[{"auroc": [1.5], "precision": 1, "recall": 1, "f1": 1, "train": 1, "test": 1}]}}}',

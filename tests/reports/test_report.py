@@ -185,6 +185,18 @@ def test_nothing_of_a_run_becomes_markup(tmp_path: Path) -> None:
     assert html.count("&lt;img src=x onerror=alert(1)&gt;") > 10
 
 
+def test_one_site_is_not_compared_with_others_and_no_case_is_no_figure(tmp_path: Path) -> None:
+    run = run_record() | {
+        "sites": {"a": {"labels": ["Edema"], "n": {"train": 2, "test": 0}}},
+        "labels": ["Edema"],
+    }
+    text = page(write_run(tmp_path, run, history_records(1), metrics_record() | {"n": 0})).text
+    assert "1 site trained one model of 1 class in 8 rounds." in text
+    assert "It was not evaluated, because there are no test cases." in text
+    assert "classes annotated at several sites" not in text
+    assert "classes annotated at one site" in text
+
+
 def test_many_sites_and_rounds_still_make_a_page(tmp_path: Path) -> None:
     names = [f"site-{i:02d}" for i in range(20)]
     member = {"labels": ["Edema"], "n": {"train": 10, "validation": None, "test": 1}}

@@ -67,12 +67,22 @@ def test_the_caption_shows_numbers_as_people_write_them() -> None:
     (last,) = [r for r in shown(run, metrics_record() | {"n": 25_596}) if "cases" in r[0]]
     assert last[0].startswith("25\u202f596 cases, ")
     assert "\\u" not in last[0]
+    assert shown(run, metrics_record() | {"n": 1})[-1][0].startswith("1 case, ")
+
+
+def test_a_long_name_is_wrapped_below_its_beginning() -> None:
+    run = run_record() | {"labels": ["Word " * 40 + "end"]}
+    console = Console(file=io.StringIO(), width=100)
+    console.print(class_table(parse(Run, run, "run.json"), parse(Metrics, metrics_record(), "metrics.json")))
+    lines = [line for line in console.file.getvalue().splitlines() if "Word" in line]  # type: ignore[attr-defined]
+    assert len(lines) > 1
+    assert all(line.startswith("   Word") for line in lines)
 
 
 def test_a_missing_field_is_named() -> None:
     metrics = metrics_record()
     del metrics["counts"]
-    with pytest.raises(DataError, match=r"metrics\.json: counts: Field required"):
+    with pytest.raises(DataError, match=r"metrics\.json: counts: is missing"):
         shown(run_record(), metrics)
 
 

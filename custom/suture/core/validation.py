@@ -87,6 +87,7 @@ def with_paths(settings: T, change: Callable[[str, str, str], str], prefix: str 
 
 _POSITIONAL = "unexpected_positional_argument"
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument", _POSITIONAL)
+_BRANCHES = {"bool", "int", "float", "str"}
 
 
 def flat(name: str, value: Any) -> dict[str, Any]:
@@ -156,6 +157,11 @@ def refusal(error: ValidationError, where: str, kind: Any = None) -> ConfigError
     # A misspelt key is missing too; the misspelling is the problem to report.
     problem = next((p for p in problems if p["type"] in _UNKNOWN), problems[0])
     path = [str(part) for part in problem["loc"]]
+    said = in_words(problem)
+    if path and path[-1] in _BRANCHES:  # of a value that may be of several types: its type is no key
+        *path, _ = path
+        alike = [p for p in problems if p["loc"][:-1] == problem["loc"][:-1]]
+        said = " or ".join([said, *(in_words(p).removeprefix("must be ") for p in alike[1:])])
     place = ".".join(map(as_word, path))
     if problem["type"] == _POSITIONAL:
         return ConfigError(
@@ -165,12 +171,14 @@ def refusal(error: ValidationError, where: str, kind: Any = None) -> ConfigError
     if problem["type"] in _UNKNOWN:
         hint = why_removed(place) or (nearest(path[-1], _fields(kind, path[:-1])) if kind else "correct it")
         return ConfigError(f"{where}: unknown key '{place}'; {hint}")
+    if problem["type"] == "missing":  # what it is missing from may be the whole file
+        return ConfigError(f"{where}: {place} is missing; write it")
     former = _present_word(path[-1] if path else "", problem["input"])
     if not re.search(rf"[ .]{re.escape(place)}$", where):  # it names the place as --set model.train does
         where = f"{where}: {place or 'value'}"
     return ConfigError(
-        f"{where}: {in_words(problem)} (got {shown(problem['input'])}"
-        f"{f', which is now called {former}' if former != problem['input'] else ''})"
+        f"{where}: {said} (got {shown(problem['input'])}"
+        f"{f', which is now called {former}' if former is not problem['input'] else ''})"
     )
 
 
@@ -247,6 +255,7 @@ def why_removed(key: str) -> str:
 
 _OURS = {
     "Value error, ": "",
+    "Field required": "is missing",
     "Input should be": "must be",
     "greater than or equal to": "at least",
     "less than or equal to": "at most",
@@ -255,6 +264,7 @@ _OURS = {
     "a valid boolean": "true or false",
     "a valid string": "text",
     "a valid dictionary": "a table",
+    "a dictionary": "a table",
     "a valid list": "a list",
     "a valid tuple": "a list",
     "Tuple should have at least 1 item after validation, not 0": "name at least one",
@@ -263,7 +273,7 @@ _OURS = {
 
 def in_words(problem: Mapping[str, Any]) -> str:
     """Return what pydantic says of a value, in the words of a person: ``must be at least 2``."""
-    text, *_ = re.split(", (?:unable to|got a number)", problem["msg"])
+    text, *_ = re.split(", (?:unable to|got a number)| or (?:an )?instance of", problem["msg"])
     for theirs, ours in _OURS.items():
         text = text.replace(theirs, ours, 1)
     return text

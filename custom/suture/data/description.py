@@ -169,7 +169,8 @@ def _say_images(
     named = f"{images.found:,} of {number_of(n, 'row')} name an existing image"
     guess.note("image_column", images.name, "names the documents" if images.text else named)
     if images.match != "path":
-        how = "have no suffix" if images.match == "stem" else "are spelled otherwise than the files"
+        how = "are the files' names, without suffix or in other folders"
+        how = how if images.match == "stem" else "are spelled otherwise than the files"
         guess.note("image_match", images.match, f"its cells {how}")
     if images.found < n:
         guess.note("partial", True, "rows without an image are left out and counted")

@@ -137,7 +137,7 @@ def check(config: SiteConfig) -> Findings:
             *([lost_text] if lost and not too_many else []),
             *seen.warnings,
             *spelt,
-            *_warnings(reading, used, empty),
+            *_warnings(reading, used, counts),
         ),
         notes=(*reading.notes, *seen.notes),
         words=_words(used.texts) if used.texts else None,
@@ -149,12 +149,14 @@ def check(config: SiteConfig) -> Findings:
 def render(findings: Findings) -> RenderableType:
     """Render the findings for a terminal: a grid of counts per class, then problems and warnings."""
     words = findings.words
-    what = "documents" if words else "images"
+    what = "document" if words else "image"
     grid = Grid(title="Labels: present / absent / unknown")
     grid.add_column("class")
     for split in SPLITS:
-        n, patients = findings.images.get(split, 0), findings.patients.get(split, 0)
-        grid.add_column(f"{split}\n{n:,} {what}, {patients:,} patients", justify="right")
+        size = number_of(findings.images.get(split, 0), what)
+        if findings.patients != findings.images:  # where no column names patients, each image counts as one
+            size += f", {number_of(findings.patients.get(split, 0), 'patient')}"
+        grid.add_column(f"{split}\n{size}", justify="right")
     for name, of in findings.counts.items():
         cells = [
             f"{c.positives:,} / {c.negatives:,} / {c.unknown:,}" for c in (of[split] for split in SPLITS)
@@ -299,7 +301,7 @@ def _plain(patient: str) -> str:
     return number.lstrip("0") if number.isdigit() else patient.casefold()
 
 
-def _warnings(reading: Reading, used: Table, empty: tuple[str, ...]) -> list[str]:
+def _warnings(reading: Reading, used: Table, counts: Mapping[str, Mapping[Split, Count]]) -> list[str]:
     warnings = []
     if reading.absent and used.texts is None:
         warnings.append(f"rows without an image, left out as [data] partial says: {reading.absent}")
@@ -309,7 +311,11 @@ def _warnings(reading: Reading, used: Table, empty: tuple[str, ...]) -> list[str
         warnings.append(f"rows without a split, not used: {len(reading.table) - len(used)}")
     if not used.split.count("train"):
         warnings.append("no training rows: this site can only evaluate")
-    warnings += [f"class {name!r} has no positive label among the training rows" for name in empty]
+    else:
+        for name, count in ((name, of["train"]) for name, of in counts.items()):
+            if not (count.positives and count.negatives):
+                lacking = "negative" if count.positives else "positive"
+                warnings.append(f"class {name!r} has no {lacking} label among the training rows")
     own = set(used.labels)
     warnings += [
         (

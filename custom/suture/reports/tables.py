@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from rich.padding import Padding
 from rich.table import Table
 
 from suture.core.printable import printable
@@ -141,7 +142,7 @@ def class_table(run: Run, metrics: Metrics) -> Table:
 def _add(table: Table, group: Group) -> None:
     table.add_row(f"[dim]{group.title}", "", "", "", "")
     for row in group.rows:
-        table.add_row(f"  {_cell(row.name)}", _cell(row.owners), *_values(row))
+        table.add_row(Padding(_cell(row.name), (0, 0, 0, 2)), _cell(row.owners), *_values(row))
     mean = f" [bold]Mean ({group.defined})"
     table.add_row(mean, "", f"[bold]{area(group.mean)}", "", "", end_section=True)
 
@@ -153,7 +154,7 @@ def _values(row: Row) -> tuple[str, str, str]:
 
 
 def _caption(metrics: Metrics) -> str:
-    cases = "" if metrics.n is None else f"{count(metrics.n)} cases, "
+    cases = "" if metrics.n is None else f"{count(metrics.n)} case{'' if metrics.n == 1 else 's'}, "
     model = "" if metrics.selected_round is None else f", model of round {metrics.selected_round}"
     return cases + _cell(f"{metrics.source}{model}")  # count() groups digits with a space that cells escape
 

@@ -231,7 +231,8 @@ def commands(
     from suture.simulation.study import StudySites
 
     def line(methods: Sequence[str], *more: str) -> str:
-        words = [*settings, *(word for name in methods for word in METHODS[name])]
+        kept = [word for word in settings if word.partition("=")[0] not in ("method", "method.name")]
+        words = [*kept, *(word for name in methods for word in METHODS[name])]
         flags = ["--trust", *more] if trust else more
         sets = (part for word in words for part in ("--set", word))
         return shlex.join(["suture", "run", job, "--env", "local", *sets, *flags])

@@ -138,6 +138,15 @@ def test_the_settings_of_each_method_are_those_of_a_job(name: str) -> None:
     assert with_settings(load_job("demo"), list(METHODS[name])).method.about.name == name
 
 
+@pytest.mark.parametrize("own", ["method=vanilla", "method.name=vanilla"])
+def test_the_method_that_is_tried_replaces_the_users_own(own: str) -> None:
+    lines = [*commands("demo", load_job("demo"), [own, "rounds=3"], ["surgical", "vanilla"])]
+
+    assert lines == [
+        f"suture run demo --env local --set rounds=3 --set method={name}" for name in ("surgical", "vanilla")
+    ]
+
+
 def test_fedavg_is_compared_on_its_own_as_other_methods_would_keep_its_settings(tmp_path: Path) -> None:
     job = load_job(small_study(tmp_path / "study"))
 

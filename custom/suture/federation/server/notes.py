@@ -76,7 +76,7 @@ def secure_notes(plan: Plan) -> list[str]:
         return []
     return [
         "Secure aggregation: the server added up masked updates. It knows who has which class, numbers of "
-        "images, weights, training losses and figures of each site, and no site's tensors. So max_update, "
+        "images, weights, losses and figures of each site, and no site's tensors. So max_update, "
         "exclusion of a site, norms, cosines and marks of outliers were off; each site checked its update."
     ]
 
