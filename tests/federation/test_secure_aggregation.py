@@ -30,8 +30,8 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.models.classifier import Layout
 from suture.protocol import masking
-from suture.protocol.masked_updates import received_of, ring_of
-from suture.protocol.masking import Attempt, Masked, sorted_out, unmasked
+from suture.protocol.masked_updates import apart, received_of, ring_of
+from suture.protocol.masking import Attempt, Masked, from_fixed_point, sorted_out, unmasked
 from suture.protocol.messages import Abstain, Masking, MaskKeys, MaskTask, TaskData, Update
 from suture.protocol.packing import Packed, load, pack, unpack
 from suture.reports.report import write_report
@@ -333,6 +333,60 @@ def test_sites_with_another_plan_hide_nobody(change: str, tiny: Any) -> None:
         liar.add_up("abcd", "abcd", "abc")
 
 
+def test_an_update_of_another_plan_is_not_kept_for_this_one(tiny: Any) -> None:
+    """Its sum with updates of a learning rate of nothing would be the kept one."""
+    liar = lied_to(tiny, dict.fromkeys("abcd", ("Mass", "Nodule")))
+    with pytest.raises(Refused, match=r"'a', 'survivors'"):
+        liar.add_up("abcd", "a", "a")  # a alone trains by the first plan
+    for name, site in liar.sites.items():
+        site.close()
+        still = replace(site.plan, method=replace(METHOD, local=replace(METHOD.local, lr=1e-30)))
+        liar.sites[name] = Site(name, site.config, still, 1, site.folder)
+    shared = liar.tasks["a"].shared
+    total = apart(from_fixed_point(liar.add_up("abcd", "abcd", "abc").shared), shared)
+    weights = {n: t.double() for n, t in shared.items() if t.ndim > 1}
+    assert weights
+    assert all(torch.allclose(total[n] / 4, t, atol=1e-7) for n, t in weights.items())
+
+
+@pytest.mark.parametrize("sites", ["abcd", "a"])
+@pytest.mark.parametrize("change", ["model", "state"])
+def test_a_round_is_added_up_from_one_model_and_state(change: str, sites: str, tiny: Any) -> None:
+    """The others would repeat their updates, and the difference of the sums would be of one site."""
+    liar = lied_to(tiny, dict.fromkeys("abcd", ("Mass", "Nodule")))
+    liar.add_up("abcd", "abcd", "abc")
+    for site in sites:
+        task = liar.tasks[site]
+        moved = replace(task, shared={name: tensor + 1e-3 for name, tensor in task.shared.items()})
+        liar.tasks[site] = moved if change == "model" else replace(task, committed=1)
+    with pytest.raises(Refused, match=r"'a', 'reveal'"):
+        liar.add_up("abcd", "abcd", "abc")
+    assert "or from another model" in (liar.sites["a"].folder / "errors.jsonl").read_text()
+
+
+def test_rows_from_which_sites_learn_are_those_of_all_sites() -> None:
+    """ConDist's sites learn from the rows of classes that they do not annotate, and send none of them."""
+    egress = METHODS["condist"]().egress(Layout({}, {}))
+    task = TaskData("train", 1, labels=("A", "B"), shared={"w": torch.ones(2)}, head={"h": torch.ones(2, 3)})
+    others = replace(task, head={"h": torch.tensor([[1.0], [7.0]]).expand(2, 3)})
+
+    def shared(task: TaskData, every: bool) -> bytes:
+        return received_of(task, {"A": 1}, egress, "", every=every).shared
+
+    assert shared(task, True) != shared(others, True)
+    assert shared(task, False) == shared(others, False)
+
+
+def test_an_experiment_that_began_without_it_has_none(tiny: Any) -> None:
+    """The server could have given some sites another state or encoder, which no site has noted."""
+    federation = tiny(METHOD, FOUR, rounds=1, selection="last")
+    run(federation, "out")
+    site = secured(federation).sites("out")["alpha"]
+    assert isinstance(unpack(site.answer(TaskData("handshake")).packed), Abstain)
+    said = (site.folder / "errors.jsonl").read_text()
+    assert "the experiment had none, and this job has secure aggregation" in said
+
+
 def test_a_frozen_encoder_is_that_of_all_sites(tiny: Any) -> None:
     """Else one that is dead at all sites but one would make their sum the update of that one."""
     model = replace(CNN, train="head", hidden=8, views=0)
@@ -369,6 +423,7 @@ def test_masks_depend_on_all_that_decides_an_update() -> None:
         (digests(replace(task, channels={"positive_weight": other})), [2]),
         (digests(replace(task, channels={"lag/w": weights})), [0, 1, 2]),
         (digests(replace(task, phase="second")), [0]),
+        (digests(replace(task, committed=1)), [0]),
         (digests(task, "ab"), [0]),
     ):
         same = digests(task)

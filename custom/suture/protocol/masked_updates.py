@@ -83,7 +83,12 @@ def fixed_of(tensors: Mapping[str, Tensor]) -> str:
 
 
 def received_of(
-    task: TaskData, numbers: Numbers, egress: Egress, fixed: str, known: dict[int, bytes] | None = None
+    task: TaskData,
+    numbers: Numbers,
+    egress: Egress,
+    fixed: str,
+    known: dict[int, bytes] | None = None,
+    every: bool = False,
 ) -> Received:
     """Return the digests of all by which a task and the ones before decide the update.
 
@@ -91,6 +96,7 @@ def received_of(
         egress: of the method, which says what of the channels has rows of classes.
         fixed: see `fixed_of`; of the first that the site was sent.
         known: digests of shared tensors that other tasks have brought too, by the identity of the first.
+        every: whether all sites receive the rows of all classes, and train on those that they do not send.
     """
     known, key = {} if known is None else known, id(next(iter(task.shared.values()), None))
     if key not in known:
@@ -103,7 +109,8 @@ def received_of(
         number: _digest({n: t[at[label]] for n, t in {**task.head, **by_row}.items()})
         for label, number in numbers.items()
     }
-    parts = known[key] + _digest(whole) + f"{task.phase} {fixed}".encode()
+    parts = known[key] + _digest(whole) + f"{task.phase} {task.committed} {fixed}".encode()
+    parts += _digest({**task.head, **by_row}) if every else b""
     return Received(hashlib.sha256(parts).digest(), rows)
 
 

@@ -20,8 +20,8 @@ What keeps a server that lies from more than that:
   sites and those that may collude together, there is at most one such list: of no site both secrets are
   known.
 - A round that is repeated is so among the sites of the first attempt, whose number then counts for t, and a
-  site reveals for one sum a round. So two sums of the same updates have a site in common that has revealed
-  for both, and are of the same sites: their difference is nothing.
+  site reveals for one sum a round, from one model and state. So two sums of a round have a site in common
+  that has revealed for both, and are of the same sites and updates: their difference is nothing.
 - A site does not sign a list that leaves fewer than `fewest` sites of a row, or in all.
 - Masks depend on the digest of the model that both sites have received: a server that sends a site a model
   of its own gets a sum that it cannot unmask (Pasquini et al. CCS 2022). So does one whose plan for some
@@ -235,7 +235,10 @@ class Participant:
 
     Attributes:
         present: the sites whose shares were passed on, and this one.
+        received: on which the masked update depends; see `masked`.
     """
+
+    received: Received
 
     def __init__(
         self,
@@ -360,7 +363,7 @@ class Participant:
         digest = _digest(update, received, self.rows)
         if self._update not in (b"", digest) or not self.present:
             raise MaskingRefused("the server asks for another update in the same attempt")
-        self._update = digest
+        self._update, self.received = digest, received
         rows = rows_of(self.attempt, self._roster, self.present)
         hidden = Masked(update.shared.copy(), {row: update.rows[row].copy() for row in self.rows})
         _add(hidden, _derived(self._seed, b"self"), self.rows, 1)

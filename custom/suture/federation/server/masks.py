@@ -310,9 +310,10 @@ class Masks:
 
         known: dict[int, bytes] = {}
         method, fixed = self._plan.method, fixed_of(previous.fixed)
-        egress = method.egress(layout_of(previous, method))
+        egress, every = method.egress(layout_of(previous, method)), method.labels.view == "all"
         received = {
-            site: received_of(tasks[site], numbers[site], egress, fixed, known) for site in self._survivors
+            site: received_of(tasks[site], numbers[site], egress, fixed, known, every)
+            for site in self._survivors
         }
         shares, lies = sorted_out(self._sealed, self._unopened, self._survivors, self._revealed)
         self._blame(lies)

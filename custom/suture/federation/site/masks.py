@@ -53,7 +53,8 @@ class _Said:
         among: for each round, the sites among which the site has first masked its update.
         fixed: the digest of what it was sent once, such as a frozen encoder; another one would make another
             update of it than of the other sites.
-        revealed: for each round, the digest of the sums to which the site has revealed its shares.
+        revealed: for each round, the digest of the sums to which the site has revealed its shares, and of
+            what it has received.
         owners: for each of its classes, by its number, the sites that have signed to send its row.
         colluders: the most that a job of the experiment has had.
         folder: random digits; a folder that was deleted and made again has lost the rest of this file.
@@ -86,12 +87,16 @@ class SiteMasks:
     def check_kept(self) -> None:
         """Refuse a plan without secure aggregation for an experiment that had it: updates would leave again.
 
+        And one with it for an experiment that had none: nobody has compared the states and the encoder.
+
         Raises:
             MaskingRefused: it is one.
         """
-        if self._plan.secure_aggregation is None and (self._folder / FILE).exists():
+        secure, had = self._plan.secure_aggregation is not None, (self._folder / FILE).exists()
+        if had > secure or (secure > had and any(self._folder.glob("*.safetensors"))):
+            one, other = ("secure aggregation", "none")[:: 1 if had else -1]
             raise MaskingRefused(
-                "the experiment had secure aggregation, and this job has none; begin a new experiment"
+                f"the experiment had {one}, and this job has {other}; begin a new experiment"
             )
 
     def check_fixed(self, task: TaskData) -> None:
@@ -164,16 +169,17 @@ class SiteMasks:
         """Note the sums to which the site is about to reveal its shares.
 
         Raises:
-            MaskingRefused: it has revealed them to other sums of this round.
+            MaskingRefused: it has revealed them to other sums of this round, or of another model's updates.
         """
-        rows = rows_of(part.attempt, part.roster, part.present)
+        rows, got = rows_of(part.attempt, part.roster, part.present), part.received
         sums = {site: rows[site] for site in part.survivors}
-        now = hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()
+        model = [got.shared.hex(), *(got.rows[row].hex() for row in part.rows)]
+        now = hashlib.sha256(json.dumps([sums, model], sort_keys=True).encode()).hexdigest()
         said = self._said()
         if said.revealed.get(str(round_), now) != now:
             raise MaskingRefused(
-                f"round {round_} was added up over other sites before; the difference would be an update. "
-                "Repeat it with the same sites, or begin a new experiment with another seed"
+                f"round {round_} was added up over other sites before, or from another model; the difference "
+                "could be an update. Repeat it as it was, or begin a new experiment with another seed"
             )
         self._write(replace(said, revealed=said.revealed | {str(round_): now}))
 
@@ -265,6 +271,8 @@ class SiteMasks:
         self._mask_once(update, task)
         plain = in_ring(update, {n: k for n, k in self._numbers.items() if k in part.rows}, len(part.present))
         said = self._said()
-        hidden = part.masked(plain, received_of(task, self._numbers, allowed.egress, said.fixed))
+        every = self._plan.method.labels.view == "all"
+        got = received_of(task, self._numbers, allowed.egress, said.fixed, every=every)
+        hidden = part.masked(plain, got)
         self._write(replace(said, among={str(task.round): tuple(sorted(part.roster))} | said.among))
         return replace(answer, packed=pack(with_ring(update, hidden, self._numbers)))

@@ -224,6 +224,8 @@ class Releases:
         context = {"own": allowed.own, "images": allowed.images, "rounds": self._rounds if trains else 0}
         context |= {"computation": self._config.training.computation}
         context |= {"limits": [limits.min_count, limits.min_loss, limits.round_counts]}
+        if trains and self._plan.secure_aggregation:  # else it would be added to updates of another plan
+            context["plan"] = self._plan.digest(self._rounds)
         asked = pack(replace(task, committed=task.committed if trains else 0, best=0, ledger=None, mask=None))
         return digest(Packed(asked.tensors, {"task": asked.header, **context}))
 
