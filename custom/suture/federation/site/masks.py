@@ -205,8 +205,8 @@ class SiteMasks:
         Raises:
             MaskingRefused: they are not those of this attempt, or a class has too few sites, or is missing.
         """
-        asked, extra = set(task.labels), self._plan.method.labels.view == "all"
-        strange = set[str]() if extra else asked - set(own.names)
+        asked, every = set(task.labels), self._plan.method.labels.view == "all"
+        strange = set[str]() if every else asked - set(own.names)
         if wrong := strange | (set(own.names) - set(own.one_sided) - asked):
             raise MaskingRefused(
                 f"the server asks to train {'with' if strange else 'without'} the class {min(wrong)!r}; the "
