@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import not_
 from typing import Any
 
 from suture.core.errors import DataError
@@ -16,7 +17,7 @@ from suture.data.label_discovery import Labels, discover_labels
 from suture.data.layouts import HOSPITAL
 from suture.data.patient_columns import patient_columns
 from suture.data.readers.image_list import SPLIT_WORDS
-from suture.data.reading import Sheet, rows_text
+from suture.data.reading import Sheet, fault, rows_text
 from suture.data.table_form import Form
 
 _SPLIT = re.compile(r"^(split|set|subset|partition|fold)$", re.IGNORECASE)
@@ -224,7 +225,7 @@ def _rater(sheet: Sheet, columns: Sequence[str], image: str) -> str | None:
     """The column that says who has judged an image, of which several have."""
     images = sheet.column(image, "")
     for name in columns:
-        cells = sheet.cells(sheet.header.index(name))
+        cells = sheet.first(name)
         pairs = {*zip(images, cells, strict=True)}
         if _RATER.search(name) and all(cells) and len({*cells}) > 1 and len(pairs) > len({*images}):
             return name
@@ -278,9 +279,9 @@ def _whole(sheet: Sheet, name: str) -> str:
     Raises:
         DataError: one is: the images of such a patient could come to lie in two splits.
     """
-    cells = sheet.column(name, "the patients")
-    if blank := [number for cell, number in zip(cells, sheet.numbers, strict=True) if not cell]:
-        raise DataError(f"{sheet.path} {rows_text(blank)}: column {name!r} (patient) is blank; fill it in")
+    blank = map(not_, sheet.column(name, "the patients"))
+    for text in fault(sheet, blank, f"column {name!r} (patient) is blank; fill it in"):
+        raise DataError(text)
     return name
 
 

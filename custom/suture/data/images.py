@@ -21,7 +21,7 @@ from suture.core.errors import DataError
 from suture.core.files import contained
 from suture.data.archives import Unpacked, inner_path, tar_members, unpacking
 from suture.data.decoding import SUFFIXES, Pixels, decode_image
-from suture.data.image_names import stem
+from suture.data.image_names import stem, unique
 from suture.data.limits import FOLLOW, file_bytes
 from suture.data.table import Table
 
@@ -116,10 +116,7 @@ class ImageSource:
 
     def stems(self) -> dict[str, str]:
         """The path of each image by its file name without the suffix, where that is unique."""
-        found: dict[str, list[str]] = {}
-        for path in self.paths():
-            found.setdefault(stem(path), []).append(path)
-        return {stem: paths[0] for stem, paths in found.items() if len(paths) == 1}
+        return unique(self.paths(), stem)
 
     def position(self, name: str) -> tuple[str, int]:
         """The archive (or file) and the offset of an image: reading in this order reads forwards.

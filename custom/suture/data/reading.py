@@ -10,7 +10,7 @@ import re
 import zlib
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress, islice
 from operator import not_
 from pathlib import Path
@@ -96,14 +96,18 @@ class Sheet:
         """The cells of the column of that name; arguments and errors as in `position`."""
         return self.cells(self.position(name, key))
 
+    def first(self, name: str) -> list[str]:
+        """The cells of the column of that name; of two such columns, the first."""
+        return self.cells(self.header.index(name))
+
     def columns(self) -> dict[str, list[str]]:
-        """The cells of each column that has a name; of two columns of one name, the first."""
-        return {name: self.cells(self.header.index(name)) for name in self.header if name}
+        """The cells of the `first` column of each name."""
+        return {name: self.first(name) for name in self.header if name}
 
     def only(self, keep: Sequence[bool]) -> Sheet:
         """The rows that a mask selects, under their own numbers."""
-        return Sheet(
-            self.path, self.header, tuple(compress(self.rows, keep)), tuple(compress(self.numbers, keep))
+        return replace(
+            self, rows=tuple(compress(self.rows, keep)), numbers=tuple(compress(self.numbers, keep))
         )
 
 
@@ -383,8 +387,9 @@ def rows_text(numbers: Sequence[int], unit: str = "row") -> str:
     return f"{unit}{'s' if len(numbers) > 1 else ''} {shown}{more}"
 
 
-def fault(sheet: Sheet, numbers: Sequence[int], what: str) -> list[str]:
-    """The fault of these rows as a list of one sentence; an empty list where there is no such row."""
+def fault(sheet: Sheet, bad: Iterable[object], what: str) -> list[str]:
+    """The fault of the rows that a mask selects as a list of one sentence; an empty list without any."""
+    numbers = list(compress(sheet.numbers, bad))
     return [f"{sheet.path} {rows_text(numbers)}: {what}"] if numbers else []
 
 
@@ -405,14 +410,11 @@ def row_faults(
         if patient and part and first.setdefault(patient, part) != part
     }
     many = f"{len(torn)} patient{'s' if len(torn) > 1 else ''}"
-    checks: list[tuple[Iterable[bool], str]] = [
-        (map(not_, images), f"the {what} name is blank; fill it in or remove the row"),
-        (map(not_, patients), f"the patient is blank; write one for each {what}"),
-        (twice, f"a repeated {what}; remove the row"),
-        (map(torn.__contains__, patients), f"{many} in two splits; keep each patient in one split"),
-    ]
     return [
-        sentence
-        for rows, text in checks
-        for sentence in fault(sheet, list(compress(sheet.numbers, rows)), text)
+        *fault(sheet, map(not_, images), f"the {what} name is blank; fill it in or remove the row"),
+        *fault(sheet, map(not_, patients), f"the patient is blank; write one for each {what}"),
+        *fault(sheet, twice, f"a repeated {what}; remove the row"),
+        *fault(
+            sheet, map(torn.__contains__, patients), f"{many} in two splits; keep each patient in one split"
+        ),
     ]

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -53,18 +53,19 @@ class Vocabulary:
     """
 
     words: tuple[str, ...]
-    _index: dict[str, int] = field(init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
-        index = {word: i for i, word in enumerate(self.words, 1)}
         if not self.words:
             raise ConfigError("the vocabulary is empty; give it at least one word")
-        if len(index) < len(self.words):
-            twice = next(word for i, word in enumerate(self.words, 1) if index[word] != i)
+        if len(self._index) < len(self.words):
+            twice = next(word for i, word in enumerate(self.words, 1) if self._index[word] != i)
             raise ConfigError(f"the vocabulary contains {twice!r} twice; remove one")
         if any(not word.strip() for word in self.words):
             raise ConfigError("the vocabulary contains a blank word; remove it")
-        object.__setattr__(self, "_index", index)
+
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {word: i for i, word in enumerate(self.words, 1)}
 
     @property
     def size(self) -> int:
@@ -139,7 +140,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
         raise ConfigError(f"{path}: {error.strerror}; a vocabulary is a file with one word a line") from error
     earlier: dict[str, int] = {}
     for number, word in enumerate(lines, 1):
-        if not word.strip():
+        if not word:
             raise ConfigError(f"{path} line {number} is blank; write one word a line")
         if earlier.setdefault(word, number) != number:
             raise ConfigError(

@@ -53,7 +53,7 @@ _REFERENCE = re.compile(r"(.*/)?(?P<kind>Patient|Encounter)/(?P<id>[^/]+)(/_hist
 _FINAL = ("final", "amended", "corrected")
 _NOT_READ = ("registered", "preliminary", "cancelled", "entered-in-error", "unknown")
 
-Code = Annotated[str, Field(pattern=r"^([^|]+\|)?[^|]+$")]
+_Code = Annotated[str, Field(pattern=r"^([^|]+\|)?[^|]+$")]
 """A code as ``system|code``, or the code alone, of any system."""
 
 
@@ -72,7 +72,7 @@ class FhirConfig(LinkedConfig):
     """
 
     dataset: Literal["fhir"] = "fhir"
-    classes: Annotated[dict[LabelName, Code], Field(min_length=1), OneCodeEach]
+    classes: Annotated[dict[LabelName, _Code], Field(min_length=1), OneCodeEach]
     observations: Annotated[tuple[SitePath, ...], Field(min_length=1), BeforeValidator(_several)]
     visit_column: str = "encounter"
 

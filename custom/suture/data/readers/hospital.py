@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import compress
+from operator import not_
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -97,15 +98,14 @@ def read_hospital(config: HospitalConfig) -> Reading:
                 absent = there.count(False)
                 sheet, images = sheet.only(there), list(compress(images, there))
     patients = sheet.column(config.patient_column, "[data] patient_column")
-    found = find_labels(sheet, config, _other_columns(sheet, config))
-    labels, y, faults = found.labels, found.y, list(found.faults)
+    labels, y, faults, notes = find_labels(sheet, config, _other_columns(sheet, config))
     if labels.label_type == "multiclass":
         faults += _one_class(sheet, y)
     split, more = find_split(sheet, config, patients, y)
     texts, blank = _texts(sheet, config)
     attributes = _attributes(sheet, config)
     table = Table(labels, tuple(images), tuple(patients), y, split, config.root, texts, attributes)
-    notes = found.notes + _healthy_with_findings(sheet, config)
+    notes += _healthy_with_findings(sheet, config)
     if config.repeated != "refuse":
         faults += _contradictions(sheet, table)
         one_each = config.finding_column is not None and config.value_column is None  # a row has one finding
@@ -134,8 +134,7 @@ def _other_columns(sheet: Sheet, config: HospitalConfig) -> set[str]:
     """The columns that are no label."""
     others = {config.image_column, config.patient_column, config.split_column}
     for key in ("attribute_column", "text_column", "value_column"):
-        name = getattr(config, key)
-        if name is not None:
+        if (name := getattr(config, key)) is not None:
             sheet.position(name, f"[data] {key}")
             others.add(name)
     return others
@@ -153,12 +152,8 @@ def _one_class(sheet: Sheet, y: NDArray[np.float32]) -> list[str]:
     """A fault if any row has more than one class; all of such a row becomes unknown."""
     several = (y == 1).sum(axis=1) > 1
     y[several] = np.nan
-    numbers = [number for number, bad in zip(sheet.numbers, several, strict=True) if bad]
-    what = (
-        "several classes in a multiclass table; keep one 1 in a row, or write [data] label_type = "
-        '"multilabel"'
-    )
-    return fault(sheet, numbers, what)
+    what = "several classes in a multiclass table; keep one 1 in a row, or write [data] label_type = "
+    return fault(sheet, several, f'{what}"multilabel"')
 
 
 def _texts(sheet: Sheet, config: HospitalConfig) -> tuple[tuple[str, ...] | None, list[str]]:
@@ -166,8 +161,9 @@ def _texts(sheet: Sheet, config: HospitalConfig) -> tuple[tuple[str, ...] | None
     if config.text_column is None:
         return None, []
     texts = sheet.column(config.text_column, "[data] text_column")
-    blank = [number for text, number in zip(texts, sheet.numbers, strict=True) if not text]
-    return tuple(texts), fault(sheet, blank, f"column {config.text_column!r} is blank; remove the row")
+    return tuple(texts), fault(
+        sheet, map(not_, texts), f"column {config.text_column!r} is blank; remove the row"
+    )
 
 
 def _attributes(sheet: Sheet, config: HospitalConfig) -> tuple[str, ...] | None:
@@ -194,8 +190,7 @@ def _contradictions(sheet: Sheet, table: Table) -> list[str]:
     first: dict[str, tuple[str, str]] = {}
     whose = zip(table.patients, table.split, strict=True)
     bad = [first.setdefault(image, of) != of for image, of in zip(table.images, whose, strict=True)]
-    numbers = [number for number, wrong in zip(sheet.numbers, bad, strict=True) if wrong]
-    return fault(sheet, numbers, "its patient or split differs from an earlier row of the same image")
+    return fault(sheet, bad, "its patient or split differs from an earlier row of the same image")
 
 
 def _disagreements(sheet: Sheet, table: Table, config: HospitalConfig) -> tuple[str, ...]:

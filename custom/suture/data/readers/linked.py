@@ -7,8 +7,8 @@ absent.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
@@ -86,48 +86,30 @@ def read_linked(
     names = sheet.column(config.image_column, "[data] image_column")
     patients = [same(cell) for cell in sheet.column(config.patient_column, "[data] patient_column")]
     index, faults = _index(sheet, config, patients, same)
-    found, counted = AnsweredLabels(sheet, LabelSet.of(tuple(classes))), _Counts()
+    found = AnsweredLabels(sheet, LabelSet.of(tuple(classes)))
+    answered = Counter[int]()
+    linked = 0
     for answer in answers:
         rows = index.rows(answer)
         found.put(answer, rows)
-        counted.add(answer, rows)
+        answered[answer.label] += 1
+        linked += bool(rows)
     split, torn = find_split(sheet, config, patients, found.y, same)
     faults += [*remarks.faults.sentences(), *found.faults(), *torn]
-    faults += row_faults(sheet, names, patients, split) + counted.faults(sheet, classes)
-    notes = (*remarks.notes.sentences(), f"{counted.linked:,} {counted.belong(sheet)}")
+    faults += row_faults(sheet, names, patients, split)
+    faults += [
+        f"[data] classes: no answer has the code {shown(code)} of {shown(name)}; correct the code, or "
+        "remove the class if this site does not annotate it"
+        for column, (name, code) in enumerate(classes.items())
+        if not answered[column]
+    ]
+    belong = f"{linked:,} of {number_of(answered.total(), 'answer')} belong to an image of {sheet.path}"
+    if answered and not linked:
+        faults.append(f"{belong}; correct its patients, and its visits or days")
+    notes = (*remarks.notes.sentences(), belong)
     images = within_root(names, config)
     table = Table(found.labels, images, tuple(patients), found.y, split, config.root)
     return Reading(restricted(table, config), tuple(faults), notes=notes)
-
-
-class _Counts:
-    """Counts answers, and those that belong to an image."""
-
-    def __init__(self) -> None:
-        self._answered: set[int] = set()
-        self._all = self.linked = 0
-
-    def add(self, answer: Answer, rows: Sequence[int]) -> None:
-        """Count an answer that belongs to the images of these rows."""
-        self._answered.add(answer.label)
-        self._all += 1
-        self.linked += bool(rows)
-
-    def belong(self, sheet: Sheet) -> str:
-        """The end of a sentence of how many belong to an image."""
-        return f"of {number_of(self._all, 'answer')} belong to an image of {sheet.path}"
-
-    def faults(self, sheet: Sheet, classes: Mapping[str, str | int]) -> list[str]:
-        """A fault for each class without answers, and one if no answer belongs to an image."""
-        faults = [
-            f"[data] classes: no answer has the code {shown(code)} of {shown(name)}; correct the code, or "
-            "remove the class if this site does not annotate it"
-            for column, (name, code) in enumerate(classes.items())
-            if column not in self._answered
-        ]
-        if self._all and not self.linked:
-            faults.append(f"0 {self.belong(sheet)}; correct its patients, and its visits or days")
-        return faults
 
 
 class _Index:
@@ -183,7 +165,7 @@ def _index(
             "applies to all images of its patient"
         )
     days = list(map(day_of, dates or blank))
-    wrong = [number for day, number in zip(days, sheet.numbers, strict=True) if day is None]
+    wrong = [day is None for day in days]
     faults = fault(sheet, wrong, f"column {config.date_column!r}: not a date such as 2024-03-01")
     return _Index(patients, map(same, visits or blank), (day or "" for day in days), by_person=False), faults
 
