@@ -31,7 +31,6 @@ from suture.learning.evaluation import (
     influence_on_means,
     measure,
     overall,
-    patient_numbers,
     without_withheld,
 )
 from suture.learning.metrics import auroc, multiclass_metrics
@@ -295,7 +294,7 @@ def test_labels_of_one_patient_move_figures_by_no_more_than_a_step(seed: int, la
     rng = np.random.default_rng(seed)
     counts = rng.integers(4, 12, size=3).tolist()
     part, logits = table(counts, seed, patients=int(rng.integers(8, 40)))
-    patients = patient_numbers(part)
+    patients = part.patient_numbers
     rows = torch.from_numpy(patients == rng.integers(patients.max() + 1))
     y, other = part.y.clone(), logits * 5
     y[rows] = torch.eye(3)[torch.from_numpy(rng.integers(3, size=int(rows.sum())))]

@@ -188,14 +188,11 @@ def _differences(
 def _test(difference: float, draws: Floats) -> tuple[float, str]:
     """Return p of the difference over the standard deviation of its draws, and why it is undefined."""
     spread = float(draws.std(ddof=1))
+    if spread < _ROUNDING and abs(difference) < _ROUNDING:
+        return 1.0, ""
     if spread < _ROUNDING:
         # Not p = 0: with two images all draws can have the same difference, which proves nothing.
-        same = abs(difference) < _ROUNDING
-        return (
-            (1.0, "")
-            if same
-            else (math.nan, "the difference is the same in all resamples, so it has no spread")
-        )
+        return math.nan, "the difference is the same in all resamples, so it has no spread"
     return float(2 * stats.t.sf(abs(difference) / spread, len(draws) - 1)), ""
 
 

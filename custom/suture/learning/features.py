@@ -25,7 +25,7 @@ from suture.models.classifier import Classifier
 from suture.models.priors.feature_cache import cached, digests, key
 from suture.protocol.packing import Packed, digest
 
-FORMAT = 3
+_FORMAT = 3
 """The format of an entry; a new number invalidates every older entry."""
 
 FOLDER = "features"
@@ -142,5 +142,5 @@ class FeatureStore:
         view: object,
     ) -> Tensor:
         device, precision = device_name(model.head.weight.device), str(model.amp_dtype)
-        how = key("encoder", FORMAT, self._encoder, view, device, precision, torch.get_num_threads())
+        how = key("encoder", _FORMAT, self._encoder, view, device, precision, torch.get_num_threads())
         return cached(self._folder, how, self._of[split], shape, features, self._party, "the encoder")

@@ -309,13 +309,9 @@ def check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], w
         what = "does not belong to this model" if name in found else "is missing"
         raise ConfigError(f"{where}: the tensor {as_word(name)} {what}; restore the file from a backup")
     for name, tensor in found.items():
-        has, needs = _form(tensor), _form(expected[name])
+        has, needs = (f"{tuple(t.shape)} {t.dtype}" for t in (tensor, expected[name]))
         if has != needs:
             raise ConfigError(f"{where}: {name} is {has} instead of {needs}; restore the file from a backup")
-
-
-def _form(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {tensor.dtype}"
 
 
 NormPolicy = Literal["average", "local", "frozen"]

@@ -31,7 +31,7 @@ from suture.learning.evaluation import Measurement, class_counts, count_scores, 
 from suture.learning.samples import SiteSamples
 from suture.learning.training import SiteContext
 from suture.models.classifier import Classifier, Layout, load_tensors
-from suture.models.priors import check_width
+from suture.models.priors.prior import check_width
 from suture.models.saved import save_model
 from suture.protocol.check import AllowedReply
 from suture.protocol.egress import OWNERS

@@ -16,9 +16,9 @@ from suture.models.backbones import Normalisation, channels_last
 if TYPE_CHECKING:
     from suture.models import ModelSpec
 
-Reads = Literal["image", "text"]
+_Reads = Literal["image", "text"]
 
-_INPUTS: dict[Reads, tuple[str, ...]] = {"image": ("image",), "text": ("tokens", "length")}
+_INPUTS: dict[_Reads, tuple[str, ...]] = {"image": ("image",), "text": ("tokens", "length")}
 """Names of the inputs of a backbone in a batch."""
 
 
@@ -46,7 +46,7 @@ class Backbone:
     smallest: int = 16
     weights: tuple[str, ...] | None = None
     normalisation: Normalisation | None = None
-    reads: Reads = "image"
+    reads: _Reads = "image"
     vectors: bool = False
     size: int | None = None
     tokenise: Callable[[Sequence[str], int | None], tuple[Tensor, Tensor]] | None = None

@@ -23,9 +23,9 @@ from suture.models.classifier import Mean, Std
 if TYPE_CHECKING:
     from suture.models import ModelSpec
 
-Number = Annotated[int, Field(ge=-(2**20), le=2**20)] | Annotated[float, Field(ge=-(2**20), le=2**20)]
-Text = Annotated[str, Field(max_length=64)]
-Value = bool | Number | Text | Annotated[tuple[Number | Text, ...], Field(max_length=32)] | None
+_Number = Annotated[int, Field(ge=-(2**20), le=2**20)] | Annotated[float, Field(ge=-(2**20), le=2**20)]
+_Text = Annotated[str, Field(max_length=64)]
+_Value = bool | _Number | _Text | Annotated[tuple[_Number | _Text, ...], Field(max_length=32)] | None
 """A plain value; no argument of a network is larger."""
 
 _MOST_LAYERS = 256
@@ -54,7 +54,7 @@ class Description:
         ConfigError: it would have more layers than any encoder, or reads neither images nor text.
     """
 
-    arguments: dict[Text, Value]
+    arguments: dict[_Text, _Value]
     mean: Annotated[tuple[Mean, ...], Field(max_length=3)] = ()
     std: Annotated[tuple[Std, ...], Field(max_length=3)] = ()
     size: Annotated[int, Field(ge=1, le=4096)] | None = None

@@ -21,7 +21,7 @@ from suture.models.encoders.backbone import (
     without_classifier,
 )
 from suture.models.encoders.described import bounded, check_memory, read_config
-from suture.models.weights import fill, read_weights, within
+from suture.models.weights import fill, load_weights, read_weights, within
 
 if TYPE_CHECKING:
     from suture.models import ModelSpec
@@ -197,6 +197,5 @@ def filled_monai(
         ConfigError: the weights do not fit.
     """
     head = without_classifier(network, spec.name)
-    if weights:
-        fill(network.state_dict(), read_weights(weights), weights, f"{name} of MONAI", (f"{head}.",))
+    load_weights(network, weights, f"{name} of MONAI", (f"{head}.",))
     return checked(network, spec, size)

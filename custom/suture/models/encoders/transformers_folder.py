@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from suture.models import ModelSpec
 
 
-IMAGE_NETWORKS = {
+_IMAGE_NETWORKS = {
     "vit": "ViTModel",
     "dinov2": "Dinov2Model",
     "dinov2_with_registers": "Dinov2WithRegistersModel",
@@ -35,7 +35,7 @@ IMAGE_NETWORKS = {
 }
 """The classes of the networks of images, by their `model_type` in config.json."""
 
-NETWORKS = (*IMAGE_NETWORKS, *TEXT_NETWORKS)
+NETWORKS = (*_IMAGE_NETWORKS, *TEXT_NETWORKS)
 """All that are built."""
 
 _ARGUMENTS = (
@@ -116,7 +116,7 @@ def build_network(
     if kind in TEXT_NETWORKS:
         return build_text_network(kind, described, spec, weights)
     transformers = needed("transformers", f"hf:{kind}")
-    made, arguments = getattr(transformers, IMAGE_NETWORKS[kind]), dict(described.arguments)
+    made, arguments = getattr(transformers, _IMAGE_NETWORKS[kind]), dict(described.arguments)
     if wrong := arguments.keys() - {*_ARGUMENTS}:
         raise unknown(f"argument of hf:{kind}", min(wrong), _ARGUMENTS)
     extra = {"add_pooling_layer": False} if kind == "vit" else {}

@@ -24,19 +24,9 @@ from suture.core.seeds import seeded
 from suture.core.validation import NAMED_FILE, STRICT, parse
 from suture.models import MODELS, ModelSpec
 from suture.models.classifier import Preprocessing
-from suture.models.priors.prior import Prior, check_width, digest_of, freeze
+from suture.models.priors.prior import Prior as Prior
+from suture.models.priors.prior import digest_of, freeze
 from suture.protocol.packing import read_tensors
-
-__all__ = [
-    "PRIORS",
-    "Prior",
-    "PriorSpec",
-    "check_width",
-    "digest_of",
-    "load_prior",
-    "read_prior",
-    "save_prior",
-]
 
 FORMAT = 1
 NAME = "prior"
