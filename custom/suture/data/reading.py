@@ -19,7 +19,7 @@ from typing import IO, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from suture.core.errors import DataError, LabelError, nearest, unknown
+from suture.core.errors import DataError, LabelError, check_known, nearest
 from suture.core.labels import LabelSet
 from suture.core.plain import open_regular
 from suture.core.spreadsheets import from_cell
@@ -375,8 +375,7 @@ def restricted(table: Table, config: DatasetConfig) -> Table:
     except LabelError as error:
         raise LabelError(f"[data] labels: {error}") from error
     for name in own:
-        if name not in table.labels:
-            raise unknown("[data] labels entry", name, table.labels)
+        check_known("[data] labels entry", name, table.labels)
     return table.restrict(own)
 
 

@@ -19,6 +19,8 @@ from suture.protocol.messages import KEYS, ClassScore
 
 Floats = NDArray[np.float64]
 T = TypeVar("T")
+Patients = Sequence[str] | NDArray[np.intp] | None
+"""The patient of each image, by name or number; None if every image is a patient of its own."""
 
 _CELLS = 2_000_000
 """Draws times images in memory at once: 16 MB of float64."""
@@ -55,11 +57,7 @@ def auroc(y: ArrayLike, s: ArrayLike) -> float:
 
 
 def bootstrap_auroc(
-    y: ArrayLike,
-    s: ArrayLike,
-    patients: Sequence[str] | None = None,
-    n: int = 1000,
-    seed: int = 0,
+    y: ArrayLike, s: ArrayLike, patients: Patients = None, n: int = 1000, seed: int = 0
 ) -> tuple[float, float]:
     """Return the 95 % percentile interval of the AUROC from a bootstrap over patients.
 
@@ -70,7 +68,7 @@ def bootstrap_auroc(
     Args:
         y: labels [m].
         s: scores [m].
-        patients: patient of each image, m of them; None if every image is a patient of its own.
+        patients: m of them.
         n: number of draws.
         seed: seed of the draws.
 
@@ -81,23 +79,12 @@ def bootstrap_auroc(
         DataError: as for `auroc`, or another number of patients than of images.
     """
     truth, score = known_only(y, s)
-    cluster = patient_numbers(y, patients)
-    clusters = int(cluster.max()) + 1 if len(cluster) else 0
-    if clusters < 2 or truth.all() or not truth.any():
-        return math.nan, math.nan
-    rng = np.random.default_rng(seed)
-    areas = np.concatenate(
-        [weighted_auroc(w[:, cluster], truth, score) for w in patient_draws(rng, n, clusters, len(truth))]
-    )
-    return _interval(areas[~np.isnan(areas)]) or (math.nan, math.nan)
+    one = truth[:, None], score[:, None]
+    return bootstrap_mean(*one, patient_numbers(y, patients), n, seed) or (math.nan, math.nan)
 
 
 def bootstrap_mean(
-    y: ArrayLike,
-    s: ArrayLike,
-    patients: Sequence[str] | None = None,
-    n: int = 1000,
-    seed: int = 0,
+    y: ArrayLike, s: ArrayLike, patients: Patients = None, n: int = 1000, seed: int = 0
 ) -> tuple[float, float] | None:
     """Return the 95 % percentile interval of the mean AUROC over classes from a bootstrap over patients.
 
@@ -127,14 +114,18 @@ def bootstrap_mean(
         areas = np.stack([weighted_auroc(drawn[:, cluster[known]], t, v) for known, t, v in columns])
         defined = (~np.isnan(areas)).sum(axis=0)
         means.append(np.nansum(areas, axis=0)[defined > 0] / defined[defined > 0])
-    return _interval(np.concatenate(means))
+    values = np.concatenate(means)
+    if not len(values):
+        return None
+    low, high = np.quantile(values, [0.025, 0.975])
+    return float(low), float(high)
 
 
 def score_classes(
     labels: tuple[str, ...],
     y: ArrayLike,
     scores: ArrayLike,
-    patients: Sequence[str] | None = None,
+    patients: Patients = None,
     bootstrap: int = 0,
     seed: int = 0,
 ) -> dict[str, ClassScore]:
@@ -144,7 +135,6 @@ def score_classes(
         labels: names of the c columns.
         y: labels [n, c], NaN where unknown.
         scores: scores [n, c].
-        patients: patient of each image; None if every image is a patient of its own.
         bootstrap: draws for the intervals; 0 computes none.
         seed: seed of the draws.
 
@@ -224,20 +214,10 @@ def mean_sd(values: Sequence[float | None], *, sample: bool) -> tuple[float, flo
     return float(defined.mean()), spread
 
 
-def _score_class(
-    y: Floats, s: Floats, patients: Sequence[str] | None, bootstrap: int, seed: int
-) -> ClassScore:
+def _score_class(y: Floats, s: Floats, patients: Patients, bootstrap: int, seed: int) -> ClassScore:
     interval = bootstrap_auroc(y, s, patients, bootstrap, seed) if bootstrap else (math.nan, math.nan)
     area, low, high = (None if math.isnan(value) else value for value in (auroc(y, s), *interval))
     return ClassScore(area, low, high, int(np.sum(y == 1)), int(np.sum(y == 0)))
-
-
-def _interval(values: Floats) -> tuple[float, float] | None:
-    """Return the bounds between which the middle 95 % of the values lie; None if there is no value."""
-    if not len(values):
-        return None
-    low, high = np.quantile(values, [0.025, 0.975])
-    return float(low), float(high)
 
 
 def known_only(y: ArrayLike, s: ArrayLike) -> tuple[NDArray[np.bool_], Floats]:
@@ -280,7 +260,7 @@ def share_true(values: NDArray[np.bool_]) -> float | None:
     return float(values.mean()) if len(values) else None
 
 
-def patient_numbers(y: ArrayLike, patients: Sequence[str] | None) -> NDArray[np.intp]:
+def patient_numbers(y: ArrayLike, patients: Patients) -> NDArray[np.intp]:
     """Return the patient of each labelled image as a number from 0."""
     known = ~np.isnan(np.asarray(y, dtype=np.float64))
     if patients is None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from suture.core.errors import ConfigError, unknown
+from suture.core.errors import ConfigError, check_known
 from suture.core.labels import LabelSet, canonical
 from suture.data.batch import Samples, columns
 from suture.data.closing import with_ancestors
@@ -188,8 +188,7 @@ def single_target(data: SiteSamples, target: str | None, site: str) -> SiteSampl
             f'suture.toml, say target = "{labels.names[0]}"'
         )
     name = labels.names[0] if target is None else canonical(target)
-    if name not in labels.names:
-        raise unknown(f"target of {site}", name, labels.names)
+    check_known(f"target of {site}", name, labels.names)
     column = labels.index(name)
     single = {}
     for split, part in samples.items():

@@ -13,7 +13,7 @@ import tomli_w
 from numpy.typing import NDArray
 from pydantic import Field
 
-from suture.core.errors import LabelError, unknown
+from suture.core.errors import LabelError, check_known, unknown
 from suture.core.labels import LabelSet, LabelType, canonical, canonical_or_none
 from suture.core.printable import number_of
 from suture.data.cells import Cells, Meaning
@@ -149,8 +149,7 @@ def _listed(sheet: Sheet, config: LabelConfig) -> _FoundLabels:
     if config.labels is not None:
         wanted = LabelSet.of(config.labels, config.synonyms, config.label_type)
         for name in wanted:
-            if name not in labels:
-                raise unknown(f"[data] labels entry (in no row of {sheet.path})", name, labels)
+            check_known(f"[data] labels entry (in no row of {sheet.path})", name, labels)
         y = y[:, [labels.index(name) for name in wanted]]
         return _FoundLabels(wanted, y, faults, notes)
     return _FoundLabels(LabelSet(labels.names, config.label_type), y, faults, notes)

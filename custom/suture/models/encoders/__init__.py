@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from suture.core.errors import ConfigError, as_word, unknown
+from suture.core.errors import ConfigError, as_word, check_known, unknown
 from suture.models.encoders import monai_bundle, transformers_folder, xrv_file
 from suture.models.encoders.backbone import Backbone
 from suture.models.encoders.described import Description
@@ -85,8 +85,7 @@ def family_encoder(name: str, config: str | None) -> Backbone:
     if family in _BY_NAME:
         return _BY_NAME[family](network)
     names, _, build = STORED[family]
-    if network not in names:
-        raise unknown(f"network of {family}", network, names)
+    check_known(f"network of {family}", network, names)
     described = Description.read(config or "", f"model.encoder_config of {as_word(name)}")
     if (network in TEXT_NETWORKS) != (described.tokeniser is not None):
         raise ConfigError(

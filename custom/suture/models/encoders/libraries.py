@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from suture.core.errors import ConfigError, as_word, shown, unknown
+from suture.core.errors import ConfigError, as_word, check_known, shown, unknown
 from suture.models.encoders.backbone import (
     BUILD_ERRORS,
     Backbone,
@@ -106,8 +106,7 @@ def torchvision_encoder(name: str) -> Backbone:
     from torchvision import models
 
     names = [one for one in models.list_models(module=models) if one not in _OTHER_INPUT]
-    if name not in names:
-        raise unknown("network of torchvision", name, names)
+    check_known("network of torchvision", name, names)
     own = models.get_model_weights(name).DEFAULT.transforms()
     return Backbone(
         f"{name} of torchvision, for {own.crop_size[0]} px",
@@ -161,8 +160,7 @@ def monai_encoder(name: str) -> Backbone:
     Raises:
         ConfigError: it is none that classifies images of two dimensions.
     """
-    if name not in MONAI_NETS:
-        raise unknown("2-D network of MONAI", name, MONAI_NETS)
+    check_known("2-D network of MONAI", name, MONAI_NETS)
     return Backbone(f"{name} of MONAI", partial(_monai_network, name), weights=())
 
 

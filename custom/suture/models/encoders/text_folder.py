@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from suture.core.errors import ConfigError, as_word, shown, unknown
+from suture.core.errors import ConfigError, as_word, check_known, shown, unknown
 from suture.core.plain import parse_json, read_bounded
 from suture.core.validation import parse
 from suture.models.encoders.backbone import BUILD_ERRORS, needed
@@ -268,8 +268,7 @@ def build_text_network(
         if weights:
             fill(table.state_dict(), {"weight": _table(weights)}, weights, "model2vec's table")
         return _Sentence(table, 0, token=False, unit=unit), width
-    if pooling not in _POOLINGS.values():
-        raise unknown(f"pooling of hf:{kind}", str(pooling), _POOLINGS.values())
+    check_known(f"pooling of hf:{kind}", str(pooling), _POOLINGS.values())
     if wrong := arguments.keys() - {*_ARGUMENTS}:
         raise unknown(f"argument of hf:{kind}", min(wrong), _ARGUMENTS)
     made = getattr(needed("transformers", f"hf:{kind}"), TEXT_NETWORKS[kind])

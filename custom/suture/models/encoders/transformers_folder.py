@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from suture.core.errors import ConfigError, shown, unknown
+from suture.core.errors import ConfigError, check_known, shown, unknown
 from suture.core.validation import parse
 from suture.models.encoders.backbone import checked, needed
 from suture.models.encoders.described import Description, bounded, channels_of, read_config
@@ -75,8 +75,7 @@ def read_folder(folder: Path) -> tuple[str, Description]:
                 "which Suture does not run; choose another model"
             )
     kind = str(config.get("model_type"))
-    if kind not in NETWORKS:
-        raise unknown(f"model_type in {folder}/config.json", kind, NETWORKS)
+    check_known(f"model_type in {folder}/config.json", kind, NETWORKS)
     if kind in TEXT_NETWORKS:
         return kind, read_text_folder(folder, kind, config)
     arguments = {name: value for name, value in config.items() if name in _ARGUMENTS}

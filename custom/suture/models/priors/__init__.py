@@ -17,7 +17,7 @@ from safetensors.torch import save
 
 from suture.core import VERSION
 from suture.core.entry_points import PRIOR_GROUP, Registry
-from suture.core.errors import ConfigError, unknown
+from suture.core.errors import ConfigError, check_known
 from suture.core.files import atomic_write, make_folder, write_json
 from suture.core.plain import parse_json, read_bounded
 from suture.core.seeds import seeded
@@ -174,8 +174,7 @@ class PriorSpec:
     size: Annotated[int, Field(ge=32, le=1024)] | None = None
 
     def __post_init__(self) -> None:
-        if self.name not in PRIORS.names():
-            raise unknown("prior", self.name, PRIORS.names())
+        check_known("prior", self.name, PRIORS.names())
 
 
 def load_prior(spec: PriorSpec) -> Prior:
