@@ -21,7 +21,7 @@ from suture.data.image_names import loosely, stem
 from suture.data.patient_columns import patient_columns
 from suture.data.readers.hospital_labels import listed_names
 from suture.data.readers.image_list import SPLIT_WORDS
-from suture.data.reading import Sheet, read_text, rows_text
+from suture.data.reading import Sheet, read_text, readable_table, rows_text
 from suture.data.table_form import DELIMITERS, JSON, Form, encoding_of, read_form
 from suture.data.workbooks import is_workbook, workbook_sheets
 
@@ -75,10 +75,8 @@ def read_forms(path: Path) -> list[Form]:
     if path.name.lower().endswith(JSON):
         return [_of_json(path)]
     if is_workbook(path):
-        try:
+        with readable_table(path):
             sheets = workbook_sheets(path)
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error}") from error
         several = len(sheets) > 1
         read = [_below_titles(path, rows, title if several else "") for title, rows in sheets.items()]
         found = [form for form in read if form]
@@ -150,7 +148,7 @@ def _of_json(path: Path) -> Form:
     try:
         lines = f"[{','.join(filter(None, text.splitlines()))}]"
         loaded: Any = json.loads(text if path.suffix == ".json" else lines)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON: {error}") from None
     parts = {"": loaded} if isinstance(loaded, list) else loaded if isinstance(loaded, dict) else {}
     parts = {key: part for key, part in parts.items() if isinstance(part, list) and part}

@@ -108,7 +108,7 @@ def _seal(entry: _Entry, n: int) -> list[str] | None:
         whole = sha256_of(entry.images) == seal["sha256"]
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         LOG.warning("cache entry %s cannot be read (%s); it is made again", entry.seal, error)
         return None
     if not whole or seal["n"] != n:

@@ -124,7 +124,7 @@ def read_text(path: Path, encoding: str = UTF8) -> str:
     Raises:
         DataError: the file is missing, cut short, not text in that encoding, or longer than `MOST_TEXT`.
     """
-    with _readable(path, encoding=encoding), _opened(path, MOST_TEXT, encoding) as file:
+    with readable_table(path, encoding=encoding), _opened(path, MOST_TEXT, encoding) as file:
         return file.read()
 
 
@@ -141,7 +141,7 @@ def read_sheet(path: Path, delimiter: str = ",", encoding: str = UTF8) -> Sheet:
     """
     rows: list[tuple[str, ...]] = []
     numbers: list[int] = []
-    with _readable(path, delimiter, encoding), closing(_records(path, delimiter, encoding)) as records:
+    with readable_table(path, delimiter, encoding), closing(_records(path, delimiter, encoding)) as records:
         numbered = enumerate(islice(records, MOST_CELLS // ROW), 2)
         number, header = next(((number, row) for number, row in numbered if any(row)), (2, ()))
         while part := list(islice(records, _TOGETHER)):
@@ -199,7 +199,7 @@ def stream_columns(path: Path, names: Sequence[str], key: str) -> Iterator[tuple
     Raises:
         DataError: the file cannot be read, lacks a column, or a row has more or fewer cells than the header.
     """
-    with _readable(path), closing(_records(path, ",", UTF8, math.inf, names)) as records:
+    with readable_table(path), closing(_records(path, ",", UTF8, math.inf, names)) as records:
         used = ((number, row) for number, row in enumerate(records, 1) if any(row))
         _, first = next(used, (0, ()))
         if not first:
@@ -233,12 +233,12 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     Raises:
         DataError: the file cannot be read, is no UTF-8 text, or has a line longer than `LONGEST_LINE`.
     """
-    with _readable(path), _opened(path) as file:
+    with readable_table(path), _opened(path) as file:
         yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
 
 
 @contextmanager
-def _readable(path: Path, delimiter: str = ",", encoding: str = UTF8) -> Iterator[None]:
+def readable_table(path: Path, delimiter: str = ",", encoding: str = UTF8) -> Iterator[None]:
     """Turn the errors of reading a table into a `DataError` that names the file."""
     try:
         yield

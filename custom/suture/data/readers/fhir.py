@@ -32,7 +32,7 @@ from suture.data.limits import file_bytes
 from suture.data.readers.answers import Answer, Place, Remarks
 from suture.data.readers.hospital_labels import values_line
 from suture.data.readers.linked import LinkedConfig, OneCodeEach, read_linked
-from suture.data.reading import Reading, read_lines
+from suture.data.reading import Reading, read_lines, readable_table
 
 _YES_NO: dict[str, Meaning] = {
     "http://snomed.info/sct|373066001": 1,
@@ -144,10 +144,8 @@ def _resources(path: Path, remarks: Remarks) -> Iterator[tuple[Place, dict[str, 
             else:
                 remarks.faults.add(place, "not a resource in JSON; correct or remove it")
         return
-    try:
+    with readable_table(path):
         bundle = _parsed(file_bytes(path, _MOST_BUNDLE))
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
     entries = bundle.get("entry", []) if isinstance(bundle, dict) else None
     if not isinstance(entries, list) or bundle.get("resourceType") != "Bundle":
         raise DataError(f"{path} is not a Bundle in JSON; NDJSON files need the ending .ndjson")
