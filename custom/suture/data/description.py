@@ -131,7 +131,12 @@ def described(
             f"column {name!r} names {number_of(number, 'other image')}, not used; give each image its own row"
         )
     if split:
-        _say_splits(guess, sheet, split)
+        guess.note("split_column", split, "its cells are train, validation or test")
+        if "test" not in {SPLIT_WORDS[cell.casefold()] for cell in sheet.column(split, "")}:
+            guess.warnings.append(
+                "no row is for test, so there will be no test figures; to divide the patients anew, write "
+                'this line in place of split_column:\nsplit = "patients"'
+            )
         taken |= {split, *filter(_SPLIT_FLAG.fullmatch, free)}
     else:
         _refuse_strange_splits(sheet, free)
@@ -184,15 +189,6 @@ def _say_images(
         guess.warnings.append(
             f"{files.linked:,} of {number_of(len(files.paths), 'image')} are links that lead out of "
             f"{files.root}; they are not followed unless you trust them and write:\nfollow_links = true"
-        )
-
-
-def _say_splits(guess: _Guess, sheet: Sheet, split: str) -> None:
-    guess.note("split_column", split, "its cells are train, validation or test")
-    if "test" not in {SPLIT_WORDS[cell.casefold()] for cell in sheet.column(split, "")}:
-        guess.warnings.append(
-            "no row is for test, so there will be no test figures; to divide the patients anew, write "
-            'this line in place of split_column:\nsplit = "patients"'
         )
 
 

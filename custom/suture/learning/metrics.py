@@ -141,7 +141,13 @@ def score_classes(
     Raises:
         DataError: naming the class, a label or score that cannot be used; or shapes that do not fit.
     """
-    return by_class(labels, y, scores, lambda t, s: _score_class(t, s, patients, bootstrap, seed))
+
+    def score(t: Floats, s: Floats) -> ClassScore:
+        interval = bootstrap_auroc(t, s, patients, bootstrap, seed) if bootstrap else (math.nan, math.nan)
+        area, low, high = (None if math.isnan(value) else value for value in (auroc(t, s), *interval))
+        return ClassScore(area, low, high, int(np.sum(t == 1)), int(np.sum(t == 0)))
+
+    return by_class(labels, y, scores, score)
 
 
 def by_class(
@@ -212,12 +218,6 @@ def mean_sd(values: Sequence[float | None], *, sample: bool) -> tuple[float, flo
         return math.nan, math.nan
     spread = float(defined.std(ddof=1 if sample else 0)) if len(defined) > sample else math.nan
     return float(defined.mean()), spread
-
-
-def _score_class(y: Floats, s: Floats, patients: Patients, bootstrap: int, seed: int) -> ClassScore:
-    interval = bootstrap_auroc(y, s, patients, bootstrap, seed) if bootstrap else (math.nan, math.nan)
-    area, low, high = (None if math.isnan(value) else value for value in (auroc(y, s), *interval))
-    return ClassScore(area, low, high, int(np.sum(y == 1)), int(np.sum(y == 0)))
 
 
 def known_only(y: ArrayLike, s: ArrayLike) -> tuple[NDArray[np.bool_], Floats]:

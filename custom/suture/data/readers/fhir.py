@@ -105,8 +105,10 @@ def _answers(config: FhirConfig, path: Path, remarks: Remarks) -> Iterator[Answe
             meaning = "unknown"
         person = _referred(observation.subject, "Patient")
         visit = _referred(observation.encounter, "Encounter")
+        time = observation.effectiveDateTime or observation.effectiveInstant
+        day = time.isoformat()[:10] if isinstance(time, date) else ""  # else a month, or a period
         for column in asked:
-            yield Answer(place, column, NUMBERS[meaning], person, visit, _day(observation))
+            yield Answer(place, column, NUMBERS[meaning], person, visit, day)
 
 
 def _observations(path: Path, remarks: Remarks) -> Iterator[tuple[Place, Any]]:
@@ -211,12 +213,6 @@ def _codes(concept: Any) -> set[str]:
     """The codes of a CodeableConcept, each with its system and alone."""
     codings = [coding for coding in concept.coding or () if coding is not None and coding.code]
     return {c.code for c in codings} | {f"{c.system}|{c.code}" for c in codings if c.system}
-
-
-def _day(observation: Any) -> str:
-    """The day of an Observation, as it is written; empty for a month, a period or no time at all."""
-    time = observation.effectiveDateTime or observation.effectiveInstant
-    return time.isoformat()[:10] if isinstance(time, date) else ""
 
 
 def _referred(reference: Any, kind: str) -> str:

@@ -21,11 +21,10 @@ from operator import not_
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from suture.core.errors import ConfigError, DataError, LabelError
-from suture.core.labels import LabelSet, canonical_or_none
+from suture.core.labels import canonical_or_none
 from suture.core.names import check_value
 from suture.core.printable import number_of
 from suture.core.validation import MOST_ATTRIBUTES
@@ -98,9 +97,13 @@ def read_hospital(config: HospitalConfig) -> Reading:
                 absent = there.count(False)
                 sheet, images = sheet.only(there), list(compress(images, there))
     patients = sheet.column(config.patient_column, "[data] patient_column")
-    labels, y, faults, notes = find_labels(sheet, config, _other_columns(sheet, config))
+    others = _other_columns(sheet, config)
+    labels, y, faults, notes = find_labels(sheet, config, others)
     if labels.label_type == "multiclass":
-        faults += _one_class(sheet, y)
+        several = (y == 1).sum(axis=1) > 1
+        y[several] = np.nan
+        what = "several classes in a multiclass table; keep one 1 in a row, or write [data] label_type = "
+        faults += fault(sheet, several, f'{what}"multilabel"')
     split, more = find_split(sheet, config, patients, y)
     texts, blank = _texts(sheet, config)
     attributes = _attributes(sheet, config)
@@ -111,11 +114,12 @@ def read_hospital(config: HospitalConfig) -> Reading:
         one_each = config.finding_column is not None and config.value_column is None  # a row has one finding
         notes += () if one_each and config.repeated == "merge" else _disagreements(sheet, table, config)
         sheet, table = _merged(sheet, table, config)
-    what: Literal["image", "document"] = "image" if texts is None else "document"
-    faults += more + blank + row_faults(sheet, table.images, table.patients, table.split, what)
-    torn, said = torn_patients(
-        sheet, config.patient_column, config.image_column, table.split, _used_columns(sheet, config, labels)
-    )
+    kind: Literal["image", "document"] = "image" if texts is None else "document"
+    faults += more + blank + row_faults(sheet, table.images, table.patients, table.split, kind)
+    used = others | {config.finding_column or ""}
+    if config.finding_column is None:
+        used |= {name for name in sheet.header if canonical_or_none(name, config.synonyms) in labels}
+    torn, said = torn_patients(sheet, config.patient_column, config.image_column, table.split, used)
     faults, notes = faults + torn, notes + said
     return Reading(table, tuple(faults), absent, notes, sheet.numbers)
 
@@ -138,22 +142,6 @@ def _other_columns(sheet: Sheet, config: HospitalConfig) -> set[str]:
             sheet.position(name, f"[data] {key}")
             others.add(name)
     return others
-
-
-def _used_columns(sheet: Sheet, config: HospitalConfig, labels: LabelSet) -> set[str]:
-    """The columns that have a meaning, labels included."""
-    columns = _other_columns(sheet, config) | {config.finding_column or ""}
-    if config.finding_column is None:
-        columns |= {name for name in sheet.header if canonical_or_none(name, config.synonyms) in labels}
-    return columns
-
-
-def _one_class(sheet: Sheet, y: NDArray[np.float32]) -> list[str]:
-    """A fault if any row has more than one class; all of such a row becomes unknown."""
-    several = (y == 1).sum(axis=1) > 1
-    y[several] = np.nan
-    what = "several classes in a multiclass table; keep one 1 in a row, or write [data] label_type = "
-    return fault(sheet, several, f'{what}"multilabel"')
 
 
 def _texts(sheet: Sheet, config: HospitalConfig) -> tuple[tuple[str, ...] | None, list[str]]:

@@ -143,9 +143,13 @@ def _listed(sheet: Sheet, config: LabelConfig) -> _FoundLabels:
         notes += (
             f"{sheet.path}, column {column!r}: {many} with words for unknown, as are other classes there",
         )
-    if config.value_column is not None:
-        y, faults, said = _as_valued(sheet, config, named, y)
+    if config.value_column is not None:  # a row says of the classes that it names whether they are present
+        position = sheet.position(config.value_column, "[data] value_column")
+        values, faults, said = _values(sheet, [position], config)
         notes += said
+        y = np.where(y == 1, values, np.float32(np.nan))
+        # One that says so of `NO_FINDING` says of all classes that they are absent.
+        y[np.array([names == {NO_FINDING} for names in named]) & (values[:, 0] == 1)] = 0
     if config.labels is not None:
         wanted = LabelSet.of(config.labels, config.synonyms, config.label_type)
         for name in wanted:
@@ -153,25 +157,6 @@ def _listed(sheet: Sheet, config: LabelConfig) -> _FoundLabels:
         y = y[:, [labels.index(name) for name in wanted]]
         return _FoundLabels(wanted, y, faults, notes)
     return _FoundLabels(LabelSet(labels.names, config.label_type), y, faults, notes)
-
-
-def _as_valued(
-    sheet: Sheet, config: LabelConfig, named: list[set[str]], listed: NDArray[np.float32]
-) -> tuple[NDArray[np.float32], list[str], tuple[str, ...]]:
-    """Labels [n, c] where a row says of the classes that it names whether they are present; faults and notes.
-
-    A row that says of `NO_FINDING` that it is present says of all classes that they are absent.
-
-    Args:
-        named: the classes of each row, with `NO_FINDING`.
-        listed: 1 where the row names the class, [n, c].
-    """
-    position = sheet.position(config.value_column or "", "[data] value_column")
-    values, faults, notes = _values(sheet, [position], config)
-    y = np.where(listed == 1, values, np.float32(np.nan))
-    healthy = np.array([names == {NO_FINDING} for names in named]) & (values[:, 0] == 1)
-    y[healthy] = 0
-    return y, faults, notes
 
 
 def blank_findings(sheet: Sheet, cells: list[str], column: str) -> tuple[str, ...]:
