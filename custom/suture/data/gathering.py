@@ -295,10 +295,8 @@ def _side_by_side(main: Named, others: Sequence[Named]) -> Form | None:
         if len(header) == before:
             return None  # a second table of the same, of which one may be out of date
         lost = sum(image not in of for image in map(str, images))
-        made.append(
-            f"{other.form.name} is joined by the image"
-            + (f"; {number_of(lost, 'row')} without" if lost else "")
-        )
+        without = f"; {number_of(lost, 'row')} without" if lost else ""
+        made.append(f"{other.form.name} is joined by the image{without}")
     both = Sheet(sheet.path, tuple(header), tuple(map(tuple, rows)), sheet.numbers)
     return Form(both, made=(*main.form.made, *made), legend=main.form.legend)
 

@@ -164,10 +164,8 @@ def _in_columns(sheet: Sheet, columns: list[str], named: Mapping[str, str], mark
     questions = _doubt(doubtful, named)
     cells = {cell for name in columns for cell in sheet.first(name)}
     if columns and not marks and "" in cells and 0.0 not in map(Cells({}).number, cells):
-        questions.append(
-            "no label is 0, and blank is unknown; if a blank cell means absent, add this line:\n"
-            + inline("values", {"": 0})
-        )
+        ask = "no label is 0, and blank is unknown; if a blank cell means absent, add this line:\n"
+        questions.append(ask + inline("values", {"": 0}))
     return Labels(data, reasons, tuple(questions), doubtful=tuple(doubtful))
 
 
@@ -206,10 +204,8 @@ def _doubt(columns: list[str], named: Mapping[str, str]) -> list[str]:
     if unnamed:
         what = "s {} do not say which finding each" if unnamed[1:] else " {} does not say which finding it"
         names = {**named, **{c: "NAME OF THE FINDING" for c in columns if is_generic(c)}}
-        questions.append(
-            f"column{what.format(', '.join(unnamed))} is; {'write' if named else 'add'} this line:\n"
-            + inline("synonyms", names)
-        )
+        ask = f"column{what.format(', '.join(unnamed))} is; {'write' if named else 'add'} this line:\n"
+        questions.append(ask + inline("synonyms", names))
     if others:
         ask = "are {} findings? If not, remove them" if others[1:] else "is {} a finding? If not, remove it"
         questions.append(f"{ask.format(', '.join(others))} from labels")

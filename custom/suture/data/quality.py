@@ -299,12 +299,8 @@ def _warnings(reading: Reading, used: Table, counts: Mapping[str, Mapping[Split,
                 lacking = "negative" if count.positives else "positive"
                 warnings.append(f"class {name!r} has no {lacking} label among the training rows")
     own = set(used.labels)
-    warnings += [
-        (
-            f"labels {a!r} and {b!r} look alike; if they are the same class, map one to the other in "
-            "[data.synonyms]"
-        )
-        for a, b in lookalikes([*own, *CANONICAL])
-        if (a in own or b in own) and not (is_generic(a) and is_generic(b))
-    ]
+    for a, b in lookalikes([*own, *CANONICAL]):
+        if (a in own or b in own) and not (is_generic(a) and is_generic(b)):
+            same = "if they are the same class, map one to the other in [data.synonyms]"
+            warnings.append(f"labels {a!r} and {b!r} look alike; {same}")
     return warnings

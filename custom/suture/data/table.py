@@ -51,9 +51,7 @@ class Table:
     def __post_init__(self) -> None:
         n = len(self.images)
         texts = n if self.texts is None else len(self.texts)
-        if not (
-            len(self.patients) == len(self.split) == texts == n and self.y.shape == (n, len(self.labels))
-        ):
+        if {len(self.patients), len(self.split), texts} != {n} or self.y.shape != (n, len(self.labels)):
             raise DataError(
                 f"{self.root}: {n} images, {texts} texts, {len(self.patients)} patients, "
                 f"{len(self.split)} splits and labels of shape {self.y.shape} have different lengths"

@@ -199,10 +199,10 @@ class Model:
         with closing(_converted([found[row] for row in order], partial(self._value, seen))) as values:
             results = zip(order, values, strict=True)
             while part := list(islice(results, size)):
-                rows = [row for row, value in part if not isinstance(value, DataError)]
-                if rows:
-                    read = [value for _, value in part if not isinstance(value, DataError)]
-                    scores[rows] = that_fits(partial(self._in_batches, read), len(read)).numpy()
+                read = {row: value for row, value in part if not isinstance(value, DataError)}
+                if read:
+                    in_batches = partial(self._in_batches, list(read.values()))
+                    scores[list(read)] = that_fits(in_batches, len(read)).numpy()
                 failed |= {found[row].name: str(value) for row, value in part if isinstance(value, DataError)}
                 done += len(part)
                 if progress is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -237,10 +237,9 @@ class TextLSTM(nn.Module):
         names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
         weights = [getattr(self.lstm, name + suffix) for name in names]
         zero = x.new_zeros(1, x.shape[0], _HIDDEN)
-        states: Tensor = torch.lstm(x, (zero, zero), weights, True, 1, 0.0, self.training, False, True)[
-            0
-        ]  # biases, layers, dropout, train, bidirectional, batch first
-        return states
+        # Biases, layers, dropout, train, bidirectional, batch first.
+        found = torch.lstm(x, (zero, zero), weights, True, 1, 0.0, self.training, False, True)
+        return cast(Tensor, found[0])
 
 
 def vector_mlp(width: int) -> tuple[nn.Module, int]:

@@ -132,27 +132,20 @@ class Classifier(nn.Module):
         self._adapters = {f"{ENCODER}{name}" for name in adapters}
         self.encoding = features
         self.backbone = backbone
-        self.hidden: nn.Module = (
-            nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Dropout(dropout))
-            if hidden
-            else nn.Identity()
-        )
+        self.hidden: nn.Module = nn.Identity()
+        if hidden:
+            self.hidden = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Dropout(dropout))
         width = hidden or features
         self.head = make_head(kind, neck or width, labels)
-        self.projector: nn.Module = (
-            nn.Sequential(
-                nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, projection)
-            )
-            if projection
-            else nn.Identity()
-        )
+        self.projector: nn.Module = nn.Identity()
+        if projection:
+            first = nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU()
+            self.projector = nn.Sequential(*first, nn.Linear(width, projection))
         self.projected = projection or width
         self.second_head = nn.Linear(projection, len(labels)) if second_head else None
-        self.neck: nn.Module = (
-            nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, neck))
-            if neck
-            else nn.Identity()
-        )
+        self.neck: nn.Module = nn.Identity()
+        if neck:
+            self.neck = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, neck))
         train_parameters(self)
 
     def train(self, mode: bool = True) -> Self:

@@ -107,14 +107,11 @@ def refused(spec: ModelSpec, size: int | None, error: Exception) -> ConfigError:
     """
     trained = f", pretrained at {size} px," if size else ""
     remedy = f"--set model.size={size}" if size not in (None, spec.size) else "set another model.size"
+    if spec.train == "all" and "per channel when training" in str(error):
+        remedy += ", or model.train='head'"
     return ConfigError(
         f"model.size {spec.size}: {spec.name}{trained} does not take images of that size "
         f"({as_word(error)}); {remedy}"
-        + (
-            ", or model.train='head'"
-            if spec.train == "all" and "per channel when training" in str(error)
-            else ""
-        )
     )
 
 
