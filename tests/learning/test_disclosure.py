@@ -25,10 +25,10 @@ from suture.learning.evaluation import (
     NOTHING,
     Measurement,
     by_attribute,
-    class_counts,
     class_scores,
     entropy,
     influence_on_means,
+    label_counts,
     measure,
     overall,
     without_withheld,
@@ -131,7 +131,7 @@ def test_no_withheld_count_follows_from_all_that_is_published(counts: list[int],
     for name in (name for name, score in scores.items() if score == NOTHING):
         assert len({found[name] for found in fitting}) >= min(LIMITS.min_count, n + 1)
     own, (part, _) = LabelSet(NAMES[: len(counts)], "multiclass"), table(counts)
-    train = class_counts(own, part, LIMITS)
+    train = label_counts(own, part, LIMITS)
     hidden = [c for c, name in zip(counts, own.names, strict=True) if train[name] is None]
     assert not hidden or (len(hidden) > 1 and (sum(hidden) >= LIMITS.min_count or sum(hidden) == n))
 

@@ -25,7 +25,7 @@ from suture.data.image_names import stem, unique
 from suture.data.limits import FOLLOW, file_bytes
 from suture.data.table import Table
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz")
 
@@ -249,8 +249,8 @@ def present(table: Table, source: ImageSource) -> tuple[Table, int]:
 
 
 def read_all(
-    source: ImageSource, names: Sequence[str], read: Callable[[bytes, str], T]
-) -> Iterator[tuple[int, T | DataError]]:
+    source: ImageSource, names: Sequence[str], read: Callable[[bytes, str], _T]
+) -> Iterator[tuple[int, _T | DataError]]:
     """Read many images: bytes in the order of the archives, decoded on a few threads.
 
     Args:
@@ -262,7 +262,7 @@ def read_all(
         for each name, in any order, its position in `names`, and what `read` made of it, or its error.
     """
 
-    def work(row: int, data: bytes | DataError) -> tuple[int, T | DataError]:
+    def work(row: int, data: bytes | DataError) -> tuple[int, _T | DataError]:
         try:
             return row, data if isinstance(data, DataError) else read(data, names[row])
         except DataError as error:

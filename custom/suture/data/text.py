@@ -24,7 +24,7 @@ from suture.core.plain import read_regular
 UNKNOWN = 0
 """The index of every word that a vocabulary lacks, and of what pads a document."""
 
-Order = Literal["appearance", "frequency"]
+_Order = Literal["appearance", "frequency"]
 
 _PUNCTUATION = re.compile(r"([?.!,¿])")
 _OTHER = re.compile(r"[^A-Za-z?.!,¿]+")
@@ -100,7 +100,7 @@ def counted(texts: Iterable[str]) -> Counter[str]:
     return Counter(token for text in texts for token in tokenise(text))
 
 
-def build_vocabulary(texts: Iterable[str], minimum: int = 1, order: Order = "appearance") -> Vocabulary:
+def build_vocabulary(texts: Iterable[str], minimum: int = 1, order: _Order = "appearance") -> Vocabulary:
     """Build the vocabulary of some documents.
 
     Args:

@@ -42,7 +42,7 @@ from suture.protocol.disclosure import (
 )
 from suture.protocol.messages import LARGEST, ClassScore, Counts, Figures, Labels, Metrics, Scores, rounded
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 NOTHING = ClassScore(None, None, None, None, None)
 """The score of a class that is withheld."""
@@ -123,22 +123,17 @@ def common(own: LabelSet, labels: LabelSet) -> Labels:
     return tuple(name for name in own.annotated if name in labels)
 
 
-def _shown(values: Mapping[str, T], scores: Mapping[str, ClassScore]) -> dict[str, T]:
+def _shown(values: Mapping[str, _T], scores: Mapping[str, ClassScore]) -> dict[str, _T]:
     """Return what is about classes that are not withheld."""
     return {name: value for name, value in values.items() if scores.get(name, NOTHING) != NOTHING}
 
 
 def count_scores(
-    context: SiteContext,
-    own: LabelSet,
-    limits: PrivacyConfig,
-    of_round: int,
-    as_first: Callable[[Metrics], Metrics],
+    context: SiteContext, how: Measurement, of_round: int, as_first: Callable[[Metrics], Metrics]
 ) -> Scores:
     """Return how the scores of the site's validation images are distributed, of the classes that it shows.
 
     Args:
-        own: the classes that the site annotates.
         of_round: the round of the model.
         as_first: returns figures with the numbers of images that the site has first sent. A class that was
             withheld then, or had another number, has no counts here.
@@ -146,12 +141,12 @@ def count_scores(
     Raises:
         NonFiniteLoss: a logit is not finite.
     """
-    part, labels = context.samples.get("validation"), context.model.labels
+    part, labels, limits = context.samples.get("validation"), context.model.labels, how.limits
     if part is None or not len(part):
         return Scores(of_round, (), {})
     logits = predict(context, part)
     _check_finite(bool(torch.isfinite(logits).all()), context.name, of_round)
-    now = class_scores(part, logits, labels, common(own, labels), limits)
+    now = class_scores(part, logits, labels, common(how.own, labels), limits)
     sent = as_first(Metrics(of_round, "validation", len(part), None, now)).classes
     names = [name for name in _shown(now, sent) if now[name] == sent[name]]
     return Scores(of_round, *score_counts(part, logits, labels, names, limits))
@@ -389,7 +384,7 @@ def influence_on_means(part: Samples) -> dict[str, float]:
     return {"balanced_accuracy": recall, "recall": recall, "f1": 4 * recall}
 
 
-def class_counts(own: LabelSet, train: Samples, limits: PrivacyConfig) -> dict[str, Counts | None]:
+def label_counts(own: LabelSet, train: Samples, limits: PrivacyConfig) -> dict[str, Counts | None]:
     """Return the rounded numbers of training images with and without each class; None where withheld.
 
     Those of a one-sided class are withheld: a frequency of positives without negatives would mislead.

@@ -28,7 +28,7 @@ from suture.protocol.packing import Packed, digest
 _FORMAT = 3
 """The format of an entry; a new number invalidates every older entry."""
 
-FOLDER = "features"
+_FOLDER = "features"
 """Of the entries, in a party's cache."""
 
 _AFTER = {"hidden", "dropout", "projection", "second_head", "neck", "head", "row_init", "name_vectors"}
@@ -57,7 +57,7 @@ class FeatureStore:
         self, model: Classifier, spec: ModelSpec, samples: Mapping[Split, Samples], cache: Path, party: str
     ) -> None:
         self._spec, self._prepare, self._party = spec, spec.preprocessing, party
-        self._folder, self._train = cache / FOLDER, samples.get("train")
+        self._folder, self._train = cache / _FOLDER, samples.get("train")
         self._views: dict[Augmentation, Tensor] = {}
         state = model.state_dict()
         encoder = {name: state[name].cpu() for name in model.frozen_names - model.counters}

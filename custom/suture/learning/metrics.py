@@ -18,7 +18,7 @@ from suture.core.errors import DataError
 from suture.protocol.messages import KEYS, ClassScore
 
 Floats = NDArray[np.float64]
-T = TypeVar("T")
+_T = TypeVar("_T")
 Patients = Sequence[str] | NDArray[np.intp] | None
 """The patient of each image, by name or number; None if every image is a patient of its own."""
 
@@ -151,8 +151,8 @@ def score_classes(
 
 
 def by_class(
-    labels: Sequence[str], y: ArrayLike, scores: ArrayLike, figure: Callable[[Floats, Floats], T]
-) -> dict[str, T]:
+    labels: Sequence[str], y: ArrayLike, scores: ArrayLike, figure: Callable[[Floats, Floats], _T]
+) -> dict[str, _T]:
     """Compute a figure of each class from its labels ``[n]`` and scores ``[n]``.
 
     Raises:

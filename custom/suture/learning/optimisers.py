@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
+_Kind = TypeVar("_Kind", bound=torch.optim.Optimizer)
 
 
-def _plain(kind: type[Kind]) -> type[Kind]:
+def _plain(kind: type[_Kind]) -> type[_Kind]:
     """Return the class with its own functions; `step` still computes without gradients."""
     own = {name: unwrap(getattr(kind, name)) for name in ("add_param_group", "zero_grad", "step")}
-    return cast(type[Kind], type(kind.__name__, (kind,), {**own, "step": torch.no_grad()(own["step"])}))
+    return cast(type[_Kind], type(kind.__name__, (kind,), {**own, "step": torch.no_grad()(own["step"])}))
 
 
 Adam, AdamW, SGD = _plain(torch.optim.Adam), _plain(torch.optim.AdamW), _plain(torch.optim.SGD)

@@ -115,9 +115,9 @@ def _code_string(value: str) -> str:
     return value
 
 
-Words = Annotated[tuple[str, ...], Field(max_length=500_000)]
+_Words = Annotated[tuple[str, ...], Field(max_length=500_000)]
 
-Modality = Annotated[str, AfterValidator(_code_string)]
+_Modality = Annotated[str, AfterValidator(_code_string)]
 """A Modality (0008,0060), a code string of DICOM (PS3.5, 6.2)."""
 
 
@@ -192,10 +192,10 @@ class ModelSpec:
     weights: Annotated[str | None, NAMED_FILE] = None
     mean: tuple[Mean, ...] | None = None
     std: tuple[Std, ...] | None = None
-    vocabulary: Annotated[str | Words, NAMED_FILE] = "clinical"
+    vocabulary: Annotated[str | _Words, NAMED_FILE] = "clinical"
     longest: Annotated[int, Field(ge=1, le=100_000)] | None = None
     padding: StrictBool = False
-    modalities: tuple[Modality, ...] = ()
+    modalities: tuple[_Modality, ...] = ()
     embedding: Annotated[str, NAMED_FILE] = TFIDF
     embedding_digest: str | None = None
     vector: Annotated[int, Field(ge=1, le=8192)] = 384

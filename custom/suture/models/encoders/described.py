@@ -147,7 +147,7 @@ def bounded(make: Callable[[], nn.Module], spec: ModelSpec, tokens: int = 0) -> 
     try:
         with torch.device("meta"):  # without memory
             network = make()
-        check_memory(network, spec, tokens)
+        check_footprint(network, spec, tokens)
         return make()
     except ConfigError:
         raise
@@ -157,7 +157,7 @@ def bounded(make: Callable[[], nn.Module], spec: ModelSpec, tokens: int = 0) -> 
         ) from error
 
 
-def check_memory(network: nn.Module, spec: ModelSpec, tokens: int = 0) -> None:
+def check_footprint(network: nn.Module, spec: ModelSpec, tokens: int = 0) -> None:
     """Refuse a network that needs too much memory for one image or document; it is computed without any.
 
     Raises:

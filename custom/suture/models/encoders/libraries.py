@@ -20,7 +20,7 @@ from suture.models.encoders.backbone import (
     refused,
     without_classifier,
 )
-from suture.models.encoders.described import bounded, check_memory, read_config
+from suture.models.encoders.described import bounded, check_footprint, read_config
 from suture.models.weights import fill, load_weights, read_weights, within
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _torchvision_network(
     try:
         # Some cannot be made without memory; the largest, regnet_y_128gf, has 645 million parameters.
         network = models.get_model(name, weights=None, **size)
-        check_memory(network, spec)
+        check_footprint(network, spec)
     except BUILD_ERRORS as error:
         raise refused(spec, trained, error) from error
     head = without_classifier(network, f"torchvision:{name}")

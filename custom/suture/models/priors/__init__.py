@@ -29,7 +29,7 @@ from suture.models.priors.prior import digest_of, freeze
 from suture.protocol.packing import read_tensors
 
 FORMAT = 1
-NAME = "prior"
+_NAME = "prior"
 
 
 def save_prior(folder: Path, kind: str, prior: Prior, licence: str | None, facts: Mapping[str, Any]) -> Path:
@@ -44,11 +44,11 @@ def save_prior(folder: Path, kind: str, prior: Prior, licence: str | None, facts
         the path of the .json.
     """
     make_folder(folder)
-    description = folder / f"{NAME}.json"
+    description = folder / f"{_NAME}.json"
     description.unlink(missing_ok=True)  # it would describe other tensors for a moment
     tensors = {key: tensor.contiguous() for key, tensor in prior.network.state_dict().items()}
     # Not `save_file`: what it writes is readable by its owner alone, and a prior is for others.
-    atomic_write(folder / f"{NAME}.safetensors", save(tensors))
+    atomic_write(folder / f"{_NAME}.safetensors", save(tensors))
     write_json(
         description,
         {
@@ -68,7 +68,7 @@ def save_prior(folder: Path, kind: str, prior: Prior, licence: str | None, facts
     return description
 
 
-def read_prior(folder: Path, size: int | None = None, name: str = NAME) -> Prior:
+def read_prior(folder: Path, size: int | None = None, name: str = _NAME) -> Prior:
     """Read a prior that `save_prior` wrote.
 
     Args:
