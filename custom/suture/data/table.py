@@ -55,7 +55,7 @@ class Table:
             len(self.patients) == len(self.split) == texts == n and self.y.shape == (n, len(self.labels))
         ):
             raise DataError(
-                f"{self.root}: {n} images, {texts} texts, {len(self.patients)} patients, "
+                f"{self.root}: {n:,} images, {texts:,} texts, {len(self.patients):,} patients, "
                 f"{len(self.split)} splits and labels of shape {self.y.shape} have different lengths"
             )
 
