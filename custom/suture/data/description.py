@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import not_
 from typing import Any
 
 from suture.core.errors import DataError
+from suture.core.labels import canonical_or_none
+from suture.core.names import without_signs
 from suture.core.printable import number_of
 from suture.data.cells import Cells
 from suture.data.gathering import with_patients, with_splits
@@ -26,7 +29,7 @@ _SPLIT_FLAG = re.compile(
 )
 """Columns of 1 and 0 that say which rows are of a split."""
 _CHOICE = re.compile(r"\(choice=(.+)\)$")
-_CODED = re.compile(r"(.+?)\s*\(([^()]+)\)", re.DOTALL)
+_CODED = re.compile(r"(.+?)\s*[(\[]([^()\[\]]+)[)\]]", re.DOTALL)
 """A name of a column with the words of its cells, such as "Mass (0/1)"."""
 _RATER = re.compile(
     r"(?i)rad(iologist)?s?\b|rad_|rater|reader|annotator|observer|grader|expert|befunder|untersucher"
@@ -143,8 +146,10 @@ def described(
     if len({*sheet.column(images.name, "")}) < len(form.sheet.rows):
         taken |= _say_repeated(guess, sheet, free, images.name, known)
     synonyms = {**_choices(free), **known.get("synonyms", {}), **answers.names}
-    labels = discover_labels(sheet, taken, answers.no_labels, images.name, synonyms, known, others)
-    if used := {**synonyms, **labels.data.pop("synonyms", {})}:
+    renamed = _renamed(free, synonyms)
+    labels = discover_labels(sheet, taken, answers.no_labels, images.name, renamed | synonyms, known, others)
+    renamed = {name: of for name, of in renamed.items() if name in labels.data["labels"]}
+    if used := {**renamed, **synonyms, **labels.data.pop("synonyms", {})}:
         guess.note("synonyms", used, "as you answered" if answers.names else "the names of the classes")
     if layout:
         guess.reasons["table"] = f"recognised as {layout.title}"
@@ -215,6 +220,14 @@ def _choices(columns: Sequence[str]) -> dict[str, str]:
         if match and all(Cells({}).number(word) is not None for word in re.findall(r"[\w.]+", match[2])):
             found[name] = match[1]
     return {name: of for name, of in found.items() if list(found.values()).count(of) == 1}
+
+
+def _renamed(columns: Sequence[str], synonyms: Mapping[str, str]) -> dict[str, str]:
+    """Names of classes for the columns whose own have other characters, such as "Pleural effusion?"."""
+    names = {column: canonical_or_none(column, synonyms) for column in columns}
+    found = {column: without_signs(column) for column, name in names.items() if name is None}
+    classes = Counter([*names.values(), *map(canonical_or_none, found.values())])
+    return {column: of for column, of in found.items() if classes[canonical_or_none(of)] == 1}
 
 
 def _rater(sheet: Sheet, columns: Sequence[str], image: str) -> str | None:

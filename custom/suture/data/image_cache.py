@@ -122,7 +122,7 @@ def _tolerate(faults: Sequence[_Fault], table: Table, max_faults: float, site: s
         name, why = faults[0]
         part = f"; if {table.root} contains only part of the data set, set [data] partial = true"
         raise DataError(
-            f"site {site!r}: {len(faults)} of {len(table)} images cannot be used, more than the "
+            f"site {site!r}: {len(faults):,} of {len(table):,} images cannot be used, more than the "
             f"{max_faults:.0%} tolerated ([privacy] max_faults); the first is {name!r}"
             + (f": {why}" if why else "")
             + ("" if table.modalities and why else part)

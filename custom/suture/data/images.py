@@ -138,7 +138,7 @@ class ImageSource:
             remedy = f"{out} links lead out of it: {FOLLOW}" if out else "correct the table or [data] root"
             return DataError(f"image {name!r} is not in {self.root}; {remedy}")
         if len(found) > 1:
-            return DataError(f"{self.root} has {len(found)} images {name!r}; write the path within it")
+            return DataError(f"{self.root} has {len(found):,} images {name!r}; write the path within it")
         return None
 
     def raw(self, name: str) -> bytes:

@@ -236,7 +236,7 @@ class _Search:
         if reading.faults:
             self.inputs.notes.append(f"{path}: {len(reading.faults)} faults; see suture data check")
         if reading.absent:
-            self.inputs.notes.append(f"{path}: {reading.absent} rows without {_NAMES[held]} are left out")
+            self.inputs.notes.append(f"{path}: {reading.absent:,} rows without {_NAMES[held]} are left out")
         if table.texts is not None:
             self._texts(config.table, table.images, table.texts)
             return

@@ -114,7 +114,9 @@ def discover_labels(
         LabelError: two labels are one.
     """
     free = [name for name in sheet.header if name and name not in taken]
-    columns, left_out, asked, marks = _label_columns(sheet, [name for name in free if name not in refused])
+    columns, left_out, asked, marks = _label_columns(
+        sheet, [name for name in free if name not in refused], named
+    )
     left_out |= {name: "you answered that it is not a finding" for name in free if name in refused}
     if "finding_column" in known:
         free = [known["finding_column"]]
@@ -154,8 +156,13 @@ def _worded(sheet: Sheet, name: str) -> bool:
 
 
 def _in_columns(sheet: Sheet, columns: list[str], named: Mapping[str, str], marks: Collection[str]) -> Labels:
-    """Labels with a column each; those that a person has named are beyond doubt."""
-    doubtful = [column for column in columns if not _known(column) and column not in named]
+    """Labels with a column each; those that a person has named are beyond doubt.
+
+    Args:
+        named: names of classes by column: a person's, and those of columns whose own cannot be one.
+    """
+    own = {column: of for column, of in named.items() if canonical_or_none(column) is None}
+    doubtful = [c for c in columns if not _known(own.get(c, c)) and (c in own or c not in named)]
     data: dict[str, Any] = {"labels": columns}
     reasons = {"labels": "their cells are 1, 0, yes, no or blank"}
     if marks:
@@ -222,7 +229,7 @@ def _no_labels(sheet: Sheet, warnings: Collection[str]) -> DataError:
 
 
 def _label_columns(
-    sheet: Sheet, names: list[str]
+    sheet: Sheet, names: list[str], named: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str], dict[str, str], set[str]]:
     """The label columns, why the other columns are none, what to ask about some of those, and the marks of
     columns in which a cell is marked or blank.
@@ -266,11 +273,11 @@ def _label_columns(
             left_out[name] = "it is blank, or unknown, in every row"
         elif _NO_LABEL.match(name):
             left_out[name] = "its name does not sound like a finding; if it is one, add it to labels"
-        elif canonical_or_none(name) == NO_FINDING:
+        elif canonical_or_none(name, named) == NO_FINDING:
             left_out[name] = "it says that nothing was found; that is not a class"
         else:
             try:
-                canonical(name)
+                canonical(name, named)
                 labels.append(name)
             except LabelError as error:
                 left_out[name], asked[name] = "its name cannot be a class name", f"left out: {error}"

@@ -124,7 +124,7 @@ def check(config: SiteConfig) -> Findings:
     empty = tuple(n for n, of in counts.items() if len(parts["train"]) and not of["train"].positives)
     torn, spelt = _spellings(used)
     lost, most = len(seen.unreadable), config.privacy.max_faults
-    lost_text = f"{lost} of {len(used)} images cannot be used ([privacy] max_faults tolerates {most:.0%})"
+    lost_text = f"{lost:,} of {len(used):,} images cannot be used ([privacy] max_faults tolerates {most:.0%})"
     too_many = lost > most * len(used)
     return Findings(
         images={split: len(part) for split, part in parts.items()},
@@ -227,7 +227,7 @@ def _look(table: Table, color: bool) -> Findings:
         )
     if not color and (coloured := sum(one.colour for one in facts.values())):
         warnings.append(
-            f"{coloured} of {len(facts)} images are in colour, but are read as gray; to use colour, "
+            f"{coloured:,} of {len(facts):,} images are in colour, but are read as gray; to use colour, "
             "write [data] color = true at all sites, and color = true under [model] of the job"
         )
     one = (f"DICOM images are of the modality {counted_modalities(stated)}",) if len(stated) == 1 else ()
@@ -251,7 +251,7 @@ def _twins(pictures: Sequence[Picture]) -> tuple[list[str], list[str]]:
     if torn:
         a, b = (picture.name for picture in torn[0][:2])
         problems.append(
-            f"{len(torn)} images occur in two splits under two names, such as {a!r} and {b!r}; remove one"
+            f"{len(torn):,} images occur in two splits under two names, such as {a!r} and {b!r}; remove one"
         )
     if others := len(groups) - len(torn):
         warnings.append(f"{others} images occur under two names")
@@ -286,11 +286,11 @@ def _plain(patient: str) -> str:
 def _warnings(reading: Reading, used: Table, counts: Mapping[str, Mapping[Split, Count]]) -> list[str]:
     warnings = []
     if reading.absent and used.texts is None:
-        warnings.append(f"rows without an image, left out as [data] partial says: {reading.absent}")
+        warnings.append(f"rows without an image, left out as [data] partial says: {reading.absent:,}")
     elif reading.absent:
-        warnings.append(f"rows without text, left out: {reading.absent}")
+        warnings.append(f"rows without text, left out: {reading.absent:,}")
     if len(used) < len(reading.table):
-        warnings.append(f"rows without a split, not used: {len(reading.table) - len(used)}")
+        warnings.append(f"rows without a split, not used: {len(reading.table) - len(used):,}")
     if not used.split.count("train"):
         warnings.append("no training rows: this site can only evaluate")
     else:

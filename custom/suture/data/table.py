@@ -53,7 +53,7 @@ class Table:
         texts = n if self.texts is None else len(self.texts)
         if {len(self.patients), len(self.split), texts} != {n} or self.y.shape != (n, len(self.labels)):
             raise DataError(
-                f"{self.root}: {n} images, {texts} texts, {len(self.patients)} patients, "
+                f"{self.root}: {n:,} images, {texts:,} texts, {len(self.patients):,} patients, "
                 f"{len(self.split)} splits and labels of shape {self.y.shape} have different lengths"
             )
 

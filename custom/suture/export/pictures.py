@@ -187,7 +187,7 @@ def _draw_each(
         drawn.append(picture)
     if not drawn:
         raise DataError(
-            f"none of the {len(failed)} images can be read; the first: {next(iter(failed.values()))}"
+            f"none of the {len(failed):,} images can be read; the first: {next(iter(failed.values()))}"
         )
     return drawn, failed
 

@@ -105,15 +105,16 @@ def _losses(reading: Reading, config: SiteConfig, spec: ModelSpec, wanted: int, 
         wanted, read: number of rows of the splits that are read, and of those of them that could be.
     """
     absent, rows = reading.absent, len(reading.table) + reading.absent
-    what, where = ("image", config.data.root) if reading.table.texts is None else ("text", config.data.table)
+    texts = reading.table.texts is not None
+    lost = f"a text in {config.data.table}" if texts else f"an image in {config.data.root}"
     found = []
     if absent:
-        found.append(f"{absent:,} of {rows:,} rows have no {what} in {where} and are left out")
+        found.append(f"left out {absent:,} of {rows:,} rows, without {lost}")
     if wanted > read:
         other = " or are of another modality" if spec.modalities else ""
         found.append(
-            f"{wanted - read:,} of {wanted:,} images cannot be read{other} and are left out; `suture "
-            "data check` of its suture.toml lists them"
+            f"left out {wanted - read:,} of {wanted:,} images that cannot be read{other}; `suture data "
+            "check` of its suture.toml lists them"
         )
     return found
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from suture.core.errors import DataError, FederationError
-from suture.core.files import atomic_write, make_folder, read_json
+from suture.core.files import atomic_write, read_json
 from suture.core.labels import LabelSet
 from suture.core.seeds import generator_for
 from suture.core.spreadsheets import as_cell
@@ -267,7 +267,6 @@ def write_scores(done: Evaluated, path: Path) -> None:
     for image, patient, y, scores in zip(images, done.patients, done.y, done.scores, strict=True):
         known = ("" if np.isnan(v) else f"{v:g}" for v in y)
         writer.writerow([as_cell(image), as_cell(patient), *known, *(f"{s:.6f}" for s in scores)])
-    make_folder(path.parent)
     atomic_write(path, text.getvalue().encode())
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import save
 
 from suture.core import VERSION
 from suture.core.errors import ConfigError, DataError, SutureError, as_word
-from suture.core.files import make_folder, read_json, replacing, write_json
+from suture.core.files import read_json, replacing, write_json
 from suture.core.labels import LabelSet, LabelType
 from suture.core.plain import open_regular
 from suture.core.printable import printable
@@ -38,7 +38,6 @@ def save_model(model: Classifier, spec: ModelSpec, folder: Path, facts: Mapping[
     Args:
         facts: further entries of model.json (job, round).
     """
-    make_folder(folder)
     model, spec = without_adapters(model, spec)
     weights = save({name: t.contiguous() for name, t in model.state_dict().items()})
     with replacing(folder / "model.safetensors") as temporary:

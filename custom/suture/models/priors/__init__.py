@@ -18,7 +18,7 @@ from safetensors.torch import save
 from suture.core import VERSION
 from suture.core.entry_points import PRIOR_GROUP, Registry
 from suture.core.errors import ConfigError, check_known
-from suture.core.files import atomic_write, make_folder, write_json
+from suture.core.files import atomic_write, write_json
 from suture.core.plain import parse_json, read_bounded
 from suture.core.seeds import seeded
 from suture.core.validation import NAMED_FILE, STRICT, parse
@@ -43,7 +43,6 @@ def save_prior(folder: Path, kind: str, prior: Prior, licence: str | None, facts
     Returns:
         the path of the .json.
     """
-    make_folder(folder)
     description = folder / f"{_NAME}.json"
     description.unlink(missing_ok=True)  # it would describe other tensors for a moment
     tensors = {key: tensor.contiguous() for key, tensor in prior.network.state_dict().items()}
