@@ -6,6 +6,7 @@ suture.data.workbooks`: neither package can be told how much memory a file may t
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -115,6 +116,7 @@ def main() -> None:
     """Write the rows of the table on the standard input, a line of JSON each; then null, or what is wrong."""
     path, last = Path(sys.argv[1]), None
     limit_seconds(MOST_SECONDS)
+    gc.disable()  # rows leave no cycles; looking for some among millions of cells took most of the time
     with suppress(ImportError):  # which is told below
         import_module("openpyxl" if path.name.lower().endswith(".xlsx") else "pyarrow.parquet")
     limit_memory(_MOST_MEMORY + os.fstat(0).st_size)
