@@ -76,7 +76,7 @@ def test_a_class_that_is_newer_than_the_selected_round_is_not_measured(name: str
 
 @pytest.mark.parametrize(
     ("order", "method"),
-    zip(permutations(CLASSES), cycle([SurgicalAggregation(local=LOCAL), FedAvg(local=LOCAL)])),
+    list(zip(permutations(CLASSES), cycle([SurgicalAggregation(local=LOCAL), FedAvg(local=LOCAL)]))),
 )
 @pytest.mark.usefixtures("first_is_best")
 def test_sites_join_and_leave_in_any_order(order: tuple[str, ...], method: Any, tiny: Any) -> None:

@@ -251,7 +251,8 @@ def test_ctrl_c_stops_everything_and_resume_ends_with_the_same_bytes(tmp_path: P
     assert json.loads((out / "run.json").read_text())["status"] == "interrupted"
     left = subprocess.run(["pgrep", "-f", str(out)], capture_output=True, text=True, check=False).stdout
     assert not left.strip(), f"processes are left: {left}"
-    same = with_settings(load_job("demo"), small)
+    reached = max(int(path.stem.rpartition("-")[2]) for path in (out / "state").glob("round-*.safetensors"))
+    same = with_settings(load_job("demo"), [*SMALL, f"rounds={reached + 1}"])
     run_job(same, "local", out, resume=True, overwrite=False, workers=None)
     model = (out / "model" / "model.safetensors").read_bytes()
     out.rename(tmp_path / "cut")

@@ -53,9 +53,8 @@ def check_plain(value: object) -> None:
         for one in level:
             if isinstance(one, str):
                 one.encode()  # a lone surrogate has no encoding, and UnicodeEncodeError is a ValueError
-            elif isinstance(one, int):
-                if not -(2**63) <= one < 2**63:
-                    raise ValueError("it has an integer of more than 64 bits")
+            elif isinstance(one, int) and not -(2**63) <= one < 2**63:
+                raise ValueError("it has an integer of more than 64 bits")
             elif isinstance(one, (list, tuple)):
                 inner += one
             elif isinstance(one, Mapping):

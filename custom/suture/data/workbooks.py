@@ -14,7 +14,7 @@ import warnings
 import zipfile
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing, suppress
-from datetime import date, datetime, time
+from datetime import datetime, time
 from decimal import Decimal
 from functools import partial
 from importlib import import_module
@@ -304,8 +304,6 @@ def _shown(value: Any, cell: Any = None) -> str:
         return whole.zfill(len(zeros)) if zeros and not zeros.strip("0") else whole  # 00017
     if isinstance(value, datetime):
         return str(value.date() if value.time() == time() else value)
-    if isinstance(value, date):
-        return value.isoformat()
     return str(value)
 
 
