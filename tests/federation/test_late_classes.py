@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import cycle, permutations
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -76,7 +76,9 @@ def test_a_class_that_is_newer_than_the_selected_round_is_not_measured(name: str
 
 @pytest.mark.parametrize(
     ("order", "method"),
-    list(zip(permutations(CLASSES), cycle([SurgicalAggregation(local=LOCAL), FedAvg(local=LOCAL)]))),
+    list(
+        zip(permutations(CLASSES), 3 * [SurgicalAggregation(local=LOCAL), FedAvg(local=LOCAL)], strict=True)
+    ),
 )
 @pytest.mark.usefixtures("first_is_best")
 def test_sites_join_and_leave_in_any_order(order: tuple[str, ...], method: Any, tiny: Any) -> None:
