@@ -63,11 +63,12 @@ def test_which_groups_are_shown(cells: Mapping[str, tuple[int, int]], shown: lis
     assert shown_groups([cells], cells, 0) == sorted(cells)
 
 
-Labels = st.lists(
-    st.tuples(st.sampled_from(["", "a", "b", "c", "d"]), st.sampled_from([0, 1, 2])),
-    min_size=20,
-    max_size=160,
-)
+Labels = st.dictionaries(
+    st.tuples(st.sampled_from(["", "a", "b", "c"]), st.sampled_from([0, 1, 2])),
+    st.integers(1, 12),
+    min_size=5,
+).map(lambda cells: [cell for cell, n in cells.items() for _ in range(n)])
+"""The group and the kind of each image, from numbers of images on both sides of `min_count`."""
 
 
 STEPS = (1, 2, 7, 10)
