@@ -251,7 +251,7 @@ def padchest(folder: Path) -> Meant:
         for i, image in enumerate(images)
     ]
     table(folder / "PADCHEST_labels.csv", [header, *rows])
-    labels = {"Copd Signs": every(0, 1, None, None, 0, None), "Scoliosis": every(0, 1, None, None, 0, 1)}
+    labels = {"COPD Signs": every(0, 1, None, None, 0, None), "Scoliosis": every(0, 1, None, None, 0, 1)}
     return Meant([f"images/{name}" for name in images], labels, pairs(), asks=("recognised as PadChest",))
 
 

@@ -49,6 +49,20 @@ def keys(tmp_path: Path) -> tuple[Path, Path]:
     return private, public
 
 
+def test_a_file_that_a_command_writes_gets_its_folder(place: Path, tmp_path: Path) -> None:
+    run, site, study = place / "run", place / "study" / "alpha", place / "study"
+    said = suture("evaluate", run, site, "-o", tmp_path / "1/a/b.json", "--scores", tmp_path / "2/a/b.csv")
+    assert said.endswith(f"written: {tmp_path / '1/a/b.json'}\nwritten: {tmp_path / '2/a/b.csv'}\n")
+    suture("predict", run, site, "-o", tmp_path / "3/a/b.csv")
+    suture("plot", "features", run, site, "--images", "6", "-o", tmp_path / "4/a/b.svg")
+    suture(
+        "labels", study, "--page", tmp_path / "5/a/b.html", "--excerpt", f"alpha={tmp_path / '6/a/b.toml'}"
+    )
+    suture("egress", "-o", tmp_path / "7/a/b.md")
+    suture("plot", "labels", study, "-o", tmp_path / "8/a")
+    assert len({path.parent.parent for path in tmp_path.glob("?/a/*") if path.is_file()}) == 8
+
+
 def test_a_run_is_taken_for_its_model(place: Path, tmp_path: Path) -> None:
     run, site = place / "run", place / "study" / "alpha"
     by_run = tmp_path / "run.csv"

@@ -64,6 +64,6 @@ def test_a_kind_in_the_singular_is_answered_and_a_part_of_a_name_is_searched() -
     assert "did you mean 'models'?" in text
     code, text = shown("models", "timm:dinov3")
     assert code != 0
-    assert "with it: " in text
+    assert "contain it: " in text
     assert "vit_small_patch16_dinov3" in text
     assert "resnet50" not in text

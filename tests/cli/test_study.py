@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -231,6 +232,19 @@ def test_what_is_refused_is_refused_before_anything_is_shown(study: Path, tmp_pa
         result = RUNNER.invoke(app, ["init", str(study), f"--site={name}={tmp_path / 'a'}", *words])
         assert isinstance(result.exception, ConfigError)
         assert result.output == ""
+
+
+def test_a_site_that_cannot_be_made_out_names_the_command_for_it_alone(tmp_path: Path) -> None:
+    plain(tmp_path / "a", 60)
+    table(tmp_path / "b c" / "t.csv", [["image", "Mass"]])
+    sites = [f"--site=a={tmp_path / 'a'}", f"--site=b={tmp_path / 'b c'}"]
+    result = RUNNER.invoke(app, ["init", str(tmp_path / "s"), *sites, "--yes"])
+    *_, command = str(result.exception).splitlines()
+    again = shlex.split(command.removeprefix("then: suture "))
+    assert (tmp_path / "s" / "a" / "suture.toml").is_file()
+    plain(tmp_path / "b c", 60)
+    (tmp_path / "b c" / "t.csv").unlink()
+    assert f"written: {tmp_path / 's' / 'b' / 'suture.toml'}" in suture(*again)
 
 
 def test_every_column_is_named_in_the_file_and_no_cell_writes_into_it(tmp_path: Path) -> None:

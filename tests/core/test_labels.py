@@ -31,6 +31,12 @@ words = st.text(st.characters(categories=("L", "N"), include_characters=" _-"), 
         ("akiec", "Actinic Keratosis or Intraepithelial Carcinoma"),
         ("lung scar", "Lung Scar"),
         ("LUNG_SCAR", "Lung Scar"),
+        ("COPD exacerbation", "COPD Exacerbation"),  # an acronym of the vocabulary's list
+        ("malocclusion class iii", "Malocclusion Class III"),
+        ("bi-rads 4", "BI-RADS 4"),
+        ("Πνευμοθώρακας δεξιά", "Πνευμοθώρακας Δεξιά"),  # a final sigma, in the middle of the name
+        ("ΚΑΡΔΙΑΚΟΣ", "Καρδιακος"),
+        ("Erguß", "Erguss"),  # as a site writes it in capitals, or in Switzerland
     ],
 )
 def test_spellings_of_one_name(spelling: str, name: str) -> None:

@@ -96,6 +96,16 @@ def test_labels_of_a_sites_file(line: str, tmp_path: Path) -> None:
     assert str(path) in str(caught.value)
 
 
+def test_a_label_with_other_signs_needs_a_synonym(tmp_path: Path) -> None:
+    path = tmp_path / "suture.toml"
+    file = '[data]\ndataset = "hospital"\nroot = "i"\ntable = "t.csv"\nlabels = ["Hernia", "Mass?"]\n'
+    path.write_text(file)
+    with pytest.raises(ConfigError, match=r"labels: 'Mass\?' is not a label name: it has the character '\?'"):
+        load_site_config(path)
+    path.write_text(file + '[data.synonyms]\n"mass?" = "Mass"\n')
+    assert load_site_config(path).data.labels == ("Hernia", "Mass?")
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_an_experiment_of_a_plan_names_no_path(name: str) -> None:
     plan = Plan(SurgicalAggregation(), ModelSpec("cnn", size=32), Augmentation(), 1, "fine", "code")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 from suture.core.errors import RejectedUpdate
 from suture.core.printable import LONGEST_LINE, printable, printable_lines, printable_values
 
@@ -33,3 +36,14 @@ def test_the_text_of_a_rejection_is_one_short_line() -> None:
     error = RejectedUpdate(f"unknown message type {FORGED * 10**5}")
     assert len(str(error)) == LONGEST_LINE
     assert str(error).isprintable()
+
+
+def test_a_library_that_sets_up_logging_does_not_change_the_lines_of_ours() -> None:
+    """opacus does so where it is imported."""
+    program = (
+        "import logging; from suture.core.printable import clean_warnings; clean_warnings()\n"
+        "logging.basicConfig(format='%(asctime)s THEIRS %(message)s', datefmt='%m/%d/%Y')\n"
+        "logging.getLogger('opacus').info('unseen'); logging.getLogger('suture').warning('a\\x1b line')"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == "a\\x1b line\n"

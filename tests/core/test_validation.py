@@ -75,7 +75,7 @@ def test_a_key_in_one_of_several_types_has_no_nearest() -> None:
         (
             METHODS["ldam"],
             {"margin": {"deferred": False}},
-            "always True: remove it .in place of false, set method.margin.start=1",
+            "always true: remove it .in place of false, set method.margin.start=1",
         ),
     ],
 )
@@ -148,7 +148,7 @@ JOB_NUMBERS = pytest.mark.parametrize(
 
 @JOB_NUMBERS
 def test_nor_of_a_setting(key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"--set {key}: must be a (whole )?number \(got True\)"):
+    with pytest.raises(ConfigError, match=rf"--set {key}: must be a (whole )?number \(got true\)"):
         with_settings(load_job("surgical_nih"), [f"{key}=true"])
 
 
@@ -158,7 +158,7 @@ def test_nor_of_a_job(key: str, tmp_path: Path) -> None:
     section, _, name = key.rpartition(".")
     (values[section] if section else values)[name] = True
     (tmp_path / "job.toml").write_text(tomli_w.dumps(values))
-    with pytest.raises(ConfigError, match=rf"{name}: must be a (whole )?number \(got True\)"):
+    with pytest.raises(ConfigError, match=rf"{name}: must be a (whole )?number \(got true\)"):
         load_job(str(tmp_path / "job.toml"))
 
 
@@ -167,7 +167,7 @@ def test_nor_of_a_table_while_true_stays_true() -> None:
         ("seeds = [1]", "seeds = [2, true]"),
         ("values = [1, 2] }", "values = [1, 2], seed = true }"),
     ):
-        with pytest.raises(ConfigError, match=r"must be a whole number \(got True\)"):
+        with pytest.raises(ConfigError, match=r"must be a whole number \(got true\)"):
             parse(TableSpec, tomllib.loads(TEXT.replace(old, new)), "file")
     again = TEXT.replace("values = [1, 2]", "values = [true, 2]") + "[rows.b]\nname = 'b'\nsteady = true\n"
     spec = parse(TableSpec, tomllib.loads(again), "file")
@@ -182,7 +182,7 @@ def test_nor_of_a_table_while_true_stays_true() -> None:
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("secure_aggregation=true", r"secure_aggregation: must be a table \(got True\)"),
+        ("secure_aggregation=true", r"secure_aggregation: must be a table \(got true\)"),
         ("robust=median", r"robust: must be a table \(got 'median'\)"),
         ("model.adapters=[1]", r"model\.adapters: must be a table \(got \[1\]\)"),
         ("accept_labels=some", r"accept_labels: must be true or false or a list \(got 'some'\)"),

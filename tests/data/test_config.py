@@ -337,15 +337,15 @@ def test_the_keys_of_synonyms_are_made_once_for_all_names_of_a_table(toml: Path)
 def test_true_is_no_number(text: str, toml: Path) -> None:
     toml.write_text(MINIMAL + text)
     with pytest.raises(
-        ConfigError, match=r"\] (threads|lr|min_count|clip) = True: must be a (whole )?number"
+        ConfigError, match=r"\] (threads|lr|min_count|clip) = true: must be a (whole )?number"
     ):
         load_site_config(toml)
 
 
 def test_nor_of_a_data_set(toml: Path) -> None:
     toml.write_text(MINIMAL + "split = 'patients'\nseed = false\n")
-    with pytest.raises(ConfigError, match=r"\[data\] seed = False: must be a whole number"):
+    with pytest.raises(ConfigError, match=r"\[data\] seed = false: must be a whole number"):
         load_site_config(toml)
     values = {"dataset": "hospital", "root": "images", "table": "l.csv", "split": "patients", "seed": True}
-    with pytest.raises(ConfigError, match=r"\[data\] seed = True: must be a whole number"):
+    with pytest.raises(ConfigError, match=r"\[data\] seed = true: must be a whole number"):
         parse_data(values, "tests")

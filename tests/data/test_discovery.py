@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from hospitals import german, image, listed, plain, table
 from suture.core.errors import DataError
+from suture.core.labels import canonical
 from suture.data.config import parse_data
 from suture.data.description import Answers, Discovery
 from suture.data.discovery import discover
@@ -307,6 +308,40 @@ def test_every_column_has_a_meaning_or_a_reason(tmp_path: Path) -> None:
     assert any("is 'implant' a finding?" in warning for warning in found.warnings)
     named = {found.data["image_column"], found.data["patient_column"], *found.data["labels"], *found.left_out}
     assert named == set(found.columns)
+
+
+@pytest.mark.parametrize(
+    ("column", "name", "asked"),
+    [
+        ("Pleural effusion?", "Pleural effusion", False),
+        ("Mass*", "Mass", False),
+        ("$Edema", "Edema", False),
+        ("Mass [0/1]", "Mass", False),
+        ("Erguß 😀 links", "Erguß links", True),
+        ("smoker?", "smoker", True),
+    ],
+)
+def test_a_column_with_other_signs_is_a_label_by_a_synonym(
+    column: str, name: str, asked: bool, tmp_path: Path
+) -> None:
+    found = labelled(tmp_path, ["Hernia", column], [["1", "0"], ["0", "1"], ["1", "1"]])
+    assert found.data["labels"] == ["Hernia", column]
+    assert found.data["synonyms"] == {column: name}
+    assert found.doubtful == ((column,) if asked else ())
+    labels = read_table(parse_data(found.data | {"split": "patients"}, "tests")).table.labels
+    assert labels.names == ("Hernia", canonical(name))
+
+
+@pytest.mark.parametrize(
+    ("column", "other"), [("Mass?", "mass"), ("Mass?", "Mass!"), ("😀", "Mass"), ("?", "Mass")]
+)
+def test_a_column_whose_name_without_signs_is_taken_is_asked_about(
+    column: str, other: str, tmp_path: Path
+) -> None:
+    found = labelled(tmp_path, ["Hernia", column, other], [["1", "0", "1"], ["0", "1", "0"], ["1", "1", "0"]])
+    assert column in found.left_out
+    assert any(f"left out: {column!r}" in warning for warning in found.warnings)
+    assert column not in found.data.get("synonyms", {})
 
 
 def test_blank_findings_are_counted(tmp_path: Path) -> None:

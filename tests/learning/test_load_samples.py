@@ -158,5 +158,5 @@ def test_a_dicom_of_another_modality_counts_as_unreadable(config_file: Path) -> 
     for _ in range(2):  # the second time from the cache
         _, samples = load_samples(load_site_config(config_file), chest, "alpha", left_out=said.extend)
         assert samples["train"].patients == ("p1", "p5")
-    assert said[0].startswith("1 of 6 images cannot be read or are of another modality and are left out")
+    assert said[0].startswith("left out 1 of 6 images that cannot be read or are of another modality")
     assert len(load_samples(config, PIXELS, "alpha")[1]["train"]) == 3

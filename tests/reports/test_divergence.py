@@ -27,7 +27,7 @@ LINES = [
 def counts(chart: Chart) -> dict[str, list[float]]:
     """Where the dots stand on the logarithmic axis."""
     first, last = chart.x[0], chart.x[-1]
-    low, high = (len(tick.text.replace("\u202f", "")) - 1 for tick in (first, last))
+    low, high = (len(tick.text.replace(",", "")) - 1 for tick in (first, last))
     back = Scale(first.at, last.at, low, high)
     return {t.name: [round(10 ** back(x)) for ((x, _),) in t.runs] for t in chart.traces}
 

@@ -88,7 +88,7 @@ def test_the_page_has_what_became_of_the_model(tmp_path: Path) -> None:
     ]
     assert "on each task separately for 3 epochs" in found.text
     assert "Results by class" in found.text
-    assert "fine-tuned on 1 task that no site has. It was evaluated on 2 901 cases" in found.text
+    assert "fine-tuned on 1 task that no site has. It was evaluated on 2,901 cases" in found.text
 
 
 def test_a_page_without_figures_of_its_own_shows_those_alone(tmp_path: Path) -> None:

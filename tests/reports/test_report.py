@@ -80,9 +80,9 @@ def test_the_head_names_the_run_and_its_result(run_folder: Path) -> None:
 
 def test_every_class_has_its_row(run_folder: Path) -> None:
     found = page(run_folder)
-    assert found.row("Edema", "harbour")[3:] == ["0.862", "0.827–0.894", "98", "2 803"]
+    assert found.row("Edema", "harbour")[3:] == ["0.862", "0.827–0.894", "98", "2,803"]
     hernia = found.row("Hernia", "harbour")
-    assert hernia[2:] == ["no positive among 2901 labelled cases", "—", "—", "0", "2 901"]
+    assert hernia[2:] == ["no positive among 2,901 labelled cases", "—", "—", "0", "2,901"]
     assert found.row("Mean (4 classes with an AUROC)", "0.816")
     assert found.row("Mean (4 classes with an AUROC)", "0.764")
 
@@ -248,7 +248,7 @@ def test_a_simulation_tells_how_good_they_were(tmp_path: Path) -> None:
     assert found.row("Cardiomegaly", "700") == ["Cardiomegaly", "700", "427", "61 %"]
     assert found.row("hillside", "Made") == ["hillside", "Made", "Correct", "Share correct"]
     # hillside missed a round and made none of Hernia: 7 rounds of Cardiomegaly, Edema and Fracture
-    assert found.row("All classes", "2 100")[2] == "1 316"
+    assert found.row("All classes", "2,100")[2] == "1,316"
     assert "metrics.json and diagnostics.jsonl of this folder" in found.text
 
 

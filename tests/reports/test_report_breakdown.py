@@ -37,8 +37,8 @@ def test_a_plain_run_has_none_of_them(run_folder: Path) -> None:
 def test_recall_stands_beside_the_auroc(tmp_path: Path) -> None:
     found = shown(tmp_path, recall=RECALL)
     assert found.row("Class", "Annotated at")[3:] == ["AUROC", "95 % CI", "Recall", "Positive", "Negative"]
-    assert found.row("Edema", "harbour")[3:] == ["0.862", "0.827–0.894", "0.300", "98", "2 803"]
-    assert found.row("Hernia", "harbour")[3:] == ["—", "—", "—", "0", "2 901"]
+    assert found.row("Edema", "harbour")[3:] == ["0.862", "0.827–0.894", "0.300", "98", "2,803"]
+    assert found.row("Hernia", "harbour")[3:] == ["—", "—", "—", "0", "2,901"]
 
 
 def test_common_and_rare_classes(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_attributes(tmp_path: Path) -> None:
     found = shown(tmp_path, attributes=by_attribute({"dark": DARK, "light": LIGHT}))
     head = found.row("Attribute")
     assert head[1:] == ["Cases", "AUROC", "Accuracy", "Balanced accuracy", "Macro F1", "Macro precision"]
-    assert found.row("light")[:5] == ["light", "1 200", "0.810", "0.712", "0.561"]
+    assert found.row("light")[:5] == ["light", "1,200", "0.810", "0.712", "0.561"]
     assert found.row("dark")[:5] == ["dark", "85", "0.755", "0.712", "0.441"]
     assert found.row("Mean", "")[:5] == ["Mean", "", "0.782", "0.712", "0.501"]
 
@@ -71,7 +71,7 @@ def test_the_global_model_beside_the_sites_own(tmp_path: Path) -> None:
         tmp_path, local_models=local_and_global({"harbour": (LIGHT, DARK), "hillside": (DARK, DARK)})
     )
     assert found.row("Site", "Cases") == ["Site", "Cases", "AUROC", "Accuracy", "Balanced accuracy"]
-    assert found.row("harbour", "1 200")[2:] == ["0.810", "0.755", "0.712", "0.712", "0.561", "0.441"]
+    assert found.row("harbour", "1,200")[2:] == ["0.810", "0.755", "0.712", "0.712", "0.561", "0.441"]
     assert found.row("Mean", "")[2:] == ["0.782", "0.755", "0.712", "0.712", "0.501", "0.441"]
 
 

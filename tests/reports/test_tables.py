@@ -20,7 +20,7 @@ def test_the_table_by_hand() -> None:
     rows = shown(run_record(), metrics_record())
     assert ["Edema", "harbour", "0.862", "0.827–0.894", "98"] in rows
     assert ["Pleural Effusion", "3 of 3 sites", "0.893", "0.880–0.905", "744"] in rows
-    assert ["Hernia", "harbour", "—", "no positive among 2901 labelled cases", "0"] in rows
+    assert ["Hernia", "harbour", "—", "no positive among 2,901 labelled cases", "0"] in rows
     means = [(r[0], r[2]) for r in rows if r[0].startswith("Mean")]
     assert means == [
         ("Mean (4)", "0.816"),
@@ -65,7 +65,7 @@ def test_names_are_not_markup() -> None:
 def test_the_caption_shows_numbers_as_people_write_them() -> None:
     run = run_record()
     (last,) = [r for r in shown(run, metrics_record() | {"n": 25_596}) if "cases" in r[0]]
-    assert last[0].startswith("25\u202f596 cases, ")
+    assert last[0].startswith("25,596 cases, ")
     assert "\\u" not in last[0]
     assert shown(run, metrics_record() | {"n": 1})[-1][0].startswith("1 case, ")
 

@@ -64,7 +64,7 @@ def test_images_sites_and_classes_that_no_figure_covers_are_named(
     shown = " ".join(capsys.readouterr().out.split())
     page = " ".join((out / "report.html").read_text().split())
     for sentence in whole:
-        assert f"left out: {sentence}" in shown
+        assert f"warning: {sentence}" in shown
         assert f"<li>{sentence}</li>" in page
     assert "(2 of 3 sites)" in printed
     everything = "".join((out / name).read_text() for name in ("history.jsonl", "events.jsonl"))

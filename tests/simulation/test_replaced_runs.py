@@ -17,7 +17,7 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.simulation import PhantomSites
 from suture.simulation.job import Job
-from suture.simulation.run import preparing
+from suture.simulation.run import check_folder, preparing
 from suture.simulation.run_files import LOCK, MADE, PREPARING, REPLACED, begin_here
 
 JOB = Job(
@@ -107,6 +107,32 @@ def test_what_fails_before_it_is_described_leaves_the_former_run(out: Path, erro
     with pytest.raises(type(error)):
         fails_after_some_files(out, error)
     assert content(out) == {**OLD, "notes.txt": "mine"}
+
+
+FAILED = {"run.json": json.dumps({"job": "small", "rounds": 2, "status": "failed"})}
+COMMITTED = json.dumps({"round": 1, "status": "committed"})
+
+
+@pytest.mark.parametrize("history", ["", json.dumps({"round": 1, "status": "failed"})])
+def test_a_run_that_failed_before_its_first_round_makes_room_for_the_next(history: str, out: Path) -> None:
+    """As where a table has an unknown word: the same command runs once it is corrected."""
+    (out / "model" / "model.json").unlink()
+    write(out, {**FAILED, "history.jsonl": f"{history}\n" * bool(history), "state/ledgers.json": "{}"})
+    with preparing(out, JOB, resume=False, overwrite=False):
+        write(out, NEW)
+    assert content(out) == {**NEW, "notes.txt": "mine"}
+
+
+@pytest.mark.parametrize(
+    ("status", "history"), [("failed", COMMITTED), ("running", ""), ("interrupted", ""), ("finished", "")]
+)
+def test_any_other_run_is_kept(status: str, history: str, out: Path) -> None:
+    write(out, {"run.json": json.dumps({"job": "small", "rounds": 2, "status": status})})
+    write(out, {"history.jsonl": f"{history}\n" * bool(history)})
+    before = content(out)
+    with pytest.raises(ConfigError, match="continue it with --resume or replace it"):
+        check_folder(out, JOB, resume=False, overwrite=False)
+    assert content(out) == before
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -169,7 +169,7 @@ def test_proposals_that_a_class_is_a_kind_of_another() -> None:
     for child, parent in proposed:  # e.g. "Mediastinal Mass" of "Mass"
         assert {*parent.lower().split()} <= {*child.lower().replace("round(ed)", "rounded").split()}
     named = {child for child, _ in proposed}
-    assert named.isdisjoint({"Copd Signs", "Fissure Thickening", "Tuberculosis Sequelae"})
+    assert named.isdisjoint({"COPD Signs", "Fissure Thickening", "Tuberculosis Sequelae"})
 
 
 def test_what_contains_what_is_by_the_built_in_relations() -> None:

@@ -9,7 +9,7 @@ import typer
 
 from suture.cli.common import Device, JobName, Sets, Trust, console, job_with, print_line
 from suture.core.errors import ConfigError, DataError, SutureError
-from suture.core.files import atomic_write, make_folder
+from suture.core.files import atomic_write
 from suture.core.printable import number_of
 
 data_app = typer.Typer(name="data", help="Check a site's data, or simulate some.", no_args_is_help=True)
@@ -74,12 +74,11 @@ def vocab(
 
     documents = _documents(data, every, texts)
     words = build_vocabulary(documents, minimum, order)
-    make_folder(out.parent)
     atomic_write(out, "".join(f"{word}\n" for word in words.words).encode())
     counts = counted(documents)
     print_line(
-        f"{len(words.words)} words of {len(counts)}; they are {coverage(words, counts):.2%} of the "
-        f"{counts.total()} tokens of {len(documents)} documents"
+        f"{len(words.words):,} words of {len(counts):,}; they are {coverage(words, counts):.2%} of the "
+        f"{counts.total():,} tokens of {len(documents):,} documents"
     )
     print_line(f"written: {out}")
 

@@ -191,7 +191,7 @@ def show_run(folder: Path) -> None:
     results = open_results(folder)
     for table in results.tables():
         console.print(table)
-    for word, sentences in (("left out", results.info.left_out), ("caution", results.info.cautions)):
+    for word, sentences in (("warning", results.info.left_out), ("caution", results.info.cautions)):
         for sentence in sentences:
             print_line(f"{word}: {sentence}", style="yellow")
     if said := results.info.without_limits:

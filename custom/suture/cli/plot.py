@@ -9,7 +9,7 @@ import typer
 
 from suture.cli.common import Model, ModelDevice, Part, device_of, load_sources, print_line
 from suture.core.errors import ConfigError
-from suture.core.files import atomic_write, make_folder
+from suture.core.files import atomic_write
 
 plot_app = typer.Typer(name="plot", help="Figures of labels, predictions and features.", no_args_is_help=True)
 
@@ -31,7 +31,6 @@ def labels(
     from suture.reports.plots import plot_cooccurrence, plot_frequencies
 
     tables = {name: load_table(config.data) for name, config in load_sources(configs).items()}
-    make_folder(out)
     plots = {"frequencies.svg": plot_frequencies({name: frequencies(t) for name, t in tables.items()})}
     for name, table in tables.items():
         unit = per if per == "image" else unit_of(table)

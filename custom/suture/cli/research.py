@@ -74,6 +74,8 @@ def evaluate(
         write_json(out, as_metrics(done))
     if scores:
         write_scores(done, scores)
+    for path in filter(None, (out, scores)):
+        print_line(f"written: {path}")
 
 
 def compare(
@@ -223,7 +225,7 @@ def predict(
             decided=decided,
         )
     _print_left_out(frame, left_out(out))
-    print_line(f"{len(frame)} predicted: {out}")
+    print_line(f"{len(frame):,} predicted: {out}")
     inputs = find_inputs(sources, "image", column, root, bits)
     refused = _write_reports(model, decided(frame), inputs, decide, stated(prevalence or ()), dicom_sr)
     _limit_failed(frame, left_out(out), max_failed, refused)
@@ -294,12 +296,12 @@ def _limit_failed(frame: DataFrame, listed: Path, most: int, unreported: int = 0
     failed = len(frame.attrs["failed"])
     if failed > most:
         raise DataError(
-            f"{failed} of {failed + len(frame)} {frame.index.name}s cannot be used; {listed} lists the "
+            f"{failed:,} of {failed + len(frame):,} {frame.index.name}s cannot be used; {listed} lists the "
             f"reasons. The others are predicted; --max-failed {failed + unreported} accepts this"
         )
     if failed + unreported > most:
         raise DataError(
-            f"{unreported} of {len(frame)} predicted {frame.index.name}s have no report; the reasons "
+            f"{unreported:,} of {len(frame):,} predicted {frame.index.name}s have no report; the reasons "
             f"are above. --max-failed {failed + unreported} accepts this"
         )
 
@@ -342,11 +344,11 @@ def explain(
     for note in done.notes:
         print_line(f"note: {note}", style="yellow")
     if done.beyond:
-        print_line(f"not drawn: {done.beyond} more images; -n draws more")
+        print_line(f"not drawn: {done.beyond:,} more images; -n draws more")
     print_line(f"{number_of(len(done.written), 'picture')}: {out}")
     if (failed := len(done.failed)) > max_failed:
         raise DataError(
-            f"{failed} of {failed + len(done.written)} images cannot be used: the reasons are above. "
+            f"{failed:,} of {failed + len(done.written):,} images cannot be used: the reasons are above. "
             f"The others are drawn; --max-failed {failed} accepts this"
         )
 

@@ -64,7 +64,9 @@ def init(
         print_line(f"written: {path}")
     drafts = [study / name / CONFIG for name, guess in found.items() if guess.is_draft]
     if refused:
-        raise SutureError("\n".join(refused.values()))
+        rest = shlex.join(word for name in refused for word in ("--site", f"{name}={sites[name]}"))
+        then = "" if dry_run else f"\nthen: suture init {shlex.quote(str(study))} {rest}{' --yes' * yes}"
+        raise SutureError("\n".join(refused.values()) + then)
     for path in drafts:
         print_line(f"open: {path} asks what its labels are; answer there")
     if not dry_run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from suture.core.printable import printable
 
@@ -96,7 +96,14 @@ class Aborted(FederationError):
     """A federation that its transport has ended, or is about to end: nothing more is computed."""
 
 
-_SHORT = reprlib.Repr()
+class _Values(reprlib.Repr):
+    """Shows true and false as files and command lines have them."""
+
+    def repr_bool(self, value: bool, level: int) -> str:  # noqa: ARG002
+        return str(value).lower()
+
+
+_SHORT = _Values()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 200, 200
 
 
@@ -114,7 +121,7 @@ def shown(value: object) -> str:
 
 def as_word(name: object) -> str:
     """Return a name for a message, without quotes: printable and short."""
-    return shown(str(name))[1:-1]
+    return shown(name) if isinstance(name, bool) else shown(str(name))[1:-1]
 
 
 def nearest(name: str, options: Iterable[str], listed: Iterable[str] | None = None) -> str:
@@ -130,7 +137,7 @@ def nearest(name: str, options: Iterable[str], listed: Iterable[str] | None = No
     with_it.sort(key=lambda option: not option.casefold().startswith(word))
     text = ", ".join(map(as_word, with_it or names))
     if with_it:
-        return f"{len(with_it)} with it: {text if len(text) <= _LIST else f'{text[:_LIST]} ...'}"
+        return f"{len(with_it)} contain it: {text if len(text) <= _LIST else f'{text[:_LIST]} ...'}"
     if len(text) <= _LIST:
         return f"known: {text}"
     few = difflib.get_close_matches(name[:200], names, n=_FEW, cutoff=0)
@@ -144,3 +151,13 @@ def unknown(kind: str, name: str, options: Iterable[str], listed: Iterable[str] 
     "unknown method 'surgcal'; did you mean 'surgical'?"
     """
     return ConfigError(f"unknown {kind} {shown(name)}; {nearest(name, options, listed)}")
+
+
+def check_known(kind: str, name: str, options: Collection[str]) -> None:
+    """Check that a word is among `options`.
+
+    Raises:
+        ConfigError: `unknown`.
+    """
+    if name not in options:
+        raise unknown(kind, name, options)

@@ -112,18 +112,20 @@ def _lives(pid: int, path: Path) -> bool:
 def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
     """Yield a temporary path that replaces `path` when the block succeeds, and is deleted otherwise.
 
+    The folder of the file is made where there is none.
+
     Args:
         durable: whether the bytes are synchronised to the disk before the file gets its name.
 
     Raises:
-        DiskError: the folder does not exist, is not writable or is full; `path` is then unchanged.
+        DiskError: the folder cannot be made, is not writable or is full; `path` is then unchanged.
     """
     # In a folder of its own, because safetensors writes under a name that it chooses, and renames. And not
     # that of `tempfile`: only their owner may read its files, and so it would be with the new file.
     apart = temporary_beside(path)
     try:
         with writing(path):
-            apart.mkdir()
+            apart.mkdir(parents=True)
             temporary = apart / path.name
             yield temporary
             if durable:
@@ -186,7 +188,7 @@ def atomic_write(path: Path, data: bytes) -> None:
     """Replace `path` by `data`. A reader, also after a crash, finds either the old bytes or the new ones.
 
     Raises:
-        DiskError: the folder does not exist, is not writable or is full; `path` is then unchanged.
+        DiskError: as `replacing`.
     """
     with replacing(path) as temporary:
         temporary.write_bytes(data)

@@ -17,7 +17,7 @@ from typing import Literal
 
 from suture.core.errors import LabelError
 from suture.core.names import check_label
-from suture.core.vocabulary import CANONICAL, SYNONYMS
+from suture.core.vocabulary import CANONICAL, SYNONYMS, rows
 
 LabelType = Literal["multilabel", "multiclass"]
 
@@ -33,6 +33,8 @@ def key(name: str) -> str:
     # Folding takes some letters, such as U+0390, apart again.
     return " ".join(unicodedata.normalize("NFKC", text.casefold()).split())
 
+
+_ACRONYMS = {row["word"].casefold(): row["word"] for row in rows("acronyms")}
 
 _KNOWN: dict[str, str] = {key(name): name for name in CANONICAL} | {
     key(spelling): name for spelling, name in SYNONYMS.items()
@@ -61,7 +63,9 @@ def canonical(name: str, synonyms: Mapping[str, str] | None = None) -> str:
             For many names, give `Synonyms`.
 
     Returns:
-        the vocabulary's name or, for a name that is not in it, its words with capital first letters.
+        the vocabulary's name or, for a name that is not in it, its words with capital first letters, and
+        acronyms of the vocabulary in capitals. It is the same for all spellings of sites that do not know of
+        each other, so none of them can be kept as it is.
 
     Raises:
         LabelError: it cannot be the name of a class; see `suture.core.names.check_label`.
@@ -74,8 +78,13 @@ def canonical(name: str, synonyms: Mapping[str, str] | None = None) -> str:
         own = (synonyms if isinstance(synonyms, Synonyms) else Synonyms(synonyms)).by_key
         if k in own and key(own[k]) != k:
             return canonical(own[k])
-    found = _KNOWN.get(k) or " ".join(word[:1].upper() + word[1:] for word in k.split(" "))
+    found = _KNOWN.get(k) or " ".join(map(_written, k.split(" ")))
     return check_label(found, spelled=name)
+
+
+def _written(word: str) -> str:
+    """Return a word of a key as it is written: with a capital first letter, and a Greek final sigma."""
+    return _ACRONYMS.get(word) or word[:1].upper() + re.sub(r"(?<=\w)\u03c3$", "\u03c2", word[1:])
 
 
 def canonical_or_none(name: str, synonyms: Mapping[str, str] | None = None) -> str | None:

@@ -119,6 +119,15 @@ def check_label(name: str, spelled: str | None = None) -> str:
     return name
 
 
+def without_signs(text: str) -> str:
+    """Return a text without the characters that a class name may not have.
+
+    >>> without_signs("Pleural effusion?"), without_signs("$Mass [left]")
+    ('Pleural effusion', 'Mass left')
+    """
+    return " ".join("".join(c if _usable(c) else " " for c in text).split()).lstrip("".join(_LEADING) + " ")
+
+
 def _fault(name: str) -> str:
     """Return why a name is not that of a class; an empty text where it is."""
     if len(name) > LONGEST:

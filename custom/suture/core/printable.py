@@ -61,6 +61,7 @@ def clean_warnings() -> None:
     warnings.formatwarning = format_warning
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_OneLine())
+        logging.root.addHandler(logging.lastResort)  # else opacus adds one, with dates, where it is imported
 
 
 def number_of(n: int, what: str) -> str:

@@ -9,11 +9,11 @@ from pydantic import AfterValidator, Field, StrictBool, ValidationInfo, model_va
 
 from suture.core.codes import stated_codes
 from suture.core.errors import LabelError
-from suture.core.labels import MOST_SYNONYMS, Synonyms
+from suture.core.labels import MOST_SYNONYMS, Synonyms, canonical
 from suture.core.relations import Settle
 from suture.core.validation import LabelName, Section
 from suture.core.vocabulary import AREAS
-from suture.data.split import Frequency
+from suture.data.split import FrequencyGroup
 
 
 def _resolve(path: Path, info: ValidationInfo) -> Path:
@@ -81,7 +81,7 @@ class DatasetConfig(Section):
     dataset: str
     root: SitePath
     table: SitePath
-    labels: Annotated[tuple[LabelName, ...], AfterValidator(_not_empty)] | None = None
+    labels: Annotated[tuple[str, ...], AfterValidator(_not_empty)] | None = None
     synonyms: Annotated[dict[str, LabelName], Field(max_length=MOST_SYNONYMS), AfterValidator(Synonyms)] = (
         Field(default_factory=dict)
     )
@@ -96,7 +96,7 @@ class DatasetConfig(Section):
     follow_links: StrictBool = False
     target: LabelName | None = None
     truth: SitePath | None = None
-    groups: dict[Frequency, tuple[LabelName, ...]] = Field(default_factory=dict)
+    groups: dict[FrequencyGroup, tuple[LabelName, ...]] = Field(default_factory=dict)
 
     @classmethod
     def text_in_table(cls, values: dict[str, Any]) -> bool:  # noqa: ARG003
@@ -113,11 +113,15 @@ class DatasetConfig(Section):
         return stated_codes(self.codes, self.synonyms)
 
     @model_validator(mode="after")
-    def _codes_can_be_used(self) -> Self:
+    def _names_can_be_used(self) -> Self:
+        key = "labels"
         try:
+            for name in self.labels or ():
+                canonical(name, self.synonyms)
+            key = "codes"
             self.stated_codes()
         except LabelError as error:
-            raise ValueError(f"codes: {error}") from None
+            raise ValueError(f"{key}: {error}") from None
         return self
 
     def idle(self) -> dict[str, str]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import not_
 from typing import Any
 
 from suture.core.errors import DataError
+from suture.core.labels import canonical_or_none
+from suture.core.names import without_signs
 from suture.core.printable import number_of
 from suture.data.cells import Cells
 from suture.data.gathering import with_patients, with_splits
@@ -16,7 +20,7 @@ from suture.data.label_discovery import Labels, discover_labels
 from suture.data.layouts import HOSPITAL
 from suture.data.patient_columns import patient_columns
 from suture.data.readers.image_list import SPLIT_WORDS
-from suture.data.reading import Sheet, rows_text
+from suture.data.reading import Sheet, fault, rows_text
 from suture.data.table_form import Form
 
 _SPLIT = re.compile(r"^(split|set|subset|partition|fold)$", re.IGNORECASE)
@@ -25,7 +29,7 @@ _SPLIT_FLAG = re.compile(
 )
 """Columns of 1 and 0 that say which rows are of a split."""
 _CHOICE = re.compile(r"\(choice=(.+)\)$")
-_CODED = re.compile(r"(.+?)\s*\(([^()]+)\)", re.DOTALL)
+_CODED = re.compile(r"(.+?)\s*[(\[]([^()\[\]]+)[)\]]", re.DOTALL)
 """A name of a column with the words of its cells, such as "Mass (0/1)"."""
 _RATER = re.compile(
     r"(?i)rad(iologist)?s?\b|rad_|rater|reader|annotator|observer|grader|expert|befunder|untersucher"
@@ -130,15 +134,22 @@ def described(
             f"column {name!r} names {number_of(number, 'other image')}, not used; give each image its own row"
         )
     if split:
-        _say_splits(guess, sheet, split)
+        guess.note("split_column", split, "its cells are train, validation or test")
+        if "test" not in {SPLIT_WORDS[cell.casefold()] for cell in sheet.column(split, "")}:
+            guess.warnings.append(
+                "no row is for test, so there will be no test figures; to divide the patients anew, write "
+                'this line in place of split_column:\nsplit = "patients"'
+            )
         taken |= {split, *filter(_SPLIT_FLAG.fullmatch, free)}
     else:
         _refuse_strange_splits(sheet, free)
     if len({*sheet.column(images.name, "")}) < len(form.sheet.rows):
         taken |= _say_repeated(guess, sheet, free, images.name, known)
     synonyms = {**_choices(free), **known.get("synonyms", {}), **answers.names}
-    labels = discover_labels(sheet, taken, answers.no_labels, images.name, synonyms, known, others)
-    if used := {**synonyms, **labels.data.pop("synonyms", {})}:
+    renamed = _renamed(free, synonyms)
+    labels = discover_labels(sheet, taken, answers.no_labels, images.name, renamed | synonyms, known, others)
+    renamed = {name: of for name, of in renamed.items() if name in labels.data["labels"]}
+    if used := {**renamed, **synonyms, **labels.data.pop("synonyms", {})}:
         guess.note("synonyms", used, "as you answered" if answers.names else "the names of the classes")
     if layout:
         guess.reasons["table"] = f"recognised as {layout.title}"
@@ -186,15 +197,6 @@ def _say_images(
         )
 
 
-def _say_splits(guess: _Guess, sheet: Sheet, split: str) -> None:
-    guess.note("split_column", split, "its cells are train, validation or test")
-    if "test" not in {SPLIT_WORDS[cell.casefold()] for cell in sheet.column(split, "")}:
-        guess.warnings.append(
-            "no row is for test, so there will be no test figures; to divide the patients anew, write "
-            'this line in place of split_column:\nsplit = "patients"'
-        )
-
-
 def _say_repeated(
     guess: _Guess, sheet: Sheet, free: Sequence[str], image: str, known: Mapping[str, Any]
 ) -> set[str]:
@@ -220,11 +222,19 @@ def _choices(columns: Sequence[str]) -> dict[str, str]:
     return {name: of for name, of in found.items() if list(found.values()).count(of) == 1}
 
 
+def _renamed(columns: Sequence[str], synonyms: Mapping[str, str]) -> dict[str, str]:
+    """Names of classes for the columns whose own have other characters, such as "Pleural effusion?"."""
+    names = {column: canonical_or_none(column, synonyms) for column in columns}
+    found = {column: without_signs(column) for column, name in names.items() if name is None}
+    classes = Counter([*names.values(), *map(canonical_or_none, found.values())])
+    return {column: of for column, of in found.items() if classes[canonical_or_none(of)] == 1}
+
+
 def _rater(sheet: Sheet, columns: Sequence[str], image: str) -> str | None:
     """The column that says who has judged an image, of which several have."""
     images = sheet.column(image, "")
     for name in columns:
-        cells = sheet.cells(sheet.header.index(name))
+        cells = sheet.first(name)
         pairs = {*zip(images, cells, strict=True)}
         if _RATER.search(name) and all(cells) and len({*cells}) > 1 and len(pairs) > len({*images}):
             return name
@@ -278,9 +288,9 @@ def _whole(sheet: Sheet, name: str) -> str:
     Raises:
         DataError: one is: the images of such a patient could come to lie in two splits.
     """
-    cells = sheet.column(name, "the patients")
-    if blank := [number for cell, number in zip(cells, sheet.numbers, strict=True) if not cell]:
-        raise DataError(f"{sheet.path} {rows_text(blank)}: column {name!r} (patient) is blank; fill it in")
+    blank = map(not_, sheet.column(name, "the patients"))
+    for text in fault(sheet, blank, f"column {name!r} (patient) is blank; fill it in"):
+        raise DataError(text)
     return name
 
 

@@ -110,7 +110,7 @@ def true_depth(root: Path, images: Collection[str]) -> tuple[int, str] | None:
     if not highest or needed_bits(max(highest)) == 16:
         return None
     return needed_bits(max(highest)), (
-        f"of {len(names)} images looked at, {len(highest)} store 16 bits; their largest value is "
+        f"of {len(names):,} images looked at, {len(highest):,} store 16 bits; their largest value is "
         f"{max(highest):,}"
     )
 
@@ -166,12 +166,9 @@ def depth_warnings(facts: Iterable[ImageFacts], bits: int | None) -> list[str]:
     if not highest and bits is not None:
         return [f"[data] bits = {bits} has no effect: no image stores 16 bits"]
     if highest and bits is None and (needed := needed_bits(max(highest))) < 16:
-        return [
-            (
-                f"{len(highest)} images store 16 bits and have no value above {max(highest):,}: write "
-                f"[data] bits = {needed}, or the model sees them {2 ** (16 - needed)} times too dark"
-            )
-        ]
+        dark = f"[data] bits = {needed}, or the model sees them {2 ** (16 - needed)} times too dark"
+        top = f"{max(highest):,}"
+        return [f"{len(highest):,} images store 16 bits and have no value above {top}: write {dark}"]
     if facts and (brightest := max(one.brightest for one in facts)) < _DARK:
         return [f"no pixel of any image is brighter than {brightest} of 255"]
     return []

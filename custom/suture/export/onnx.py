@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from suture.core.errors import ConfigError
-from suture.core.files import make_folder, read_json, replacing
+from suture.core.files import read_json, replacing
 from suture.export.program import OUTPUT, Run, check, exported, input_names
 from suture.learning.prediction import Model, open_model
 
@@ -57,7 +57,6 @@ def write_onnx(source: Path, folder: Path, opset: int | None = None) -> Path:
         )
     assert program is not None
     program.model.metadata_props.update(metadata(model, read_json(source / "model.json")))
-    make_folder(folder)
     path = folder / "model.onnx"
     with replacing(path) as temporary:
         program.save(str(temporary))

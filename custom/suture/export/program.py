@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from suture.core.errors import ConfigError, SutureError
-from suture.core.files import make_folder, replacing
+from suture.core.files import replacing
 from suture.learning.losses import probabilities
 from suture.learning.prediction import Model
 from suture.models import encoder_of
@@ -125,7 +125,6 @@ def write_torch(model: Model, folder: Path) -> Path:
         SutureError: the file gives other probabilities than the model; it is then not written.
         DiskError: it cannot be written.
     """
-    make_folder(folder)
     path = folder / "model.pt2"
     with replacing(path) as temporary:
         torch.export.save(exported(model), temporary)

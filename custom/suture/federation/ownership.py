@@ -86,7 +86,6 @@ def may_use(folder: Path, user: str, study: str = DEFAULT_STUDY) -> bool:
 
 def _write_first(path: Path, owner: Submitter, shared_with: Sequence[str]) -> None:
     """Write the owner's file, complete, unless another job has just done so."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{OWNER}.{secrets.token_hex(4)}.tmp")
     try:
         write_json(temporary, _content(owner, shared_with))

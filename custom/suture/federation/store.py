@@ -104,7 +104,6 @@ class Rounds:
         Raises:
             DiskError: nothing was written; the states on disk are unchanged.
         """
-        make_folder(self.folder)
         constant: dict[str, Tensor] = {}
         if self.constant:
             constant = {n: t for n, t in state.tensors.items() if n.startswith(self.constant)}

@@ -71,7 +71,6 @@ def main(folder: Path, threads: int) -> None:
 def _allow(local: Path, method: Method) -> None:
     """Allow the classes of a job in the simulator, since their packages are installed here."""
     point = entry_of(method.about.name)
-    make_folder(local)
     own = ["suture.flare.", *([list_entry(point)] if point else [])]
     write_json(local / "resources.json.default", allowing(own))
 
@@ -107,7 +106,6 @@ def simulator_workspace(job: Job, folder: Path) -> tuple[Job, list[str]]:
             config = (party.held_out or party).model_copy(
                 update={"storage": party.storage.model_copy(update=kept)}
             )
-            make_folder(local / "sites" / path.parent.name)
             write_site_config(local / "sites" / path.parent.name / "suture.toml", config)
         _allow(local, job.method)
     return job, sites

@@ -18,7 +18,7 @@ from safetensors.torch import save
 
 from suture.core import VERSION
 from suture.core.errors import ConfigError, DataError, SutureError, as_word
-from suture.core.files import make_folder, read_json, replacing, write_json
+from suture.core.files import read_json, replacing, write_json
 from suture.core.labels import LabelSet, LabelType
 from suture.core.plain import open_regular
 from suture.core.printable import printable
@@ -38,7 +38,6 @@ def save_model(model: Classifier, spec: ModelSpec, folder: Path, facts: Mapping[
     Args:
         facts: further entries of model.json (job, round).
     """
-    make_folder(folder)
     model, spec = without_adapters(model, spec)
     weights = save({name: t.contiguous() for name, t in model.state_dict().items()})
     with replacing(folder / "model.safetensors") as temporary:
@@ -112,7 +111,8 @@ def load_model(folder: Path) -> tuple[Classifier, Preprocessing]:
         tensors = read_tensors(weights)
         check_tensors(tensors, model.state_dict(), str(weights))
     except (OSError, SutureError, SafetensorError) as error:
-        raise ConfigError(f"{folder} cannot be read as a model: {_why(error)}") from error
+        why = str(error) if isinstance(error, SutureError) else as_word(error)
+        raise ConfigError(f"{folder} cannot be read as a model: {why}") from error
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise ConfigError(f"{weights}: {name} is not finite; restore the file from a backup")
@@ -196,7 +196,3 @@ def _how_to_get(run: Path) -> str:
     return (
         f"it exists at the end of the run; if that was stopped, continue it: {command} --out {out} --resume"
     )
-
-
-def _why(error: Exception) -> str:
-    return str(error) if isinstance(error, SutureError) else as_word(error)

@@ -10,7 +10,7 @@ from typing import Any
 from suture.core.validation import flat
 
 DASH = "—"
-_THIN = "\u202f"  # narrow no-break space: groups digits without meaning a decimal point to anyone
+_THIN = "\u202f"  # narrow no-break space, between a number and its unit
 _BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
@@ -35,8 +35,8 @@ def interval(bounds: tuple[float, float] | None) -> str:
 
 
 def count(value: int | None) -> str:
-    """Return a whole number with its thousands set apart."""
-    return DASH if value is None else f"{value:,}".replace(",", _THIN)
+    """Return a whole number with its thousands set apart, as in all other texts."""
+    return DASH if value is None else f"{value:,}"
 
 
 def percent(share: float | None) -> str:

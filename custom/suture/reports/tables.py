@@ -156,7 +156,7 @@ def _values(row: Row) -> tuple[str, str, str]:
 def _caption(metrics: Metrics) -> str:
     cases = "" if metrics.n is None else f"{count(metrics.n)} case{'' if metrics.n == 1 else 's'}, "
     model = "" if metrics.selected_round is None else f", model of round {metrics.selected_round}"
-    return cases + _cell(f"{metrics.source}{model}")  # count() groups digits with a space that cells escape
+    return _cell(f"{cases}{metrics.source}{model}")
 
 
 def _cell(text: str) -> str:

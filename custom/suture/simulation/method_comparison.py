@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suture.core.errors import ConfigError, DataError
-from suture.core.files import atomic_write, make_folder, read_json, write_json
+from suture.core.files import atomic_write, read_json, write_json
 from suture.core.seeds import seed_for
 from suture.core.spreadsheets import as_csv
 from suture.data.config import CONFIG, SiteConfig, write_site_config
@@ -113,7 +113,6 @@ def compare_methods(
     settings = {"settings": {key: str(value) for key, value in settings_of(job).items()}, "folds": folds}
     if (out / "of.json").is_file() and read_json(out / "of.json") != settings:
         raise ConfigError(f"{out} holds the comparison of another job; choose another --out")
-    make_folder(out)
     write_json(out / "of.json", settings)
     parts: dict[str, StudySites] = {"all": job.simulation}
     if folds is not None:
@@ -163,7 +162,6 @@ def _fold(configs: Mapping[str, SiteConfig], folder: Path, k: int, folds: int) -
         names = {0: "test", 1: "validation"}
         part = {p: names.get((int(i) - k) % folds, "train") for p, i in zip(used, order, strict=True)}
         rows = [(p, part.get(p, "")) for p in sorted({*table.patients})]
-        make_folder(folder / site)
         atomic_write(folder / site / "splits.csv", as_csv(("patient", "split"), rows).encode())
         fields = {"split": "file", "split_file": folder / site / "splits.csv", "split_column": "split"}
         data = config.data.model_copy(update=fields)

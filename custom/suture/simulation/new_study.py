@@ -150,7 +150,6 @@ def write_study(study: Path, found: Mapping[str, Discovery]) -> list[Path]:
     written = []
     for name, guess in found.items():
         folder = study / name
-        folder.mkdir(parents=True, exist_ok=True)
         if guess.sheet is not None:
             atomic_write(folder / TABLE, as_csv(guess.sheet.header, guess.sheet.rows).encode())
             written.append(folder / TABLE)

@@ -13,7 +13,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from suture.core.entry_points import of_this_distribution
-from suture.core.files import atomic_write, make_folder, write_json
+from suture.core.files import atomic_write, write_json
 from suture.core.targets import markdown_table
 from suture.core.validation import attribute_texts
 from suture.data.config import SiteConfig
@@ -49,7 +49,6 @@ def write_pages(commands: Mapping[str, Any], out: Path) -> Iterator[Path]:
         write_json(catalogue.FILE, own)
         yield catalogue.FILE
     for name, text in pages(commands).items():
-        make_folder((out / name).parent)
         atomic_write(out / name, text.encode())
         yield out / name
 

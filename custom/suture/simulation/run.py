@@ -18,6 +18,7 @@ from suture.core.files import (
     hold,
     is_temporary,
     read_json,
+    read_records,
     remove_leftovers,
     temporary_beside,
     write_json,
@@ -350,7 +351,7 @@ def _pooled_config(config: SiteConfig, codes: Stated) -> SiteConfig:
 
 
 def check_folder(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
-    """Check that a job may run in a folder; an existing run needs `resume` or `overwrite`.
+    """Check that a job may run in a folder; a run that has a round needs `resume` or `overwrite`.
 
     Raises:
         ConfigError: the folder holds a run that neither applies to, or something else.
@@ -362,7 +363,7 @@ def check_folder(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
             raise ConfigError(
                 f"{out} contains no run to resume; name the folder of one with --out, or leave out --resume"
             )
-    elif _unprepared(out):
+    elif _unprepared(out) or (not resume and _failed_early(out)):
         files_of_run(out)
     elif not (out / "run.json").exists():
         raise ConfigError(f"{out} is not empty and is not a run of suture; choose another --out")
@@ -378,6 +379,14 @@ def _unprepared(out: Path) -> bool:
     return bool({PREPARING, REPLACED} & names) or (
         LOCK in names and all(map(is_temporary, names - {LOCK, MADE}))
     )
+
+
+def _failed_early(out: Path) -> bool:
+    """Whether a run failed before its first round, as with a fault in the data: there is nothing to keep."""
+    with suppress(DataError):
+        failed = read_json(out / "run.json").get("status") == "failed"
+        return failed and all(line["status"] != "committed" for line in read_records(out / "history.jsonl"))
+    return False
 
 
 def _check_run(out: Path, job: Job, *, resume: bool) -> None:
@@ -462,7 +471,7 @@ def preparing(out: Path, job: Job, *, resume: bool, overwrite: bool) -> Iterator
         with writing(out):
             put_back(out)
     check_folder(out, job, resume=resume, overwrite=overwrite)
-    if (out / "run.json").exists() and not _unprepared(out) and not overwrite:
+    if resume and (out / "run.json").exists() and not _unprepared(out) and not overwrite:
         yield
         return
     if (out / PREPARING).exists():

@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass as validated
 
 from suture.core.devices import unusable
 from suture.core.errors import ConfigError, unknown
-from suture.core.files import atomic_write, make_folder
+from suture.core.files import atomic_write
 from suture.core.labels import LabelSet
 from suture.core.privacy import PrivacyConfig
 from suture.core.spreadsheets import as_csv
@@ -138,11 +138,9 @@ def write_sites(to: Destination, sites: Mapping[str, DataConfig]) -> list[str]:
             raise unknown("site of simulation.learning_rates", name, sites)
     own = on_devices([name for name in sites if name != SERVER])
     for name, data in sites.items():
-        make_folder(to.folder / name)
         training = this_machine() if name == SERVER else own[name]
         write_site_config(to.folder / name / "suture.toml", _site_config(to, name, data, training))
     if SERVER not in sites:
-        make_folder(to.folder / SERVER)
         storage = StorageConfig(state=to.runs, cache=to.folder / SERVER / "cache")
         write_site_config(to.folder / SERVER / "suture.toml", ServerConfig(storage=storage))
     return [name for name in sites if name != SERVER]
@@ -284,7 +282,6 @@ def write_site(folder: Path, table: Table, labels: LabelSet, name: str = "labels
     if table.attributes is not None:
         columns.append((_ATTRIBUTE, table.attributes))
     headers, cells = zip(*columns, strict=True)
-    make_folder(folder)
     atomic_write(folder / name, as_csv(headers, zip(*cells, strict=True)).encode())
     return folder / name
 

@@ -66,7 +66,6 @@ class StudySites:
         }
         configs[SERVER] = self._server(folder, runs)
         for name, config in configs.items():
-            (folder / name).mkdir(parents=True, exist_ok=True)
             write_site_config(folder / name / CONFIG, config)
         return list(found)
 

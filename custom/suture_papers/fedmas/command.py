@@ -95,7 +95,7 @@ def _pretrain(
     from suture_papers.fedmas.pretraining import pretrain as train
 
     images, data = _images(configs, spec.size, spec.color)
-    print_line(f"{len(images)} images of {len(data)} data sets")
+    print_line(f"{len(images):,} images of {len(data)} data sets")
     since = time.monotonic()
 
     def report(epoch: int, loss: float) -> None:
@@ -108,7 +108,7 @@ def _pretrain(
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted; nothing was written", style="yellow")
         raise typer.Exit(130) from None
-    text = f"MoCo v2, {spec.backbone}, {len(images)} images without labels"
+    text = f"MoCo v2, {spec.backbone}, {len(images):,} images without labels"
     prior = freeze(spec.backbone, done.network, done.width, spec.preprocessing, text)
     facts = {
         "data": data,

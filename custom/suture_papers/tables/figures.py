@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from suture.core.files import atomic_write, make_folder
+from suture.core.files import atomic_write
 from suture.data.config import SiteConfig
 from suture.data.readers import load_table
 from suture.reports.charts import Chart, Look, Scale, Series, Text, Tick, Trace, line_chart, ticks
@@ -212,7 +212,6 @@ def write_plots(table: Table, session: Session, folder: Path, stem: str) -> None
     Raises:
         SutureError: the data cannot be read.
     """
-    make_folder(folder)
     absent = absent_tests(table.spec.tests, session.data_root)
     for name, plot in table.spec.drawings.items():
         path = folder / f"{stem}-{name}.svg"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from suture.core import targets
-from suture.core.files import atomic_write, make_folder, writing
+from suture.core.files import atomic_write, writing
 from suture.core.plain import read_regular
 from suture.federation.server.results import AT_SERVER
 from suture.reports.formatting import count
@@ -55,7 +55,6 @@ def write_tables(outcome: Outcome, folder: Path, name: str) -> list[Path]:
         OSError: the folder cannot be written.
     """
     table = outcome.table
-    make_folder(folder)
     facts = [*preamble(outcome, name), *(plan_facts(table, outcome.plan) if table.spec.plan else [])]
     name = stem_of(table, name)
     made = {f"{name}.svg": draw(outcome)}

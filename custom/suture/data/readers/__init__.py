@@ -11,7 +11,8 @@ from pydantic import SerializeAsAny, ValidationInfo, WrapValidator
 from pydantic_core import PydanticCustomError
 
 from suture.core.entry_points import Registry
-from suture.core.errors import ConfigError, DataError, LabelError, unknown
+from suture.core.errors import ConfigError, DataError, LabelError, check_known
+from suture.core.printable import number_of
 from suture.data.closing import closed
 from suture.data.dataset import DatasetConfig
 from suture.data.images import ImageSource, present
@@ -107,8 +108,7 @@ def read_table(config: DatasetConfig) -> Reading:
     table = replace(reading.table, follow_links=config.follow_links, bits=config.bits)
     reading = closed(replace(reading, table=table), config)
     for name in config.stated_codes():
-        if name not in table.labels:
-            raise unknown(f"class under [data.codes] (not one of {config.table})", name, table.labels)
+        check_known(f"class under [data.codes] (not one of {config.table})", name, table.labels)
     if not config.partial or reading.table.texts is not None:
         return reading
     with ImageSource(config.root, config.follow_links) as source:
@@ -137,6 +137,7 @@ def load_reading(config: DatasetConfig) -> Reading:
         also = f" (and {more} more; `suture data check` lists them)" if more else ""
         raise DataError(reading.faults[0] + also)
     if reading.absent:
-        what = "image" if reading.table.texts is None else "text"
-        LOG.warning("%s: %d rows of %s have no %s", config.root, reading.absent, config.table, what)
+        what = "an image" if reading.table.texts is None else "a text"
+        lost = number_of(reading.absent, "row")
+        LOG.warning("%s: left out %s, without %s in %s", config.table, lost, what, config.root)
     return reading

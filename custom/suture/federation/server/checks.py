@@ -90,15 +90,17 @@ def check_owners(
     if sites < secure.fewest:
         raise FederationError(
             f"secure_aggregation with colluders={secure.colluders} needs {secure.fewest} sites or more, and "
-            f"{sites} take part; remove the section, or lower colluders"
+            f"{sites} take part; find more sites or, in a new experiment, lower colluders or remove the "
+            "section"
         )
     few = {name: owners[name] for name, number in sent.items() if 0 < number < secure.fewest}
     if few:
         listed = "; ".join(f"{name} ({', '.join(annotating) or 'none'})" for name, annotating in few.items())
         raise FederationError(
             f"secure_aggregation adds the row of a class over its sites, {secure.fewest} or more, and these "
-            f"have fewer: {listed}. Leave such classes out at their sites, find more sites, choose a method "
-            "whose sites send all rows or keep their heads (vanilla, pfl), or remove the section"
+            f"have fewer: {listed}. Leave such classes out at their sites, find more sites or, in a new "
+            "experiment, remove the section or choose a method whose sites send all rows or keep their heads "
+            "(vanilla, pfl)"
         )
 
 

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from suture.core.errors import FederationError, RejectedUpdate
-from suture.core.files import make_folder
 from suture.core.printable import printable
 from suture.federation.server.attendance import Attendance
 from suture.federation.server.direction import cosines
@@ -201,7 +200,6 @@ class UpdateCollector:
             self._held[site] = tensors
             self._held_bytes += size
             return
-        make_folder(self._spool)
         # A spool does not outlive the process that reads it, so it need not reach the disk itself.
         save(self._path(site), Packed(tensors, {}), durable=False)
 

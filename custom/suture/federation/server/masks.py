@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from suture.core.files import atomic_write, make_folder, read_json, write_json
+from suture.core.files import atomic_write, read_json, write_json
 from suture.core.plain import read_regular
 from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan
@@ -115,7 +115,6 @@ class Masks:
     def _key(self) -> bytes:
         """The secret of `KEY`, made at its first use."""
         if not self._path.exists():
-            make_folder(self._path.parent)
             atomic_write(self._path, secrets.token_bytes(32))
         return read_regular(self._path)
 

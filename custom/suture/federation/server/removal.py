@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from suture.core.errors import ConfigError
-from suture.core.files import hold, make_folder, read_json
+from suture.core.files import hold, read_json
 from suture.federation.plan import Plan, round_context
 from suture.federation.server.global_model import classifier, pack_model, read_model, with_labels
 from suture.federation.server.record import LOCK
@@ -40,7 +40,6 @@ def keep_updates(states: Path, round_: int, updates: Iterable[tuple[str, Update]
     """
     folder = states / UPDATES / f"{round_:06d}"
     shutil.rmtree(folder, ignore_errors=True)
-    make_folder(folder)
     for site, update in updates:
         save(folder / f"{site}.safetensors", pack(replace(update, metrics=None, spent=None, ledger=None)))
 

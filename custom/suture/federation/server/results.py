@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from suture.core.codes import codes_of
 from suture.core.errors import LabelError
+from suture.core.printable import number_of
 from suture.federation.differential_privacy import describe_spent
 from suture.federation.server.global_model import classifier
 from suture.federation.server.notes import (
@@ -304,11 +305,7 @@ def _reason(score: ClassScore | None) -> str:
     if score is None:
         return "not evaluated"
     if score.positives:
-        return f"no negative among {_cases(score.positives)}"
+        return f"no negative among {number_of(score.positives, 'labelled case')}"
     if score.negatives:
-        return f"no positive among {_cases(score.negatives)}"
+        return f"no positive among {number_of(score.negatives, 'labelled case')}"
     return "no labelled case"
-
-
-def _cases(n: int) -> str:
-    return f"{n} labelled case{'s' if n > 1 else ''}"

@@ -23,7 +23,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import from_json, to_jsonable_python
 
 from suture.core.errors import ConfigError
-from suture.core.files import append_line, make_folder, replacing
+from suture.core.files import append_line, replacing
 from suture.core.plain import open_regular, read_regular
 from suture.core.validation import OPEN, STRICT
 from suture.protocol.messages import Count, Digest
@@ -96,7 +96,6 @@ def write_anchor(folder: Path, anchor: Anchor) -> None:
     Raises:
         DiskError: it cannot be written; the one before stays.
     """
-    make_folder(folder)
     with replacing(folder / ANCHOR, durable=False) as temporary:
         temporary.write_text(json.dumps(asdict(anchor)))
 

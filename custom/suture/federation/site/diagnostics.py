@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suture.core.files import atomic_write, make_folder, read_records
+from suture.core.files import atomic_write, read_records
 from suture.core.labels import LabelSet
 from suture.core.plain import read_regular
 from suture.data.batch import Samples
@@ -59,7 +59,6 @@ class Diagnostics:
     def _append(self, round_: int, facts: Mapping[str, Any]) -> None:
         """Append a round; a repeated one replaces its line and all later ones."""
         line = {"site": self._site, "round": round_, **facts}
-        make_folder(self._path.parent)
         earlier = [other for other in read_records(self._path) if other["round"] < round_]
         atomic_write(self._path, "".join(f"{json.dumps(one)}\n" for one in [*earlier, line]).encode())
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic.dataclasses import dataclass
 
-from suture.core.files import make_folder, read_json, write_json
+from suture.core.files import read_json, write_json
 from suture.core.labels import LabelSet
 from suture.core.validation import OPEN, parse
 from suture.data.table import Split
@@ -135,7 +135,6 @@ class FirstCounts:
         return _Sent({})
 
     def _write(self, sent: _Sent) -> None:
-        make_folder(self._folder)
         write_json(self._folder / FIRST_COUNTS, asdict(sent))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from suture.core.files import make_folder, read_json, write_json
+from suture.core.files import read_json, write_json
 from suture.federation.store import experiment_folder
 
 FILE = "left_out.json"
@@ -22,7 +22,6 @@ def write_left_out(folder: Path, sentences: list[str]) -> None:
     Raises:
         DiskError: the folder cannot be written.
     """
-    make_folder(folder)
     write_json(folder / FILE, {"left_out": sentences})
 
 

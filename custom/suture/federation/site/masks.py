@@ -17,7 +17,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from suture.core.errors import RejectedUpdate
-from suture.core.files import append_line, hold, make_folder, read_json, read_records, write_json
+from suture.core.files import append_line, hold, read_json, read_records, write_json
 from suture.core.labels import LabelSet
 from suture.core.validation import OPEN, parse
 from suture.federation.plan import Plan
@@ -188,7 +188,6 @@ class SiteMasks:
         return parse(_Said, read_json(path), str(path)) if path.exists() else _Said()
 
     def _write(self, said: _Said) -> None:
-        make_folder(self._folder)
         write_json(self._folder / FILE, asdict(said))
 
     def begin(self, task: TaskData, sent: Labels, own: LabelSet) -> None:

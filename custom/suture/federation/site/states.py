@@ -15,7 +15,6 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from suture.core.errors import ConfigError, SutureError
-from suture.core.files import make_folder
 from suture.core.seeds import seed_for
 from suture.core.validation import OPEN, parse
 from suture.data.config import TrainingConfig
@@ -116,7 +115,6 @@ class States:
         if not names or (model is self._encoder_of and not sent):
             return
         if sent:
-            make_folder(self._encoder.parent)
             save(self._encoder, Packed(sent, {}))
         else:
             try:

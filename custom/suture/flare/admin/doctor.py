@@ -160,7 +160,7 @@ def _images(config: SiteConfig, table: Table) -> Iterator[Finding]:
     if not missing:
         yield ok("images", f"{len(table)} in {root}")
         return
-    text = f"{len(missing)} of {len(table)} are not in {root}, the first is {missing[0]!r}"
+    text = f"{len(missing):,} of {len(table):,} are not in {root}, the first is {missing[0]!r}"
     tolerated = len(missing) < len(table) and len(missing) <= config.privacy.max_faults * len(table)
     yield (warning if tolerated else error)("images", text, remedy)
 
