@@ -6,6 +6,7 @@ suture.data.workbooks`: neither package can be told how much memory a file may t
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -13,7 +14,7 @@ import warnings
 import zipfile
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing, suppress
-from datetime import date, datetime, time
+from datetime import datetime, time
 from decimal import Decimal
 from functools import partial
 from importlib import import_module
@@ -115,6 +116,7 @@ def main() -> None:
     """Write the rows of the table on the standard input, a line of JSON each; then null, or what is wrong."""
     path, last = Path(sys.argv[1]), None
     limit_seconds(_MOST_SECONDS)
+    gc.disable()  # rows leave no cycles; looking for some among millions of cells took most of the time
     with suppress(ImportError):  # which is told below
         import_module("openpyxl" if path.name.lower().endswith(".xlsx") else "pyarrow.parquet")
     limit_memory(_MOST_MEMORY + os.fstat(0).st_size)
@@ -302,8 +304,6 @@ def _shown(value: Any, cell: Any = None) -> str:
         return whole.zfill(len(zeros)) if zeros and not zeros.strip("0") else whole  # 00017
     if isinstance(value, datetime):
         return str(value.date() if value.time() == time() else value)
-    if isinstance(value, date):
-        return value.isoformat()
     return str(value)
 
 
