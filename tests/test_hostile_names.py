@@ -250,7 +250,9 @@ def test_a_column_that_is_no_label_may_have_any_name(tmp_path: Path) -> None:
     path = tmp_path / "suture.toml"
     path.write_text('[data]\ndataset = "hospital"\nroot = "."\ntable = "labels.csv"\nlabels = ["Mass"]\n')
     assert read_table(load_site_config(path).data).table.labels.names == ("Mass",)
-    guess = discover_labels(read_sheet(tmp_path / "labels.csv"), ("image", "patient", "split"), (), "image")
+    guess = discover_labels(
+        read_sheet(tmp_path / "labels.csv"), ("image", "patient", "split"), (), "image", {}, {}, ()
+    )
     assert guess.data["labels"] == ["Mass"]
     assert any("'@x' is not a label name" in warning for warning in guess.warnings)
 

@@ -12,7 +12,7 @@ from torchvision.transforms.functional import gaussian_blur as torchvision_blur
 
 from suture.data import augmentation
 from suture.data.augmentation import MILD, STRONG, SURGICAL, WEAK, Augmentation, augment, resample
-from suture.models import IMAGENET
+from suture.models.backbones import IMAGENET
 
 
 def images(n: int = 4) -> torch.Tensor:

@@ -25,16 +25,12 @@ def test_unknown_is_a_mask_and_never_a_number() -> None:
 
 
 @settings(deadline=None)
-@given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 5))
-def test_every_row_once_and_no_lone_last_row(n: int, size: int, seed: int) -> None:
-    def rows() -> list[list[int]]:
-        generator = torch.Generator().manual_seed(seed)
-        return [b.inputs["image"].flatten().tolist() for b in samples(n).batches(size, generator)]
-
-    assert sorted(i for batch in rows() for i in batch) == list(range(n))
-    assert rows() == rows()
+@given(st.integers(1, 40), st.integers(1, 12))
+def test_every_row_once_and_no_lone_last_row(n: int, size: int) -> None:
+    rows = [b.inputs["image"].flatten().tolist() for b in samples(n).batches(size)]
+    assert [i for batch in rows for i in batch] == list(range(n))
     if n > 1 and size > 1:
-        assert min(len(batch) for batch in rows()) > 1
+        assert min(map(len, rows)) > 1
 
 
 def drawn(n: int, size: int, seed: int, steps: int) -> list[list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +11,9 @@ import pytest
 import torch
 
 from suture.core.errors import ConfigError
-from suture.data.embedding import (
-    clinical_frequencies,
-    document_frequencies,
-    folder_digest,
-    signs,
-    tfidf_vectors,
-)
+from suture.data.embedding import clinical_frequencies, folder_digest, signs, tfidf_vectors
 from suture.data.readers import load_table
+from suture.data.text import clinical_vocabulary, tokenise
 from suture_papers.metafl.mtsamples import MtsamplesConfig
 
 
@@ -45,18 +41,14 @@ def test_a_vector_depends_on_its_text_alone() -> None:
     assert tfidf_vectors([], 384).shape == (0, 384)
 
 
-def test_frequencies_count_documents_and_not_words() -> None:
-    assert document_frequencies(["the the heart", "The lung", "xyzzy"]) == ["3", "heart 1", "lung 1", "the 2"]
-
-
 @pytest.mark.data
 def test_the_frequencies_of_the_package_are_made_again(data_root: Path) -> None:
     path = data_root / "mtsamples" / "mtsamples.csv.gz"
     texts = load_table(MtsamplesConfig(table=path, root=path)).texts
     assert texts is not None
-    number, *lines = document_frequencies(texts)
-    made = int(number), {word: int(n) for word, n in (line.split(" ") for line in lines)}
-    assert made == clinical_frequencies()
+    words = {word.lower() for word in clinical_vocabulary().words}
+    counts = Counter(word for text in texts for word in words.intersection(tokenise(text.lower())))
+    assert clinical_frequencies() == (len(texts), counts)
 
 
 def test_a_digest_tells_models_apart(tmp_path: Path) -> None:

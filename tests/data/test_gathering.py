@@ -148,6 +148,13 @@ def test_folders_are_the_classes_and_the_splits(order: str, tmp_path: Path) -> N
     assert found.sheet is not None
 
 
+def test_a_list_that_is_too_deep_is_refused(tmp_path: Path) -> None:
+    images(tmp_path, ["a.png"])
+    (tmp_path / "deep.json").write_text("[" * 100_000 + "]" * 100_000)
+    with pytest.raises(DataError, match=r"deep\.json is not JSON"):
+        discover(tmp_path)
+
+
 def test_class_folders_of_more_levels_are_refused(tmp_path: Path) -> None:
     images(tmp_path / "a", [f"{'ab'[i % 2]}/p{i}/{i}.png" for i in range(N)])
     with pytest.raises(DataError, match="2 levels of folders"):

@@ -36,7 +36,7 @@ def test_rates_of_a_group_by_hand() -> None:
     y = np.array([[1], [1], [0], [1], [0], [0], [np.nan], [1]])
     p = np.array([[0.9], [0.2], [0.1], [0.6], [0.7], [0.4], [0.9], [0.9]])
     part = samples(y, ["F", "F", "F", "M", "M", "M", "M", ""])
-    found = decided_groups(part, p, ONE, {"Mass": 0.5}, ["F", "M"], np.arange(8), OPEN)
+    found = decided_groups(part, p, ONE, {"Mass": 0.5}, ["F", "M"], OPEN)
     assert found == {
         "Mass": {
             "F": DecidedGroup(2, 1, 0.5, 1.0),
@@ -135,9 +135,7 @@ def test_who_reads_all_that_leaves_cannot_tell_a_small_cell(found: list[tuple[st
         value: one.n
         for value, one in by_attribute(part, torch.zeros(len(truth), 1), ONE, ("Mass",), limits).items()
     }
-    sent = decided_groups(
-        part, truth.astype(np.float64), ONE, {"Mass": 0.5}, sizes, np.arange(len(truth)), limits
-    )["Mass"]
+    sent = decided_groups(part, truth.astype(np.float64), ONE, {"Mass": 0.5}, sizes, limits)["Mass"]
     known = {(g, kind): n for g, one in sent.items() for kind, n in ((1, one.positives), (0, one.negatives))}
     assert all(n >= step for n in known.values())
     may_be = ranges(
@@ -168,12 +166,10 @@ def test_nor_where_the_classes_make_up_the_images(found: list[tuple[str, int]], 
         for value, one in by_attribute(part, torch.zeros(len(truth), 3), labels, labels.names, limits).items()
     }
     visible, p = [labels.names[kind] for kind in large], truth.astype(np.float64)
-    everyone = np.arange(len(truth))
     sent = {
-        name: decided_groups(part, p, labels, {name: 0.5}, sizes, everyone, limits, visible)[name]
-        for name in visible
+        name: decided_groups(part, p, labels, {name: 0.5}, sizes, limits, visible)[name] for name in visible
     }
-    assert sent == decided_groups(part, p, labels, dict.fromkeys(visible, 0.5), sizes, everyone, limits)
+    assert sent == decided_groups(part, p, labels, dict.fromkeys(visible, 0.5), sizes, limits)
     known = {(g, kind): one.positives for kind in large for g, one in sent[labels.names[kind]].items()}
     assert all(count >= step for count in known.values())
     told = {kind: near(totals[kind], step) for kind in large}
@@ -194,9 +190,7 @@ def test_a_group_is_decided_by_the_sites_own_threshold_where_it_has_one() -> Non
         return Operating(thresholds={"sensitivity": threshold}, calibration=None, prevalence=0.5)
 
     def rates(decision: Decision) -> dict[str, Decided]:
-        found = decided_classes(
-            part, logits, ONE, {"Mass": decision}, "sensitivity", np.arange(4), OPEN, ["F", "M"]
-        )
+        found = decided_classes(part, logits, ONE, {"Mass": decision}, "sensitivity", OPEN, ["F", "M"])
         return {
             value: Decided(group.sensitivity, group.specificity)
             for value, group in found["Mass"].groups.items()

@@ -60,8 +60,7 @@ LABELS = LabelSet(("Edema", "Mass"))
 
 def test_counts_are_of_known_labels_of_the_classes_asked_for() -> None:
     part, logits = samples(100)
-    patients = np.arange(100) // 2
-    names, counts = score_counts(part, logits, LABELS, ["Mass", "Edema"], patients, OPEN)
+    names, counts = score_counts(part, logits, LABELS, ["Mass", "Edema"], OPEN)
     assert names == ("Mass", "Edema")
     assert {k: tuple(t.shape) for k, t in counts.items()} == {
         "positives": (2, CELLS),
@@ -76,7 +75,7 @@ def test_a_multiclass_score_is_that_of_its_probability() -> None:
     y = torch.nn.functional.one_hot(logits.argmax(dim=1), 2).float()
     labels = LabelSet(("a", "b"), "multiclass")
     part = Samples({}, y, part.patients)
-    _, counts = score_counts(part, logits, labels, ["a"], np.arange(200), OPEN)
+    _, counts = score_counts(part, logits, labels, ["a"], OPEN)
     curves = Curves.of([(counts["positives"][0].numpy(), counts["negatives"][0].numpy())])
     assert curves.positives.quantile(0.0) is not None
     assert curves.sensitivity()[192] == 1.0
@@ -85,18 +84,17 @@ def test_a_multiclass_score_is_that_of_its_probability() -> None:
 
 def test_a_site_with_few_patients_says_nothing() -> None:
     part, logits = samples(12)
-    names, counts = score_counts(part, logits, LABELS, ["Mass"], np.arange(12) // 2, PrivacyConfig())
+    names, counts = score_counts(part, logits, LABELS, ["Mass"], PrivacyConfig())
     assert names == ()
     assert tuple(counts["positives"].shape) == (0, CELLS)
 
 
 def test_figures_that_leave_lie_on_grids() -> None:
     part, logits = samples(400)
-    patients = np.arange(400) // 2
     limits = PrivacyConfig()
     decision = Decision(point(0.37, calibration=Calibration(0.9, 0.1), sets=(0.2, 0.8)), point(0.41))
-    found = decided_classes(part, logits, LABELS, {"Mass": decision}, "sensitivity", patients, limits)["Mass"]
-    exact = decided_classes(part, logits, LABELS, {"Mass": decision}, "sensitivity", patients, OPEN)["Mass"]
+    found = decided_classes(part, logits, LABELS, {"Mass": decision}, "sensitivity", limits)["Mass"]
+    exact = decided_classes(part, logits, LABELS, {"Mass": decision}, "sensitivity", OPEN)["Mass"]
     assert found.own is not None
     assert exact.own is not None
     for one, other in (
@@ -114,7 +112,7 @@ def test_figures_that_leave_lie_on_grids() -> None:
 
 def test_settings_fit_an_operating_point() -> None:
     part, logits = samples(2_000)
-    _, counts = score_counts(part, logits, LABELS, ["Mass"], np.arange(2_000), OPEN)
+    _, counts = score_counts(part, logits, LABELS, ["Mass"], OPEN)
     curves = Curves.of([(counts["positives"][0].numpy(), counts["negatives"][0].numpy())])
     found = operating(curves, DecisionSettings(sensitivity=0.8, coverage=0.8))
     assert found is not None

@@ -25,13 +25,12 @@ from suture.learning.evaluation import (
     NOTHING,
     Measurement,
     by_attribute,
-    class_counts,
     class_scores,
     entropy,
     influence_on_means,
+    label_counts,
     measure,
     overall,
-    patient_numbers,
     without_withheld,
 )
 from suture.learning.metrics import auroc, multiclass_metrics
@@ -132,7 +131,7 @@ def test_no_withheld_count_follows_from_all_that_is_published(counts: list[int],
     for name in (name for name, score in scores.items() if score == NOTHING):
         assert len({found[name] for found in fitting}) >= min(LIMITS.min_count, n + 1)
     own, (part, _) = LabelSet(NAMES[: len(counts)], "multiclass"), table(counts)
-    train = class_counts(own, part, LIMITS)
+    train = label_counts(own, part, LIMITS)
     hidden = [c for c, name in zip(counts, own.names, strict=True) if train[name] is None]
     assert not hidden or (len(hidden) > 1 and (sum(hidden) >= LIMITS.min_count or sum(hidden) == n))
 
@@ -295,7 +294,7 @@ def test_labels_of_one_patient_move_figures_by_no_more_than_a_step(seed: int, la
     rng = np.random.default_rng(seed)
     counts = rng.integers(4, 12, size=3).tolist()
     part, logits = table(counts, seed, patients=int(rng.integers(8, 40)))
-    patients = patient_numbers(part)
+    patients = part.patient_numbers
     rows = torch.from_numpy(patients == rng.integers(patients.max() + 1))
     y, other = part.y.clone(), logits * 5
     y[rows] = torch.eye(3)[torch.from_numpy(rng.integers(3, size=int(rows.sum())))]

@@ -17,9 +17,9 @@ from suture.data.batch import Samples
 from suture.learning.evaluation import (
     NOTHING,
     Measurement,
-    class_counts,
     class_scores,
     entropy,
+    label_counts,
     measure,
     overall,
     ranking,
@@ -215,7 +215,7 @@ def test_counts_below_the_limit_stay_at_the_site() -> None:
     """Unknown is counted as neither: two with and two without Edema."""
     y = [[1.0, 0.0, 1.0], [1.0, 0.0, 1.0], [0.0, 1.0, 1.0], [0.0, 0.0, 1.0], [NAN, 0.0, 0.0]]
     own, train = LabelSet(("Edema", "Mass", "Nodule")), samples([[0.0]] * 5, y)
-    one, two, three = (class_counts(own, train, PrivacyConfig(min_count=limit)) for limit in (1, 2, 3))
+    one, two, three = (label_counts(own, train, PrivacyConfig(min_count=limit)) for limit in (1, 2, 3))
     assert one == {"Edema": (2, 2), "Mass": (1, 4), "Nodule": (4, 1)}
     assert two == {"Edema": (2, 2), "Mass": None, "Nodule": None}
     assert three == {"Edema": None, "Mass": None, "Nodule": None}
@@ -223,7 +223,7 @@ def test_counts_below_the_limit_stay_at_the_site() -> None:
 
 def test_counts_are_rounded_and_a_loss_over_few_is_withheld() -> None:
     own, train = LabelSet(("Edema",)), samples([[0.0]] * 21, [[1.0]] * 13 + [[0.0]] * 8)
-    assert class_counts(own, train, PrivacyConfig(round_counts=5)) == {"Edema": (15, 10)}
+    assert label_counts(own, train, PrivacyConfig(round_counts=5)) == {"Edema": (15, 10)}
     assert rounded(0.123456789) == 0.123457
     site = context(("A",), "multilabel", samples([[0.0]] * 4, [[1.0], [0.0], [1.0], [0.0]]))
     for least, sent in ((4, True), (5, False)):

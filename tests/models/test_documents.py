@@ -14,8 +14,9 @@ from sentence_folder import static_folder
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.data.embedding import tfidf_vectors
-from suture.models import ModelSpec, build, documents
+from suture.models import ModelSpec, build
 from suture.models.documents import document_inputs, with_digest
+from suture.models.priors import feature_cache
 
 SPEC = ModelSpec("vectors")
 
@@ -47,7 +48,7 @@ def test_vectors_of_a_model_are_computed_once(tmp_path: Path, monkeypatch: pytes
     found = document_inputs(spec, ["no", "Effusions"], tmp_path / "cache", "alpha")["vector"]
     torch.testing.assert_close(found, torch.stack([table[4], table[[5, 9]].mean(0)]))
     with monkeypatch.context() as patch:
-        patch.setattr(documents, "in_batches", None)  # would fail
+        patch.setattr(feature_cache, "in_batches", None)  # would fail
         again = document_inputs(spec, ["no", "Effusions"], tmp_path / "cache", "alpha")["vector"]
     assert torch.equal(again, found)
     other = document_inputs(spec, ["no", "heart"], tmp_path / "cache", "alpha")["vector"]

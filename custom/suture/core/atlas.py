@@ -31,7 +31,7 @@ from typing import Annotated, Literal
 import tomli_w
 from pydantic import Field
 
-from suture.core.errors import ConfigError, LabelError, nearest, unknown
+from suture.core.errors import ConfigError, LabelError, check_known, nearest
 from suture.core.files import atomic_write
 from suture.core.labels import canonical
 from suture.core.names import check_value
@@ -91,8 +91,7 @@ class Atlas(Section):
             LabelError: they cannot hold together; see `Relations`.
         """
         for area in self.areas:
-            if area not in AREAS:
-                raise unknown("area of the atlas", area, AREAS)
+            check_known("area of the atlas", area, AREAS)
         shipped = {name: entry.parents for name, entry in ENTRIES.items() if entry.area in self.areas}
         stated = [*shipped.items(), *self.parents.items()]
         pairs = [(child, parent) for child, above in stated for parent in above]

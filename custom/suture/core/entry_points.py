@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from suture.core.errors import ConfigError, shown, unknown
+from suture.core.errors import ConfigError, check_known, shown
 
 GROUP = "suture.methods"
 """The entry points by which a package names its methods."""
@@ -165,8 +165,7 @@ class Registry(MutableMapping[str, T]):
                 register it, or it is of another kind.
         """
         others = registered(self.group)
-        if name not in self.names():
-            raise unknown(self._kind[0], name, self.names())
+        check_known(self._kind[0], name, self.names())
         return self[name] if name not in others else self.load(self.only(name, others[name]))
 
     def load(self, point: EntryPoint) -> T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from suture.core.printable import printable
 
@@ -151,3 +151,13 @@ def unknown(kind: str, name: str, options: Iterable[str], listed: Iterable[str] 
     "unknown method 'surgcal'; did you mean 'surgical'?"
     """
     return ConfigError(f"unknown {kind} {shown(name)}; {nearest(name, options, listed)}")
+
+
+def check_known(kind: str, name: str, options: Collection[str]) -> None:
+    """Check that a word is among `options`.
+
+    Raises:
+        ConfigError: `unknown`.
+    """
+    if name not in options:
+        raise unknown(kind, name, options)

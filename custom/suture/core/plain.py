@@ -8,6 +8,7 @@ encoding.
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import json
 import os
@@ -208,6 +209,16 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
         if os.fstat(file.fileno()).st_size > LARGEST_WHOLE:
             raise OSError(errno.EFBIG, f"it is larger than {LARGEST_WHOLE >> 20:,} MiB", str(path))
         return file.read()
+
+
+def sha256_of(path: str | os.PathLike[str]) -> str:
+    """The SHA-256 of a regular file, in hexadecimal digits.
+
+    Raises:
+        OSError: as `open_regular`.
+    """
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[bytes]:

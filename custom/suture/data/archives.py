@@ -112,9 +112,7 @@ def tar_members(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]
             cast(Any, tar).members.clear()  # it would keep them all
             if member is None:
                 return
-            if (
-                member.size < 0 or tar.offset <= place
-            ):  # of a negative size, tarfile goes back (CVE-2025-8194)
+            if member.size < 0 or tar.offset <= place:  # then tarfile goes back (CVE-2025-8194)
                 raise DataError(f"archive {path}: {member.name!r} does not state its size; pack it again")
             place = tar.offset
             if number > MOST_MEMBERS:

@@ -10,7 +10,7 @@ from suture.core.printable import number_of
 
 Meaning = Literal[0, 1, "unknown"]
 
-DIGITS: dict[str, Meaning] = {"1": 1, "1.0": 1, "0": 0, "0.0": 0, "": "unknown"}
+_DIGITS: dict[str, Meaning] = {"1": 1, "1.0": 1, "0": 0, "0.0": 0, "": "unknown"}
 """Cells that need no word about them. pandas writes 1.0 and 0.0 as soon as one cell of a column is blank."""
 
 _PRESENT = """yes y true pos positive present 1,0 checked ja j oui si sí sì sim tak ano áno da evet igen kyllä
@@ -21,7 +21,7 @@ _ABSENT = """no n false neg negative absent 0,0 unchecked nein nee nej nei non n
     negatif ausente assente absente nicht_vorhanden 陰性 阴性 음성"""
 _OPEN = """-1 -1.0 -1,0 uncertain unknown nan na n/a n.a. <na> #nv k.a. ? todo tbd null #n/a missing unclear
     unklar unbekannt incertain inconnu incierto desconocido incerto"""
-WORDS: dict[str, Meaning] = {
+_WORDS: dict[str, Meaning] = {
     **dict.fromkeys(_PRESENT.split(), 1),
     **dict.fromkeys((word.replace("_", " ") for word in _ABSENT.split()), 0),
     **dict.fromkeys(_OPEN.split(), "unknown"),
@@ -34,16 +34,18 @@ A word that means something else in another table, such as x, +, t and f, is not
 NUMBERS: dict[Meaning, float] = {0: 0.0, 1: 1.0, "unknown": float("nan")}
 """Each meaning as a label."""
 
+_WORDS_OF: dict[Meaning, str] = {0: "absent", 1: "present", "unknown": "unknown"}
+
 
 class Cells:
     """The meanings of the cells of one table.
 
     Args:
-        own: meanings that the site gives, before `DIGITS` and `WORDS`; upper and lower case are the same.
+        own: meanings that the site gives, before `_DIGITS` and `_WORDS`; upper and lower case are the same.
     """
 
     def __init__(self, own: Mapping[str, Meaning]) -> None:
-        self._meanings = {**WORDS, **DIGITS, **{word.strip().casefold(): to for word, to in own.items()}}
+        self._meanings = {**_WORDS, **_DIGITS, **{word.strip().casefold(): to for word, to in own.items()}}
         self._own = {word.strip().casefold() for word in own}
 
     def number(self, cell: str) -> float | None:
@@ -59,11 +61,7 @@ class Cells:
         """Say which words had a meaning that the site did not give itself, and how often."""
         found = Counter(cells)
         return [
-            f"{cell!r} is read as {_in_words(self._meanings[word])} ({number_of(n, 'cell')})"
+            f"{cell!r} is read as {_WORDS_OF[self._meanings[word]]} ({number_of(n, 'cell')})"
             for cell, n in sorted(found.items())
-            if (word := cell.casefold()) in WORDS and word not in self._own
+            if (word := cell.casefold()) in _WORDS and word not in self._own
         ]
-
-
-def _in_words(meaning: Meaning) -> str:
-    return {1: "present", 0: "absent", "unknown": "unknown"}[meaning]

@@ -13,7 +13,7 @@ from suture.core.labels import MOST_SYNONYMS, Synonyms, canonical
 from suture.core.relations import Settle
 from suture.core.validation import LabelName, Section
 from suture.core.vocabulary import AREAS
-from suture.data.split import Frequency
+from suture.data.split import FrequencyGroup
 
 
 def _resolve(path: Path, info: ValidationInfo) -> Path:
@@ -96,7 +96,7 @@ class DatasetConfig(Section):
     follow_links: StrictBool = False
     target: LabelName | None = None
     truth: SitePath | None = None
-    groups: dict[Frequency, tuple[LabelName, ...]] = Field(default_factory=dict)
+    groups: dict[FrequencyGroup, tuple[LabelName, ...]] = Field(default_factory=dict)
 
     @classmethod
     def text_in_table(cls, values: dict[str, Any]) -> bool:  # noqa: ARG003

@@ -27,7 +27,7 @@ SUFFIXES = (
 )
 """Suffixes of the files that count as images in a folder."""
 
-FORMATS = ("PNG", "JPEG", "TIFF", "BMP")
+_FORMATS = ("PNG", "JPEG", "TIFF", "BMP")
 """What Pillow may take a file for, whatever its suffix: it reads others too, EPS by starting Ghostscript."""
 
 _TILE = (322, 323)
@@ -151,7 +151,7 @@ def _is_dicom(data: bytes, name: str) -> bool:
 
 def _pillow(data: bytes, bits: int | None) -> Opened:
     try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        image = Image.open(io.BytesIO(data), formats=_FORMATS)
     except UnidentifiedImageError:  # its text is the address of the object in memory
         raise ValueError("it is not a PNG, JPEG, TIFF, BMP or DICOM; save it as one of them") from None
     check_pixels(*image.size)

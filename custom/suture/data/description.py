@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import not_
 from typing import Any
 
 from suture.core.errors import DataError
@@ -19,7 +20,7 @@ from suture.data.label_discovery import Labels, discover_labels
 from suture.data.layouts import HOSPITAL
 from suture.data.patient_columns import patient_columns
 from suture.data.readers.image_list import SPLIT_WORDS
-from suture.data.reading import Sheet, rows_text
+from suture.data.reading import Sheet, fault, rows_text
 from suture.data.table_form import Form
 
 _SPLIT = re.compile(r"^(split|set|subset|partition|fold)$", re.IGNORECASE)
@@ -133,7 +134,12 @@ def described(
             f"column {name!r} names {number_of(number, 'other image')}, not used; give each image its own row"
         )
     if split:
-        _say_splits(guess, sheet, split)
+        guess.note("split_column", split, "its cells are train, validation or test")
+        if "test" not in {SPLIT_WORDS[cell.casefold()] for cell in sheet.column(split, "")}:
+            guess.warnings.append(
+                "no row is for test, so there will be no test figures; to divide the patients anew, write "
+                'this line in place of split_column:\nsplit = "patients"'
+            )
         taken |= {split, *filter(_SPLIT_FLAG.fullmatch, free)}
     else:
         _refuse_strange_splits(sheet, free)
@@ -191,15 +197,6 @@ def _say_images(
         )
 
 
-def _say_splits(guess: _Guess, sheet: Sheet, split: str) -> None:
-    guess.note("split_column", split, "its cells are train, validation or test")
-    if "test" not in {SPLIT_WORDS[cell.casefold()] for cell in sheet.column(split, "")}:
-        guess.warnings.append(
-            "no row is for test, so there will be no test figures; to divide the patients anew, write "
-            'this line in place of split_column:\nsplit = "patients"'
-        )
-
-
 def _say_repeated(
     guess: _Guess, sheet: Sheet, free: Sequence[str], image: str, known: Mapping[str, Any]
 ) -> set[str]:
@@ -237,7 +234,7 @@ def _rater(sheet: Sheet, columns: Sequence[str], image: str) -> str | None:
     """The column that says who has judged an image, of which several have."""
     images = sheet.column(image, "")
     for name in columns:
-        cells = sheet.cells(sheet.header.index(name))
+        cells = sheet.first(name)
         pairs = {*zip(images, cells, strict=True)}
         if _RATER.search(name) and all(cells) and len({*cells}) > 1 and len(pairs) > len({*images}):
             return name
@@ -291,9 +288,9 @@ def _whole(sheet: Sheet, name: str) -> str:
     Raises:
         DataError: one is: the images of such a patient could come to lie in two splits.
     """
-    cells = sheet.column(name, "the patients")
-    if blank := [number for cell, number in zip(cells, sheet.numbers, strict=True) if not cell]:
-        raise DataError(f"{sheet.path} {rows_text(blank)}: column {name!r} (patient) is blank; fill it in")
+    blank = map(not_, sheet.column(name, "the patients"))
+    for text in fault(sheet, blank, f"column {name!r} (patient) is blank; fill it in"):
+        raise DataError(text)
     return name
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,9 @@ def discover(path: Path, answers: Answers | None = None) -> Discovery:
             raise
         return texts
     found = _published(levels, folder, images) or _own(levels, folder, images, answers)
-    found = _with_depth(found, images)
+    if depth := true_depth(images.root, images.paths):
+        bits, why = depth
+        found = replace(found, data=found.data | {"bits": bits}, reasons=found.reasons | {"bits": why})
     doubts = dict.fromkeys(filter(None, map(doubtful_encoding, levels.read())))
     faults = (f"skipped: {fault}" for fault in levels.faults)
     return replace(found, warnings=(*doubts, *found.warnings, *faults))
@@ -100,15 +103,6 @@ class _Levels:
         return [form for level in range(len(self)) for form in self.forms(level)]
 
 
-def _with_depth(found: Discovery, images: Images) -> Discovery:
-    """Add the true depth of images that store 16 bits and use fewer."""
-    depth = true_depth(images.root, images.paths)
-    if depth is None:
-        return found
-    bits, why = depth
-    return replace(found, data=found.data | {"bits": bits}, reasons=found.reasons | {"bits": why})
-
-
 def _published(levels: _Levels, folder: Path, images: Images) -> Discovery | None:
     """The [data] of a public data set that has a reader of its own, which finds images of the table.
 
@@ -124,46 +118,39 @@ def _published(levels: _Levels, folder: Path, images: Images) -> Discovery | Non
         # What was put together is not the file that a reader gets; a list in JSON is.
         if form.made and not form.sheet.path.name.lower().endswith(JSON):
             continue
-        for word, layout in ((word, one) for word, reader in readers.items() for one in reader.layouts):
-            if layout.recognises(form.sheet, images.paths):
-                found = _by_reader(word, layout, form.sheet, roots)
-                if isinstance(found, Discovery):
-                    return found
-                refused = (
-                    f"{form.sheet.path.name} looks like {layout.title}, but its reader refuses it: {found}"
-                )
+        layouts = [(word, layout) for word, reader in readers.items() for layout in reader.layouts]
+        fitting = [(word, layout) for word, layout in layouts if layout.recognises(form.sheet, images.paths)]
+        for (word, layout), root in product(fitting, roots):
+            try:
+                return _by_reader(word, layout, form.sheet, root)
+            except SutureError as error:
+                name = form.sheet.path.name
+                refused = f"{name} looks like {layout.title}, but its reader refuses it: {error}"
     levels.faults += [refused] if refused else []
     return None
 
 
-def _by_reader(word: str, layout: Layout, sheet: Sheet, roots: Sequence[Path]) -> Discovery | SutureError:
-    """The [data] of a recognised table by the first root that its reader accepts, or its last refusal."""
-    refusal = SutureError("it has no folder of images")
-    for root in roots:
-        data: dict[str, Any] = {
-            "dataset": word,
-            "root": str(root),
-            "table": str(sheet.path),
-            **layout.keys(sheet.path.parent),
-        }
-        try:
-            reading = read_table(parse_data(data | {"partial": True}, str(sheet.path)))
-        except SutureError as error:
-            refusal = error
-            continue
-        said = [*reading.faults[:3], *reading.notes]
-        if reading.absent:
-            data["partial"] = True
-            said.append(f"{reading.absent:,} rows of {sheet.path.name} without an image are left out")
-        return Discovery(
-            data,
-            {"dataset": f"the table is that of {layout.title}", "root": "holds the images"},
-            tuple(said),
-            columns=tuple(filter(None, sheet.header)),
-            rows=len(sheet.rows),
-            title=layout.title,
-        )
-    return refusal
+def _by_reader(word: str, layout: Layout, sheet: Sheet, root: Path) -> Discovery:
+    """The [data] of a recognised table.
+
+    Raises:
+        SutureError: its reader refuses it.
+    """
+    keys = layout.keys(sheet.path.parent)
+    data: dict[str, Any] = {"dataset": word, "root": str(root), "table": str(sheet.path), **keys}
+    reading = read_table(parse_data(data | {"partial": True}, str(sheet.path)))
+    said = [*reading.faults[:3], *reading.notes]
+    if reading.absent:
+        data["partial"] = True
+        said.append(f"{reading.absent:,} rows of {sheet.path.name} without an image are left out")
+    return Discovery(
+        data,
+        {"dataset": f"the table is that of {layout.title}", "root": "holds the images"},
+        tuple(said),
+        columns=tuple(filter(None, sheet.header)),
+        rows=len(sheet.rows),
+        title=layout.title,
+    )
 
 
 def _own(levels: _Levels, folder: Path, images: Images, answers: Answers) -> Discovery:
@@ -178,12 +165,12 @@ def _own(levels: _Levels, folder: Path, images: Images, answers: Answers) -> Dis
             i: column for i, form in enumerate(forms) if (column := image_columns.best_column(form, images))
         }
         for i, form in enumerate(forms):
-            n = len(form.sheet.rows)
-            if columns[i].found < n if i in columns else True:
-                enough = columns[i].found if i in columns else 0
-                made = gathering.in_two_columns(form, images.paths, enough)
-                if made := made or (None if enough else gathering.of_patients(form, images.paths)):
-                    forms[i], columns[i] = made, image_columns.expect_column(made, images)
+            enough = columns[i].found if i in columns else 0
+            if enough == len(form.sheet.rows):
+                continue
+            made = gathering.in_two_columns(form, images.paths, enough)
+            if made := made or (None if enough else gathering.of_patients(form, images.paths)):
+                forms[i], columns[i] = made, image_columns.expect_column(made, images)
         if not columns:
             continue
         best = max(columns.values(), key=lambda column: (column.match != "loose", column.found))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from suture.core.errors import ConfigError
-from suture.core.plain import open_regular
-from suture.data.text import clinical_vocabulary, tokenise
+from suture.core.plain import sha256_of
+from suture.data.text import tokenise
 
 TFIDF = "tfidf"
 """As `ModelSpec.embedding`: the vectors of `tfidf_vectors`."""
@@ -55,19 +55,12 @@ def signs(token: str, width: int) -> NDArray[np.float64]:
     return bits.astype(np.float64) * 2 - 1
 
 
-def document_frequencies(texts: Iterable[str]) -> list[str]:
-    """Return the lines of clinical_frequencies.txt: the number of documents, and of those with each word."""
-    words = {word.lower() for word in clinical_vocabulary().words}
-    counts: Counter[str] = Counter()
-    documents = list(texts)
-    for text in documents:
-        counts.update(words.intersection(tokenise(text.lower())))
-    return [str(len(documents)), *(f"{word} {n}" for word, n in sorted(counts.items()))]
-
-
 @cache
 def clinical_frequencies() -> tuple[int, dict[str, int]]:
-    """The number of notes in MTSamples, and of those that have each of its frequent words."""
+    """The number of notes in MTSamples, and of those that have each of its frequent words, in small letters.
+
+    A test counts them again.
+    """
     text = Path(__file__).with_name("clinical_frequencies.txt").read_text(encoding="utf-8")
     number, *lines = text.splitlines()
     return int(number), {word: int(n) for word, n in (line.split(" ") for line in lines)}
@@ -86,7 +79,5 @@ def folder_digest(folder: Path) -> str:
         )
     found = hashlib.sha256()
     for path in files:
-        with open_regular(path) as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        found.update(f"{path.relative_to(folder).as_posix()}\0{content}\n".encode())
+        found.update(f"{path.relative_to(folder).as_posix()}\0{sha256_of(path)}\n".encode())
     return found.hexdigest()

@@ -21,11 +21,11 @@ from suture.data.image_names import loosely, stem
 from suture.data.patient_columns import patient_columns
 from suture.data.readers.hospital_labels import listed_names
 from suture.data.readers.image_list import SPLIT_WORDS
-from suture.data.reading import Sheet, read_text, rows_text
+from suture.data.reading import Sheet, read_text, readable_table, rows_text
 from suture.data.table_form import DELIMITERS, JSON, Form, encoding_of, read_form
 from suture.data.workbooks import is_workbook, workbook_sheets
 
-IMAGE, SPLIT, CLASS = "image", "split", "class"
+_IMAGE, _SPLIT, _CLASS = "image", "split", "class"
 """Columns of a table that is put together."""
 
 THE_ONE_TO_USE = "give the path of the table to use, or hide the other sheets"
@@ -75,10 +75,8 @@ def read_forms(path: Path) -> list[Form]:
     if path.name.lower().endswith(JSON):
         return [_of_json(path)]
     if is_workbook(path):
-        try:
+        with readable_table(path):
             sheets = workbook_sheets(path)
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error}") from error
         several = len(sheets) > 1
         read = [_below_titles(path, rows, title if several else "") for title, rows in sheets.items()]
         found = [form for form in read if form]
@@ -134,7 +132,7 @@ def _below_titles(path: Path, rows: list[tuple[str, ...]], title: str) -> Form |
     sheet = Sheet(path, header, tuple(full[i] for i in used), tuple(i + 1 for i in used))
     if not used:
         return None
-    form = Form(sheet, {}, {}, title=title)
+    form = Form(sheet, title=title)
     lines = f"rows {start + 1} and {start + 2}" if double else f"row {start + 1}"
     plain = not title and not any(filled[:start]) and not double
     return form if plain else replace(form, made=(f"{form.name}: the header is {lines}",))
@@ -150,7 +148,7 @@ def _of_json(path: Path) -> Form:
     try:
         lines = f"[{','.join(filter(None, text.splitlines()))}]"
         loaded: Any = json.loads(text if path.suffix == ".json" else lines)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not JSON: {error}") from None
     parts = {"": loaded} if isinstance(loaded, list) else loaded if isinstance(loaded, dict) else {}
     parts = {key: part for key, part in parts.items() if isinstance(part, list) and part}
@@ -166,11 +164,12 @@ def _of_json(path: Path) -> Form:
         (*(_json_cell(row.get(name)) for name in names), *([SPLIT_WORDS[key.casefold()]] if key else []))
         for key, row in rows
     ]
-    header = (*names, *([SPLIT] if rows[0][0] else []))
+    header = (*names, *([_SPLIT] if rows[0][0] else []))
     sheet = Sheet(path, header, tuple(cells), tuple(range(1, len(cells) + 1)))
     names_of = loaded.get("labels") if isinstance(loaded, dict) else None
     legend = {str(k): str(v) for k, v in names_of.items()} if isinstance(names_of, dict) else {}
-    return Form(sheet, {}, {}, (f"{path.name}: {number_of(len(rows), 'object')} of its lists",), legend)
+    made = (f"{path.name}: {number_of(len(rows), 'object')} of its lists",)
+    return Form(sheet, made=made, legend=legend)
 
 
 def _json_cell(value: Any) -> str:
@@ -200,11 +199,11 @@ def of_class_folders(root: Path, images: Collection[str]) -> Form | None:
             f"{root} has no table, and {len(columns)} levels of folders, such as {sorted(images)[0]!r}; name "
             "one level after the classes (and one after train, validation and test), or write a table"
         )
-    header = (IMAGE, CLASS, *([SPLIT] if splits else []))
+    header = (_IMAGE, _CLASS, *([_SPLIT] if splits else []))
     parts = [[SPLIT_WORDS[c.casefold()] for c in splits]] if splits else []
     rows = tuple(zip(sorted(images), columns[0], *parts, strict=True))
     made = (f"{root.name}: the folders are the classes{' and the splits' if splits else ''}",)
-    return Form(Sheet(root, header, rows, tuple(range(1, len(rows) + 1))), {}, {}, made)
+    return Form(Sheet(root, header, rows, tuple(range(1, len(rows) + 1))), made=made)
 
 
 def together(named: Sequence[Named]) -> Form | None:
@@ -239,7 +238,7 @@ def _split_of(form: Form) -> str | None:
 def _one_below_another(named: Sequence[Named], parts: Sequence[str | None]) -> Form | None:
     """The rows of all tables, with the split of each where it is one; None where two splits have an image."""
     header = list(dict.fromkeys(c for one in named for c in one.form.sheet.header if c and c != one.column))
-    header = [name for name in header if not parts or name.casefold() != SPLIT]
+    header = [name for name in header if not parts or name.casefold() != _SPLIT]
     rows: list[tuple[str, ...]] = []
     for one, part in zip(named, parts or [None] * len(named), strict=True):
         sheet, of_table = one.form.sheet, [part] if part else []
@@ -251,10 +250,11 @@ def _one_below_another(named: Sequence[Named], parts: Sequence[str | None]) -> F
         return None
     names = [one.form.name for one in named]
     made = [f"{name} is the split {part}" for name, part in zip(names, parts, strict=False)]
-    header = [IMAGE, *([SPLIT] if parts else []), *header]
+    header = [_IMAGE, *([_SPLIT] if parts else []), *header]
     path = named[0].form.sheet.path
     sheet = Sheet(path, tuple(header), tuple(rows), tuple(range(2, len(rows) + 2)))
-    return Form(sheet, {}, {}, tuple(made or [f"one table of {', '.join(names)}, which have other images"]))
+    made = made or [f"one table of {', '.join(names)}, which have other images"]
+    return Form(sheet, made=tuple(made))
 
 
 def _side_by_side(main: Named, others: Sequence[Named]) -> Form | None:
@@ -295,12 +295,10 @@ def _side_by_side(main: Named, others: Sequence[Named]) -> Form | None:
         if len(header) == before:
             return None  # a second table of the same, of which one may be out of date
         lost = sum(image not in of for image in map(str, images))
-        made.append(
-            f"{other.form.name} is joined by the image"
-            + (f"; {number_of(lost, 'row')} without" if lost else "")
-        )
+        without = f"; {number_of(lost, 'row')} without" if lost else ""
+        made.append(f"{other.form.name} is joined by the image{without}")
     both = Sheet(sheet.path, tuple(header), tuple(map(tuple, rows)), sheet.numbers)
-    return Form(both, {}, {}, (*main.form.made, *made), main.form.legend)
+    return Form(both, made=(*main.form.made, *made), legend=main.form.legend)
 
 
 def of_patients(form: Form, images: Collection[str]) -> Form | None:
@@ -325,7 +323,7 @@ def of_patients(form: Form, images: Collection[str]) -> Form | None:
                 numbers=tuple(form.sheet.numbers[row] for row in of),
             )
             made = f"{name!r} is the folder of the images of a row"
-            return with_column(replace(form, sheet=several), IMAGE, [path for _, path in rows], made)
+            return with_column(replace(form, sheet=several), _IMAGE, [path for _, path in rows], made)
     return None
 
 
@@ -357,7 +355,7 @@ def in_two_columns(form: Form, images: Collection[str], enough: int) -> Form | N
         if len({*found} - {None}) > enough:
             cells = [image or pair for image, pair in zip(found, pairs, strict=True)]
             made = f"{folder!r} is the folder and {file!r} the file of each image"
-            return with_column(form, IMAGE, cells, made)
+            return with_column(form, _IMAGE, cells, made)
     return None
 
 
@@ -372,7 +370,7 @@ def with_splits(form: Form, paths: Sequence[str | None]) -> tuple[Form, str | No
         names = [level[at] if level else "" for level in levels]
         if {*names} <= SPLIT_WORDS.keys() and len({SPLIT_WORDS[name] for name in names} - {""}) > 1:
             made = "the split is the folder of the image"
-            form = with_column(form, SPLIT, [SPLIT_WORDS[name] for name in names], made)
+            form = with_column(form, _SPLIT, [SPLIT_WORDS[name] for name in names], made)
             return form, form.sheet.header[0]
     return form, None
 

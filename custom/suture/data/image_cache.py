@@ -23,14 +23,14 @@ from torch import Tensor
 from suture.core.abort import check_abort
 from suture.core.errors import FULL, DataError
 from suture.core.files import only_maker, replacing, write_json
-from suture.core.plain import named_regular, open_regular, read_regular
+from suture.core.plain import named_regular, read_regular, sha256_of
 from suture.data.decoding import Pixels, decode_image, resize_pad
 from suture.data.images import ImageSource, read_all
 from suture.data.table import Table
 
 LOG = logging.getLogger(__name__)
 
-FORMAT = 3
+_FORMAT = 3
 """The version of the format of an entry; a new number invalidates every older entry."""
 
 
@@ -82,7 +82,7 @@ def decode(
     if not len(table):
         raise DataError(f"site {site!r}: the table of {table.root} has no images to decode")
     with ImageSource(table.root, table.follow_links) as source:
-        key = [FORMAT, str(table.root), table.images, source.stamp(table.images), size, color, table.bits]
+        key = [_FORMAT, str(table.root), table.images, source.stamp(table.images), size, color, table.bits]
         key += [table.modalities] if table.modalities else []
         name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]
         entry = _Entry(cache_dir / f"{name}.npy", cache_dir / f"{name}.json", 3 if color else 1, size)
@@ -105,11 +105,10 @@ def _seal(entry: _Entry, n: int) -> list[str] | None:
     try:
         seal = json.loads(read_regular(entry.seal))
         unreadable: list[str] = seal["unreadable"]
-        with open_regular(entry.images) as file:
-            whole = hashlib.file_digest(file, "sha256").hexdigest() == seal["sha256"]
+        whole = sha256_of(entry.images) == seal["sha256"]
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         LOG.warning("cache entry %s cannot be read (%s); it is made again", entry.seal, error)
         return None
     if not whole or seal["n"] != n:
@@ -141,7 +140,9 @@ def _build(entry: _Entry, table: Table, source: ImageSource, max_faults: float, 
             if unreadable is not None:
                 return unreadable
             with replacing(entry.images) as temporary:
-                faults, digest = _make(temporary, entry, table, source)
+                with temporary.open("xb+") as file:
+                    faults = _write(file, entry, table, source)
+                digest = sha256_of(temporary)
                 _tolerate(faults, table, max_faults, site)
             unreadable = [name for name, _ in faults]
             try:
@@ -157,14 +158,6 @@ def _build(entry: _Entry, table: Table, source: ImageSource, max_faults: float, 
             f"{'the disk is full' if error.errno in FULL else error}; make room, or set [storage] cache to "
             "another folder"
         ) from error
-
-
-def _make(path: Path, entry: _Entry, table: Table, source: ImageSource) -> tuple[list[_Fault], str]:
-    """Write the .npy; return the unreadable images, and the digest of the file."""
-    with path.open("xb+") as file:
-        faults = _write(file, entry, table, source)
-        file.seek(0)
-        return faults, hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write(file: BinaryIO, entry: _Entry, table: Table, source: ImageSource) -> list[_Fault]:

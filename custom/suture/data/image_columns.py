@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from suture.core.files import contained
 from suture.core.plain import open_regular
 from suture.data.cells import Cells
 from suture.data.decoding import SUFFIXES
-from suture.data.image_names import image_name, loosely, stem
+from suture.data.image_names import image_name, loosely, stem, unique
 from suture.data.images import ARCHIVES, ImageSource
 from suture.data.patient_columns import names_patients
 from suture.data.reading import Sheet
@@ -71,7 +71,13 @@ def images_of(folder: Path) -> Images:
 
 
 def _images_below(folder: Path, unread: list[OSError]) -> set[str]:
-    return {path.relative_to(folder).as_posix() for path in _files(folder, unread) if _is_image(path)}
+    """The paths of the images below a folder; folders that cannot be read are added to `unread`."""
+    found = set()
+    for at, folders, names in os.walk(folder, onerror=unread.append):
+        folders[:] = [name for name in folders if not is_hidden(name)]
+        paths = (Path(at, name) for name in names if not is_hidden(name))
+        found |= {path.relative_to(folder).as_posix() for path in paths if _is_image(path)}
+    return found
 
 
 def named_elsewhere(forms: Sequence[Form]) -> Path | None:
@@ -81,12 +87,6 @@ def named_elsewhere(forms: Sequence[Form]) -> Path | None:
         if cells and all(cell.startswith("/") for cell in cells) and any(map(os.path.isfile, cells)):
             return Path(os.path.commonpath([os.path.dirname(cell) for cell in cells]))
     return None
-
-
-def _files(folder: Path, unread: list[OSError]) -> Iterator[Path]:
-    for at, folders, names in os.walk(folder, onerror=unread.append):
-        folders[:] = [name for name in folders if not is_hidden(name)]
-        yield from (Path(at, name) for name in names if not is_hidden(name))
 
 
 def _is_image(path: Path) -> bool:
@@ -119,21 +119,10 @@ class ImageColumn:
     text: str = ""
 
 
-def find_image_column(sheet: Sheet, root: Path, images: set[str]) -> str | None:
-    """Return the name of the column with the most cells that name an image; None where none names any.
-
-    Args:
-        root: the folder of the images.
-        images: their paths within it.
-    """
-    found = best_column(Form(sheet, {}, {}), Images(root, frozenset(images), root))
-    return found.name if found else None
-
-
 def best_column(form: Form, images: Images) -> ImageColumn | None:
     """The column with the most cells that name an image, in the strictest way; None where none names any."""
-    here = _unique(images.paths, lambda path: path.rpartition("/")[2]) | {path: path for path in images.paths}
-    stems = _unique(images.paths, stem)
+    here = unique(images.paths, lambda path: path.rpartition("/")[2]) | {path: path for path in images.paths}
+    stems = unique(images.paths, stem)
 
     def from_above(cell: str) -> str | None:
         name = cell.removeprefix("./").removeprefix(f"{images.root.name}/")
@@ -157,14 +146,6 @@ def best_column(form: Form, images: Images) -> ImageColumn | None:
             if found > most and (match != "loose" or 2 * rows.total() > cells.total()):
                 best, most = ImageColumn(name, match, rows.total(), root, find), found
     return best
-
-
-def _unique(paths: Iterable[str], of: Callable[[str], str]) -> dict[str, str]:
-    """The paths by a part of each, where no other has the same."""
-    found: dict[str, list[str]] = {}
-    for path in paths:
-        found.setdefault(of(path), []).append(path)
-    return {part: only[0] for part, only in found.items() if len(only) == 1}
 
 
 def expect_column(form: Form, images: Images) -> ImageColumn:
@@ -208,7 +189,7 @@ def other_images(
 ) -> Iterator[tuple[str, int]]:
     """The columns that name other images than the one of images, and how many."""
     for name in columns:
-        cells = {*sheet.cells(sheet.header.index(name))} - {""}
+        cells = {*sheet.first(name)} - {""}
         words = [cell for cell in cells if not (images.text or cell.replace(".", "").isdigit())]
         others = {*map(images.find, words)} - {None, *used}
         if 2 * len(others) > len(cells):

@@ -46,6 +46,14 @@ def image_name(cell: str, root: Path, images: Container[str]) -> str:
     return next((end for end in ends if end in images), parts[-1] if parts else cell)
 
 
+def unique(paths: Iterable[str], part: Callable[[str], str]) -> dict[str, str]:
+    """The paths by a part of each, where no other path has the same."""
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        found.setdefault(part(path), []).append(path)
+    return {name: only[0] for name, only in found.items() if len(only) == 1}
+
+
 def stem(cell: str) -> str:
     """Return the file name of a cell without the suffix of an image format.
 

@@ -21,11 +21,11 @@ from suture.core.errors import DataError
 from suture.core.files import contained
 from suture.data.archives import Unpacked, inner_path, tar_members, unpacking
 from suture.data.decoding import SUFFIXES, Pixels, decode_image
-from suture.data.image_names import stem
+from suture.data.image_names import stem, unique
 from suture.data.limits import FOLLOW, file_bytes
 from suture.data.table import Table
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz")
 
@@ -116,10 +116,7 @@ class ImageSource:
 
     def stems(self) -> dict[str, str]:
         """The path of each image by its file name without the suffix, where that is unique."""
-        found: dict[str, list[str]] = {}
-        for path in self.paths():
-            found.setdefault(stem(path), []).append(path)
-        return {stem: paths[0] for stem, paths in found.items() if len(paths) == 1}
+        return unique(self.paths(), stem)
 
     def position(self, name: str) -> tuple[str, int]:
         """The archive (or file) and the offset of an image: reading in this order reads forwards.
@@ -252,8 +249,8 @@ def present(table: Table, source: ImageSource) -> tuple[Table, int]:
 
 
 def read_all(
-    source: ImageSource, names: Sequence[str], read: Callable[[bytes, str], T]
-) -> Iterator[tuple[int, T | DataError]]:
+    source: ImageSource, names: Sequence[str], read: Callable[[bytes, str], _T]
+) -> Iterator[tuple[int, _T | DataError]]:
     """Read many images: bytes in the order of the archives, decoded on a few threads.
 
     Args:
@@ -265,7 +262,7 @@ def read_all(
         for each name, in any order, its position in `names`, and what `read` made of it, or its error.
     """
 
-    def work(row: int, data: bytes | DataError) -> tuple[int, T | DataError]:
+    def work(row: int, data: bytes | DataError) -> tuple[int, _T | DataError]:
         try:
             return row, data if isinstance(data, DataError) else read(data, names[row])
         except DataError as error:

@@ -20,12 +20,11 @@ from suture.core.files import contained
 from suture.core.plain import open_regular
 from suture.data.config import load_site_config, site_files
 from suture.data.decoding import SUFFIXES
-from suture.data.image_columns import find_image_column
+from suture.data.image_columns import Images, best_column
 from suture.data.images import ARCHIVES, ImageSource
 from suture.data.limits import MOST_ENCODED, MOST_TEXT, file_bytes
 from suture.data.readers import read_table
-from suture.data.reading import Sheet
-from suture.data.table_form import TABLES, read_form
+from suture.data.table_form import TABLES, Form, read_form
 
 Kind = Literal["image", "text"]
 
@@ -248,7 +247,8 @@ class _Search:
 
     def _table(self, path: Path) -> None:
         """The images that a table names, or the texts that it holds."""
-        sheet = read_form(path).sheet
+        form = read_form(path)
+        sheet = form.sheet
         if self.kind == "text":
             texts = sheet.column(self.column or "text", "--column")
             named = "document" in sheet.header
@@ -257,7 +257,7 @@ class _Search:
             return
         source = self.opened.enter_context(ImageSource(self.root or path.parent))
         stems: dict[str, str] | None = None
-        cells = self._cells(sheet, source)
+        cells = self._cells(form, source)
         patients = sheet.column("patient", "--column") if "patient" in sheet.header else [""] * len(cells)
         for number, cell, patient in zip(sheet.numbers, cells, patients, strict=True):
             there = source.root / cell
@@ -271,18 +271,19 @@ class _Search:
                 stems = source.stems() if stems is None else stems
                 self._member(stems.get(cell, cell), source, patient)
 
-    def _cells(self, sheet: Sheet, source: ImageSource) -> list[str]:
+    def _cells(self, form: Form, source: ImageSource) -> list[str]:
         """The cells of a table that name images."""
+        sheet = form.sheet
         if self.column is not None or "image" in sheet.header:
             return sheet.column(self.column or "image", "--column")
-        chosen = find_image_column(sheet, source.root, set(source.paths()))
+        chosen = best_column(form, Images(source.root, frozenset(source.paths()), source.root))
         if chosen is None:
             raise DataError(
                 f"no column of {sheet.path} names images of {source.root}; name it with --column, or their "
                 f"folder with --root (columns: {', '.join(filter(None, sheet.header))})"
             )
-        self.inputs.notes.append(f"{sheet.path}: column {chosen!r} names the images")
-        return sheet.column(chosen, "--column")
+        self.inputs.notes.append(f"{sheet.path}: column {chosen.name!r} names the images")
+        return sheet.column(chosen.name, "--column")
 
     def _member(self, name: str, source: ImageSource, patient: str = "") -> None:
         """An image of a root, by its path, or by its file name where that is unique."""

@@ -95,9 +95,9 @@ def discover_labels(
     taken: Collection[str],
     refused: Collection[str],
     images: str,
-    named: Mapping[str, str] | None = None,
-    known: Mapping[str, Any] | None = None,
-    others: Sequence[Form] = (),
+    named: Mapping[str, str],
+    known: Mapping[str, Any],
+    others: Sequence[Form],
 ) -> Labels:
     """Look for the label columns of a table, or for its column of findings.
 
@@ -113,7 +113,6 @@ def discover_labels(
         DataError: nothing may be a label.
         LabelError: two labels are one.
     """
-    named, known = named or {}, known or {}
     free = [name for name in sheet.header if name and name not in taken]
     columns, left_out, asked, marks = _label_columns(
         sheet, [name for name in free if name not in refused], named
@@ -152,7 +151,7 @@ def discover_labels(
 
 def _worded(sheet: Sheet, name: str) -> bool:
     """Whether a column has several words that only a person can explain, rather than numbers of grades."""
-    words = {cell for cell in sheet.cells(sheet.header.index(name)) if cell}
+    words = {*sheet.first(name)} - {""}
     return len(words) > 1 and not all(map(_NUMBER.fullmatch, words))
 
 
@@ -170,12 +169,10 @@ def _in_columns(sheet: Sheet, columns: list[str], named: Mapping[str, str], mark
         data["values"] = {**dict.fromkeys(sorted(marks), 1), "": 0}
         reasons = {"values": "every cell is marked or blank, so blank is absent", "labels": "marked or blank"}
     questions = _doubt(doubtful, named)
-    cells = {cell for name in columns for cell in sheet.cells(sheet.header.index(name))}
+    cells = {cell for name in columns for cell in sheet.first(name)}
     if columns and not marks and "" in cells and 0.0 not in map(Cells({}).number, cells):
-        questions.append(
-            "no label is 0, and blank is unknown; if a blank cell means absent, add this line:\n"
-            + inline("values", {"": 0})
-        )
+        ask = "no label is 0, and blank is unknown; if a blank cell means absent, add this line:\n"
+        questions.append(ask + inline("values", {"": 0}))
     return Labels(data, reasons, tuple(questions), doubtful=tuple(doubtful))
 
 
@@ -214,10 +211,8 @@ def _doubt(columns: list[str], named: Mapping[str, str]) -> list[str]:
     if unnamed:
         what = "s {} do not say which finding each" if unnamed[1:] else " {} does not say which finding it"
         names = {**named, **{c: "NAME OF THE FINDING" for c in columns if is_generic(c)}}
-        questions.append(
-            f"column{what.format(', '.join(unnamed))} is; {'write' if named else 'add'} this line:\n"
-            + inline("synonyms", names)
-        )
+        ask = f"column{what.format(', '.join(unnamed))} is; {'write' if named else 'add'} this line:\n"
+        questions.append(ask + inline("synonyms", names))
     if others:
         ask = "are {} findings? If not, remove them" if others[1:] else "is {} a finding? If not, remove it"
         questions.append(f"{ask.format(', '.join(others))} from labels")
@@ -246,10 +241,10 @@ def _label_columns(
     asked: dict[str, str] = {}
     grades: dict[str, set[str]] = {}
     for name in names:
-        cells = sheet.cells(sheet.header.index(name))
+        cells = sheet.first(name)
         numbers = Counter(meaning.number(cell) for cell in cells)
         strange = {cell for cell in cells if meaning.number(cell) is None}
-        values = ", ".join(sorted({cell for cell in cells if cell}))
+        values = ", ".join(sorted({*cells} - {""}))
         if len({*cells}) == 1 and (strange or _NO_LABEL.match(name)):
             left_out[name] = CONSTANT
         elif {cell.casefold() for cell in {*cells} - {""}} <= _MARKS and len({*cells} - {""}) and "" in cells:
@@ -257,9 +252,7 @@ def _label_columns(
             labels.append(name)
         elif _is_class_code(name, strange, numbers):
             left_out[name] = f"its values are {values}"
-            names_of = dict.fromkeys(
-                sorted({cell for cell in cells if cell}, key=lambda c: (len(c), c)), "CLASS"
-            )
+            names_of = dict.fromkeys(sorted({*cells} - {""}, key=lambda c: (len(c), c)), "CLASS")
             asked[name] = (
                 f"column {name!r} is left out: its values are {values}. If they are the numbers of classes, "
                 "replace labels by the names, and add the names of the classes:\n"
@@ -294,7 +287,7 @@ def _label_columns(
             f"column {name!r} is left out: {left_out[name]}. If it is a finding, add it to "
             f'labels, and this line with 1, 0 or "unknown" for each:\n{line}'
         )
-    if marked and any("" in sheet.cells(sheet.header.index(name)) for name in labels if name not in marked):
+    if marked and any("" in sheet.first(name) for name in labels if name not in marked):
         for name in marked:  # blank is unknown in other columns
             labels.remove(name)
             left_out[name] = "it is marked or blank"
@@ -335,7 +328,7 @@ def _finding_columns(
     named = known.get("synonyms", {})
     meaning = Cells(known.get("values", {}))
     for name in names:
-        cells = [cell for cell in sheet.cells(sheet.header.index(name)) if cell]
+        cells = [cell for cell in sheet.first(name) if cell]
         for separator in _LIST_SEPARATORS:
             lists = Counter(
                 tuple(n for n in listed_names(c, separator) if not meaning.leaves_open(n)) for c in cells
@@ -387,7 +380,7 @@ def _value_column(sheet: Sheet, findings: str, others: Collection[str], images: 
     questions, one_class = [], True
     several_rows = len({*sheet.column(images, "")}) < len(sheet.rows)
     for name in others:
-        cells = sheet.cells(sheet.header.index(name))
+        cells = sheet.first(name)
         if len({*cells}) == 1:
             continue
         strange = {cell for cell in cells if meaning.number(cell) is None}

@@ -37,12 +37,11 @@ class Layout:
 
     def keys(self, folder: Path) -> dict[str, Any]:
         """The keys of ``[data]`` for a table in a folder."""
-        more = (
-            keys
-            for name, keys in self.beside.items()
-            if any(map(Path.is_file, (folder / name, folder / f"{name}.gz")))
-        )
-        return dict(self.data) | {key: value for keys in more for key, value in keys.items()}
+        found = dict(self.data)
+        for name, keys in self.beside.items():
+            if any(map(Path.is_file, (folder / name, folder / f"{name}.gz"))):
+                found |= keys
+        return found
 
 
 HOSPITAL = (

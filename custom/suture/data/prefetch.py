@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-def prefetch(items: Iterable[T], count: int) -> Iterator[T]:
+def prefetch(items: Iterable[_T], count: int) -> Iterator[_T]:
     """Yield the items in their order, while one thread makes the `count` next ones.
 
     An error of making an item is raised where that item would have been yielded. The thread has ended when

@@ -115,7 +115,7 @@ def check(config: SiteConfig) -> Findings:
         return Findings(problems=(str(error),))
     table = reading.table
     used = table.rows(np.array([split != "" for split in table.split], dtype=np.bool_))
-    seen = _look(used, config.data.color) if used.texts is None else _Seen()
+    seen = _look(used, config.data.color) if used.texts is None else Findings()
     parts = {split: used.of(split) for split in SPLITS}
     counts = {
         name: {split: _count(part.y[:, column]) for split, part in parts.items()}
@@ -199,25 +199,8 @@ def _count(y: NDArray[np.float32]) -> Count:
     return Count(int((y == 1).sum()), int((y == 0).sum()), int(np.isnan(y).sum()))
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """What the images of a table show.
-
-    Attributes:
-        pictures: those that can be read, in the order of the rows.
-        unreadable: one message per image that cannot be read, in the order of the rows.
-        problems, warnings, notes: as in `Findings`.
-    """
-
-    pictures: tuple[Picture, ...] = ()
-    unreadable: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def _look(table: Table, color: bool) -> _Seen:
-    """Decode every image of a table."""
+def _look(table: Table, color: bool) -> Findings:
+    """Decode every image of a table; return what they show, in the order of the rows."""
     faults: dict[int, str] = {}
     facts: dict[int, ImageFacts] = {}
     read = partial(inspect, color=color, bits=table.bits)
@@ -229,8 +212,11 @@ def _look(table: Table, color: bool) -> _Seen:
                 else:
                     facts[row] = result
     except DataError as error:
-        return _Seen(problems=(str(error),))
-    pictures = [_picture(table, row, facts[row]) for row in sorted(facts)]
+        return Findings(problems=(str(error),))
+    pictures = []
+    for row in sorted(facts):
+        present = tuple(name for name, value in zip(table.labels, table.y[row], strict=True) if value == 1)
+        pictures.append(Picture(table.images[row], table.split[row], present, facts[row]))
     problems, warnings = _twins(pictures)
     warnings += depth_warnings(facts.values(), table.bits)
     stated = stated_modalities(facts.values())
@@ -244,18 +230,14 @@ def _look(table: Table, color: bool) -> _Seen:
             f"{coloured:,} of {len(facts):,} images are in colour, but are read as gray; to use colour, "
             "write [data] color = true at all sites, and color = true under [model] of the job"
         )
-    return _Seen(
-        tuple(pictures),
-        tuple(faults[row] for row in sorted(faults)),
-        tuple(problems),
-        tuple(warnings),
-        (f"DICOM images are of the modality {counted_modalities(stated)}",) if len(stated) == 1 else (),
+    one = (f"DICOM images are of the modality {counted_modalities(stated)}",) if len(stated) == 1 else ()
+    return Findings(
+        pictures=tuple(pictures),
+        unreadable=tuple(faults[row] for row in sorted(faults)),
+        problems=tuple(problems),
+        warnings=tuple(warnings),
+        notes=one,
     )
-
-
-def _picture(table: Table, row: int, facts: ImageFacts) -> Picture:
-    present = tuple(name for name, value in zip(table.labels, table.y[row], strict=True) if value == 1)
-    return Picture(table.images[row], table.split[row], present, facts)
 
 
 def _twins(pictures: Sequence[Picture]) -> tuple[list[str], list[str]]:
@@ -317,12 +299,8 @@ def _warnings(reading: Reading, used: Table, counts: Mapping[str, Mapping[Split,
                 lacking = "negative" if count.positives else "positive"
                 warnings.append(f"class {name!r} has no {lacking} label among the training rows")
     own = set(used.labels)
-    warnings += [
-        (
-            f"labels {a!r} and {b!r} look alike; if they are the same class, map one to the other in "
-            "[data.synonyms]"
-        )
-        for a, b in lookalikes([*own, *CANONICAL])
-        if (a in own or b in own) and not (is_generic(a) and is_generic(b))
-    ]
+    for a, b in lookalikes([*own, *CANONICAL]):
+        if (a in own or b in own) and not (is_generic(a) and is_generic(b)):
+            same = "if they are the same class, map one to the other in [data.synonyms]"
+            warnings.append(f"labels {a!r} and {b!r} look alike; {same}")
     return warnings

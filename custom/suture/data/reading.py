@@ -10,7 +10,7 @@ import re
 import zlib
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress, islice
 from operator import not_
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import IO, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from suture.core.errors import DataError, LabelError, nearest, unknown
+from suture.core.errors import DataError, LabelError, check_known, nearest
 from suture.core.labels import LabelSet
 from suture.core.plain import open_regular
 from suture.core.spreadsheets import from_cell
@@ -96,14 +96,18 @@ class Sheet:
         """The cells of the column of that name; arguments and errors as in `position`."""
         return self.cells(self.position(name, key))
 
+    def first(self, name: str) -> list[str]:
+        """The cells of the column of that name; of two such columns, the first."""
+        return self.cells(self.header.index(name))
+
     def columns(self) -> dict[str, list[str]]:
-        """The cells of each column that has a name; of two columns of one name, the first."""
-        return {name: self.cells(self.header.index(name)) for name in self.header if name}
+        """The cells of the `first` column of each name."""
+        return {name: self.first(name) for name in self.header if name}
 
     def only(self, keep: Sequence[bool]) -> Sheet:
         """The rows that a mask selects, under their own numbers."""
-        return Sheet(
-            self.path, self.header, tuple(compress(self.rows, keep)), tuple(compress(self.numbers, keep))
+        return replace(
+            self, rows=tuple(compress(self.rows, keep)), numbers=tuple(compress(self.numbers, keep))
         )
 
 
@@ -120,7 +124,7 @@ def read_text(path: Path, encoding: str = UTF8) -> str:
     Raises:
         DataError: the file is missing, cut short, not text in that encoding, or longer than `MOST_TEXT`.
     """
-    with _readable(path, encoding=encoding), _opened(path, MOST_TEXT, encoding) as file:
+    with readable_table(path, encoding=encoding), _opened(path, MOST_TEXT, encoding) as file:
         return file.read()
 
 
@@ -137,7 +141,7 @@ def read_sheet(path: Path, delimiter: str = ",", encoding: str = UTF8) -> Sheet:
     """
     rows: list[tuple[str, ...]] = []
     numbers: list[int] = []
-    with _readable(path, delimiter, encoding), closing(_records(path, delimiter, encoding)) as records:
+    with readable_table(path, delimiter, encoding), closing(_records(path, delimiter, encoding)) as records:
         numbered = enumerate(islice(records, MOST_CELLS // ROW), 2)
         number, header = next(((number, row) for number, row in numbered if any(row)), (2, ()))
         while part := list(islice(records, _TOGETHER)):
@@ -195,7 +199,7 @@ def stream_columns(path: Path, names: Sequence[str], key: str) -> Iterator[tuple
     Raises:
         DataError: the file cannot be read, lacks a column, or a row has more or fewer cells than the header.
     """
-    with _readable(path), closing(_records(path, ",", UTF8, math.inf, names)) as records:
+    with readable_table(path), closing(_records(path, ",", UTF8, math.inf, names)) as records:
         used = ((number, row) for number, row in enumerate(records, 1) if any(row))
         _, first = next(used, (0, ()))
         if not first:
@@ -229,12 +233,12 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     Raises:
         DataError: the file cannot be read, is no UTF-8 text, or has a line longer than `LONGEST_LINE`.
     """
-    with _readable(path), _opened(path) as file:
+    with readable_table(path), _opened(path) as file:
         yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
 
 
 @contextmanager
-def _readable(path: Path, delimiter: str = ",", encoding: str = UTF8) -> Iterator[None]:
+def readable_table(path: Path, delimiter: str = ",", encoding: str = UTF8) -> Iterator[None]:
     """Turn the errors of reading a table into a `DataError` that names the file."""
     try:
         yield
@@ -371,8 +375,7 @@ def restricted(table: Table, config: DatasetConfig) -> Table:
     except LabelError as error:
         raise LabelError(f"[data] labels: {error}") from error
     for name in own:
-        if name not in table.labels:
-            raise unknown("[data] labels entry", name, table.labels)
+        check_known("[data] labels entry", name, table.labels)
     return table.restrict(own)
 
 
@@ -383,8 +386,9 @@ def rows_text(numbers: Sequence[int], unit: str = "row") -> str:
     return f"{unit}{'s' if len(numbers) > 1 else ''} {shown}{more}"
 
 
-def fault(sheet: Sheet, numbers: Sequence[int], what: str) -> list[str]:
-    """The fault of these rows as a list of one sentence; an empty list where there is no such row."""
+def fault(sheet: Sheet, bad: Iterable[object], what: str) -> list[str]:
+    """The fault of the rows that a mask selects as a list of one sentence; an empty list without any."""
+    numbers = list(compress(sheet.numbers, bad))
     return [f"{sheet.path} {rows_text(numbers)}: {what}"] if numbers else []
 
 
@@ -405,14 +409,11 @@ def row_faults(
         if patient and part and first.setdefault(patient, part) != part
     }
     many = f"{len(torn)} patient{'s' if len(torn) > 1 else ''}"
-    checks: list[tuple[Iterable[bool], str]] = [
-        (map(not_, images), f"the {what} name is blank; fill it in or remove the row"),
-        (map(not_, patients), f"the patient is blank; write one for each {what}"),
-        (twice, f"a repeated {what}; remove the row"),
-        (map(torn.__contains__, patients), f"{many} in two splits; keep each patient in one split"),
-    ]
     return [
-        sentence
-        for rows, text in checks
-        for sentence in fault(sheet, list(compress(sheet.numbers, rows)), text)
+        *fault(sheet, map(not_, images), f"the {what} name is blank; fill it in or remove the row"),
+        *fault(sheet, map(not_, patients), f"the patient is blank; write one for each {what}"),
+        *fault(sheet, twice, f"a repeated {what}; remove the row"),
+        *fault(
+            sheet, map(torn.__contains__, patients), f"{many} in two splits; keep each patient in one split"
+        ),
     ]

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-Values = NDArray[np.generic]
-Gray = NDArray[np.uint8]
+_Values = NDArray[np.generic]
+_Gray = NDArray[np.uint8]
 
 _STRIP = 2**20
 """Values that are worked on at a time."""
 
 
-def scaled(values: Values, low: float, high: float) -> Gray:
+def scaled(values: _Values, low: float, high: float) -> _Gray:
     """Map the range from `low` to `high` onto 0..255, rounded; what lies outside is cut off."""
     out = np.empty(values.shape, dtype=np.uint8)
     for rows in _strips(values):
@@ -23,7 +23,7 @@ def scaled(values: Values, low: float, high: float) -> Gray:
     return out
 
 
-def by_value(pixels: Values, levels: Callable[[Values], Gray]) -> Gray:
+def by_value(pixels: _Values, levels: Callable[[_Values], _Gray]) -> _Gray:
     """Return the gray levels of pixels; integers of up to 16 bits are computed once per value, not per pixel.
 
     Args:
@@ -44,7 +44,7 @@ def by_value(pixels: Values, levels: Callable[[Values], Gray]) -> Gray:
     return out
 
 
-def _strips(values: Values) -> Iterator[slice]:
+def _strips(values: _Values) -> Iterator[slice]:
     """Slices of the first axis, of about `_STRIP` values each."""
     step = max(1, _STRIP * len(values) // max(1, values.size))
     return (slice(start, start + step) for start in range(0, len(values), step))

@@ -161,7 +161,7 @@ def _counts(n: int, shares: NDArray[np.float64]) -> Codes:
     return counts
 
 
-Frequency = Literal["head", "medium", "tail"]
+FrequencyGroup = Literal["head", "medium", "tail"]
 
 HEAD, TAIL = 700, 70
 """A class with more training images than `HEAD` is of the head; one with fewer than `TAIL` is of the tail."""
@@ -176,14 +176,14 @@ def training_counts(table: Table) -> dict[str, int]:
     return dict(zip(table.labels, (table.y[rows] == 1).sum(axis=0).tolist(), strict=True))
 
 
-def long_tail_groups(counts: Mapping[str, int]) -> dict[Frequency, tuple[str, ...]]:
+def long_tail_groups(counts: Mapping[str, int]) -> dict[FrequencyGroup, tuple[str, ...]]:
     """The classes of the ``head`` (more than 700 images), ``medium`` (70 to 700) and ``tail`` (fewer).
 
     Args:
         counts: see `training_counts`. With those of the whole data set other classes are in the groups, and
             the published means of the three do not add up.
     """
-    names: dict[Frequency, list[str]] = {"head": [], "medium": [], "tail": []}
+    names: dict[FrequencyGroup, list[str]] = {"head": [], "medium": [], "tail": []}
     for name, n in counts.items():
         names["head" if n > HEAD else "tail" if n < TAIL else "medium"].append(name)
     return {group: tuple(members) for group, members in names.items()}

@@ -51,9 +51,7 @@ class Table:
     def __post_init__(self) -> None:
         n = len(self.images)
         texts = n if self.texts is None else len(self.texts)
-        if not (
-            len(self.patients) == len(self.split) == texts == n and self.y.shape == (n, len(self.labels))
-        ):
+        if {len(self.patients), len(self.split), texts} != {n} or self.y.shape != (n, len(self.labels)):
             raise DataError(
                 f"{self.root}: {n:,} images, {texts:,} texts, {len(self.patients):,} patients, "
                 f"{len(self.split)} splits and labels of shape {self.y.shape} have different lengths"
@@ -65,18 +63,14 @@ class Table:
     def rows(self, keep: NDArray[np.bool_] | NDArray[np.intp]) -> Table:
         """The rows that a mask or an index array selects, in that order."""
         where = np.flatnonzero(keep) if keep.dtype == np.bool_ else keep
-        return Table(
-            self.labels,
-            tuple(self.images[i] for i in where),
-            tuple(self.patients[i] for i in where),
-            self.y[where],
-            tuple(self.split[i] for i in where),
-            self.root,
-            None if self.texts is None else tuple(self.texts[i] for i in where),
-            None if self.attributes is None else tuple(self.attributes[i] for i in where),
-            self.follow_links,
-            self.bits,
-            self.modalities,
+        return replace(
+            self,
+            images=tuple(self.images[i] for i in where),
+            patients=tuple(self.patients[i] for i in where),
+            y=self.y[where],
+            split=tuple(self.split[i] for i in where),
+            texts=None if self.texts is None else tuple(self.texts[i] for i in where),
+            attributes=None if self.attributes is None else tuple(self.attributes[i] for i in where),
         )
 
     def of(self, split: Split) -> Table:

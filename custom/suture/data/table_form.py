@@ -38,8 +38,8 @@ class Form:
     """
 
     sheet: Sheet
-    data: dict[str, Any]
-    reasons: dict[str, str]
+    data: dict[str, Any] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
     made: tuple[str, ...] = ()
     legend: Mapping[str, str] = field(default_factory=dict)
     title: str = ""
@@ -74,16 +74,15 @@ def read_form(path: Path) -> Form:
         DataError: as `read_sheet`.
     """
     if is_workbook(path):
-        return Form(read_sheet(path), {}, {})
+        return Form(read_sheet(path))
     encoding = encoding_of(path)
     delimiter, why = _delimiter(read_text(path, encoding))
-    data: dict[str, Any] = {}
-    reasons: dict[str, str] = {}
+    form = Form(read_sheet(path, delimiter, encoding))
     if delimiter != ",":
-        data["delimiter"], reasons["delimiter"] = delimiter, why
+        form.data["delimiter"], form.reasons["delimiter"] = delimiter, why
     if encoding != UTF8:
-        data["encoding"], reasons["encoding"] = encoding, "the table is not UTF-8"
-    return Form(read_sheet(path, delimiter, encoding), data, reasons)
+        form.data["encoding"], form.reasons["encoding"] = encoding, "the table is not UTF-8"
+    return form
 
 
 def encoding_of(path: Path) -> str:

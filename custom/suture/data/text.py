@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +24,7 @@ from suture.core.plain import read_regular
 UNKNOWN = 0
 """The index of every word that a vocabulary lacks, and of what pads a document."""
 
-Order = Literal["appearance", "frequency"]
+_Order = Literal["appearance", "frequency"]
 
 _PUNCTUATION = re.compile(r"([?.!,¿])")
 _OTHER = re.compile(r"[^A-Za-z?.!,¿]+")
@@ -53,18 +53,19 @@ class Vocabulary:
     """
 
     words: tuple[str, ...]
-    _index: dict[str, int] = field(init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
-        index = {word: i for i, word in enumerate(self.words, 1)}
         if not self.words:
             raise ConfigError("the vocabulary is empty; give it at least one word")
-        if len(index) < len(self.words):
-            twice = next(word for i, word in enumerate(self.words, 1) if index[word] != i)
+        if len(self._index) < len(self.words):
+            twice = next(word for i, word in enumerate(self.words, 1) if self._index[word] != i)
             raise ConfigError(f"the vocabulary contains {twice!r} twice; remove one")
         if any(not word.strip() for word in self.words):
             raise ConfigError("the vocabulary contains a blank word; remove it")
-        object.__setattr__(self, "_index", index)
+
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {word: i for i, word in enumerate(self.words, 1)}
 
     @property
     def size(self) -> int:
@@ -99,7 +100,7 @@ def counted(texts: Iterable[str]) -> Counter[str]:
     return Counter(token for text in texts for token in tokenise(text))
 
 
-def build_vocabulary(texts: Iterable[str], minimum: int = 1, order: Order = "appearance") -> Vocabulary:
+def build_vocabulary(texts: Iterable[str], minimum: int = 1, order: _Order = "appearance") -> Vocabulary:
     """Build the vocabulary of some documents.
 
     Args:
@@ -139,7 +140,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
         raise ConfigError(f"{path}: {error.strerror}; a vocabulary is a file with one word a line") from error
     earlier: dict[str, int] = {}
     for number, word in enumerate(lines, 1):
-        if not word.strip():
+        if not word:
             raise ConfigError(f"{path} line {number} is blank; write one word a line")
         if earlier.setdefault(word, number) != number:
             raise ConfigError(

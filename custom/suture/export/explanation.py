@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from suture.core.errors import ConfigError, unknown
+from suture.core.errors import ConfigError, check_known
 from suture.data.decoding import Pixels, inside_square, resize_pad
 from suture.learning.prediction import Model
 
@@ -126,13 +126,11 @@ def check_maps(model: Model, classes: tuple[str, ...], kind: str) -> None:
     Raises:
         ConfigError: says which.
     """
-    if kind not in MAPS:
-        raise unknown("map", kind, MAPS)
+    check_known("map", kind, MAPS)
     if model.reads_text:
         raise ConfigError(f"a model that reads text ({model.spec.name}) has no image maps")
     for name in classes:
-        if name not in model.labels:
-            raise unknown("class", name, model.labels)
+        check_known("class", name, model.labels)
     # The last maps of a transformer are those of its patches before any layer, which explain nothing.
     attends = any("Attention" in type(module).__name__ for module in model.network.modules())
     if attends and kind != "occlusion":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import math
 import os
@@ -17,7 +16,7 @@ from typing import Any
 
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import make_folder, note_own, own_note, replacing, temporary_beside, writing
-from suture.core.plain import open_regular
+from suture.core.plain import sha256_of
 from suture.core.printable import printable
 from suture.core.spreadsheets import as_cell
 from suture.data.decoding import Pixels, open_image, readable
@@ -209,11 +208,6 @@ def _write_sheets(drawn: Sequence[_Picture], folder: Path) -> str:
     return text.getvalue()
 
 
-def _digest(path: Path) -> str:
-    with open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _earlier(out: Path) -> tuple[set[tuple[str, str]], set[str]]:
     """Return what the list of a folder says, names with digests, and the names whose files are still those.
 
@@ -227,7 +221,7 @@ def _earlier(out: Path) -> tuple[set[tuple[str, str]], set[str]]:
     ours = {(n, d) for n, d in listed if n == TABLE or (_PICTURE.fullmatch(n) and "/" not in n)}
     paths = {name: out / name for name, _ in ours}
     there = {name: path for name, path in paths.items() if path.is_file() and not path.is_symlink()}
-    return ours, {name for name, path in there.items() if (name, _digest(path)) in ours}
+    return ours, {name for name, path in there.items() if (name, sha256_of(path)) in ours}
 
 
 def _refuse_others(out: Path, names: Iterable[str], own: Collection[str]) -> None:
@@ -257,7 +251,7 @@ def _publish(apart: Path, out: Path, table: str) -> list[str]:
     made = {path.name: path for path in sorted(apart.iterdir())}
     listed, own = _earlier(out)
     _refuse_others(out, made, own)
-    new = {(name, _digest(path)) for name, path in made.items()}
+    new = {(name, sha256_of(path)) for name, path in made.items()}
     with writing(out):
         note_own(out / _LIST, files=sorted(listed | new))  # first: a call that is killed owns its files
         for name, path in made.items():

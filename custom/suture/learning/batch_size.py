@@ -11,10 +11,10 @@ from torch import Tensor
 
 from suture.core.devices import out_of_memory
 
-MOST = 256
+_MOST = 256
 """Images, or documents, of a batch of an evaluation."""
 
-PIXELS = 2**20
+_PIXELS = 2**20
 """Of a batch on the CPU: 256 images of 64 px. The largest activation of a DenseNet121 or a ResNet-18 has 16
 values a pixel, 64 MiB in all; larger batches are not faster (`benchmarks/parts/backbones.py`)."""
 
@@ -23,8 +23,8 @@ _Result = TypeVar("_Result")
 log = logging.getLogger(__name__)
 
 
-def evaluation_batch(inputs: Mapping[str, Tensor], device: torch.device | str, most: int = MOST) -> int:
-    """Return how many inputs are computed at a time: `most`, and on the CPU no more than `PIXELS` of images.
+def evaluation_batch(inputs: Mapping[str, Tensor], device: torch.device | str, most: int = _MOST) -> int:
+    """Return how many inputs are computed at a time: `most`, and on the CPU no more than `_PIXELS` of images.
 
     It depends on nothing that is measured, because the last bits of a result depend on the batch.
 
@@ -34,7 +34,7 @@ def evaluation_batch(inputs: Mapping[str, Tensor], device: torch.device | str, m
     image = inputs.get("image")
     if image is None or torch.device(device).type != "cpu":
         return most
-    return max(1, min(most, PIXELS // image.shape[2:].numel()))
+    return max(1, min(most, _PIXELS // image.shape[2:].numel()))
 
 
 def that_fits(compute: Callable[[int], _Result], size: int) -> _Result:

@@ -23,7 +23,15 @@ from scipy import stats
 from suture.core.errors import DataError
 from suture.data.config import SiteConfig
 from suture.data.table import Split
-from suture.learning.metrics import Floats, auroc, known_only, patient_draws, patient_numbers, weighted_auroc
+from suture.learning.metrics import (
+    Floats,
+    Patients,
+    auroc,
+    known_only,
+    patient_draws,
+    patient_numbers,
+    weighted_auroc,
+)
 from suture.learning.saved_models import PerPatient, evaluate
 from suture.protocol.messages import ClassScore
 
@@ -133,7 +141,7 @@ def compare_auroc(
     y: ArrayLike,
     a: ArrayLike,
     b: ArrayLike,
-    patients: Sequence[str] | None = None,
+    patients: Patients = None,
     n: int = 1000,
     seed: int = 0,
 ) -> AurocComparison:
@@ -146,7 +154,7 @@ def compare_auroc(
         y: labels [m]: 1, 0 or NaN (unknown, left out).
         a: scores [m] of one model, any scale.
         b: scores [m] of the other, in the same order.
-        patients: patient of each image, m of them; None if every image is a patient of its own.
+        patients: m of them.
         n: number of draws.
         seed: seed of the draws.
 
@@ -159,9 +167,18 @@ def compare_auroc(
     if math.isnan(undefined.difference):
         kind = "negative" if np.nansum(np.asarray(y, dtype=np.float64)) else "positive"
         return replace(undefined, why=f"no {kind} image")
-    if patient_numbers(y, patients).max() < 1:
+    patient = patient_numbers(y, patients)
+    number = int(patient.max()) + 1
+    if number < 2:
         return replace(undefined, why="a single patient cannot be resampled")
-    draws = _differences(y, a, b, patients, n, seed)
+    truth, first = known_only(y, a)
+    second = known_only(y, b)[1]
+    parts = [np.empty(0)]
+    for drawn in patient_draws(np.random.default_rng(seed), n, number, len(truth)):
+        weights = drawn[:, patient]
+        parts.append(weighted_auroc(weights, truth, first) - weighted_auroc(weights, truth, second))
+    draws = np.concatenate(parts)
+    draws = draws[~np.isnan(draws)]
     if len(draws) < 2:
         return replace(undefined, n=len(draws), why="fewer than two resamples have a positive and a negative")
     low, high = (float(v) for v in np.quantile(draws, [0.025, 0.975]))
@@ -169,33 +186,14 @@ def compare_auroc(
     return replace(undefined, n=len(draws), low=low, high=high, p=p, why=why)
 
 
-def _differences(
-    y: ArrayLike, a: ArrayLike, b: ArrayLike, patients: Sequence[str] | None, n: int, seed: int
-) -> Floats:
-    """Return the difference of the AUROCs in each draw that defines them."""
-    truth, first = known_only(y, a)
-    second = known_only(y, b)[1]
-    cluster = patient_numbers(y, patients)
-    rng = np.random.default_rng(seed)
-    parts = [np.empty(0)]
-    for drawn in patient_draws(rng, n, int(cluster.max()) + 1, len(truth)):
-        weights = drawn[:, cluster]
-        parts.append(weighted_auroc(weights, truth, first) - weighted_auroc(weights, truth, second))
-    differences = np.concatenate(parts)
-    return differences[~np.isnan(differences)]
-
-
 def _test(difference: float, draws: Floats) -> tuple[float, str]:
     """Return p of the difference over the standard deviation of its draws, and why it is undefined."""
     spread = float(draws.std(ddof=1))
+    if spread < _ROUNDING and abs(difference) < _ROUNDING:
+        return 1.0, ""
     if spread < _ROUNDING:
         # Not p = 0: with two images all draws can have the same difference, which proves nothing.
-        same = abs(difference) < _ROUNDING
-        return (
-            (1.0, "")
-            if same
-            else (math.nan, "the difference is the same in all resamples, so it has no spread")
-        )
+        return math.nan, "the difference is the same in all resamples, so it has no spread"
     return float(2 * stats.t.sf(abs(difference) / spread, len(draws) - 1)), ""
 
 

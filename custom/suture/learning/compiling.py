@@ -21,7 +21,7 @@ _Compile = Literal["no", "kernels", "cuda_graphs"]
 OPTIONS: Mapping[_Compile, Mapping[str, Any]] = {"kernels": {}, "cuda_graphs": {"mode": "reduce-overhead"}}
 """The arguments of `torch.compile`."""
 
-TOLERANCE, MIXED = 1e-3, 5e-2
+_TOLERANCE, _MIXED = 1e-3, 5e-2
 """The largest relative difference of the loss, and of the gradient over all parameters, between a compiled
 backbone and itself: in single and in mixed precision, where fused operations round less often."""
 
@@ -59,7 +59,7 @@ def compile_backbone(site: SiteContext, objective: Objective, how: _Compile) -> 
             f"{site.name}: the backbone cannot be compiled here ({why}); "
             f'write {kernels}compile = "no" under [training]'
         ) from error
-    limit = MIXED if site.model.amp_dtype else TOLERANCE
+    limit = _MIXED if site.model.amp_dtype else _TOLERANCE
     if not difference <= limit:
         raise ConfigError(
             f"{site.name}: when compiled, the loss or gradient of a batch changes by {difference:.2g} "

@@ -25,7 +25,7 @@ from suture.protocol.decisions import DecidedGroup
 from suture.protocol.disclosure import complementary, near, on_grid, without_one
 from suture.protocol.messages import rounded
 
-Cells = Mapping[str, tuple[int, int]]
+_Cells = Mapping[str, tuple[int, int]]
 """Images with and without a class in each group; the groups make up the class's images."""
 
 
@@ -35,7 +35,6 @@ def decided_groups(
     labels: LabelSet,
     thresholds: Mapping[str, float],
     values: Iterable[str],
-    patients: NDArray[np.intp],
     limits: PrivacyConfig,
     visible: Iterable[str] = (),
 ) -> dict[str, dict[str, DecidedGroup]]:
@@ -45,7 +44,6 @@ def decided_groups(
         part: the samples; the columns of their y, and of the probabilities ``[n, c]``, are those of `labels`.
         thresholds: of each class that is decided and not withheld.
         values: the groups whose number of images leaves the site.
-        patients: number of the patient of each image, ``[n]``.
         visible: all classes that are not withheld, decided or not.
     """
     values, columns = sorted(values), {name: labels.index(name) for name in thresholds}
@@ -59,7 +57,7 @@ def decided_groups(
     rows = {value: attributes == value for value in values}
     return {
         name: {
-            value: _group(y[own, at], p[own, at] >= thresholds[name], patients[own], limits)
+            value: _group(y[own, at], p[own, at] >= thresholds[name], part.patient_numbers[own], limits)
             for value, own in rows.items()
             if value in shown[name]
         }
@@ -67,7 +65,7 @@ def decided_groups(
     }
 
 
-def shown_groups(cells: Sequence[Cells], values: Iterable[str], min_count: int) -> list[str]:
+def shown_groups(cells: Sequence[_Cells], values: Iterable[str], min_count: int) -> list[str]:
     """Return the groups whose numbers of images may be shown, for all of some classes.
 
     Args:
@@ -85,12 +83,12 @@ def shown_groups(cells: Sequence[Cells], values: Iterable[str], min_count: int) 
     return sorted(shown)
 
 
-def _cells(attributes: Sequence[str], y: NDArray[np.float32]) -> Cells:
+def _cells(attributes: Sequence[str], y: NDArray[np.float32]) -> _Cells:
     kinds = [Counter(compress(attributes, y == kind)) for kind in (1, 0)]
     return {value: (kinds[0][value], kinds[1][value]) for value in dict.fromkeys(attributes)}
 
 
-def _partition(part: Samples, columns: Sequence[int]) -> list[Cells]:
+def _partition(part: Samples, columns: Sequence[int]) -> list[_Cells]:
     """Return the cells of some classes, and of the images of all others, if there are any."""
     cells = [_cells(part.attributes, part.y[:, at].numpy()) for at in columns]
     labelled = (part.y == 1).any(dim=1)

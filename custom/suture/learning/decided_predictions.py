@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from suture.core.errors import ConfigError, unknown
+from suture.core.errors import ConfigError, check_known
 from suture.core.files import read_json
 from suture.core.validation import parse
 from suture.learning.calibration import at_prevalence, calibrated
@@ -49,8 +49,7 @@ def read_decisions(folder: Path, site: str = ALL) -> Decisions:
             f"{folder} has no operating points, because its job did not count scores. Train it with "
             "--set decision.sensitivity=0.9, or predict without --decide"
         )
-    if site not in (ALL, *decisions.sites):
-        raise unknown("site", site, (ALL, *decisions.sites))
+    check_known("site", site, (ALL, *decisions.sites))
     return decisions
 
 
@@ -85,8 +84,7 @@ def decider(
 def _check_prevalence(
     label: str, value: float, decisions: Decisions, site: str, labels: Sequence[str]
 ) -> None:
-    if label not in labels:
-        raise unknown("class", label, labels)
+    check_known("class", label, labels)
     if not 0 < value < 1:
         raise ConfigError(f"the prevalence {value:g} of {label} is not between 0 and 1")
     fitted = decisions.of(site, label).fitted

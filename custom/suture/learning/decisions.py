@@ -35,19 +35,13 @@ from suture.protocol.messages import Labels, rounded
 
 
 def score_counts(
-    part: Samples,
-    logits: Tensor,
-    labels: LabelSet,
-    names: Iterable[str],
-    patients: NDArray[np.intp],
-    limits: PrivacyConfig,
+    part: Samples, logits: Tensor, labels: LabelSet, names: Iterable[str], limits: PrivacyConfig
 ) -> tuple[Labels, dict[str, Tensor]]:
     """Return the histograms of a site's scores as they may leave it; see `suture.learning.score_counts`.
 
     Args:
         part: the samples; the columns of their y, and of the logits ``[n, c]``, are those of `labels`.
         names: the classes that the site does not withhold.
-        patients: number of the patient of each image, ``[n]``.
 
     Returns:
         the classes that have histograms, and ``positives`` and ``negatives`` of each.
@@ -58,7 +52,7 @@ def score_counts(
         column = labels.index(name)
         kinds = [(part.y[:, column] == kind).numpy() for kind in (1, 0)]
         positives, negatives = (
-            histogram(scores[kind, column], patients[kind], limits.min_count, limits.round_counts)
+            histogram(scores[kind, column], part.patient_numbers[kind], limits.min_count, limits.round_counts)
             for kind in kinds
         )
         if positives is not None and negatives is not None:
@@ -88,7 +82,6 @@ def decided_classes(
     labels: LabelSet,
     decisions: Mapping[str, Decision],
     rule: Rule,
-    patients: NDArray[np.intp],
     limits: PrivacyConfig,
     values: Iterable[str] = (),
     visible: Iterable[str] = (),
@@ -96,19 +89,23 @@ def decided_classes(
     """Return how well a site's images are decided, as far as it may leave the site.
 
     Args:
-        part, logits, labels, patients, limits: as for `score_counts`.
+        part, logits, labels, limits: as for `score_counts`.
         decisions: of the classes that the site does not withhold.
         values: of the attribute, whose number of images leaves the site.
         visible: all classes that the site does not withhold, whatever a server has decisions of.
     """
     p = _probabilities(logits, labels)
-    at = {name: used for name, one in decisions.items() if (used := _used(one, rule)) is not None}
-    groups = decided_groups(part, p, labels, at, values, patients, limits, visible)
+    at: dict[str, float] = {}
+    for name, one in decisions.items():
+        for fitted in (one.pooled, one.own):  # its own threshold replaces that of all sites
+            if (threshold := _threshold(fitted, rule)) is not None:
+                at[name] = threshold
+    groups = decided_groups(part, p, labels, at, values, limits, visible)
     found = {}
     for name, decision in decisions.items():
         column = labels.index(name)
         y = part.y[:, column].numpy().astype(np.float64)
-        whole = disclosed(decided(y, p[:, column], decision, rule), y, patients, limits)
+        whole = disclosed(decided(y, p[:, column], decision, rule), y, part.patient_numbers, limits)
         found[name] = replace(whole, groups=groups.get(name, {}))
     return found
 
@@ -121,7 +118,8 @@ def disclosed(
     A patient with the share s of the images moves Brier score and coverage by at most s, and the calibration
     error by at most 2 s.
     """
-    rate = one = twice = _six_digits
+    rate: Callable[[float | None], float | None] = rounded
+    one = twice = rate
     if limits.min_count:
         part = share(patients, ~np.isnan(y))
         rate = partial(on_grid, influence=without_one(patients, y.astype(np.float32)))
@@ -140,10 +138,6 @@ def disclosed(
     )
 
 
-def _six_digits(value: float | None) -> float | None:
-    return rounded(value)
-
-
 def decided(y: Floats, p: Floats, decision: Decision, rule: Rule) -> DecidedClass:
     """Return how well images of one class are decided, with all digits.
 
@@ -158,34 +152,22 @@ def decided(y: Floats, p: Floats, decision: Decision, rule: Rule) -> DecidedClas
     own, pooled = (_threshold(one, rule) for one in (decision.own, decision.pooled))
     fitted = decision.fitted
     better = calibrated(guess, fitted.calibration) if fitted and fitted.calibration else None
-    return DecidedClass(
-        None if own is None else _at(truth, guess >= own),
-        None if pooled is None else _at(truth, guess >= pooled),
-        _at(truth, guess >= 0.5),
-        _pair(expected_calibration_error, truth, guess, better),
-        _pair(brier, truth, guess, better),
-        _covered(truth, guess, fitted.sets) if fitted and fitted.sets else None,
+    ece, score = (
+        (figure(truth, guess), None if better is None else figure(truth, better))
+        for figure in (expected_calibration_error, brier)
     )
-
-
-def _used(decision: Decision, rule: Rule) -> float | None:
-    own = _threshold(decision.own, rule)
-    return _threshold(decision.pooled, rule) if own is None else own
+    covered = None
+    if fitted and fitted.sets:
+        covered = share_true(np.where(truth == 1, guess >= fitted.sets[0], guess <= fitted.sets[1]))
+    return DecidedClass(
+        None if own is None else Decided(*rates(truth, guess >= own)),
+        None if pooled is None else Decided(*rates(truth, guess >= pooled)),
+        Decided(*rates(truth, guess >= 0.5)),
+        ece,
+        score,
+        covered,
+    )
 
 
 def _threshold(one: Operating | None, rule: Rule) -> float | None:
     return one.thresholds.get(rule) if one else None
-
-
-def _at(truth: Floats, positive: NDArray[np.bool_]) -> Decided:
-    return Decided(*rates(truth, positive))
-
-
-def _covered(truth: Floats, p: Floats, sets: tuple[float, float]) -> float | None:
-    return share_true(np.where(truth == 1, p >= sets[0], p <= sets[1]))
-
-
-def _pair(
-    figure: Callable[[Floats, Floats], float | None], truth: Floats, before: Floats, after: Floats | None
-) -> tuple[float | None, float | None]:
-    return figure(truth, before), None if after is None else figure(truth, after)

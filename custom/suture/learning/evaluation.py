@@ -42,7 +42,7 @@ from suture.protocol.disclosure import (
 )
 from suture.protocol.messages import LARGEST, ClassScore, Counts, Figures, Labels, Metrics, Scores, rounded
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 NOTHING = ClassScore(None, None, None, None, None)
 """The score of a class that is withheld."""
@@ -97,7 +97,12 @@ def measure(
     visible = without_withheld(part, scores, labels)
     loss, step = split_loss(visible, logits, how, test=test)
     _check_finite(abs(loss or 0.0) <= LARGEST, context.name, of_round)
-    attributes = by_attribute(part, logits, labels, names, limits) if test else {}
+    attributes: dict[str, Figures] = {}
+    decided: dict[str, DecidedClass] = {}
+    if test:
+        attributes = by_attribute(part, logits, labels, names, limits)
+        shown, visible_classes = _shown(how.decisions, scores), _shown(scores, scores)
+        decided = decided_classes(part, logits, labels, shown, how.rule, limits, attributes, visible_classes)
     return Metrics(
         of_round,
         split,
@@ -106,7 +111,7 @@ def measure(
         scores,
         overall(visible, logits, labels.label_type, limits),
         attributes,
-        _decided(part, logits, labels, how, scores, attributes) if test else {},
+        decided,
         step,
     )
 
@@ -118,36 +123,17 @@ def common(own: LabelSet, labels: LabelSet) -> Labels:
     return tuple(name for name in own.annotated if name in labels)
 
 
-def _decided(
-    part: Samples,
-    logits: Tensor,
-    labels: LabelSet,
-    how: Measurement,
-    scores: Mapping[str, ClassScore],
-    values: Iterable[str],
-) -> dict[str, DecidedClass]:
-    """Return how well the images of the classes are decided whose scores are not withheld."""
-    decisions, patients = _shown(how.decisions, scores), patient_numbers(part)
-    visible = _shown(scores, scores)
-    return decided_classes(part, logits, labels, decisions, how.rule, patients, how.limits, values, visible)
-
-
-def _shown(values: Mapping[str, T], scores: Mapping[str, ClassScore]) -> dict[str, T]:
+def _shown(values: Mapping[str, _T], scores: Mapping[str, ClassScore]) -> dict[str, _T]:
     """Return what is about classes that are not withheld."""
     return {name: value for name, value in values.items() if scores.get(name, NOTHING) != NOTHING}
 
 
 def count_scores(
-    context: SiteContext,
-    own: LabelSet,
-    limits: PrivacyConfig,
-    of_round: int,
-    as_first: Callable[[Metrics], Metrics],
+    context: SiteContext, how: Measurement, of_round: int, as_first: Callable[[Metrics], Metrics]
 ) -> Scores:
     """Return how the scores of the site's validation images are distributed, of the classes that it shows.
 
     Args:
-        own: the classes that the site annotates.
         of_round: the round of the model.
         as_first: returns figures with the numbers of images that the site has first sent. A class that was
             withheld then, or had another number, has no counts here.
@@ -155,15 +141,15 @@ def count_scores(
     Raises:
         NonFiniteLoss: a logit is not finite.
     """
-    part, labels = context.samples.get("validation"), context.model.labels
+    part, labels, limits = context.samples.get("validation"), context.model.labels, how.limits
     if part is None or not len(part):
         return Scores(of_round, (), {})
     logits = predict(context, part)
     _check_finite(bool(torch.isfinite(logits).all()), context.name, of_round)
-    now = class_scores(part, logits, labels, common(own, labels), limits)
+    now = class_scores(part, logits, labels, common(how.own, labels), limits)
     sent = as_first(Metrics(of_round, "validation", len(part), None, now)).classes
     names = [name for name in _shown(now, sent) if now[name] == sent[name]]
-    return Scores(of_round, *score_counts(part, logits, labels, names, patient_numbers(part), limits))
+    return Scores(of_round, *score_counts(part, logits, labels, names, limits))
 
 
 def without_withheld(part: Samples, scores: Mapping[str, ClassScore], labels: LabelSet) -> Samples:
@@ -201,7 +187,7 @@ def split_loss(
     if not limits.min_loss:
         return rounded(value), None
     largest = largest_loss(label_type, part.y.shape[1])
-    influence = largest * share(patient_numbers(part), counted.numpy())
+    influence = largest * share(part.patient_numbers, counted.numpy())
     return on_grid(value, influence, largest), step_of(influence, largest)
 
 
@@ -240,10 +226,10 @@ def class_scores(
     if labels.label_type == "multiclass":
         recalls = class_recalls(part.y.numpy(), logits.numpy())
         scores = {name: replace(score, recall=recalls[labels.index(name)]) for name, score in scores.items()}
-    return scores if limits is None else disclosed(scores, part, columns, labels.label_type, limits)
+    return scores if limits is None else _disclosed(scores, part, columns, labels.label_type, limits)
 
 
-def disclosed(
+def _disclosed(
     scores: Mapping[str, ClassScore],
     part: Samples,
     columns: Sequence[int],
@@ -258,7 +244,7 @@ def disclosed(
     """
     moved: Mapping[str, float | None] = dict.fromkeys(scores)  # None: figures have six digits
     if limits.min_count:
-        moved = influences(scores, part.y[:, columns].numpy(), patient_numbers(part), label_type, limits)
+        moved = influences(scores, part.y[:, columns].numpy(), part.patient_numbers, label_type, limits)
     shown = dict.fromkeys(scores, NOTHING)
     for name, influence in moved.items():
         score, step = scores[name], None if influence is None else step_of(influence)
@@ -294,11 +280,6 @@ def influences(
     if label_type == "multiclass":
         large = complementary({n: positives for n, (positives, _) in counts.items()}, large, limits.min_count)
     return {name: moved[name] for name in large}
-
-
-def patient_numbers(part: Samples) -> NDArray[np.intp]:
-    """Return the patient of each image as a number from 0, ``[n]``."""
-    return np.unique(np.asarray(part.patients), return_inverse=True)[1]
 
 
 def counts_of(score: ClassScore) -> Counts | None:
@@ -383,7 +364,7 @@ def overall(
     figures = multiclass_metrics(part.y.numpy(), logits.numpy())
     if limits is None or not limits.min_count:
         return figures if limits is None else {name: rounded(value) for name, value in figures.items()}
-    moved = {"accuracy": share(patient_numbers(part), labelled.numpy())} | influence_on_means(part)
+    moved = {"accuracy": share(part.patient_numbers, labelled.numpy())} | influence_on_means(part)
     sent = {name: on_grid(figures[name], most) for name, most in moved.items()}
     return {name: value for name, value in sent.items() if value is not None}
 
@@ -397,13 +378,13 @@ def influence_on_means(part: Samples) -> dict[str, float]:
     """
     positives = (part.y == 1).sum(dim=0)
     positives = positives[positives > 0]
-    most = np.bincount(patient_numbers(part), (part.y == 1).any(dim=1).numpy()).max()
+    most = np.bincount(part.patient_numbers, (part.y == 1).any(dim=1).numpy()).max()
     rest = float(positives.min()) - most
     recall = 2 * most / rest / len(positives) if rest > 0 else math.inf
     return {"balanced_accuracy": recall, "recall": recall, "f1": 4 * recall}
 
 
-def class_counts(own: LabelSet, train: Samples, limits: PrivacyConfig) -> dict[str, Counts | None]:
+def label_counts(own: LabelSet, train: Samples, limits: PrivacyConfig) -> dict[str, Counts | None]:
     """Return the rounded numbers of training images with and without each class; None where withheld.
 
     Those of a one-sided class are withheld: a frequency of positives without negatives would mislead.

@@ -25,10 +25,10 @@ from suture.models.classifier import Classifier
 from suture.models.priors.feature_cache import cached, digests, key
 from suture.protocol.packing import Packed, digest
 
-FORMAT = 3
+_FORMAT = 3
 """The format of an entry; a new number invalidates every older entry."""
 
-FOLDER = "features"
+_FOLDER = "features"
 """Of the entries, in a party's cache."""
 
 _AFTER = {"hidden", "dropout", "projection", "second_head", "neck", "head", "row_init", "name_vectors"}
@@ -57,7 +57,7 @@ class FeatureStore:
         self, model: Classifier, spec: ModelSpec, samples: Mapping[Split, Samples], cache: Path, party: str
     ) -> None:
         self._spec, self._prepare, self._party = spec, spec.preprocessing, party
-        self._folder, self._train = cache / FOLDER, samples.get("train")
+        self._folder, self._train = cache / _FOLDER, samples.get("train")
         self._views: dict[Augmentation, Tensor] = {}
         state = model.state_dict()
         encoder = {name: state[name].cpu() for name in model.frozen_names - model.counters}
@@ -142,5 +142,5 @@ class FeatureStore:
         view: object,
     ) -> Tensor:
         device, precision = device_name(model.head.weight.device), str(model.amp_dtype)
-        how = key("encoder", FORMAT, self._encoder, view, device, precision, torch.get_num_threads())
+        how = key("encoder", _FORMAT, self._encoder, view, device, precision, torch.get_num_threads())
         return cached(self._folder, how, self._of[split], shape, features, self._party, "the encoder")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -47,9 +47,6 @@ log = logging.getLogger(__name__)
 FILE = "tuned.json"
 TARGETS = "targets"
 """The folder, beside those of the simulated sites, with the data of each learning task for fine-tuning."""
-
-_AfterRun = Callable[[Classifier, int], None]
-"""A function that is called with the model and the number of each run, from 0."""
 
 
 @validated(frozen=True, config=STRICT)
@@ -90,10 +87,6 @@ class Tuned:
     train: int
     test: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the figures as plain values."""
-        return vars(self) | {"auroc": list(self.auroc)}
-
 
 def tune_targets(run: Path, how: FineTuning, seed: int, tasks: Path | None = None) -> None:
     """Fine-tune the model of a run on every learning task of a folder, and write tuned.json.
@@ -112,55 +105,43 @@ def tune_targets(run: Path, how: FineTuning, seed: int, tasks: Path | None = Non
     for file in files:
         config = load_site_config(file)
         name = task_name(config)
-        for title, settings in _variants(name, how):
+        variants = {name: how}
+        if how.few is not None:
+            variants[f"{name}, {how.few} examples"] = dataclasses.replace(how, examples=how.few)
+        for title, settings in variants.items():
             log.info("fine-tuning on %s", title)
-            found[title] = tune_task(run / "model", config, name, settings, seed)
-    write_json(run / FILE, written(how, seed, found))
+            found[title] = summarised(
+                [tuned for _, tuned in tune(run / "model", config, name, settings, seed)]
+            )
+    _write(run / FILE, how, seed, found)
 
 
-def _variants(name: str, how: FineTuning) -> Iterator[tuple[str, FineTuning]]:
-    """Yield title and settings of a task on all its data, and on few if `how` sets that."""
-    yield name, how
-    if how.few is not None:
-        yield f"{name}, {how.few} examples", dataclasses.replace(how, examples=how.few)
-
-
-def written(how: FineTuning, seed: int, targets: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of tuned.json."""
-    return {"how": dataclasses.asdict(how), "seed": seed, "targets": dict(targets)}
+def _write(path: Path, how: FineTuning, seed: int, targets: Mapping[str, Any]) -> None:
+    write_json(path, {"how": dataclasses.asdict(how), "seed": seed, "targets": targets})
 
 
 def tune_own(model: Path, config: SiteConfig, how: FineTuning, seed: int, out: Path) -> None:
     """Fine-tune a saved model on a task of one's own; write tuned.json and the model of the first run.
 
     Args:
-        model, config: as of `tune_task`; the class is the target of the data, or its only one.
+        model, config: as of `tune`; the class is the target of the data, or its only one.
         out: gets tuned.json and model/.
 
     Raises:
-        ConfigError, DataError: as `tune_task`.
+        ConfigError, DataError: as `tune`.
     """
     name = task_name(config)
-    first: list[Classifier] = []
-
-    def keep(tuned: Classifier, run: int) -> None:
-        if run == 0:
-            first.append(tuned)
-
-    found = tune_task(model, config, name, how, seed, keep)
-    save_model(first[0], load_spec(model), out / "model", {"begun": str(model)})
-    write_json(out / FILE, written(how, seed, {name: found}))
+    runs = tune(model, config, name, how, seed)
+    first, figures = next(runs)
+    found = summarised([figures, *(more for _, more in runs)])
+    save_model(first, load_spec(model), out / "model", {"begun": str(model)})
+    _write(out / FILE, how, seed, {name: found})
 
 
-def tune_task(
-    model: Path,
-    config: SiteConfig,
-    name: str,
-    how: FineTuning,
-    seed: int,
-    after_run: _AfterRun = lambda model, run: None,  # noqa: ARG005
-) -> dict[str, Any]:
-    """Fine-tune a saved model on one site's data, all splits together; return the results for tuned.json.
+def tune(
+    model: Path, config: SiteConfig, name: str, how: FineTuning, seed: int
+) -> Iterator[tuple[Classifier, Tuned]]:
+    """Fine-tune a saved model on one site's data, all splits together; yield the model of each run.
 
     Args:
         model: the folder of a saved model.
@@ -180,18 +161,8 @@ def tune_task(
     _, samples = single_target(load_samples(config, spec, folder), name, folder)
     known = class_names(model, [name], config.data.stated_codes())[name]
     tensors = initial_tensors(trained.state_dict(), trained.labels.names, known)
-    runs = finetune(
-        name,
-        spec,
-        tensors,
-        whole(samples),
-        how,
-        seed,
-        device=training.device,
-        half=AMP_DTYPES.get(training.precision),
-        after_run=after_run,
-    )
-    return summarised(runs)
+    half = AMP_DTYPES.get(training.precision)
+    yield from finetune(name, spec, tensors, whole(samples), how, seed, training.device, half)
 
 
 def task_name(config: SiteConfig) -> str:
@@ -239,12 +210,10 @@ def finetune(
     samples: Samples,
     how: FineTuning,
     seed: int,
-    *,
     device: str = "cpu",
     half: torch.dtype | None = None,
-    after_run: _AfterRun = lambda model, run: None,  # noqa: ARG005
-) -> list[Tuned]:
-    """Fine-tune a model in `how.runs` runs.
+) -> Iterator[tuple[Classifier, Tuned]]:
+    """Fine-tune a model in `how.runs` runs; yield the model of each, and its figures.
 
     Args:
         name: the class, for seeds and messages.
@@ -257,7 +226,6 @@ def finetune(
     Raises:
         DataError: the data are too few for a split.
     """
-    results = []
     for run in range(how.runs):
         model = build(spec, LabelSet((name,)), seed_for(seed, "finetune", run), pretrained=False)
         if how.start == "model":
@@ -267,9 +235,7 @@ def finetune(
         model.compute_in(half)
         prepare, where = spec.preprocessing, torch.device(device)
         context = SiteContext(name, model.to(device), parts, prepare, Augmentation(), where)
-        results.append(_train_and_test(context, how, seed_for(seed, run)))
-        after_run(model, run)
-    return results
+        yield model, _train_and_test(context, how, seed_for(seed, run))
 
 
 def _train_and_test(context: SiteContext, how: FineTuning, seed: int) -> Tuned:
@@ -328,5 +294,5 @@ def summarised(runs: list[Tuned]) -> dict[str, Any]:
     return {
         "mean": {key: float(np.mean(values)) for key, values in last.items()},
         "sd": {key: float(np.std(values, ddof=1)) if len(runs) > 1 else None for key, values in last.items()},
-        "runs": [run.to_dict() for run in runs],
+        "runs": [dataclasses.asdict(run) for run in runs],
     }

@@ -18,14 +18,16 @@ from suture.core.errors import DataError
 from suture.protocol.messages import KEYS, ClassScore
 
 Floats = NDArray[np.float64]
-T = TypeVar("T")
+_T = TypeVar("_T")
+Patients = Sequence[str] | NDArray[np.intp] | None
+"""The patient of each image, by name or number; None if every image is a patient of its own."""
 
 _CELLS = 2_000_000
 """Draws times images in memory at once: 16 MB of float64."""
 
 
 @dataclass(frozen=True)
-class Operating:
+class OperatingPoint:
     """A threshold (an image is predicted positive at or above it) and its metrics; NaN where undefined."""
 
     threshold: float
@@ -55,14 +57,9 @@ def auroc(y: ArrayLike, s: ArrayLike) -> float:
 
 
 def bootstrap_auroc(
-    y: ArrayLike,
-    s: ArrayLike,
-    patients: Sequence[str] | None = None,
-    n: int = 1000,
-    seed: int = 0,
-    level: float = 0.95,
+    y: ArrayLike, s: ArrayLike, patients: Patients = None, n: int = 1000, seed: int = 0
 ) -> tuple[float, float]:
-    """Return the percentile interval of the AUROC from a bootstrap over patients.
+    """Return the 95 % percentile interval of the AUROC from a bootstrap over patients.
 
     Efron & Tibshirani 1993, Ch. 13. Images of one patient resemble each other, so whole patients are drawn;
     an interval over images would be too narrow. Draws without a positive or without a negative have no AUROC
@@ -71,10 +68,9 @@ def bootstrap_auroc(
     Args:
         y: labels [m].
         s: scores [m].
-        patients: patient of each image, m of them; None if every image is a patient of its own.
+        patients: m of them.
         n: number of draws.
         seed: seed of the draws.
-        level: share of the draws between the bounds.
 
     Returns:
         (low, high), NaN if the AUROC is undefined or all images are of one patient.
@@ -83,26 +79,14 @@ def bootstrap_auroc(
         DataError: as for `auroc`, or another number of patients than of images.
     """
     truth, score = known_only(y, s)
-    cluster = patient_numbers(y, patients)
-    clusters = int(cluster.max()) + 1 if len(cluster) else 0
-    if clusters < 2 or truth.all() or not truth.any():
-        return math.nan, math.nan
-    rng = np.random.default_rng(seed)
-    areas = np.concatenate(
-        [weighted_auroc(w[:, cluster], truth, score) for w in patient_draws(rng, n, clusters, len(truth))]
-    )
-    return _percentiles(areas[~np.isnan(areas)], level) or (math.nan, math.nan)
+    one = truth[:, None], score[:, None]
+    return bootstrap_mean(*one, patient_numbers(y, patients), n, seed) or (math.nan, math.nan)
 
 
 def bootstrap_mean(
-    y: ArrayLike,
-    s: ArrayLike,
-    patients: Sequence[str] | None = None,
-    n: int = 1000,
-    seed: int = 0,
-    level: float = 0.95,
+    y: ArrayLike, s: ArrayLike, patients: Patients = None, n: int = 1000, seed: int = 0
 ) -> tuple[float, float] | None:
-    """Return the percentile interval of the mean AUROC over classes from a bootstrap over patients.
+    """Return the 95 % percentile interval of the mean AUROC over classes from a bootstrap over patients.
 
     Each draw of patients is the same for all classes and gives the mean over those classes whose AUROC it
     defines. Where every label is known the draws are those of `bootstrap_auroc`.
@@ -110,7 +94,7 @@ def bootstrap_mean(
     Args:
         y: labels [m, c].
         s: scores [m, c].
-        patients, n, seed, level: as for `bootstrap_auroc`.
+        patients, n, seed: as for `bootstrap_auroc`.
 
     Returns:
         None if no class, or no draw, has an AUROC, or all images are of one patient.
@@ -130,14 +114,18 @@ def bootstrap_mean(
         areas = np.stack([weighted_auroc(drawn[:, cluster[known]], t, v) for known, t, v in columns])
         defined = (~np.isnan(areas)).sum(axis=0)
         means.append(np.nansum(areas, axis=0)[defined > 0] / defined[defined > 0])
-    return _percentiles(np.concatenate(means), level)
+    values = np.concatenate(means)
+    if not len(values):
+        return None
+    low, high = np.quantile(values, [0.025, 0.975])
+    return float(low), float(high)
 
 
 def score_classes(
     labels: tuple[str, ...],
     y: ArrayLike,
     scores: ArrayLike,
-    patients: Sequence[str] | None = None,
+    patients: Patients = None,
     bootstrap: int = 0,
     seed: int = 0,
 ) -> dict[str, ClassScore]:
@@ -147,19 +135,24 @@ def score_classes(
         labels: names of the c columns.
         y: labels [n, c], NaN where unknown.
         scores: scores [n, c].
-        patients: patient of each image; None if every image is a patient of its own.
         bootstrap: draws for the intervals; 0 computes none.
         seed: seed of the draws.
 
     Raises:
         DataError: naming the class, a label or score that cannot be used; or shapes that do not fit.
     """
-    return by_class(labels, y, scores, lambda t, s: _score_class(t, s, patients, bootstrap, seed))
+
+    def score(t: Floats, s: Floats) -> ClassScore:
+        interval = bootstrap_auroc(t, s, patients, bootstrap, seed) if bootstrap else (math.nan, math.nan)
+        area, low, high = (None if math.isnan(value) else value for value in (auroc(t, s), *interval))
+        return ClassScore(area, low, high, int(np.sum(t == 1)), int(np.sum(t == 0)))
+
+    return by_class(labels, y, scores, score)
 
 
 def by_class(
-    labels: Sequence[str], y: ArrayLike, scores: ArrayLike, figure: Callable[[Floats, Floats], T]
-) -> dict[str, T]:
+    labels: Sequence[str], y: ArrayLike, scores: ArrayLike, figure: Callable[[Floats, Floats], _T]
+) -> dict[str, _T]:
     """Compute a figure of each class from its labels ``[n]`` and scores ``[n]``.
 
     Raises:
@@ -177,7 +170,7 @@ def by_class(
     return result
 
 
-def youden(y: ArrayLike, s: ArrayLike) -> Operating:
+def youden(y: ArrayLike, s: ArrayLike) -> OperatingPoint:
     """Return the operating point of the largest sensitivity + specificity - 1 (Youden 1950, Cancer 3:32).
 
     Of several such thresholds it is the lowest, with the highest recall: a missed finding is the worse error.
@@ -194,13 +187,13 @@ def youden(y: ArrayLike, s: ArrayLike) -> Operating:
     """
     truth, score = known_only(y, s)
     if truth.all() or not truth.any():
-        return Operating(math.nan, math.nan, math.nan, math.nan)
+        return OperatingPoint(math.nan, math.nan, math.nan, math.nan)
     thresholds, group = np.unique(score, return_inverse=True)
     tp = _at_or_above(np.bincount(group, truth))
     fp = _at_or_above(np.bincount(group, ~truth))
     # J times positives times negatives is a whole number, so that equal J compare equal.
     best = int(np.argmax(tp * fp[0] - fp * tp[0]))
-    return Operating(
+    return OperatingPoint(
         threshold=float(thresholds[best]),
         precision=float(tp[best] / (tp[best] + fp[best])),
         recall=float(tp[best] / tp[0]),
@@ -227,38 +220,30 @@ def mean_sd(values: Sequence[float | None], *, sample: bool) -> tuple[float, flo
     return float(defined.mean()), spread
 
 
-def _score_class(
-    y: Floats, s: Floats, patients: Sequence[str] | None, bootstrap: int, seed: int
-) -> ClassScore:
-    interval = bootstrap_auroc(y, s, patients, bootstrap, seed) if bootstrap else (math.nan, math.nan)
-    area, low, high = (None if math.isnan(value) else value for value in (auroc(y, s), *interval))
-    return ClassScore(area, low, high, int(np.sum(y == 1)), int(np.sum(y == 0)))
-
-
-def _percentiles(values: Floats, level: float) -> tuple[float, float] | None:
-    """Return the bounds between which the middle `level` of the values lies; None if there is no value."""
-    if not len(values):
-        return None
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
-
-
 def known_only(y: ArrayLike, s: ArrayLike) -> tuple[NDArray[np.bool_], Floats]:
     """Return labels and scores of the images whose label is known."""
     truth, score = np.asarray(y, dtype=np.float64), np.asarray(s, dtype=np.float64)
     if truth.ndim != 1 or truth.shape != score.shape:
         raise DataError(f"labels {truth.shape} and scores {score.shape} must both be [n]")
     known = ~np.isnan(truth)
-    truth, score = truth[known], score[known]
-    strange = truth[(truth != 0) & (truth != 1)]
+    _check(truth, known & ~np.isfinite(score))
+    return truth[known] == 1, score[known]
+
+
+def _check(labels: Floats, broken: NDArray[np.bool_]) -> None:
+    """Refuse labels other than 1, 0 and NaN, and rows whose score is not finite.
+
+    Args:
+        broken: whether that is so of a row.
+    """
+    strange = labels[(labels != 0) & (labels != 1) & ~np.isnan(labels)]
     if len(strange):
         raise DataError(f"label {strange[0]:g} is not 1, 0 or NaN (unknown); map it to one of them")
-    if not np.isfinite(score).all():
-        rows = ", ".join(map(str, np.flatnonzero(known)[~np.isfinite(score)][:3]))
+    if broken.any():
+        rows = _first(broken)
         raise DataError(
             f"the score of row {rows} is not finite; the model has diverged, lower its learning rate"
         )
-    return truth == 1, score
 
 
 def rates(truth: Floats, positive: NDArray[np.bool_]) -> tuple[float | None, float | None]:
@@ -275,7 +260,7 @@ def share_true(values: NDArray[np.bool_]) -> float | None:
     return float(values.mean()) if len(values) else None
 
 
-def patient_numbers(y: ArrayLike, patients: Sequence[str] | None) -> NDArray[np.intp]:
+def patient_numbers(y: ArrayLike, patients: Patients) -> NDArray[np.intp]:
     """Return the patient of each labelled image as a number from 0."""
     known = ~np.isnan(np.asarray(y, dtype=np.float64))
     if patients is None:
@@ -368,18 +353,11 @@ def _decided(y: ArrayLike, scores: ArrayLike) -> tuple[NDArray[np.intp], NDArray
     labels, score = np.asarray(y, dtype=np.float64), np.asarray(scores, dtype=np.float64)
     if labels.ndim != 2 or labels.shape != score.shape:
         raise DataError(f"labels {labels.shape} and scores {score.shape} must both be [n, c]")
-    strange = labels[(labels != 0) & (labels != 1) & ~np.isnan(labels)]
-    if len(strange):
-        raise DataError(f"label {strange[0]:g} is not 1, 0 or NaN (unknown); map it to one of them")
+    _check(labels, np.any(~np.isfinite(score), axis=1))
     ones = np.sum(labels == 1, axis=1)
     if (ones > 1).any():
         raise DataError(
             f"row {_first(ones > 1)} has {ones.max()} labels at once; multiclass labels have one in each row"
-        )
-    if not np.isfinite(score).all():
-        rows = _first(~np.isfinite(score).all(axis=1))
-        raise DataError(
-            f"the score of row {rows} is not finite; the model has diverged, lower its learning rate"
         )
     known = ones == 1
     if not known.any():  # there may be no column to take the highest of

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from functools import partial
 from inspect import unwrap
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -26,13 +25,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
+_Kind = TypeVar("_Kind", bound=torch.optim.Optimizer)
 
 
-def _plain(kind: type[Kind]) -> type[Kind]:
+def _plain(kind: type[_Kind]) -> type[_Kind]:
     """Return the class with its own functions; `step` still computes without gradients."""
     own = {name: unwrap(getattr(kind, name)) for name in ("add_param_group", "zero_grad", "step")}
-    return cast(type[Kind], type(kind.__name__, (kind,), {**own, "step": torch.no_grad()(own["step"])}))
+    return cast(type[_Kind], type(kind.__name__, (kind,), {**own, "step": torch.no_grad()(own["step"])}))
 
 
 Adam, AdamW, SGD = _plain(torch.optim.Adam), _plain(torch.optim.AdamW), _plain(torch.optim.SGD)
@@ -60,14 +59,13 @@ def optimiser_of(
     else:
         adam = AdamW if local.optimiser == "adamw" else Adam
         optimiser = adam(groups, local.lr, local.betas, weight_decay=decay)
-    if local.clip is not None:
-        optimiser.register_step_pre_hook(partial(_clip_gradient, [p for _, p in named], local.clip))
+    if (limit := local.clip) is not None:
+
+        def clip(*_: object) -> None:
+            nn.utils.clip_grad_norm_([p for _, p in named], limit)
+
+        optimiser.register_step_pre_hook(clip)
     return optimiser
-
-
-def _clip_gradient(trained: list[nn.Parameter], limit: float, *_: object) -> None:
-    """Clip the gradient of all that is trained to a norm; a hook before an optimiser's step."""
-    nn.utils.clip_grad_norm_(trained, limit)
 
 
 def optimiser_state_of(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
@@ -97,11 +95,8 @@ def load_optimiser_state(
         if not saved or id(parameter) not in trained:
             continue
         if any(v.dim() and v.shape != parameter.shape for v in saved.values()):
-            log.warning(
-                "the optimiser's moments of %s are reset, because its shape is now %s",
-                name,
-                tuple(parameter.shape),
-            )
+            shape = tuple(parameter.shape)
+            log.warning("the optimiser's moments of %s are reset, because its shape is now %s", name, shape)
             continue
         optimiser.state[parameter] = {
             k: v if k == "step" else v.to(parameter.device) for k, v in saved.items()

@@ -47,7 +47,7 @@ _AHEAD = 64
 DIGEST = "model digest"
 """The last column of a CSV: the first digits of the SHA-256 of the weights, as model.json states it."""
 
-Value = Tensor | str
+_Value = Tensor | str
 Progress = Callable[[int, int], None]
 
 
@@ -199,17 +199,17 @@ class Model:
         with closing(_converted([found[row] for row in order], partial(self._value, seen))) as values:
             results = zip(order, values, strict=True)
             while part := list(islice(results, size)):
-                rows = [row for row, value in part if not isinstance(value, DataError)]
-                if rows:
-                    read = [value for _, value in part if not isinstance(value, DataError)]
-                    scores[rows] = that_fits(partial(self._in_batches, read), len(read)).numpy()
+                read = {row: value for row, value in part if not isinstance(value, DataError)}
+                if read:
+                    in_batches = partial(self._in_batches, list(read.values()))
+                    scores[list(read)] = that_fits(in_batches, len(read)).numpy()
                 failed |= {found[row].name: str(value) for row, value in part if isinstance(value, DataError)}
                 done += len(part)
                 if progress is not None:
                     progress(done, len(found))
         return failed
 
-    def _value(self, seen: _Seen, one: Input, data: bytes | DataError | None) -> Value | DataError:
+    def _value(self, seen: _Seen, one: Input, data: bytes | DataError | None) -> _Value | DataError:
         """Return an image as the data set's own batches hold it, uint8 [1 or 3, h, w], or a text."""
         data = _bytes(one) if data is None else data
         if isinstance(data, DataError):
@@ -237,11 +237,11 @@ class Model:
         inputs = {} if self.reads_text else {"image": torch.empty(0, 1, side, side)}
         return evaluation_batch(inputs, self.device, BATCH)
 
-    def _in_batches(self, values: Sequence[Value], size: int) -> Tensor:
+    def _in_batches(self, values: Sequence[_Value], size: int) -> Tensor:
         parts = (values[start : start + size] for start in range(0, len(values), size))
         return torch.cat([self._probabilities(self._inputs(part)) for part in parts])
 
-    def _inputs(self, values: Sequence[Value]) -> dict[str, Tensor]:
+    def _inputs(self, values: Sequence[_Value]) -> dict[str, Tensor]:
         """Return images, or texts, as a batch of the network."""
         if self.reads_text:
             texts = [value for value in values if isinstance(value, str)]
@@ -362,14 +362,14 @@ def _none_read(frame: pd.DataFrame) -> DataError:
 
 
 def _converted(
-    found: Sequence[Input], value: Callable[[Input, bytes | DataError | None], Value | DataError]
-) -> Generator[Value | DataError, None, None]:
+    found: Sequence[Input], value: Callable[[Input, bytes | DataError | None], _Value | DataError]
+) -> Generator[_Value | DataError, None, None]:
     """Read and convert inputs on a few threads, in their order and a little ahead of their use.
 
     The bytes of an archive are read here, one after the other: a thread that came late would lead it back.
     """
     pool = ThreadPoolExecutor(min(4, usable_cores()))
-    waiting: deque[Future[Value | DataError]] = deque()
+    waiting: deque[Future[_Value | DataError]] = deque()
     try:
         for one in found:
             waiting.append(pool.submit(value, one, _bytes(one) if one.at[0] else None))

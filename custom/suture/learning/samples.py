@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from suture.core.errors import ConfigError, unknown
+from suture.core.errors import ConfigError, check_known
 from suture.core.labels import LabelSet, canonical
 from suture.data.batch import Samples, columns
 from suture.data.closing import with_ancestors
@@ -60,7 +60,12 @@ def load_samples(
     """
     reading = load_reading(config.data)
     table = with_ancestors(reading.table, config.data) if one_sided else reading.table
-    _check_kind(table, config, spec, site)
+    held, read = "image" if table.texts is None else "text", encoder_of(spec).reads
+    if held != read:
+        raise ConfigError(
+            f"site {site!r}: {config.data.table} holds {held}s, but the model {spec.name!r} reads "
+            f"{read}s; set model.name to one that fits (`suture list`), or correct [data] dataset"
+        )
     # One split after the other, so that each is a stretch of one memory-mapped file rather than a copy.
     split = np.array(table.split)
     order = np.concatenate([np.flatnonzero(split == name) for name in SPLITS if only in (None, name)])
@@ -112,15 +117,6 @@ def _losses(reading: Reading, config: SiteConfig, spec: ModelSpec, wanted: int, 
             "check` of its suture.toml lists them"
         )
     return found
-
-
-def _check_kind(table: Table, config: SiteConfig, spec: ModelSpec, site: str) -> None:
-    held, read = "image" if table.texts is None else "text", encoder_of(spec).reads
-    if held != read:
-        raise ConfigError(
-            f"site {site!r}: {config.data.table} holds {held}s, but the model {spec.name!r} reads "
-            f"{read}s; set model.name to one that fits (`suture list`), or correct [data] dataset"
-        )
 
 
 def _inputs(table: Table, config: SiteConfig, spec: ModelSpec, site: str) -> tuple[dict[str, Tensor], Table]:
@@ -189,8 +185,7 @@ def single_target(data: SiteSamples, target: str | None, site: str) -> SiteSampl
             f'suture.toml, say target = "{labels.names[0]}"'
         )
     name = labels.names[0] if target is None else canonical(target)
-    if name not in labels.names:
-        raise unknown(f"target of {site}", name, labels.names)
+    check_known(f"target of {site}", name, labels.names)
     column = labels.index(name)
     single = {}
     for split, part in samples.items():

@@ -189,9 +189,8 @@ def _predict(
         raise DataError(f"{config.data.table} has no {split} images; choose another --split")
     if not set(names) & set(mine.names):
         raise DataError(f"{config.data.table} labels none of the model's classes: {', '.join(names)}")
-    context = SiteContext(
-        "evaluation", model.to(device), samples, prepare, Augmentation(), torch.device(device), batch_size=256
-    )
+    where, plain = torch.device(device), Augmentation()
+    context = SiteContext("evaluation", model.to(where), samples, prepare, plain, where, batch_size=_BATCH)
     logits = torch.cat([predict(context, part) for part in parts])
     patients, images = (
         tuple(chain.from_iterable(getattr(part, name) for part in parts)) for name in ("patients", "names")
@@ -301,8 +300,8 @@ def features_of(
             raise DataError(f"{name}: {config.data.table} has no {split} images; choose another --split")
         order = torch.randperm(len(part), generator=generator_for(seed, "latent", name))[:images]
         features = []
-        for first in range(0, len(order), _BATCH):
-            pixels = prepare(part.batch(order[first : first + _BATCH]).inputs["image"].to(device))
+        for rows in torch.split(order, _BATCH):
+            pixels = prepare(part.batch(rows).inputs["image"].to(device))
             features.append(model.features({"image": pixels}).cpu())
         found[name] = torch.cat(features).numpy()
     return found

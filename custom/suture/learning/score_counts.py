@@ -50,9 +50,7 @@ def _ends(cells: NDArray[np.intp], patients: NDArray[np.intp], least: int, image
     np.maximum.at(highest, numbers, cells)
     if len(highest) < least:
         return []
-    below = np.searchsorted(
-        np.sort(cells), np.arange(len(GRID)), side="right"
-    )  # images up to each cell's end
+    below = np.searchsorted(np.sort(cells), np.arange(len(GRID)), side="right")  # up to each cell's end
     ends: list[int] = []
     inside: set[int] = set()
     before = 0

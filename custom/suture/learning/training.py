@@ -261,8 +261,9 @@ def fit(
 
 def _seed(site: SiteContext, round_: LocalRound, purpose: str) -> int:
     """A seed of the round: of the job's, or where patients are protected a secret one."""
-    own = int.from_bytes(site.private.draw(8), "little") >> 1 if site.private else None
-    return seed_for(round_.seed, site.name, round_.round, purpose) if own is None else own
+    if site.private:
+        return int.from_bytes(site.private.draw(8), "little") >> 1
+    return seed_for(round_.seed, site.name, round_.round, purpose)
 
 
 def _divergence(site: str, round_: int, step: int, loss: float) -> str:

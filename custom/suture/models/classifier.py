@@ -132,27 +132,20 @@ class Classifier(nn.Module):
         self._adapters = {f"{ENCODER}{name}" for name in adapters}
         self.encoding = features
         self.backbone = backbone
-        self.hidden: nn.Module = (
-            nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Dropout(dropout))
-            if hidden
-            else nn.Identity()
-        )
+        self.hidden: nn.Module = nn.Identity()
+        if hidden:
+            self.hidden = nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Dropout(dropout))
         width = hidden or features
         self.head = make_head(kind, neck or width, labels)
-        self.projector: nn.Module = (
-            nn.Sequential(
-                nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, projection)
-            )
-            if projection
-            else nn.Identity()
-        )
+        self.projector: nn.Module = nn.Identity()
+        if projection:
+            first = nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU()
+            self.projector = nn.Sequential(*first, nn.Linear(width, projection))
         self.projected = projection or width
         self.second_head = nn.Linear(projection, len(labels)) if second_head else None
-        self.neck: nn.Module = (
-            nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, neck))
-            if neck
-            else nn.Identity()
-        )
+        self.neck: nn.Module = nn.Identity()
+        if neck:
+            self.neck = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, neck))
         train_parameters(self)
 
     def train(self, mode: bool = True) -> Self:
@@ -309,13 +302,9 @@ def check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], w
         what = "does not belong to this model" if name in found else "is missing"
         raise ConfigError(f"{where}: the tensor {as_word(name)} {what}; restore the file from a backup")
     for name, tensor in found.items():
-        has, needs = _form(tensor), _form(expected[name])
+        has, needs = (f"{tuple(t.shape)} {t.dtype}" for t in (tensor, expected[name]))
         if has != needs:
             raise ConfigError(f"{where}: {name} is {has} instead of {needs}; restore the file from a backup")
-
-
-def _form(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {tensor.dtype}"
 
 
 NormPolicy = Literal["average", "local", "frozen"]

@@ -13,9 +13,9 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.data.embedding import TFIDF, folder_digest, tfidf_vectors
 from suture.models import ModelSpec, build, encoder_of, vocabulary_of
-from suture.models.priors.feature_cache import cached, digests_of, in_batches, key
+from suture.models.priors.feature_cache import cached, digests_of, key
 
-FORMAT = 2
+_FORMAT = 2
 """The format of an entry of the cache; a new number invalidates every older entry."""
 
 
@@ -71,14 +71,9 @@ def _model_vectors(spec: ModelSpec, texts: Sequence[str], folder: Path | None, s
     def vectors(rows: Tensor) -> Tensor:
         return network.encode(document_inputs(encoder, [texts[row] for row in rows]))
 
-    n, reader = len(texts), "the embedding model"
-    if folder is None:
-        every = in_batches(n, torch.arange(n), vectors, site, reader)
-        return torch.cat([torch.empty(0, spec.vector), *every])
-    how = key("text", FORMAT, digest, torch.get_num_threads())
-    return cached(
-        folder, how, digests_of(text.encode() for text in texts), (n, spec.vector), vectors, site, reader
-    )
+    how = key("text", _FORMAT, digest, torch.get_num_threads())
+    of, shape = digests_of(text.encode() for text in texts), (len(texts), spec.vector)
+    return cached(folder, how, of, shape, vectors, site, "the embedding model")
 
 
 def with_digest(spec: ModelSpec) -> ModelSpec:

@@ -26,9 +26,6 @@ SCALE = 30.0
 class _CosineHead(nn.Linear):
     """Logits ``[n, c]`` are the scaled cosines of features ``[n, d]`` and rows ``[c, d]``."""
 
-    def __init__(self, features: int, classes: int) -> None:
-        super().__init__(features, classes, bias=False)
-
     def forward(self, input: Tensor) -> Tensor:
         """Return the logits."""
         return SCALE * F.linear(F.normalize(input, dim=1), F.normalize(self.weight, dim=1))
@@ -37,9 +34,6 @@ class _CosineHead(nn.Linear):
 class _UnitRows(nn.Linear):
     """Logits ``[n, c]`` are features ``[n, d]`` times rows ``[c, d]`` that are scaled to the length 1."""
 
-    def __init__(self, features: int, classes: int) -> None:
-        super().__init__(features, classes, bias=False)
-
     def forward(self, input: Tensor) -> Tensor:
         """Return the logits."""
         return F.linear(input, F.normalize(self.weight, dim=1))
@@ -47,11 +41,12 @@ class _UnitRows(nn.Linear):
 
 def make_head(kind: HeadKind, features: int, labels: LabelSet) -> nn.Linear:
     """Return a head with one row for each class."""
+    made: type[nn.Linear] = nn.Linear
     if kind == "cosine":
-        return _CosineHead(features, len(labels))
-    if kind == "anchors" and labels.label_type == "multiclass":
-        return _UnitRows(features, len(labels))
-    return nn.Linear(features, len(labels), bias=kind == "linear")
+        made = _CosineHead
+    elif kind == "anchors" and labels.label_type == "multiclass":
+        made = _UnitRows
+    return made(features, len(labels), bias=kind == "linear")
 
 
 def head_rows(

@@ -111,7 +111,8 @@ def load_model(folder: Path) -> tuple[Classifier, Preprocessing]:
         tensors = read_tensors(weights)
         check_tensors(tensors, model.state_dict(), str(weights))
     except (OSError, SutureError, SafetensorError) as error:
-        raise ConfigError(f"{folder} cannot be read as a model: {_why(error)}") from error
+        why = str(error) if isinstance(error, SutureError) else as_word(error)
+        raise ConfigError(f"{folder} cannot be read as a model: {why}") from error
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise ConfigError(f"{weights}: {name} is not finite; restore the file from a backup")
@@ -195,7 +196,3 @@ def _how_to_get(run: Path) -> str:
     return (
         f"it exists at the end of the run; if that was stopped, continue it: {command} --out {out} --resume"
     )
-
-
-def _why(error: Exception) -> str:
-    return str(error) if isinstance(error, SutureError) else as_word(error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from suture.core.errors import ConfigError, as_word
-from suture.core.plain import open_regular
+from suture.core.plain import sha256_of
 from suture.models.checkpoints import read_checkpoint
 
 _FILES = ("model.safetensors", "model.pt", "pytorch_model.bin", "model.pth", "prior.safetensors")
@@ -39,11 +38,23 @@ def read_weights(weights: str, official: Any = None) -> Mapping[str, Tensor]:
                 f"{official.url} cannot be downloaded: {error}; fetch it on another machine and name the file"
             ) from error
         return state
-    loaded = read_checkpoint(weights_file(weights))
+    loaded = read_checkpoint(_weights_file(weights))
     for key in ("state_dict", "model_state_dict", "model"):  # of checkpoints of a training
         inner = loaded.get(key)
         loaded = inner if isinstance(inner, Mapping) else loaded
     return {str(n): _dense(str(n), t, weights) for n, t in loaded.items() if isinstance(t, Tensor)}
+
+
+def load_weights(
+    network: torch.nn.Module,
+    weights: str | None,
+    what: str,
+    leave_out: tuple[str, ...] | None = None,
+    official: Any = None,
+) -> None:
+    """Fill a network with a checkpoint, if one is given; arguments as of `read_weights` and `fill`."""
+    if weights:
+        fill(network.state_dict(), read_weights(weights, official), weights, what, leave_out)
 
 
 def _dense(name: str, tensor: Tensor, weights: str) -> Tensor:
@@ -57,7 +68,7 @@ def _dense(name: str, tensor: Tensor, weights: str) -> Tensor:
     return tensor
 
 
-def weights_file(weights: str) -> Path:
+def _weights_file(weights: str) -> Path:
     """Return the file of weights: the path itself, or what it holds as a folder of another library.
 
     Raises:
@@ -80,8 +91,7 @@ def file_digest(weights: str) -> str:
     Raises:
         ConfigError: there is none.
     """
-    with open_regular(weights_file(weights)) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256_of(_weights_file(weights))
 
 
 def within(source: Mapping[str, Tensor], names: Collection[str], weights: str) -> dict[str, Tensor]:

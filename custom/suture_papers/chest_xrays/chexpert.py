@@ -116,9 +116,8 @@ def _split(part: _Part, config: ChexpertConfig) -> tuple[str, ...]:
 
 def _in_both(train: _Part, test: _Part) -> list[str]:
     known = set(train.patients) - {""}
-    rows = [row for row, who in zip(test.sheet.numbers, test.patients, strict=True) if who in known]
     what = f"a patient who is also in {train.sheet.path}; keep each patient in one of the files"
-    return fault(test.sheet, rows, what)
+    return fault(test.sheet, map(known.__contains__, test.patients), what)
 
 
 def _read(path: Path, config: ChexpertConfig) -> _Part:
@@ -153,7 +152,7 @@ def values(
     for column, name in enumerate(spellings):
         cells = sheet.column(name, key)
         y[:, column] = [meaning.get(cell, np.nan) for cell in cells]
-        bad = [number for number, cell in zip(sheet.numbers, cells, strict=True) if cell not in meaning]
+        bad = [cell not in meaning for cell in cells]
         faults += fault(sheet, bad, f"{name!r} is not one of {words}")
     return y, faults
 

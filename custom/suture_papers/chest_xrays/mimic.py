@@ -142,7 +142,7 @@ def _own_images(sheet: Sheet, config: MimicConfig) -> _Images:
     if config.views == "frontal":
         views = _views(sheet, dicoms, config)
         used = [view in _FRONTAL for view in views]
-        unknown = [number for number, view in zip(sheet.numbers, views, strict=True) if view is None]
+        unknown = [view is None for view in views]
         faults = fault(sheet, unknown, f"an image that is missing from {METADATA}")
     rows = [row for row, use in enumerate(used) if use]
     dicoms, patients, studies = ([cells[row] for row in rows] for cells in (dicoms, patients, studies))
@@ -171,9 +171,9 @@ def _images_of_studies(sheet: Sheet, config: MimicConfig) -> _Images:
         study in row_of and (config.views == "all" or view in _FRONTAL)
         for study, view in zip(of, views, strict=True)
     ]
-    twice = [n for row, n in enumerate(sheet.numbers) if row_of[labelled[row]] != row]
+    twice = [row_of[study] != row for row, study in enumerate(labelled)]
     there = set(of)
-    lost = [n for study, n in zip(labelled, sheet.numbers, strict=True) if study not in there]
+    lost = [study not in there for study in labelled]
     faults = fault(sheet, twice, "a repeated study; remove the row")
     faults += fault(sheet, lost, f"a study without an image in {METADATA}")
     in_use = list(compress(of, used))
@@ -195,9 +195,9 @@ def _split(found: _Images, y: NDArray[np.float32], config: MimicConfig) -> tuple
         return by_patient(found.patients, y, seed=config.seed), []
     sheet = read_sheet(_beside(config, SPLIT))
     dicoms, words = _columns(sheet, ("dicom_id", "split"))
-    strange = [n for n, word in zip(sheet.numbers, words, strict=True) if word not in _PARTS]
+    strange = [word not in _PARTS for word in words]
     part = {dicom: _PARTS.get(word, "") for dicom, word in zip(dicoms, words, strict=True)}
-    absent = [n for n, dicom in zip(found.sheet.numbers, found.dicoms, strict=True) if dicom not in part]
+    absent = [dicom not in part for dicom in found.dicoms]
     faults = fault(sheet, strange, f"the split must be one of {', '.join(_PARTS)}")
     faults += fault(found.sheet, absent, f"an image that is missing from {SPLIT}")
     return tuple(part.get(dicom, "") for dicom in found.dicoms), faults
@@ -268,7 +268,7 @@ def read_mimic_reports(config: MimicReportsConfig) -> Reading:
     split = ("test",) * len(names) if config.split == "test" else by_patient(patients, y, seed=config.seed)
     faults += row_faults(sheet, studies, patients, split, "document")
     if not config.partial:
-        faults += _absent(sheet, texts)
+        faults += fault(sheet, ~here, "a study without a report; correct [data] root, or set partial")
     table = Table(LABELS, tuple(studies), tuple(patients), y, split, config.root, tuple(texts)).rows(here)
     return Reading(restricted(table, config), tuple(faults), absent=int((~here).sum()))
 
@@ -290,11 +290,6 @@ def _texts(config: MimicReportsConfig, names: Sequence[str]) -> list[str]:
             for name, data in reports(root, lambda name: name[name.find("files/") :] in wanted)
         }
     return [found.get(name, "") for name in names]
-
-
-def _absent(sheet: Sheet, texts: Sequence[str]) -> list[str]:
-    lost = [number for number, text in zip(sheet.numbers, texts, strict=True) if not text]
-    return fault(sheet, lost, "a study without a report; correct [data] root, or set partial")
 
 
 _DRAWN, _OFFICIAL = {"split": "patients", "views": "frontal"}, {SPLIT: {"split": "official"}}

@@ -130,11 +130,7 @@ def _official(
     split = ["test" if image in test else "" for image in images]
     for i, part in zip(rows, cut, strict=True):
         split[i] = part
-    stray = [
-        number
-        for image, number in zip(images, sheet.numbers, strict=True)
-        if (image in train_val) == (image in test)
-    ]
+    stray = [(image in train_val) == (image in test) for image in images]
     what = (
         f"in neither or both of train_val_list.txt and test_list.txt of {config.lists_folder}; use the "
         'official lists or [data] split = "patients"'

@@ -52,8 +52,9 @@ from suture.methods.base import SEVERAL, About, LabelUse, Phase, hyperparameters
 from suture.methods.retraining import RETRAINED_TYPES, RETRAINING, Retraining, then_retrained
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier, Layout
-from suture.models.priors import PRIORS, Prior, PriorSpec, check_width
+from suture.models.priors import PRIORS, Prior, PriorSpec
 from suture.models.priors.feature_cache import cached_features
+from suture.models.priors.prior import check_width
 from suture.protocol.egress import IMAGES, WEIGHT, Egress
 from suture.protocol.messages import TaskData, Update, ones
 

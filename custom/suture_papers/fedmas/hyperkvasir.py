@@ -125,7 +125,7 @@ def _folds(sheet: Sheet, table: Table, config: HyperKvasirConfig) -> tuple[tuple
     part = stratified(classes(rows.y), (1 - VALIDATION, VALIDATION), config.seed, rows.images)
     split = np.array(["test" if fold == known[config.fold] else "" for fold in folds], dtype="<U10")
     split[training] = np.array(SPLITS)[part]
-    lost = [number for number, fold in zip(sheet.numbers, folds, strict=True) if fold not in known]
+    lost = [fold not in known for fold in folds]
     what = f'not in any fold of {source.path}; use the official file or [data] split = "images"'
     return tuple(split.tolist()), fault(sheet, lost, what)
 

@@ -22,7 +22,7 @@ from pydantic.dataclasses import dataclass as validated
 from torch import Tensor, nn
 
 from suture.core.devices import moved, repeatable
-from suture.core.errors import ConfigError, DataError, unknown
+from suture.core.errors import ConfigError, DataError, check_known
 from suture.core.seeds import generator_for, seed_for, seeded
 from suture.core.validation import LIMIT, STRICT
 from suture.data.augmentation import Share, chosen, padded, resample, spread
@@ -103,8 +103,7 @@ class Pretraining:
     views: Views = Views()
 
     def __post_init__(self) -> None:
-        if self.backbone not in _BACKBONES:
-            raise unknown("backbone", self.backbone, _BACKBONES)
+        check_known("backbone", self.backbone, _BACKBONES)
         smallest = MODELS[self.backbone].smallest
         if self.size < smallest:
             raise ConfigError(f"{self.size} px is too small for {self.backbone}; {smallest} or more")

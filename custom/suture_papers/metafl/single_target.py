@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field, StrictBool
 from pydantic.dataclasses import dataclass
 
-from suture.core.errors import ConfigError, DataError, unknown
+from suture.core.errors import ConfigError, DataError, check_known
 from suture.core.labels import LabelSet, canonical
 from suture.core.seeds import seed_for
 from suture.core.validation import JOB_PATH, LARGEST_SEED, LIMIT, STRICT
@@ -127,8 +127,7 @@ class SingleTargetSites:
 
 def _check(order: tuple[str, ...], training: tuple[str, ...], targets: tuple[str, ...]) -> None:
     for name in (*training, *targets):
-        if name not in order:
-            raise unknown("disease", name, order)
+        check_known("disease", name, order)
     if both := set(training) & set(targets):
         raise ConfigError(f"{min(both)!r} is both a training site and a target; remove it from one of them")
     for kind, names in (("order", order), ("training", training), ("targets", targets)):

@@ -44,7 +44,6 @@ from torch.func import functional_call
 from suture.core.labels import LabelType
 from suture.core.validation import STRICT
 from suture.data.batch import Batch
-from suture.learning.evaluation import patient_numbers
 from suture.learning.losses import ce_of_rows
 from suture.learning.training import (
     LocalRound,
@@ -210,7 +209,7 @@ def validation_f1(site: SiteContext) -> tuple[Tensor, Tensor]:
     if part is None or not len(part) or site.model.labels.label_type == "multiclass":
         return f1, measured
     positive = predict(site, part) > 0
-    patients = patient_numbers(part)
+    patients = part.patient_numbers
     for c in owned(site).nonzero().squeeze(1).tolist():
         y = part.y[:, c]
         value = _f1(positive[:, c], y, patients, site.min_count)

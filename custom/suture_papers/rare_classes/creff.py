@@ -30,7 +30,6 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.core.seeds import generator_for, seed_for
 from suture.core.validation import LIMIT, STRICT
-from suture.data.siamese import siamese
 from suture.learning.training import LocalRound, SiteContext, ready_inputs
 from suture.methods.averaging import WeightedMean
 from suture.methods.base import About, GlobalModel, RoundContext, hyperparameters
@@ -43,6 +42,7 @@ from suture.models.heads import head_rows
 from suture.protocol.egress import CLASSES, Channel, Egress
 from suture.protocol.messages import TaskData, Update, by_name
 from suture_papers.rare_classes.federated_features import FederatedFeatures, head_gradient
+from suture_papers.rare_classes.siamese import siamese
 
 GRADIENTS, RETRAINED, FEATURES = "class_gradients", "retrained", "features"
 """Names of G, up, of psi~, down, and of V, at the server; zeros for a class that has none."""

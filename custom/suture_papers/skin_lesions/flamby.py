@@ -159,7 +159,7 @@ def with_validation(
 def _official(sheet: Sheet, table: Table, seed: int) -> tuple[tuple[str, ...], list[str]]:
     """The split of each row, and a fault for each word that is neither train nor test."""
     words = ["train"] * len(table) if "image_name" in sheet.header else sheet.column("fold", _KEY)
-    bad = [n for word, n in zip(words, sheet.numbers, strict=True) if word not in ("train", "test")]
+    bad = [word not in ("train", "test") for word in words]
     split = with_validation(table, np.array([word == "train" for word in words]), seed)
     return split, fault(sheet, bad, "column 'fold' must be train or test; use the official table")
 

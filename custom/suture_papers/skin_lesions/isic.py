@@ -8,6 +8,7 @@ the class as a word and the lesion of each image. For the former,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import not_
 from pathlib import Path
 from typing import Literal
 
@@ -120,9 +121,8 @@ def one_hot(sheet: Sheet, spellings: Sequence[str], key: str) -> tuple[NDArray[n
     y = np.array([[_VALUES.get(cell, np.nan) for cell in cells] for cells in columns], dtype=np.float32).T
     wrong = y.sum(axis=1) != 1
     y[wrong] = np.nan
-    numbers = [number for number, bad in zip(sheet.numbers, wrong, strict=True) if bad]
     return y, fault(
-        sheet, numbers, "a row must have 1.0 for one class and 0.0 for the others; use the official table"
+        sheet, wrong, "a row must have 1.0 for one class and 0.0 for the others; use the official table"
     )
 
 
@@ -135,12 +135,11 @@ def _lesions(sheet: Sheet, names: list[str], config: IsicConfig) -> tuple[list[s
         groupings = read_sheet(_groupings(config))
         of: dict[str, str] = {}
         pairs = zip(groupings.column("image", _KEY), groupings.column("lesion_id", _KEY), strict=True)
-        torn = [number for number, pair in zip(groupings.numbers, pairs, strict=True) if _differs(of, *pair)]
+        torn = [_differs(of, *pair) for pair in pairs]
         faults = fault(groupings, torn, "an earlier row assigns its image to another lesion; keep one")
         lesions = [of.get(name, "") for name in names]
         what = f"not listed in {groupings.path}; use the official file"
-    lost = [number for number, lesion in zip(sheet.numbers, lesions, strict=True) if not lesion]
-    return lesions, faults + fault(sheet, lost, what + ' or [data] split = "images"')
+    return lesions, faults + fault(sheet, map(not_, lesions), what + ' or [data] split = "images"')
 
 
 def _differs(of: dict[str, str], image: str, lesion: str) -> bool:

@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from suture.core.errors import unknown
+from suture.core.errors import check_known
 from suture.core.plain import read_toml
 from suture.core.validation import STRICT, parse
 from suture_papers.tables.cells import DASH, mean_of
@@ -54,8 +54,7 @@ class Study:
         """
         table = load_spec(self.table).preset(self.preset)
         columns = {column.name: column for column in table.columns}
-        if self.column not in columns:
-            raise unknown(f"column of a claim in {self.table}", self.column, columns)
+        check_known(f"column of a claim in {self.table}", self.column, columns)
         return table, columns[self.column]
 
 
@@ -134,10 +133,8 @@ def load_claims(path: Path) -> tuple[Claims, str]:
     for name, claim in found.claims.items():
         for table, column in (study.found() for study in claim.studies):
             for row in (claim.row, claim.over):
-                if row not in table.rows:
-                    raise unknown(f"row of claim {name!r}", row, table.rows)
-            if column.metric not in found.margins:
-                raise unknown(f"metric in margins, for claim {name!r}", column.metric, found.margins)
+                check_known(f"row of claim {name!r}", row, table.rows)
+            check_known(f"metric in margins, for claim {name!r}", column.metric, found.margins)
     return found, digest
 
 

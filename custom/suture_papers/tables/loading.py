@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from suture.core.entry_points import found, load
-from suture.core.errors import ConfigError, unknown
+from suture.core.errors import ConfigError, check_known, unknown
 from suture.core.plain import read_toml
 from suture.core.validation import parse
 from suture_papers.tables.spec import TableSpec
@@ -75,8 +75,7 @@ def _check_rows(spec: TableSpec, path: Path) -> None:
         used |= {f"presets.{name}.rows": preset.rows, f"presets.{name}.skip": preset.skip}
     for where, names in used.items():
         for row in names:
-            if row not in spec.rows:
-                raise unknown(f"row in {where} of {path}", row, spec.rows)
+            check_known(f"row in {where} of {path}", row, spec.rows)
 
 
 def _check_columns(spec: TableSpec, path: Path) -> None:
@@ -88,12 +87,10 @@ def _check_columns(spec: TableSpec, path: Path) -> None:
     heads = {column.name for column in spec.columns}
     for name, preset in spec.presets.items():
         for head in preset.columns or ():
-            if head not in heads:
-                raise unknown(f"column in presets.{name}.columns of {path}", head, heads)
+            check_known(f"column in presets.{name}.columns of {path}", head, heads)
     for row in spec.rows.values():
         for head in row.published:
-            if head not in heads:
-                raise unknown(f"published column of {row.name!r} in {path}", head, heads)
+            check_known(f"published column of {row.name!r} in {path}", head, heads)
     for column in spec.columns:
         if column.test is not None and column.test not in spec.tests:
             raise unknown(f"test of column {column.name!r} of {path}", column.test, spec.tests)
@@ -179,8 +176,7 @@ def _check_plots(spec: TableSpec, path: Path) -> None:
     """
     for name, plot in spec.drawings.items():
         for source in plot.sources:
-            if source not in spec.tests:
-                raise unknown(f"test in sources of plot {name!r} of {path}", source, spec.tests)
+            check_known(f"test in sources of plot {name!r} of {path}", source, spec.tests)
         if plot.row is not None and plot.row not in spec.rows:
             raise unknown(f"row of plot {name!r} of {path}", plot.row, spec.rows)
         if plot.row is not None and spec.series:

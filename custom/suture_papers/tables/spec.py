@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, StrictBool
 from pydantic.dataclasses import dataclass
 
-from suture.core.errors import unknown
+from suture.core.errors import check_known
 from suture.core.validation import STRICT
 
 DATA = "{data}"
@@ -329,8 +329,7 @@ class TableSpec:
             ConfigError: unknown; names the nearest.
         """
         size = name or next(iter(self.presets))
-        if size not in self.presets:
-            raise unknown("preset", size, self.presets)
+        check_known("preset", size, self.presets)
         return Table(self, size)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from suture.core.errors import unknown
+from suture.core.errors import check_known
 from suture.protocol.records import parse
 from suture.reports.finetuning_results import TITLES, TunedTask, spread
 from suture_papers.tables.outcome import Outcome
@@ -28,8 +28,7 @@ def _runs_of(results: Mapping[int, Result], task: str) -> dict[_RandomSplit, Tun
     """
     found: dict[_RandomSplit, TunedTask] = {}
     for seed, result in results.items():
-        if task not in result.tuned:
-            raise unknown("task of a column", task, result.tuned)
+        check_known("task of a column", task, result.tuned)
         whole = parse(TunedTask, result.tuned[task], f"the result of seed {seed}, {task}")
         found |= {(seed, i): TunedTask((run,)) for i, run in enumerate(whole.runs)}
     return found

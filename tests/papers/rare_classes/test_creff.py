@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from rounds import conformant, train_round
 from suture.core.errors import ConfigError
 from suture.core.seeds import generator_for, seed_for
-from suture.data.siamese import siamese
 from suture.learning.training import SiteContext, ready_inputs
 from suture.methods.base import GlobalModel, Phase, RoundContext
 from suture.methods.exchange import with_channels
@@ -38,6 +37,7 @@ from suture_papers.rare_classes.creff import (
     retrained_rows,
 )
 from suture_papers.rare_classes.federated_features import FederatedFeatures, distance, head_gradient
+from suture_papers.rare_classes.siamese import siamese
 
 METHOD = conformant("creff")
 assert isinstance(METHOD, CReFF)

@@ -90,6 +90,7 @@ def test_a_page_says_what_it_is_tested_on_and_where_runs_differ_in_it() -> None:
     assert differ.endswith("; away: 9 images")
     plan = Plan("?", "auroc", {"auroc": 0.01}, "never", "b")
     study = replace(table, spec=replace(spec, plan=plan))  # each of its seeds has test images of its own
-    assert reported(measured(40, 1), measured(30, 2), table=study) == "30 or 40 images"
+    of_seeds = [measured(n, seed) for seed, n in enumerate((40, 30, 35))]
+    assert reported(*of_seeds, table=study) == "30 to 40 images"
     at_sites = Result({"settings": {}}, {"source": "sites' test data", "n": 80}, None, None, 1.0)
     assert not reported(at_sites)

@@ -11,7 +11,7 @@ from pydantic import SerializeAsAny, ValidationInfo, WrapValidator
 from pydantic_core import PydanticCustomError
 
 from suture.core.entry_points import Registry
-from suture.core.errors import ConfigError, DataError, LabelError, unknown
+from suture.core.errors import ConfigError, DataError, LabelError, check_known
 from suture.core.printable import number_of
 from suture.data.closing import closed
 from suture.data.dataset import DatasetConfig
@@ -108,8 +108,7 @@ def read_table(config: DatasetConfig) -> Reading:
     table = replace(reading.table, follow_links=config.follow_links, bits=config.bits)
     reading = closed(replace(reading, table=table), config)
     for name in config.stated_codes():
-        if name not in table.labels:
-            raise unknown(f"class under [data.codes] (not one of {config.table})", name, table.labels)
+        check_known(f"class under [data.codes] (not one of {config.table})", name, table.labels)
     if not config.partial or reading.table.texts is not None:
         return reading
     with ImageSource(config.root, config.follow_links) as source:

@@ -130,7 +130,6 @@ class AnsweredLabels:
         sentences = []
         for name, clashes in zip(self.labels, self._clashes, strict=True):
             pairs = "; ".join(f"{one} and {other}" for _, (one, other) in sorted(clashes.items())[:8])
-            numbers = [self._sheet.numbers[image] for image in sorted(clashes)]
             what = f"class {name!r} is both present and absent in {pairs}; correct one of each pair"
-            sentences += fault(self._sheet, numbers, what)
+            sentences += fault(self._sheet, map(clashes.__contains__, range(len(self.y))), what)
         return sentences

@@ -32,7 +32,7 @@ from suture.data.limits import file_bytes
 from suture.data.readers.answers import Answer, Place, Remarks
 from suture.data.readers.hospital_labels import values_line
 from suture.data.readers.linked import LinkedConfig, OneCodeEach, read_linked
-from suture.data.reading import Reading, read_lines
+from suture.data.reading import Reading, read_lines, readable_table
 
 _YES_NO: dict[str, Meaning] = {
     "http://snomed.info/sct|373066001": 1,
@@ -53,7 +53,7 @@ _REFERENCE = re.compile(r"(.*/)?(?P<kind>Patient|Encounter)/(?P<id>[^/]+)(/_hist
 _FINAL = ("final", "amended", "corrected")
 _NOT_READ = ("registered", "preliminary", "cancelled", "entered-in-error", "unknown")
 
-Code = Annotated[str, Field(pattern=r"^([^|]+\|)?[^|]+$")]
+_Code = Annotated[str, Field(pattern=r"^([^|]+\|)?[^|]+$")]
 """A code as ``system|code``, or the code alone, of any system."""
 
 
@@ -72,7 +72,7 @@ class FhirConfig(LinkedConfig):
     """
 
     dataset: Literal["fhir"] = "fhir"
-    classes: Annotated[dict[LabelName, Code], Field(min_length=1), OneCodeEach]
+    classes: Annotated[dict[LabelName, _Code], Field(min_length=1), OneCodeEach]
     observations: Annotated[tuple[SitePath, ...], Field(min_length=1), BeforeValidator(_several)]
     visit_column: str = "encounter"
 
@@ -105,8 +105,10 @@ def _answers(config: FhirConfig, path: Path, remarks: Remarks) -> Iterator[Answe
             meaning = "unknown"
         person = _referred(observation.subject, "Patient")
         visit = _referred(observation.encounter, "Encounter")
+        time = observation.effectiveDateTime or observation.effectiveInstant
+        day = time.isoformat()[:10] if isinstance(time, date) else ""  # else a month, or a period
         for column in asked:
-            yield Answer(place, column, NUMBERS[meaning], person, visit, _day(observation))
+            yield Answer(place, column, NUMBERS[meaning], person, visit, day)
 
 
 def _observations(path: Path, remarks: Remarks) -> Iterator[tuple[Place, Any]]:
@@ -144,10 +146,8 @@ def _resources(path: Path, remarks: Remarks) -> Iterator[tuple[Place, dict[str, 
             else:
                 remarks.faults.add(place, "not a resource in JSON; correct or remove it")
         return
-    try:
+    with readable_table(path):
         bundle = _parsed(file_bytes(path, _MOST_BUNDLE))
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
     entries = bundle.get("entry", []) if isinstance(bundle, dict) else None
     if not isinstance(entries, list) or bundle.get("resourceType") != "Bundle":
         raise DataError(f"{path} is not a Bundle in JSON; NDJSON files need the ending .ndjson")
@@ -213,12 +213,6 @@ def _codes(concept: Any) -> set[str]:
     """The codes of a CodeableConcept, each with its system and alone."""
     codings = [coding for coding in concept.coding or () if coding is not None and coding.code]
     return {c.code for c in codings} | {f"{c.system}|{c.code}" for c in codings if c.system}
-
-
-def _day(observation: Any) -> str:
-    """The day of an Observation, as it is written; empty for a month, a period or no time at all."""
-    time = observation.effectiveDateTime or observation.effectiveInstant
-    return time.isoformat()[:10] if isinstance(time, date) else ""
 
 
 def _referred(reference: Any, kind: str) -> str:

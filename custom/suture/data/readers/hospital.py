@@ -17,14 +17,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import compress
+from operator import not_
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from suture.core.errors import ConfigError, DataError, LabelError
-from suture.core.labels import LabelSet, canonical_or_none
+from suture.core.labels import canonical_or_none
 from suture.core.names import check_value
 from suture.core.printable import number_of
 from suture.core.validation import MOST_ATTRIBUTES
@@ -97,25 +97,29 @@ def read_hospital(config: HospitalConfig) -> Reading:
                 absent = there.count(False)
                 sheet, images = sheet.only(there), list(compress(images, there))
     patients = sheet.column(config.patient_column, "[data] patient_column")
-    found = find_labels(sheet, config, _other_columns(sheet, config))
-    labels, y, faults = found.labels, found.y, list(found.faults)
+    others = _other_columns(sheet, config)
+    labels, y, faults, notes = find_labels(sheet, config, others)
     if labels.label_type == "multiclass":
-        faults += _one_class(sheet, y)
+        several = (y == 1).sum(axis=1) > 1
+        y[several] = np.nan
+        what = "several classes in a multiclass table; keep one 1 in a row, or write [data] label_type = "
+        faults += fault(sheet, several, f'{what}"multilabel"')
     split, more = find_split(sheet, config, patients, y)
     texts, blank = _texts(sheet, config)
     attributes = _attributes(sheet, config)
     table = Table(labels, tuple(images), tuple(patients), y, split, config.root, texts, attributes)
-    notes = found.notes + _healthy_with_findings(sheet, config)
+    notes += _healthy_with_findings(sheet, config)
     if config.repeated != "refuse":
         faults += _contradictions(sheet, table)
         one_each = config.finding_column is not None and config.value_column is None  # a row has one finding
         notes += () if one_each and config.repeated == "merge" else _disagreements(sheet, table, config)
         sheet, table = _merged(sheet, table, config)
-    what: Literal["image", "document"] = "image" if texts is None else "document"
-    faults += more + blank + row_faults(sheet, table.images, table.patients, table.split, what)
-    torn, said = torn_patients(
-        sheet, config.patient_column, config.image_column, table.split, _used_columns(sheet, config, labels)
-    )
+    kind: Literal["image", "document"] = "image" if texts is None else "document"
+    faults += more + blank + row_faults(sheet, table.images, table.patients, table.split, kind)
+    used = others | {config.finding_column or ""}
+    if config.finding_column is None:
+        used |= {name for name in sheet.header if canonical_or_none(name, config.synonyms) in labels}
+    torn, said = torn_patients(sheet, config.patient_column, config.image_column, table.split, used)
     faults, notes = faults + torn, notes + said
     return Reading(table, tuple(faults), absent, notes, sheet.numbers)
 
@@ -134,31 +138,10 @@ def _other_columns(sheet: Sheet, config: HospitalConfig) -> set[str]:
     """The columns that are no label."""
     others = {config.image_column, config.patient_column, config.split_column}
     for key in ("attribute_column", "text_column", "value_column"):
-        name = getattr(config, key)
-        if name is not None:
+        if (name := getattr(config, key)) is not None:
             sheet.position(name, f"[data] {key}")
             others.add(name)
     return others
-
-
-def _used_columns(sheet: Sheet, config: HospitalConfig, labels: LabelSet) -> set[str]:
-    """The columns that have a meaning, labels included."""
-    columns = _other_columns(sheet, config) | {config.finding_column or ""}
-    if config.finding_column is None:
-        columns |= {name for name in sheet.header if canonical_or_none(name, config.synonyms) in labels}
-    return columns
-
-
-def _one_class(sheet: Sheet, y: NDArray[np.float32]) -> list[str]:
-    """A fault if any row has more than one class; all of such a row becomes unknown."""
-    several = (y == 1).sum(axis=1) > 1
-    y[several] = np.nan
-    numbers = [number for number, bad in zip(sheet.numbers, several, strict=True) if bad]
-    what = (
-        "several classes in a multiclass table; keep one 1 in a row, or write [data] label_type = "
-        '"multilabel"'
-    )
-    return fault(sheet, numbers, what)
 
 
 def _texts(sheet: Sheet, config: HospitalConfig) -> tuple[tuple[str, ...] | None, list[str]]:
@@ -166,8 +149,9 @@ def _texts(sheet: Sheet, config: HospitalConfig) -> tuple[tuple[str, ...] | None
     if config.text_column is None:
         return None, []
     texts = sheet.column(config.text_column, "[data] text_column")
-    blank = [number for text, number in zip(texts, sheet.numbers, strict=True) if not text]
-    return tuple(texts), fault(sheet, blank, f"column {config.text_column!r} is blank; remove the row")
+    return tuple(texts), fault(
+        sheet, map(not_, texts), f"column {config.text_column!r} is blank; remove the row"
+    )
 
 
 def _attributes(sheet: Sheet, config: HospitalConfig) -> tuple[str, ...] | None:
@@ -194,8 +178,7 @@ def _contradictions(sheet: Sheet, table: Table) -> list[str]:
     first: dict[str, tuple[str, str]] = {}
     whose = zip(table.patients, table.split, strict=True)
     bad = [first.setdefault(image, of) != of for image, of in zip(table.images, whose, strict=True)]
-    numbers = [number for number, wrong in zip(sheet.numbers, bad, strict=True) if wrong]
-    return fault(sheet, numbers, "its patient or split differs from an earlier row of the same image")
+    return fault(sheet, bad, "its patient or split differs from an earlier row of the same image")
 
 
 def _disagreements(sheet: Sheet, table: Table, config: HospitalConfig) -> tuple[str, ...]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import tomli_w
 from numpy.typing import NDArray
 from pydantic import Field
 
-from suture.core.errors import LabelError, unknown
+from suture.core.errors import LabelError, check_known, unknown
 from suture.core.labels import LabelSet, LabelType, canonical, canonical_or_none
 from suture.core.printable import number_of
 from suture.data.cells import Cells, Meaning
@@ -66,8 +66,7 @@ class LabelConfig(DatasetConfig):
         return idle
 
 
-@dataclass(frozen=True)
-class _FoundLabels:
+class _FoundLabels(NamedTuple):
     """The labels of a table.
 
     Attributes:
@@ -78,8 +77,8 @@ class _FoundLabels:
 
     labels: LabelSet
     y: NDArray[np.float32]
-    faults: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    faults: list[str]
+    notes: tuple[str, ...]
 
 
 def listed_names(cell: str, separator: str) -> list[str]:
@@ -113,17 +112,10 @@ def find_labels(sheet: Sheet, config: LabelConfig, others: Collection[str]) -> _
         LabelError: no label column, or two that are one label.
         ConfigError: `labels` names a class that the table lacks.
     """
-    return _listed(sheet, config) if config.finding_column else _in_columns(sheet, config, others)
-
-
-def _in_columns(sheet: Sheet, config: LabelConfig, others: Collection[str]) -> _FoundLabels:
-    """The labels of a table with one column per label."""
+    if config.finding_column:
+        return _listed(sheet, config)
     labels, positions = _label_columns(sheet, config, others)
-    meaning = Cells(config.values)
-    y, faults = _values(sheet, positions, meaning)
-    cells = (cell for position in positions for cell in sheet.cells(position))
-    notes = tuple(f"{sheet.path}: {text}" for text in meaning.said(cells))
-    return _FoundLabels(labels, y, tuple(faults), notes)
+    return _FoundLabels(labels, *_values(sheet, positions, config))
 
 
 def _listed(sheet: Sheet, config: LabelConfig) -> _FoundLabels:
@@ -144,45 +136,27 @@ def _listed(sheet: Sheet, config: LabelConfig) -> _FoundLabels:
             raise LabelError(f"{where}: {error}, or set finding_separator") from error
     labels, y = indicators([names - {NO_FINDING} if names else None for names in named], sheet.path)
     y[unjudged] = np.where(y[unjudged] == 1, np.float32(1), np.float32(np.nan))
-    faults: tuple[str, ...] = ()
+    faults: list[str] = []
     notes = blank_findings(sheet, cells, column)
     if unjudged.any():
         many = number_of(int(unjudged.sum()), "cell")
         notes += (
             f"{sheet.path}, column {column!r}: {many} with words for unknown, as are other classes there",
         )
-    if config.value_column is not None:
-        y, faults, said = _as_valued(sheet, config, named, y)
+    if config.value_column is not None:  # a row says of the classes that it names whether they are present
+        position = sheet.position(config.value_column, "[data] value_column")
+        values, faults, said = _values(sheet, [position], config)
         notes += said
+        y = np.where(y == 1, values, np.float32(np.nan))
+        # One that says so of `NO_FINDING` says of all classes that they are absent.
+        y[np.array([names == {NO_FINDING} for names in named]) & (values[:, 0] == 1)] = 0
     if config.labels is not None:
         wanted = LabelSet.of(config.labels, config.synonyms, config.label_type)
         for name in wanted:
-            if name not in labels:
-                raise unknown(f"[data] labels entry (in no row of {sheet.path})", name, labels)
+            check_known(f"[data] labels entry (in no row of {sheet.path})", name, labels)
         y = y[:, [labels.index(name) for name in wanted]]
         return _FoundLabels(wanted, y, faults, notes)
     return _FoundLabels(LabelSet(labels.names, config.label_type), y, faults, notes)
-
-
-def _as_valued(
-    sheet: Sheet, config: LabelConfig, named: list[set[str]], listed: NDArray[np.float32]
-) -> tuple[NDArray[np.float32], tuple[str, ...], tuple[str, ...]]:
-    """Labels [n, c] where a row says of the classes that it names whether they are present; faults and notes.
-
-    A row that says of `NO_FINDING` that it is present says of all classes that they are absent.
-
-    Args:
-        named: the classes of each row, with `NO_FINDING`.
-        listed: 1 where the row names the class, [n, c].
-    """
-    position = sheet.position(config.value_column or "", "[data] value_column")
-    meaning = Cells(config.values)
-    values, faults = _values(sheet, [position], meaning)
-    y = np.where(listed == 1, values, np.float32(np.nan))
-    healthy = np.array([names == {NO_FINDING} for names in named]) & (values[:, 0] == 1)
-    y[healthy] = 0
-    notes = tuple(f"{sheet.path}: {text}" for text in meaning.said(sheet.cells(position)))
-    return y, tuple(faults), notes
 
 
 def blank_findings(sheet: Sheet, cells: list[str], column: str) -> tuple[str, ...]:
@@ -222,8 +196,11 @@ def _chosen(sheet: Sheet, columns: list[tuple[str, int]], config: LabelConfig) -
     return [column for name in wanted for column in found[name]]
 
 
-def _values(sheet: Sheet, positions: list[int], meaning: Cells) -> tuple[NDArray[np.float32], list[str]]:
-    """Labels [n, c], and one fault per column with cells that have no meaning."""
+def _values(
+    sheet: Sheet, positions: list[int], config: LabelConfig
+) -> tuple[NDArray[np.float32], list[str], tuple[str, ...]]:
+    """Labels [n, c], one fault per column with cells that have no meaning, and notes on words that do."""
+    meaning = Cells(config.values)
     y = np.full((len(sheet.rows), len(positions)), np.nan, dtype=np.float32)
     strange: dict[int, dict[str, list[int]]] = {}
     for column, position in enumerate(positions):
@@ -239,7 +216,8 @@ def _values(sheet: Sheet, positions: list[int], meaning: Cells) -> tuple[NDArray
         f"{next(iter(of))!r} is not 1, 0 or blank (unknown); {_remedy(len(of), words)}"
         for position, of in strange.items()
     ]
-    return y, faults
+    said = meaning.said(chain.from_iterable(map(sheet.cells, positions)))
+    return y, faults, tuple(f"{sheet.path}: {text}" for text in said)
 
 
 def _remedy(different: int, words: set[str]) -> str:

@@ -14,6 +14,7 @@ from suture.data.image_names import image_name, is_foreign, loosely, stem
 from suture.data.images import ImageSource
 from suture.data.reading import Sheet, fault, read_sheet
 from suture.data.split import by_patient
+from suture.data.table import SPLITS
 
 SPLIT_WORDS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -79,7 +80,7 @@ def find_split(
     kept = read_sheet(config.split_file)
     splits, faults = _splits(kept, "split", "[data] split_file")
     part = dict(zip(map(same, kept.column("patient", "[data] split_file")), splits, strict=True))
-    new = [number for patient, number in zip(patients, sheet.numbers, strict=True) if patient not in part]
+    new = [patient not in part for patient in patients]
     what = f"a patient who is missing from {config.split_file}; add a line with the split"
     return tuple(part.get(patient, "") for patient in patients), faults + fault(sheet, new, what)
 
@@ -87,14 +88,14 @@ def find_split(
 def _splits(sheet: Sheet, column: str, key: str) -> tuple[tuple[str, ...], list[str]]:
     """The splits that a column names, and its faults; arguments as in `Sheet.position`."""
     cells = sheet.column(column, key)
-    words = [cell.casefold() for cell in cells]
-    bad = [number for word, number in zip(words, sheet.numbers, strict=True) if word not in SPLIT_WORDS]
+    splits = [SPLIT_WORDS.get(cell.casefold()) for cell in cells]
     faults: list[str] = []
-    if bad:
-        first = next(cell for cell, word in zip(cells, words, strict=True) if word not in SPLIT_WORDS)
-        hint = nearest(first, ("train", "validation", "test"))
+    if None in splits:
+        first = cells[splits.index(None)]
+        hint = nearest(first, SPLITS)
+        bad = [split is None for split in splits]
         faults = fault(sheet, bad, f"unknown split {first!r}; {hint} (blank is unused)")
-    return tuple(SPLIT_WORDS.get(word, "") for word in words), faults
+    return tuple(split or "" for split in splits), faults
 
 
 def within_root(
@@ -113,4 +114,4 @@ def within_root(
             names = source.stems()
             return tuple(names.get(stem(name), name) for name in images)
         find = loosely(source.paths())
-    return tuple(find(name) or name for name in images)
+        return tuple(find(name) or name for name in images)

@@ -7,8 +7,8 @@ absent.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
@@ -85,96 +85,48 @@ def read_linked(
     sheet = read_sheet(config.table)
     names = sheet.column(config.image_column, "[data] image_column")
     patients = [same(cell) for cell in sheet.column(config.patient_column, "[data] patient_column")]
-    index, faults = _index(sheet, config, patients, same)
-    found, counted = AnsweredLabels(sheet, LabelSet.of(tuple(classes))), _Counts()
+    rows_of, faults = _index(sheet, config, patients, same)
+    found = AnsweredLabels(sheet, LabelSet.of(tuple(classes)))
+    answered = Counter[int]()
+    linked = 0
     for answer in answers:
-        rows = index.rows(answer)
+        rows = rows_of(answer)
         found.put(answer, rows)
-        counted.add(answer, rows)
+        answered[answer.label] += 1
+        linked += bool(rows)
     split, torn = find_split(sheet, config, patients, found.y, same)
     faults += [*remarks.faults.sentences(), *found.faults(), *torn]
-    faults += row_faults(sheet, names, patients, split) + counted.faults(sheet, classes)
-    notes = (*remarks.notes.sentences(), f"{counted.linked:,} {counted.belong(sheet)}")
+    faults += row_faults(sheet, names, patients, split)
+    faults += [
+        f"[data] classes: no answer has the code {shown(code)} of {shown(name)}; correct the code, or "
+        "remove the class if this site does not annotate it"
+        for column, (name, code) in enumerate(classes.items())
+        if not answered[column]
+    ]
+    belong = f"{linked:,} of {number_of(answered.total(), 'answer')} belong to an image of {sheet.path}"
+    if answered and not linked:
+        faults.append(f"{belong}; correct its patients, and its visits or days")
+    notes = (*remarks.notes.sentences(), belong)
     images = within_root(names, config)
     table = Table(found.labels, images, tuple(patients), found.y, split, config.root)
     return Reading(restricted(table, config), tuple(faults), notes=notes)
 
 
-class _Counts:
-    """Counts answers, and those that belong to an image."""
-
-    def __init__(self) -> None:
-        self._answered: set[int] = set()
-        self._all = self.linked = 0
-
-    def add(self, answer: Answer, rows: Sequence[int]) -> None:
-        """Count an answer that belongs to the images of these rows."""
-        self._answered.add(answer.label)
-        self._all += 1
-        self.linked += bool(rows)
-
-    def belong(self, sheet: Sheet) -> str:
-        """The end of a sentence of how many belong to an image."""
-        return f"of {number_of(self._all, 'answer')} belong to an image of {sheet.path}"
-
-    def faults(self, sheet: Sheet, classes: Mapping[str, str | int]) -> list[str]:
-        """A fault for each class without answers, and one if no answer belongs to an image."""
-        faults = [
-            f"[data] classes: no answer has the code {shown(code)} of {shown(name)}; correct the code, or "
-            "remove the class if this site does not annotate it"
-            for column, (name, code) in enumerate(classes.items())
-            if column not in self._answered
-        ]
-        if self._all and not self.linked:
-            faults.append(f"0 {self.belong(sheet)}; correct its patients, and its visits or days")
-        return faults
-
-
-class _Index:
-    """The rows of images by what an answer can belong to them."""
-
-    def __init__(
-        self, patients: Iterable[str], visits: Iterable[str], days: Iterable[str], by_person: bool
-    ) -> None:
-        self._by_person = by_person
-        self._rows: dict[tuple[str, ...], list[int]] = defaultdict(list)
-        for row, (person, visit, day) in enumerate(zip(patients, visits, days, strict=True)):
-            for key in self._keys(person, visit, day) if person else ():
-                self._rows[key].append(row)
-
-    def _keys(self, person: str, visit: str, day: str) -> Iterator[tuple[str, ...]]:
-        if self._by_person:
-            yield (person,)
-            return
-        if visit:
-            yield "visit", person, visit
-        if day:
-            yield "day", person, day
-        if day and not visit:
-            yield "date without a visit", person, day
-
-    def rows(self, answer: Answer) -> list[int]:
-        """The rows of the images that an answer belongs to."""
-        keys: tuple[tuple[str, ...], ...] = (("day", answer.person, answer.day),)
-        if self._by_person:
-            keys = ((answer.person,),)
-        elif answer.visit:
-            visit = "visit", answer.person, answer.visit
-            keys = visit, ("date without a visit", answer.person, answer.day)
-        return [row for key in keys for row in self._rows.get(key, ())]
-
-
 def _index(
     sheet: Sheet, config: LinkedConfig, patients: list[str], same: Callable[[str], str]
-) -> tuple[_Index, list[str]]:
-    """The index of a list of images, and the faults of its days.
+) -> tuple[Callable[[Answer], list[int]], list[str]]:
+    """Return what finds the rows of the images that an answer belongs to, and the faults of their days.
 
     Raises:
-        DataError: answers are linked by visit or day, and it has no column of either.
+        DataError: answers are linked by visit or day, and the list has no column of either.
     """
-    blank = [""] * len(patients)
+    rows: dict[tuple[str, ...], list[int]] = defaultdict(list)
     if config.link == "person":
-        return _Index(patients, blank, blank, by_person=True), []
+        for row, person in enumerate(patients):
+            if person:
+                rows[person,].append(row)
+        return lambda answer: rows.get((answer.person,), []), []
+
     visits, dates = _optional(sheet, config, "visit_column"), _optional(sheet, config, "date_column")
     if visits is None and dates is None:
         raise DataError(
@@ -182,10 +134,26 @@ def _index(
             'name one as [data] visit_column or date_column, or write link = "person" if an answer '
             "applies to all images of its patient"
         )
+    blank = [""] * len(patients)
     days = list(map(day_of, dates or blank))
-    wrong = [number for day, number in zip(days, sheet.numbers, strict=True) if day is None]
+    wrong = [day is None for day in days]
     faults = fault(sheet, wrong, f"column {config.date_column!r}: not a date such as 2024-03-01")
-    return _Index(patients, map(same, visits or blank), (day or "" for day in days), by_person=False), faults
+    of = zip(patients, map(same, visits or blank), days, strict=True)
+    for row, (person, visit, day) in enumerate(of):
+        if person and visit:
+            rows["visit", person, visit].append(row)
+        if person and day:
+            rows["day", person, day].append(row)
+            if not visit:
+                rows["date without a visit", person, day].append(row)
+
+    def found(answer: Answer) -> list[int]:
+        if not answer.visit:
+            return rows.get(("day", answer.person, answer.day), [])
+        keys = ("visit", answer.person, answer.visit), ("date without a visit", answer.person, answer.day)
+        return [row for key in keys for row in rows.get(key, ())]
+
+    return found, faults
 
 
 def _optional(sheet: Sheet, config: LinkedConfig, key: str) -> list[str] | None:

@@ -27,10 +27,8 @@ from suture.data.readers.hospital_labels import values_line
 from suture.data.readers.linked import LinkedConfig, OneCodeEach, read_linked
 from suture.data.reading import Reading, stream_columns
 
-YES, NO = "4188539", "4188540"
+_YES, _NO = "4188539", "4188540"
 """The standard concepts of the answers, of SNOMED CT."""
-
-_Table = Literal["measurement", "observation"]
 
 
 class OmopConfig(LinkedConfig):
@@ -71,13 +69,11 @@ def read_omop(config: OmopConfig) -> Reading:
 
 
 def _answers(config: OmopConfig, remarks: Remarks) -> Iterator[Answer]:
-    if config.measurements is not None:
-        yield from _rows(config, config.measurements, "measurement", remarks)
-    if config.observations is not None:
-        yield from _rows(config, config.observations, "observation", remarks)
+    for table, path in (("measurement", config.measurements), ("observation", config.observations)):
+        yield from _rows(config, path, table, remarks) if path else ()
 
 
-def _rows(config: OmopConfig, path: Path, table: _Table, remarks: Remarks) -> Iterator[Answer]:
+def _rows(config: OmopConfig, path: Path, table: str, remarks: Remarks) -> Iterator[Answer]:
     """The answers of one table; a row of another concept is none."""
     names = (
         "person_id",
@@ -88,7 +84,7 @@ def _rows(config: OmopConfig, path: Path, table: _Table, remarks: Remarks) -> It
     )
     columns = {str(concept): column for column, concept in enumerate(config.classes.values())}
     classes = tuple(config.classes)
-    meanings: dict[str, Meaning] = {YES: 1, NO: 0, **config.values}
+    meanings: dict[str, Meaning] = {_YES: 1, _NO: 0, **config.values}
     for number, (person, visit, concept, value, date) in stream_columns(path, names, f"[data] {table}s"):
         column = columns.get(_whole(concept))
         if column is None:
@@ -106,7 +102,7 @@ def _strange(name: str, value: str) -> str:
     """What to do about a value of a class that has no meaning; what is no concept is not shown: a name?"""
     if value and not value.isdecimal():
         return f"class {name!r}: value_as_concept_id is not the number of a concept; correct the row"
-    what = f"value_as_concept_id {shown(value)} is not Yes ({YES}) or No ({NO})" if value else "no value"
+    what = f"value_as_concept_id {shown(value)} is not Yes ({_YES}) or No ({_NO})" if value else "no value"
     return (
         f"class {name!r}: {what}; add this line to [data], with 1 or 0 if its meaning is "
         f"known:\n{values_line([value])}"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from suture.core.devices import check_device
-from suture.core.errors import ConfigError, unknown
+from suture.core.errors import ConfigError, check_known
 from suture.core.labels import LabelSet, canonical
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples, columns
@@ -76,8 +76,7 @@ class HeldOut:
         """
         named = Counter(chain.from_iterable(self.groups.values()))
         for name, times in named.items():
-            if name not in labels:
-                raise unknown("class under [data.groups] of the server's suture.toml", name, labels)
+            check_known("class under [data.groups] of the server's suture.toml", name, labels)
             if times > 1:
                 raise ConfigError(
                     f"the server's suture.toml names {name!r} twice under [data.groups]; a class "

@@ -27,11 +27,11 @@ from suture.federation.site.patient_privacy import check_batch_norm, check_prote
 from suture.federation.site.releases import Answer, Releases
 from suture.federation.site.states import States
 from suture.federation.site.trainer import Trainer
-from suture.learning.evaluation import Measurement, class_counts, count_scores, loss_leaves, measure
+from suture.learning.evaluation import Measurement, count_scores, label_counts, loss_leaves, measure
 from suture.learning.samples import SiteSamples
 from suture.learning.training import SiteContext
 from suture.models.classifier import Classifier, Layout, load_tensors
-from suture.models.priors import check_width
+from suture.models.priors.prior import check_width
 from suture.models.saved import save_model
 from suture.protocol.check import AllowedReply
 from suture.protocol.egress import OWNERS
@@ -181,7 +181,7 @@ class Site:
             check_batch_norm(self.trainer.model(labels.names), self.plan, self.rounds)
         counts = {}
         if labels.label_type in allowed.egress.counts:
-            counts = class_counts(labels, samples["train"], config.privacy)
+            counts = label_counts(labels, samples["train"], config.privacy)
             counts = self.releases.first_counts.of(labels, counts)
         return SiteInfo(
             labels.names,
@@ -225,8 +225,8 @@ class Site:
 
     def _calibrate(self, task: TaskData) -> Scores:
         context = self.trainer.context(task, self._state(task))
-        own, first = self.trainer.data[0], self.releases.first_counts
-        return count_scores(context, own, self.config.privacy, task.round, first.within)
+        within = self.releases.first_counts.within
+        return count_scores(context, self._measurement(), task.round, within)
 
     def _evaluate(self, task: TaskData) -> Evaluation:
         state, plan = self._state(task), self.plan

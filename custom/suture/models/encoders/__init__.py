@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from suture.core.errors import ConfigError, as_word, unknown
+from suture.core.errors import ConfigError, as_word, check_known, unknown
 from suture.models.encoders import monai_bundle, transformers_folder, xrv_file
 from suture.models.encoders.backbone import Backbone
 from suture.models.encoders.described import Description
@@ -23,7 +23,7 @@ from suture.models.encoders.text_folder import TEXT_NETWORKS, tokenised
 if TYPE_CHECKING:
     from suture.models import ModelSpec
 
-BY_NAME: dict[str, Callable[[str], Backbone]] = {
+_BY_NAME: dict[str, Callable[[str], Backbone]] = {
     "timm": timm_encoder,
     "torchvision": torchvision_encoder,
     "monai": monai_encoder,
@@ -62,8 +62,8 @@ def family_of(name: str) -> str:
         ConfigError: there is no such family (names the nearest), or nothing follows it.
     """
     family, colon, network = name.partition(":")
-    if colon and family not in (*BY_NAME, *STORED):
-        raise unknown("family of models", family, (*BY_NAME, *STORED))
+    if colon and family not in (*_BY_NAME, *STORED):
+        raise unknown("family of models", family, (*_BY_NAME, *STORED))
     if colon and not network.strip():
         form = next(form for form in FAMILIES if form.startswith(f"{family}:"))
         raise ConfigError(f"model.name={name} names no encoder; write {form}")
@@ -82,25 +82,17 @@ def family_encoder(name: str, config: str | None) -> Backbone:
             description is missing or faulty.
     """
     family, _, network = name.partition(":")
-    if family in BY_NAME:
-        return BY_NAME[family](network)
+    if family in _BY_NAME:
+        return _BY_NAME[family](network)
     names, _, build = STORED[family]
-    if network not in names:
-        raise unknown(f"network of {family}", network, names)
+    check_known(f"network of {family}", network, names)
     described = Description.read(config or "", f"model.encoder_config of {as_word(name)}")
-    made = partial(build, network, described)
     if (network in TEXT_NETWORKS) != (described.tokeniser is not None):
         raise ConfigError(
             f"model.encoder_config of {as_word(name)} describes another network; export the job again"
         )
-    if described.tokeniser is not None:
+    title, size, made = f"{network} of {family}", described.size, partial(build, network, described)
+    if network in TEXT_NETWORKS:
         tokenise = partial(tokenised, network, described)
-        title = f"{network} of {family}, for text"
-        return Backbone(title, made, weights=(), reads="text", size=described.size, tokenise=tokenise)
-    return Backbone(
-        f"{network} of {family}",
-        made,
-        weights=(),
-        normalisation=(described.mean, described.std),
-        size=described.size,
-    )
+        return Backbone(f"{title}, for text", made, weights=(), reads="text", size=size, tokenise=tokenise)
+    return Backbone(title, made, weights=(), normalisation=(described.mean, described.std), size=size)

@@ -16,9 +16,9 @@ from suture.models.backbones import Normalisation, channels_last
 if TYPE_CHECKING:
     from suture.models import ModelSpec
 
-Reads = Literal["image", "text"]
+_Reads = Literal["image", "text"]
 
-_INPUTS: dict[Reads, tuple[str, ...]] = {"image": ("image",), "text": ("tokens", "length")}
+_INPUTS: dict[_Reads, tuple[str, ...]] = {"image": ("image",), "text": ("tokens", "length")}
 """Names of the inputs of a backbone in a batch."""
 
 
@@ -46,7 +46,7 @@ class Backbone:
     smallest: int = 16
     weights: tuple[str, ...] | None = None
     normalisation: Normalisation | None = None
-    reads: Reads = "image"
+    reads: _Reads = "image"
     vectors: bool = False
     size: int | None = None
     tokenise: Callable[[Sequence[str], int | None], tuple[Tensor, Tensor]] | None = None
@@ -107,14 +107,11 @@ def refused(spec: ModelSpec, size: int | None, error: Exception) -> ConfigError:
     """
     trained = f", pretrained at {size} px," if size else ""
     remedy = f"--set model.size={size}" if size not in (None, spec.size) else "set another model.size"
+    if spec.train == "all" and "per channel when training" in str(error):
+        remedy += ", or model.train='head'"
     return ConfigError(
         f"model.size {spec.size}: {spec.name}{trained} does not take images of that size "
         f"({as_word(error)}); {remedy}"
-        + (
-            ", or model.train='head'"
-            if spec.train == "all" and "per channel when training" in str(error)
-            else ""
-        )
     )
 
 

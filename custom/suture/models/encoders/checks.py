@@ -45,7 +45,8 @@ def _check(spec: ModelSpec) -> None:
         assert torch.equal(tensor, again.state_dict()[name]), f"{name}: the same seed gives other numbers"
         kept = tensor.is_floating_point() or name in model.counters
         assert kept, f"{name}: {tensor.dtype} cannot be averaged; register it with persistent=False"
-    images = torch.rand(3, spec.preprocessing.channels, spec.size, spec.size, generator=_seeded())
+    shape, fixed = (3, spec.preprocessing.channels, spec.size, spec.size), torch.Generator().manual_seed(0)
+    images = torch.rand(shape, generator=fixed)
     found = _features(model, images)
     wanted = (3, model.head.in_features)
     assert found.shape == wanted, f"features are {list(found.shape)}; `build` states {list(wanted)}"
@@ -74,7 +75,3 @@ def _check_training(model: Classifier, images: Tensor) -> None:
 @torch.no_grad()
 def _features(model: Classifier, images: Tensor) -> Tensor:
     return model.eval().features({"image": images})
-
-
-def _seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(0)

@@ -23,9 +23,9 @@ from suture.models.classifier import Mean, Std
 if TYPE_CHECKING:
     from suture.models import ModelSpec
 
-Number = Annotated[int, Field(ge=-(2**20), le=2**20)] | Annotated[float, Field(ge=-(2**20), le=2**20)]
-Text = Annotated[str, Field(max_length=64)]
-Value = bool | Number | Text | Annotated[tuple[Number | Text, ...], Field(max_length=32)] | None
+_Number = Annotated[int, Field(ge=-(2**20), le=2**20)] | Annotated[float, Field(ge=-(2**20), le=2**20)]
+_Text = Annotated[str, Field(max_length=64)]
+_Value = bool | _Number | _Text | Annotated[tuple[_Number | _Text, ...], Field(max_length=32)] | None
 """A plain value; no argument of a network is larger."""
 
 _MOST_LAYERS = 256
@@ -54,7 +54,7 @@ class Description:
         ConfigError: it would have more layers than any encoder, or reads neither images nor text.
     """
 
-    arguments: dict[Text, Value]
+    arguments: dict[_Text, _Value]
     mean: Annotated[tuple[Mean, ...], Field(max_length=3)] = ()
     std: Annotated[tuple[Std, ...], Field(max_length=3)] = ()
     size: Annotated[int, Field(ge=1, le=4096)] | None = None
@@ -147,7 +147,7 @@ def bounded(make: Callable[[], nn.Module], spec: ModelSpec, tokens: int = 0) -> 
     try:
         with torch.device("meta"):  # without memory
             network = make()
-        check_memory(network, spec, tokens)
+        check_footprint(network, spec, tokens)
         return make()
     except ConfigError:
         raise
@@ -157,7 +157,7 @@ def bounded(make: Callable[[], nn.Module], spec: ModelSpec, tokens: int = 0) -> 
         ) from error
 
 
-def check_memory(network: nn.Module, spec: ModelSpec, tokens: int = 0) -> None:
+def check_footprint(network: nn.Module, spec: ModelSpec, tokens: int = 0) -> None:
     """Refuse a network that needs too much memory for one image or document; it is computed without any.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from suture.core.errors import ConfigError, as_word, shown, unknown
+from suture.core.errors import ConfigError, as_word, check_known, shown, unknown
 from suture.models.encoders.backbone import (
     BUILD_ERRORS,
     Backbone,
@@ -20,8 +20,8 @@ from suture.models.encoders.backbone import (
     refused,
     without_classifier,
 )
-from suture.models.encoders.described import bounded, check_memory, read_config
-from suture.models.weights import fill, read_weights, within
+from suture.models.encoders.described import bounded, check_footprint, read_config
+from suture.models.weights import fill, load_weights, read_weights, within
 
 if TYPE_CHECKING:
     from suture.models import ModelSpec
@@ -106,8 +106,7 @@ def torchvision_encoder(name: str) -> Backbone:
     from torchvision import models
 
     names = [one for one in models.list_models(module=models) if one not in _OTHER_INPUT]
-    if name not in names:
-        raise unknown("network of torchvision", name, names)
+    check_known("network of torchvision", name, names)
     own = models.get_model_weights(name).DEFAULT.transforms()
     return Backbone(
         f"{name} of torchvision, for {own.crop_size[0]} px",
@@ -129,7 +128,7 @@ def _torchvision_network(
     try:
         # Some cannot be made without memory; the largest, regnet_y_128gf, has 645 million parameters.
         network = models.get_model(name, weights=None, **size)
-        check_memory(network, spec)
+        check_footprint(network, spec)
     except BUILD_ERRORS as error:
         raise refused(spec, trained, error) from error
     head = without_classifier(network, f"torchvision:{name}")
@@ -161,8 +160,7 @@ def monai_encoder(name: str) -> Backbone:
     Raises:
         ConfigError: it is none that classifies images of two dimensions.
     """
-    if name not in MONAI_NETS:
-        raise unknown("2-D network of MONAI", name, MONAI_NETS)
+    check_known("2-D network of MONAI", name, MONAI_NETS)
     return Backbone(f"{name} of MONAI", partial(_monai_network, name), weights=())
 
 
@@ -197,6 +195,5 @@ def filled_monai(
         ConfigError: the weights do not fit.
     """
     head = without_classifier(network, spec.name)
-    if weights:
-        fill(network.state_dict(), read_weights(weights), weights, f"{name} of MONAI", (f"{head}.",))
+    load_weights(network, weights, f"{name} of MONAI", (f"{head}.",))
     return checked(network, spec, size)

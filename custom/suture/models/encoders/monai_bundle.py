@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from suture.core.errors import ConfigError, shown, unknown
+from suture.core.errors import ConfigError, check_known, shown
 from suture.core.validation import parse
 from suture.models.encoders.described import Description, bounded, channels_of, normalised, read_config
 from suture.models.encoders.libraries import MONAI_CHANNELS, MONAI_NETS, filled_monai, monai_network
@@ -34,8 +34,7 @@ def read_bundle(folder: Path) -> tuple[str, Description]:
         raise ConfigError(f"model.name=bundle:{folder}: there is no such folder; name that of a bundle")
     path, defined = _definition(folder)
     name = str(defined.get("_target_")).rpartition(".")[2]
-    if name not in MONAI_NETS:
-        raise unknown(f"2-D network of MONAI in {path}", name, MONAI_NETS)
+    check_known(f"2-D network of MONAI in {path}", name, MONAI_NETS)
     arguments = {key: value for key, value in defined.items() if key not in _LEFT_OUT}
     for key, value in arguments.items():
         if key.startswith("_") or (isinstance(value, str) and value.startswith(("$", "@", "%"))):

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from suture.core.errors import ConfigError, as_word, shown, unknown
+from suture.core.errors import ConfigError, as_word, check_known, shown, unknown
 from suture.core.plain import parse_json, read_bounded
 from suture.core.validation import parse
 from suture.models.encoders.backbone import BUILD_ERRORS, needed
@@ -30,7 +30,7 @@ from suture.models.weights import fill, read_weights
 if TYPE_CHECKING:
     from suture.models import ModelSpec
 
-MODEL2VEC = "model2vec"
+_MODEL2VEC = "model2vec"
 
 TEXT_NETWORKS = {
     "bert": "BertModel",
@@ -40,7 +40,7 @@ TEXT_NETWORKS = {
     "mpnet": "MPNetModel",
     "roberta": "RobertaModel",
     "xlm-roberta": "XLMRobertaModel",
-    MODEL2VEC: "",
+    _MODEL2VEC: "",
 }
 """The classes of the networks in transformers, by their `model_type` in config.json."""
 
@@ -103,7 +103,7 @@ def read_text_folder(folder: Path, kind: str, config: Mapping[str, Any]) -> Desc
         line = "from transformers import AutoTokenizer as T; T.from_pretrained('.').save_pretrained('.')"
         raise ConfigError(f'model.name: {path} is missing; run in {home}: python -c "{line}"')
     try:
-        if kind == MODEL2VEC:
+        if kind == _MODEL2VEC:
             rows, width = _table(str(folder)).shape
             arguments = {"vocab_size": rows, "hidden_size": width, "normalize": bool(config.get("normalize"))}
             longest = config.get("max_length") or _LONGEST
@@ -172,7 +172,7 @@ def tokenised(
     Raises:
         ConfigError: the tokeniser cannot be used, or is another encoder's; or `longest` is too large.
     """
-    static, limit = kind == MODEL2VEC, longest or described.size or _LONGEST
+    static, limit = kind == _MODEL2VEC, longest or described.size or _LONGEST
     if not static and limit > (most := _positions(kind, described.arguments)):
         raise ConfigError(f"model.longest is {limit}, and hf:{kind} reads at most {most} tokens; lower it")
     tokeniser, unknown_token = _tokeniser(described.tokeniser or "", limit)
@@ -262,14 +262,13 @@ def build_text_network(
     arguments = dict(described.arguments)
     pooling, unit = arguments.pop("pooling", "mean"), arguments.pop("normalize", False) is True
     tokens = spec.longest or described.size or _LONGEST
-    if kind == MODEL2VEC:
+    if kind == _MODEL2VEC:
         rows, width = (_number(arguments, name) for name in ("vocab_size", "hidden_size"))
         table = bounded(lambda: nn.Embedding(rows, width), spec, tokens)
         if weights:
             fill(table.state_dict(), {"weight": _table(weights)}, weights, "model2vec's table")
         return _Sentence(table, 0, token=False, unit=unit), width
-    if pooling not in _POOLINGS.values():
-        raise unknown(f"pooling of hf:{kind}", str(pooling), _POOLINGS.values())
+    check_known(f"pooling of hf:{kind}", str(pooling), _POOLINGS.values())
     if wrong := arguments.keys() - {*_ARGUMENTS}:
         raise unknown(f"argument of hf:{kind}", min(wrong), _ARGUMENTS)
     made = getattr(needed("transformers", f"hf:{kind}"), TEXT_NETWORKS[kind])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from suture.core.errors import ConfigError, shown, unknown
+from suture.core.errors import ConfigError, check_known, shown, unknown
 from suture.core.validation import parse
 from suture.models.encoders.backbone import checked, needed
 from suture.models.encoders.described import Description, bounded, channels_of, read_config
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from suture.models import ModelSpec
 
 
-IMAGE_NETWORKS = {
+_IMAGE_NETWORKS = {
     "vit": "ViTModel",
     "dinov2": "Dinov2Model",
     "dinov2_with_registers": "Dinov2WithRegistersModel",
@@ -35,7 +35,7 @@ IMAGE_NETWORKS = {
 }
 """The classes of the networks of images, by their `model_type` in config.json."""
 
-NETWORKS = (*IMAGE_NETWORKS, *TEXT_NETWORKS)
+NETWORKS = (*_IMAGE_NETWORKS, *TEXT_NETWORKS)
 """All that are built."""
 
 _ARGUMENTS = (
@@ -75,8 +75,7 @@ def read_folder(folder: Path) -> tuple[str, Description]:
                 "which Suture does not run; choose another model"
             )
     kind = str(config.get("model_type"))
-    if kind not in NETWORKS:
-        raise unknown(f"model_type in {folder}/config.json", kind, NETWORKS)
+    check_known(f"model_type in {folder}/config.json", kind, NETWORKS)
     if kind in TEXT_NETWORKS:
         return kind, read_text_folder(folder, kind, config)
     arguments = {name: value for name, value in config.items() if name in _ARGUMENTS}
@@ -116,7 +115,7 @@ def build_network(
     if kind in TEXT_NETWORKS:
         return build_text_network(kind, described, spec, weights)
     transformers = needed("transformers", f"hf:{kind}")
-    made, arguments = getattr(transformers, IMAGE_NETWORKS[kind]), dict(described.arguments)
+    made, arguments = getattr(transformers, _IMAGE_NETWORKS[kind]), dict(described.arguments)
     if wrong := arguments.keys() - {*_ARGUMENTS}:
         raise unknown(f"argument of hf:{kind}", min(wrong), _ARGUMENTS)
     extra = {"add_pooling_layer": False} if kind == "vit" else {}

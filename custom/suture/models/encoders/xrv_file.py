@@ -1,7 +1,7 @@
 """``xrv:FILE``: a DenseNet121 of torchxrayvision, whose tensors its user has written as safetensors.
 
 Cohen et al., TorchXRayVision, MIDL 2022 (arXiv:2111.00595). The files of torchxrayvision are pickles of whole
-models, which Suture does not load; `CONVERSION` writes one that it does.
+models, which Suture does not load; `_CONVERSION` writes one that it does.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from suture.core.plain import named_regular, parse_json
 from suture.core.validation import parse
 from suture.models.encoders.backbone import checked
 from suture.models.encoders.described import Description, normalised
-from suture.models.weights import fill, read_weights
+from suture.models.weights import load_weights
 
 if TYPE_CHECKING:
     from suture.models import ModelSpec
 
-CONVERSION = (
+_CONVERSION = (
     "python -c 'import json, torchxrayvision as xrv; from safetensors.torch import save_file; "
     'm = xrv.models.DenseNet(weights="densenet121-res224-all"); '
     'save_file({k: v.contiguous() for k, v in m.state_dict().items()}, "xrv.safetensors", '
@@ -35,9 +35,9 @@ def read_file(path: Path) -> tuple[str, Description]:
     """Return the network of a file: classes, range of its input and size of its images, from the metadata.
 
     Raises:
-        ConfigError: there is no such file, or it is none that `CONVERSION` writes.
+        ConfigError: there is no such file, or it is none that `_CONVERSION` writes.
     """
-    remedy = f"write it where torchxrayvision is installed: {CONVERSION}"
+    remedy = f"write it where torchxrayvision is installed: {_CONVERSION}"
     if not path.is_file():
         raise ConfigError(f"model.name=xrv:{path}: there is no such file; {remedy}")
     try:
@@ -68,7 +68,5 @@ def build_network(
     network = densenet121(weights=None)
     network.features.conv0 = nn.Conv2d(1, 64, 7, stride=2, padding=3, bias=False)
     network.classifier = nn.Identity()
-    if weights:
-        leave_out = ("classifier.", "op_threshs")
-        fill(network.state_dict(), read_weights(weights), weights, f"xrv's {kind}", leave_out)
+    load_weights(network, weights, f"xrv's {kind}", ("classifier.", "op_threshs"))
     return checked(network, spec, described.size)

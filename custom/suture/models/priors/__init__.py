@@ -17,29 +17,19 @@ from safetensors.torch import save
 
 from suture.core import VERSION
 from suture.core.entry_points import PRIOR_GROUP, Registry
-from suture.core.errors import ConfigError, unknown
+from suture.core.errors import ConfigError, check_known
 from suture.core.files import atomic_write, write_json
 from suture.core.plain import parse_json, read_bounded
 from suture.core.seeds import seeded
 from suture.core.validation import NAMED_FILE, STRICT, parse
 from suture.models import MODELS, ModelSpec
 from suture.models.classifier import Preprocessing
-from suture.models.priors.prior import Prior, check_width, digest_of, freeze
+from suture.models.priors.prior import Prior as Prior
+from suture.models.priors.prior import digest_of, freeze
 from suture.protocol.packing import read_tensors
 
-__all__ = [
-    "PRIORS",
-    "Prior",
-    "PriorSpec",
-    "check_width",
-    "digest_of",
-    "load_prior",
-    "read_prior",
-    "save_prior",
-]
-
 FORMAT = 1
-NAME = "prior"
+_NAME = "prior"
 
 
 def save_prior(folder: Path, kind: str, prior: Prior, licence: str | None, facts: Mapping[str, Any]) -> Path:
@@ -53,11 +43,11 @@ def save_prior(folder: Path, kind: str, prior: Prior, licence: str | None, facts
     Returns:
         the path of the .json.
     """
-    description = folder / f"{NAME}.json"
+    description = folder / f"{_NAME}.json"
     description.unlink(missing_ok=True)  # it would describe other tensors for a moment
     tensors = {key: tensor.contiguous() for key, tensor in prior.network.state_dict().items()}
     # Not `save_file`: what it writes is readable by its owner alone, and a prior is for others.
-    atomic_write(folder / f"{NAME}.safetensors", save(tensors))
+    atomic_write(folder / f"{_NAME}.safetensors", save(tensors))
     write_json(
         description,
         {
@@ -77,7 +67,7 @@ def save_prior(folder: Path, kind: str, prior: Prior, licence: str | None, facts
     return description
 
 
-def read_prior(folder: Path, size: int | None = None, name: str = NAME) -> Prior:
+def read_prior(folder: Path, size: int | None = None, name: str = _NAME) -> Prior:
     """Read a prior that `save_prior` wrote.
 
     Args:
@@ -183,8 +173,7 @@ class PriorSpec:
     size: Annotated[int, Field(ge=32, le=1024)] | None = None
 
     def __post_init__(self) -> None:
-        if self.name not in PRIORS.names():
-            raise unknown("prior", self.name, PRIORS.names())
+        check_known("prior", self.name, PRIORS.names())
 
 
 def load_prior(spec: PriorSpec) -> Prior:

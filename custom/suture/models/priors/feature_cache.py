@@ -30,7 +30,7 @@ from suture.models.priors.prior import Prior
 
 LOG = logging.getLogger(__name__)
 
-FORMAT = 3
+_FORMAT = 3
 """The format of an entry; a new number invalidates every older entry."""
 
 BATCH = 64
@@ -43,9 +43,9 @@ PATIENCE = 30.0
 MOST_BYTES = 64 * 2**30
 """Bytes of the entries of a folder: beyond them, those that were not used for longest are deleted."""
 
-SUFFIX = ".features"
+_SUFFIX = ".features"
 
-Compute = Callable[[Tensor], Tensor]
+_Compute = Callable[[Tensor], Tensor]
 """Returns features of the inputs of these numbers, at most `BATCH`."""
 
 _DIGEST = 16
@@ -74,34 +74,39 @@ def cached_features(
         return prior.features(moved(images[rows], device))
 
     shape = (len(images), prior.width)
-    if folder is None:
-        every = in_batches(shape[0], torch.arange(shape[0]), features, site, "the prior")
-        return torch.cat([torch.empty(0, prior.width), *every])
-    how = key("prior", FORMAT, prior.digest, device_name(device), torch.get_num_threads())
+    how = key("prior", _FORMAT, prior.digest, device_name(device), torch.get_num_threads())
     return cached(folder, how, digests({"image": images}), shape, features, site, "the prior")
 
 
 def cached(
-    folder: Path, how: str, of: np.ndarray, shape: tuple[int, ...], features: Compute, site: str, reader: str
+    folder: Path | None,
+    how: str,
+    of: np.ndarray,
+    shape: tuple[int, ...],
+    features: _Compute,
+    site: str,
+    reader: str,
 ) -> Tensor:
     """Return features from an entry of a cache; one that is missing or damaged is made and written.
 
     Args:
-        folder: made if it does not exist.
+        folder: made if it does not exist; None caches nothing.
         how: a `key` of all that the numbers depend on but the inputs.
         of: the `digests` of the inputs.
         shape: of the features, float32 ``[n, d]`` or of several views ``[n, k, d]``.
         site, reader: names of the site, and of what computes the features, for messages.
 
     Returns:
-        the features, memory-mapped. Writing to the tensor does not reach the file.
+        the features, memory-mapped from a folder. Writing to the tensor does not reach the file.
 
     Raises:
         DataError: the folder cannot be written (full, read-only); nothing is then left in it.
     """
     if not shape[0]:
         return torch.empty(shape)
-    path = folder / f"{how}-{hashlib.sha256(of.data).hexdigest()[:16]}{SUFFIX}"
+    if folder is None:
+        return torch.cat([*in_batches(shape[0], torch.arange(shape[0]), features, site, reader)])
+    path = folder / f"{how}-{hashlib.sha256(of.data).hexdigest()[:16]}{_SUFFIX}"
     found = _read(path, shape, of)
     if found is not None:
         return found
@@ -145,7 +150,7 @@ def digests_of(contents: Iterable[bytes]) -> np.ndarray:
     return np.frombuffer(found, np.uint8).reshape(-1, _DIGEST)
 
 
-def in_batches(n: int, wanted: Tensor, features: Compute, site: str, reader: str) -> Iterator[Tensor]:
+def in_batches(n: int, wanted: Tensor, features: _Compute, site: str, reader: str) -> Iterator[Tensor]:
     """Yield the features of some of n inputs, `BATCH` at a time, on the CPU; a log line tells of progress."""
     reported = time.monotonic()
     for done, rows in enumerate(torch.split(wanted, BATCH)):
@@ -159,13 +164,13 @@ def in_batches(n: int, wanted: Tensor, features: Compute, site: str, reader: str
 
 
 def _with_others(
-    path: Path, shape: tuple[int, ...], of: np.ndarray, features: Compute, site: str, reader: str
+    path: Path, shape: tuple[int, ...], of: np.ndarray, features: _Compute, site: str, reader: str
 ) -> Iterator[np.ndarray]:
     """Yield an entry's features, `BATCH` at a time: those that another entry has are not computed."""
     n = shape[0]
     entry, row, others = np.full(n, -1), np.zeros(n, int), list[np.ndarray]()
-    group = path.name.removesuffix(SUFFIX).rpartition("-")[0]
-    for other in sorted(path.parent.glob(f"{group}-*{SUFFIX}")) if n >= BATCH else ():
+    group = path.name.removesuffix(_SUFFIX).rpartition("-")[0]
+    for other in sorted(path.parent.glob(f"{group}-*{_SUFFIX}")) if n >= BATCH else ():
         opened = None if other == path or (entry >= 0).all() else _opened(other)
         if opened is None or len(opened[0]) < BATCH or opened[0].shape[1:] != shape[1:]:
             continue
@@ -232,8 +237,7 @@ def _write(path: Path, shape: tuple[int, ...], of: np.ndarray, batches: Iterator
 
 def _limit(path: Path) -> None:
     """Delete the entries beside this one that were not used for longest, beyond `MOST_BYTES`."""
-    others = [one for kind in (SUFFIX, ".safetensors") for one in path.parent.glob(f"*{kind}") if one != path]
-    known = {one: one.stat() for one in others}
+    known = {one: one.stat() for one in path.parent.glob(f"*{_SUFFIX}") if one != path}
     kept = path.stat().st_size
     for one, facts in sorted(known.items(), key=lambda pair: pair[1].st_mtime, reverse=True):
         kept += facts.st_size

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from suture.data.augmentation import resample
 
-BRIGHTNESS, SATURATION, CONTRAST = 0.5, 1.0, 0.5
+_BRIGHTNESS, _SATURATION, _CONTRAST = 0.5, 1.0, 0.5
 """Brightness moves by up to half a standard deviation; the others are multiplied by 1 plus or minus this."""
 
-PAD, HOLE = 0.125, 0.5
+_PAD, _HOLE = 0.125, 0.5
 """Shares of the image's side: how far a crop moves, and the side of what is cut out."""
 
-ZOOM, ANGLE = 1.2, math.radians(15)
+_ZOOM, _ANGLE = 1.2, math.radians(15)
 
 
 def siamese(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -43,17 +43,17 @@ def siamese(images: Tensor, generator: torch.Generator) -> Tensor:
 
 def colour(images: Tensor, u: float, v: float, w: float) -> Tensor:
     """Brightness, saturation and contrast; u, v and w in [0, 1]."""
-    images = images + BRIGHTNESS * (2 * u - 1)
+    images = images + _BRIGHTNESS * (2 * u - 1)
     gray = images.mean(dim=1, keepdim=True)
-    images = gray + (images - gray) * (1 + SATURATION * (2 * v - 1))
+    images = gray + (images - gray) * (1 + _SATURATION * (2 * v - 1))
     mean = images.mean(dim=(1, 2, 3), keepdim=True)
-    return mean + (images - mean) * (1 + CONTRAST * (2 * w - 1))
+    return mean + (images - mean) * (1 + _CONTRAST * (2 * w - 1))
 
 
 def crop(images: Tensor, u: float, v: float, _: float) -> Tensor:
     """A crop of the images with a frame of zeros, as large as they are."""
     sides = images.shape[-2:]
-    frame = [int(PAD * side + 0.5) for side in sides]
+    frame = [int(_PAD * side + 0.5) for side in sides]
     wide = F.pad(images, (frame[1], frame[1], frame[0], frame[0]))
     y, x = (min(int(s * (2 * f + 1)), 2 * f) for s, f in zip((u, v), frame, strict=True))
     return wide[..., y : y + sides[0], x : x + sides[1]]
@@ -64,8 +64,8 @@ def cut(images: Tensor, u: float, v: float, _: float) -> Tensor:
     out = images.clone()
     spans = []
     for s, side in zip((u, v), images.shape[-2:], strict=True):
-        start = int(s * side) - int(HOLE * side + 0.5) // 2
-        spans.append(slice(max(start, 0), start + int(HOLE * side + 0.5)))
+        start = int(s * side) - int(_HOLE * side + 0.5) // 2
+        spans.append(slice(max(start, 0), start + int(_HOLE * side + 0.5)))
     out[..., spans[0], spans[1]] = 0
     return out
 
@@ -76,14 +76,14 @@ def flip(images: Tensor, u: float, *_: float) -> Tensor:
 
 
 def zoom(images: Tensor, u: float, v: float, _: float) -> Tensor:
-    """A change of the extent that is seen, from 1 / `ZOOM` to `ZOOM` along each axis."""
-    x, y = (1 / ZOOM + s * (ZOOM - 1 / ZOOM) for s in (u, v))
+    """A change of the extent that is seen, from 1 / `_ZOOM` to `_ZOOM` along each axis."""
+    x, y = (1 / _ZOOM + s * (_ZOOM - 1 / _ZOOM) for s in (u, v))
     return _moved(images, [[x, 0.0, 0.0], [0.0, y, 0.0]])
 
 
 def rotate(images: Tensor, u: float, *_: float) -> Tensor:
-    """A rotation of up to `ANGLE`."""
-    cos, sin = math.cos(ANGLE * (2 * u - 1)), math.sin(ANGLE * (2 * u - 1))
+    """A rotation of up to `_ANGLE`."""
+    cos, sin = math.cos(_ANGLE * (2 * u - 1)), math.sin(_ANGLE * (2 * u - 1))
     return _moved(images, [[cos, -sin, 0.0], [sin, cos, 0.0]])
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from suture.data import siamese as module
-from suture.data.siamese import colour, crop, cut, flip, rotate, siamese, zoom
+from suture_papers.rare_classes import siamese as module
+from suture_papers.rare_classes.siamese import colour, crop, cut, flip, rotate, siamese, zoom
 
 
 def test_all_images_are_changed_alike_and_each_kind_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
