@@ -18,8 +18,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 BUDGET = {
-    "lines of code, engine": 35_470,
-    "lines of code, papers": 7_680,
+    "lines of code, engine": 35_180,
+    "lines of code, papers": 7_710,
     "settings": 384,
     "words of docs": 38_800,
 }

@@ -19,7 +19,7 @@ from suture.federation.server.held_out import HeldOut
 from suture.federation.site.abstention import reason_of
 from suture.federation.site.site import Site, check_consent
 from suture.learning.batch_size import that_fits
-from suture.learning.finetuning import FineTuning, tune_task
+from suture.learning.finetuning import FineTuning, tune
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import SiteInfo, TaskData
 
@@ -103,7 +103,7 @@ def test_neither_the_server_nor_fine_tuning_computes_on_another(tiny: Any, tmp_p
     with pytest.raises(ConfigError, match=r"^server: device 'mps' cannot be used: .*; correct device under"):
         HeldOut(config, tiny(SurgicalAggregation()).plan)
     with pytest.raises(ConfigError, match=r"device 'mps' cannot be used: .*; correct device under"):
-        tune_task(tmp_path, config, "Mass", FineTuning(), 1)
+        next(tune(tmp_path, config, "Mass", FineTuning(), 1))
 
 
 def choices() -> list[bool]:

@@ -167,9 +167,8 @@ def depth_warnings(facts: Iterable[ImageFacts], bits: int | None) -> list[str]:
         return [f"[data] bits = {bits} has no effect: no image stores 16 bits"]
     if highest and bits is None and (needed := needed_bits(max(highest))) < 16:
         dark = f"[data] bits = {needed}, or the model sees them {2 ** (16 - needed)} times too dark"
-        return [
-            f"{len(highest):,} images store 16 bits and have no value above {max(highest):,}: write {dark}"
-        ]
+        top = f"{max(highest):,}"
+        return [f"{len(highest):,} images store 16 bits and have no value above {top}: write {dark}"]
     if facts and (brightest := max(one.brightest for one in facts)) < _DARK:
         return [f"no pixel of any image is brighter than {brightest} of 255"]
     return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -239,7 +239,7 @@ class TextLSTM(nn.Module):
         zero = x.new_zeros(1, x.shape[0], _HIDDEN)
         # Biases, layers, dropout, train, bidirectional, batch first.
         found = torch.lstm(x, (zero, zero), weights, True, 1, 0.0, self.training, False, True)
-        return cast(Tensor, found[0])
+        return found[0]
 
 
 def vector_mlp(width: int) -> tuple[nn.Module, int]:
