@@ -133,8 +133,11 @@ def live_bytes() -> int:
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """The result of an operation, on the device if its tensors are there or it is made there."""
-    given = (*args, *kwargs.values())
-    ours = {id(tensor.on_cpu): tensor for tensor in _tensors(given) if isinstance(tensor, _OnDevice)}
+    ours: dict[int, _OnDevice] = {}
+    for value in (*args, *kwargs.values()):  # of each operation there is, here and elsewhere
+        for tensor in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(tensor, _OnDevice):
+                ours[id(tensor.on_cpu)] = tensor
     asked = kwargs.get("device")
     if not ours and (asked is None or torch.device(asked).type != NAME):
         return func(*args, **kwargs)

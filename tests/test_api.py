@@ -46,7 +46,6 @@ def test_every_name_is_there_and_no_other() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "from suture.testing import check_method",
         "import suture.testing; suture.testing.check_method",
         "import suture; suture.testing.check_method",
     ],

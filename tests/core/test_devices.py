@@ -137,16 +137,20 @@ def test_so_a_site_answers(task: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ENTRIES = ("cli.run", "flare.executor", "flare.simulate", "federation.workers")
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_no_import_starts_cuda_and_what_it_reads_at_its_start_is_set(entry: str) -> None:
+def test_no_import_starts_cuda_and_what_it_reads_at_its_start_is_set() -> None:
     """Other processes are forked from such a one, in which CUDA must not have been started."""
     program = f"""
-import os, torch
+import importlib, os, torch
 def started(*_): raise SystemExit("CUDA was started")
 torch._C._cuda_init = torch._C._cuda_getDeviceCount = started
-import suture.{entry}
-from suture.federation.site import site
-assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+for entry in {ENTRIES}:
+    if not (child := os.fork()):
+        importlib.import_module(f"suture.{{entry}}")
+        from suture.federation.site import site
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        break
+    if code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        raise SystemExit(f"{{entry}}: {{code}}")
 """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("CUBLAS")}
     done = subprocess.run(

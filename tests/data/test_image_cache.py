@@ -209,7 +209,7 @@ def test_an_archive_is_not_indexed_for_a_cached_table(
     assert first.equal(second)
 
 
-TRIES = int(os.environ.get("SUTURE_CACHE_TRIES", "40"))
+TRIES = int(os.environ.get("SUTURE_CACHE_TRIES", "15"))
 
 
 def test_makers_of_one_entry_never_take_it_from_one_another(

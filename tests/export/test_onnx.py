@@ -65,11 +65,10 @@ def files(small: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
 SPECS = {
     "gray": ModelSpec("cnn", size=32),
     "colour, cosine head": ModelSpec("resnet_small", size=32, color=True, head="cosine"),
-    "gray for a network of three channels, neck": ModelSpec("resnet18", size=64, neck=16),
     "colour": ModelSpec("densenet121", size=64, color=True, mean=(0.1, 0.2, 0.3), std=(0.5, 0.4, 0.3)),
     "vectors": ModelSpec("vectors", vector=384),
     "a transformer of timm": ModelSpec("timm:test_vit", size=64),
-    "a network of timm": ModelSpec("timm:test_resnet", size=64, color=True),
+    "gray for a network of three channels, neck": ModelSpec("timm:test_resnet", size=64, neck=16),
     "a transformer of transformers": ModelSpec(
         "hf:dinov2",
         size=28,

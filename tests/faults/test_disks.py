@@ -57,6 +57,16 @@ def half(tiny: Any, out: str) -> tuple[Any, Server]:
     return federation, begun.run(out)
 
 
+WHOLE: list[str] = []
+
+
+def uninterrupted(tiny: Any) -> str:
+    """The hash of the model of a run without a fault; every test has the same data."""
+    if not WHOLE:
+        WHOLE.append(digest(tiny(METHOD, rounds=ROUNDS, selection="last").run("whole").record.folder))
+    return WHOLE[0]
+
+
 def fill(folder: Path) -> Path:
     """Takes all the space that is left."""
     path = folder / "filler"
@@ -95,7 +105,6 @@ def test_the_model_is_intact_and_the_run_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("suture.federation.server.collector.IN_MEMORY", in_memory)
-    whole = tiny(METHOD, rounds=ROUNDS, selection="last").run("whole")
     place = tmp_path / "runs" / ("cut" if where == "server" else "cut/sites/alpha")
     volume = mounted(f"runs/{place.relative_to(tmp_path / 'runs')}", "size=48m")
     federation, server = half(tiny, "cut")
@@ -120,7 +129,7 @@ def test_the_model_is_intact_and_the_run_continues(
             remount(volume, "rw")
     before = events(server)
     federate(again := federation.server("cut"), Loop(federation.sites("cut")))
-    assert digest(again.record.folder) == digest(whole.record.folder)
+    assert digest(again.record.folder) == uninterrupted(tiny)
     # Where the server's own disk failed, no event says which round had begun.
     lost = rounds_lost(again.record.folder, before) if where == "site" else None
     note(Found(rounds_lost=lost, model=digest(again.record.folder)))
@@ -145,7 +154,6 @@ def test_a_corrupt_state_costs_a_round_and_no_byte(
     note: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    whole = tiny(METHOD, rounds=ROUNDS, selection="last").run("whole")
     federation, server = half(tiny, "cut")
     folder = server.record.folder
     rounds = Rounds(folder / "state" if where == "server" else folder / "sites" / "alpha")
@@ -164,18 +172,15 @@ def test_a_corrupt_state_costs_a_round_and_no_byte(
     line = [json.loads(text)["round"] for text in (folder / "history.jsonl").read_text().splitlines()]
     assert line == list(range(1, ROUNDS + 1))
     if where == "server":
-        assert digest(again.record.folder) == digest(whole.record.folder)
+        assert digest(again.record.folder) == uninterrupted(tiny)
     assert load(again.states.path(ROUNDS)).tensors
     lost = rounds_lost(folder, before)
     assert lost == int(where == "server")
     note(Found(rounds_lost=lost, model=digest(again.record.folder)))
 
 
-@pytest.mark.parametrize("harm", [truncate, flip])
 @pytest.mark.case("corrupt")
-def test_falling_back_finds_the_best_round_of_that_time(
-    harm: Callable[[bytearray], None], attempt: int, tiny: Any, note: Any
-) -> None:
+def test_falling_back_finds_the_best_round_of_that_time(attempt: int, tiny: Any, note: Any) -> None:
     """Round 2 is the best until round 7 is committed; then 6 is, and round 7 rots."""
     losses = {1: 0.9, 2: 0.5, 3: 0.8, 4: 0.8, 5: 0.8, 6: 0.4, 7: 0.7, 8: 0.7}
 
@@ -195,7 +200,7 @@ def test_falling_back_finds_the_best_round_of_that_time(
     assert whole.selected_round == cut.selected_round == 6
     path = cut.states.path(7)
     data = bytearray(path.read_bytes())
-    harm(data)
+    flip(data)
     path.write_bytes(bytes(data))
     before = events(cut)
     again = run("cut", 8)

@@ -120,9 +120,13 @@ def as_it_is(site: str, task: TaskData, answer: Packed) -> Packed:
 
 
 def run(
-    tiny: Any, out: str, change: Callable[[str, TaskData, Packed], Packed | None], method: Method = METHOD
+    tiny: Any,
+    out: str,
+    change: Callable[[str, TaskData, Packed], Packed | None],
+    method: Method = METHOD,
+    rounds: int = 2,
 ) -> Any:
-    federation = tiny(method, min_sites=2, selection="last")
+    federation = tiny(method, min_sites=2, selection="last", rounds=rounds)
     server = federation.server(out)
     federate(server, Between(federation.sites(out), change))
     return server
@@ -144,9 +148,9 @@ def test_a_hostile_update_is_rejected_whole(kind: str, attempt: int, tiny: Any, 
     def lose(site: str, task: TaskData, answer: Packed) -> Packed | None:
         return None if train(site, answer) else answer
 
-    lied = run(tiny, "lied", lie)
+    lied = run(tiny, "lied", lie, rounds=1)
     if not WITHOUT_ALPHA:
-        WITHOUT_ALPHA.append(digest(run(tiny, "lost", lose).record.folder))
+        WITHOUT_ALPHA.append(digest(run(tiny, "lost", lose, rounds=1).record.folder))
     assert digest(lied.record.folder) == WITHOUT_ALPHA[0]
     for line in lines(lied):
         assert line["sites"]["alpha"]["status"] == "rejected"

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from torch import Tensor
 
 from between import Between
 from rounds import reply_of
@@ -200,21 +202,18 @@ def test_rounded_counts_show_no_cell_as_empty(tiny: Any) -> None:
     assert set(server.fitted.decisions.pooled) == set(server.registry.labels)
 
 
-@pytest.mark.parametrize(
-    ("what", "change"),
-    [
-        ("too few images", lambda s: {k: t.clone().index_fill_(1, i(385), 1) for k, t in s.items()}),
-        ("none at its end", lambda s: {k: t.clone().index_fill_(1, i(385), JOINED) for k, t in s.items()}),
-        (
-            "a count above",
-            lambda s: {k: t.clone().index_fill_(1, i(385), 2_000_000_000) for k, t in s.items()},
-        ),
-        ("shape", lambda s: {k: t[:, :-1] for k, t in s.items()}),
-        ("int32", lambda s: {k: t.float() for k, t in s.items()}),
-        ("missing", lambda s: {"positives": s["positives"]}),
-    ],
-)
-def test_the_sites_filter_refuses_counts_that_were_not_declared(tiny: Any, what: str, change: Any) -> None:
+AT = torch.tensor([385])
+UNDECLARED: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
+    "too few images": lambda s: {k: t.clone().index_fill_(1, AT, 1) for k, t in s.items()},
+    "none at its end": lambda s: {k: t.clone().index_fill_(1, AT, JOINED) for k, t in s.items()},
+    "a count above": lambda s: {k: t.clone().index_fill_(1, AT, 2_000_000_000) for k, t in s.items()},
+    "shape": lambda s: {k: t[:, :-1] for k, t in s.items()},
+    "int32": lambda s: {k: t.float() for k, t in s.items()},
+    "missing": lambda s: {"positives": s["positives"]},
+}
+
+
+def test_the_sites_filter_refuses_counts_that_were_not_declared(tiny: Any) -> None:
     federation = open_sites(tiny(METHOD, n=120, decision=DECISION), min_count=4)
     tried = []
 
@@ -224,8 +223,9 @@ def test_the_sites_filter_refuses_counts_that_were_not_declared(tiny: Any, what:
             assert isinstance(scores, Scores)
             expected = sites[site].answer(task).allowed
             check_reply(scores, expected)
-            with pytest.raises(RejectedUpdate, match=what):
-                check_reply(replace(scores, class_tensors=change(scores.class_tensors)), expected)
+            for what, change in UNDECLARED.items():
+                with pytest.raises(RejectedUpdate, match=what):
+                    check_reply(replace(scores, class_tensors=change(scores.class_tensors)), expected)
             with pytest.raises(RejectedUpdate, match="unknown label"):
                 check_reply(replace(scores, labels=("Nobody", *scores.labels[1:])), expected)
             tried.append(site)
@@ -234,12 +234,6 @@ def test_the_sites_filter_refuses_counts_that_were_not_declared(tiny: Any, what:
     sites = federation.sites()
     federate(federation.server(), Between(sites, lie))
     assert len(tried) == 3
-
-
-def i(at: int) -> Any:
-    import torch
-
-    return torch.tensor([at])
 
 
 def test_a_site_that_does_not_answer_uses_the_threshold_of_the_others(tiny: Any) -> None:

@@ -178,8 +178,15 @@ def test_an_app_with_the_package_is_small_enough_for_flare(method: str, tmp_path
     assert any(path.name == "phantoms.safetensors" for path in files) == (method == "fedmas")
 
 
-@pytest.mark.parametrize("path", ["moco_v2_800ep_pretrain.pth.tar", "os.path", "{$HOME}", "{site}.pt"])
-@pytest.mark.parametrize("bundle", [True, False])
+@pytest.mark.parametrize(
+    ("path", "bundle"),
+    [
+        ("moco_v2_800ep_pretrain.pth.tar", True),
+        ("os.path", False),
+        ("{$HOME}", False),
+        ("{site}.pt", False),
+    ],
+)
 def test_flare_itself_builds_the_job_whatever_a_prior_is_called(
     path: str, bundle: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

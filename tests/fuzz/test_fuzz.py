@@ -1,4 +1,4 @@
-"""Twenty seconds of the fuzzer, the seeds that once found a fault, and what the fuzzer itself must notice.
+"""Seven seconds of the fuzzer, the seeds that once found a fault, and what the fuzzer itself must notice.
 
 SUTURE_FUZZ multiplies the number of cases; `make fuzz` runs a million of each target.
 """
@@ -17,9 +17,9 @@ from targets import TARGETS
 from fuzz import MEMORY, Target, case, fuzz, peak
 from suture.core.errors import ConfigError, SutureError
 
-CASES = {"messages": 8_000, "streams": 3_000, "states": 600, "models": 1_000, "configurations": 2_000}
-CASES |= {"encoders": 300, "answers": 8_000}
-"""As many as take about three seconds."""
+CASES = {"messages": 2_500, "streams": 1_000, "states": 200, "models": 300, "configurations": 700}
+CASES |= {"encoders": 100, "answers": 2_500}
+"""As many as take about a second."""
 
 FOUND: dict[str, list[int]] = json.loads(Path(__file__).with_name("found.json").read_text())
 """Seeds of cases that ended untyped when the fuzzer was written. A change of `mutate` makes other cases of
@@ -48,6 +48,8 @@ def test_cases_reach_the_reader(name: str) -> None:
     reasons: set[str] = set()
     read = 0
     for seed in range(400):
+        if read >= 10 and len(reasons) >= 20:
+            break
         try:
             TARGETS[name].read(case(TARGETS[name], seed))
             read += 1

@@ -17,7 +17,13 @@ from suture.learning.samples import TARGET
 from suture.methods import METHODS
 from suture.methods.base import RoundContext
 from suture.models.classifier import Classifier, frozen_copy
-from suture.simulation.method_checks import CHECKS, SMALL, Subject, subject_of
+from suture.simulation.method_checks import (
+    CHECKS,
+    SMALL,
+    Subject,
+    federations_run_and_repeat,
+    subject_of,
+)
 from suture.simulation.trial import Trial, least_rounds
 
 EXEMPT = {
@@ -97,7 +103,11 @@ def subject(name: str) -> Subject:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_keeps_the_contract(name: str, check: Any) -> None:
     if (name, check.__name__) not in SKIPPED:
-        check(subject(name))
+        one = subject(name)
+        # In `training_lowers_the_loss` a federation of every type of labels runs, so one is enough to repeat.
+        if check is federations_run_and_repeat and (name, "training_lowers_the_loss") not in SKIPPED:
+            one = replace(one, types=one.label_types[:1])
+        check(one)
 
 
 @pytest.mark.parametrize("name", [n for n in sorted(METHODS) if METHODS[n]().labels.view != "target"])

@@ -85,7 +85,9 @@ OTHERS: dict[str, Method] = {
 
 @pytest.fixture(autouse=True)
 def two_sites(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one step an epoch each."""
     monkeypatch.setattr(trial, "SITES", SITES)
+    monkeypatch.setattr(trial, "SIZES", {"train": 8, "validation": 6, "test": 0})
 
 
 def costs(method: Method, label_type: LabelType) -> tuple[int, Counter[str], int]:

@@ -42,6 +42,9 @@ ALL = pytest.mark.parametrize("name", sorted(METHODS))
 CHECKS = (a_warm_up_trains_the_head_alone, federations_run_and_repeat, unknown_labels_are_not_trained)
 """Those of training; the others are of what does not depend on the part that is trained."""
 
+CHECKED = ("combined", "fedavg", "fedlsm", "pmfl")
+"""Those with training of their own: terms on the received model, plain, a teacher, some gradients."""
+
 
 def model_of(kind: str, **settings: Any) -> ModelSpec:
     rank = {} if kind == "bias" else {"rank": 2}
@@ -69,11 +72,19 @@ def small(model: ModelSpec) -> Classifier:
 
 
 @ALL
-def test_keeps_the_contract(name: str) -> None:
+def test_a_federation_runs(name: str) -> None:
     if name == "afl":
         with pytest.raises(ConfigError, match="AFL trains no part of the encoder"):
             plan(conformant(name), LORA)
         return
+    method = conformant(name)
+    with Trial(method, LORA, method.labels.types[-1], rounds=2) as trial:  # the first one: a frozen encoder
+        trial.run()
+        assert {line["round"] for line in trial.history()} >= {1, 2}
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_keeps_the_contract(name: str) -> None:
     subject = subject_of(conformant(name), model=LORA)
     subject = replace(subject, types=subject.label_types[-1:])  # the first one is tried with a frozen encoder
     for check in CHECKS:

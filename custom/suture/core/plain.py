@@ -52,14 +52,14 @@ def check_plain(value: object) -> None:
     for _ in range(DEEPEST + 1):
         inner: list[object] = []
         for one in level:
-            if isinstance(one, Mapping):
-                inner += (*one.keys(), *one.values())
-            elif isinstance(one, (list, tuple)):
-                inner += one
+            if isinstance(one, str):
+                one.encode()  # a lone surrogate has no encoding, and UnicodeEncodeError is a ValueError
             elif isinstance(one, int) and not -(2**63) <= one < 2**63:
                 raise ValueError("it has an integer of more than 64 bits")
-            elif isinstance(one, str):
-                one.encode()  # a lone surrogate has no encoding, and UnicodeEncodeError is a ValueError
+            elif isinstance(one, (list, tuple)):
+                inner += one
+            elif isinstance(one, Mapping):
+                inner += (*one.keys(), *one.values())
         if not inner:
             return
         level = inner

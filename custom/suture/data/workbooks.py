@@ -6,6 +6,7 @@ suture.data.workbooks`: neither package can be told how much memory a file may t
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -13,7 +14,7 @@ import warnings
 import zipfile
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import closing, suppress
-from datetime import date, datetime, time
+from datetime import datetime, time
 from decimal import Decimal
 from functools import partial
 from importlib import import_module
@@ -36,7 +37,7 @@ _MOST_COLUMNS = 2**14
 _MOST_MEMORY = 3 * 2**28
 """Bytes that the process may take which reads a table."""
 
-MOST_SECONDS = 60
+_MOST_SECONDS = 60
 """Seconds that it may compute before each row."""
 
 _MOST_OF_ROW = 2**24
@@ -106,7 +107,7 @@ def workbook_rows(
     if line:
         raise DataError(f"{path} has a row of more than {_MOST_OF_ROW:,} bytes; leave out columns")
     raise DataError(
-        f"{path} needs more than {_MOST_MEMORY >> 20} MiB of memory, or {MOST_SECONDS} s for a row; save "
+        f"{path} needs more than {_MOST_MEMORY >> 20} MiB of memory, or {_MOST_SECONDS} s for a row; save "
         "it as CSV"
     )
 
@@ -114,7 +115,8 @@ def workbook_rows(
 def main() -> None:
     """Write the rows of the table on the standard input, a line of JSON each; then null, or what is wrong."""
     path, last = Path(sys.argv[1]), None
-    limit_seconds(MOST_SECONDS)
+    limit_seconds(_MOST_SECONDS)
+    gc.disable()  # rows leave no cycles; looking for some among millions of cells took most of the time
     with suppress(ImportError):  # which is told below
         import_module("openpyxl" if path.name.lower().endswith(".xlsx") else "pyarrow.parquet")
     limit_memory(_MOST_MEMORY + os.fstat(0).st_size)
@@ -122,7 +124,7 @@ def main() -> None:
         try:
             for row in decoded(path, json.loads(sys.argv[2]), "/dev/stdin", bool(sys.argv[3])):
                 print(json.dumps(row))
-                limit_seconds(MOST_SECONDS)
+                limit_seconds(_MOST_SECONDS)
         except DataError as error:
             last = str(error)
         print(json.dumps(last), flush=True)
@@ -302,8 +304,6 @@ def _shown(value: Any, cell: Any = None) -> str:
         return whole.zfill(len(zeros)) if zeros and not zeros.strip("0") else whole  # 00017
     if isinstance(value, datetime):
         return str(value.date() if value.time() == time() else value)
-    if isinstance(value, date):
-        return value.isoformat()
     return str(value)
 
 

@@ -74,20 +74,21 @@ def distance(one: Server, other: Server) -> float:
     return float(torch.cat([(a - b).flatten() for a, b in pairs]).norm())
 
 
-@pytest.mark.parametrize("liars", [("alpha",), ("alpha", "beta")])
-def test_liars_who_agree_move_the_model_less_than_with_the_mean(liars: tuple[str, ...], tiny: Any) -> None:
-    """As many as the merge is for, who send the same multiple of an honest change."""
-    sites = FOUR if len(liars) == 1 else SEVEN
-    kinds = ("median", "trimmed", "clip", "centered") + (("krum",) if len(liars) == 2 else ())
+def test_liars_who_agree_move_the_model_less_than_with_the_mean(tiny: Any) -> None:
+    """As many as the merge is for, who send the same multiple of an honest change.
+
+    By a merge of each number and by one of whole updates; methods/test_robust.py has what holds for each.
+    """
+    liars = ("alpha", "beta")
 
     def moved(out: str, robust: dict[str, Any] | None) -> float:
         lied, honest = (
-            merged(tiny, f"{out}-{len(who)}", robust, who, sites, rounds=1) for who in (liars, ())
+            merged(tiny, f"{out}-{len(who)}", robust, who, SEVEN, rounds=1) for who in (liars, ())
         )
         return distance(lied, honest)
 
     by_mean = moved("mean", None)
-    for kind in kinds:
+    for kind in ("trimmed", "krum"):
         assert moved(kind, {"kind": kind, "liars": len(liars)}) < 0.4 * by_mean, kind
 
 
@@ -201,12 +202,15 @@ class AsInFlare(Loop):
         return {}
 
 
-@pytest.mark.parametrize("kind", ["median", "trimmed", "clip", "centered", "krum"])
+@pytest.mark.parametrize("kind", ["median", "centered", "krum"])
 def test_a_robust_merge_is_the_same_in_the_loop_and_in_flare(
     kind: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit by bit, where the updates come in another order, are read from files."""
-    federation = tiny(METHOD, SEVEN, selection="last", rounds=3, robust={"kind": kind, "liars": 1})
+    """Bit by bit, where the updates come in another order, are read from files.
+
+    Of each number, of whole updates with a memory of the round before, and of some of them.
+    """
+    federation = tiny(METHOD, SEVEN, selection="last", rounds=2, robust={"kind": kind, "liars": 1})
     loop = federation.run("loop").model
     monkeypatch.setattr(collector, "IN_MEMORY", 0)
     server = federation.server("flare")

@@ -66,6 +66,10 @@ KINDS = [
 ]
 
 
+WITHOUT_ALPHA: list[Any] = []
+"""The state without the site that lies; every test has the same data."""
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_lying_site_is_rejected_whole_and_the_round_goes_on(kind: str, tiny: Any) -> None:
     """The result is the one without that site, bit by bit."""
@@ -80,16 +84,17 @@ def test_a_lying_site_is_rejected_whole_and_the_round_goes_on(kind: str, tiny: A
         return None if site == "alpha" and task.task == "train" else answer
 
     federation = tiny(METHOD, min_sites=2)
-    servers = []
-    for out, change in (("lied", lie), ("lost", lose)):
-        server = federation.server(out)
-        federate(server, Between(federation.sites(out), change))
-        servers.append(server)
-    assert same(state(servers[0]), state(servers[1]))
-    line = history(servers[0])[0]["sites"]["alpha"]
+    if not WITHOUT_ALPHA:
+        lost = federation.server("lost")
+        federate(lost, Between(federation.sites("lost"), lose))
+        assert history(lost)[0]["sites"]["alpha"]["status"] == "missing"
+        WITHOUT_ALPHA.append(state(lost))
+    server = federation.server("lied")
+    federate(server, Between(federation.sites("lied"), lie))
+    assert same(state(server), WITHOUT_ALPHA[0])
+    line = history(server)[0]["sites"]["alpha"]
     assert line["status"] == "rejected"
     assert line["reason"]
-    assert history(servers[1])[0]["sites"]["alpha"]["status"] == "missing"
 
 
 def test_identity_comes_from_the_transport(tiny: Any) -> None:

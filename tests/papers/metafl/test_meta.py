@@ -20,7 +20,7 @@ from suture.learning.training import SiteContext
 from suture.methods.base import GlobalModel, Phase, RoundContext
 from suture.methods.exchange import with_channels
 from suture.models import ModelSpec, build
-from suture.models.backbones import text_lstm
+from suture.models.backbones import TextLSTM
 from suture.models.classifier import Classifier, load_tensors, split_state
 from suture.models.heads import head_rows
 from suture.protocol.messages import TaskData, Update, ones
@@ -111,7 +111,7 @@ def test_half_of_the_text_model() -> None:
 
 def text_model(seed: int) -> Classifier:
     torch.manual_seed(seed)
-    backbone, features = text_lstm(WORDS, width=None)
+    backbone, features = TextLSTM(WORDS), TextLSTM.FEATURES
     model = Classifier(backbone, features, TARGET, reads=("tokens", "length"))
     load_tensors(model, head_rows(TARGET, features, seed))
     return model

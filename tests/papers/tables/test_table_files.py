@@ -13,6 +13,7 @@ import pytest
 
 from stored_by_hand import SPEC, change, delete, result, store, table_spec
 from suture.core.errors import ConfigError, DataError, FederationError
+from suture.models import encoder_of
 from suture.simulation.job import Job, load_job, with_settings
 from suture.simulation.run_files import begin_here
 from suture_papers.tables.cells import class_means, lines
@@ -51,7 +52,8 @@ def test_every_table_of_the_repository_can_be_run() -> None:
                 assert job.method.about.name == run.settings.get("method", job.method.about.name)
                 assert "{data}" not in str(options)
                 # A simulation puts the words of its documents here before it plans, and reads the folder.
-                with_settings(job, ["model.vocabulary=clinical", "model.embedding=tfidf"]).plan("x")
+                words = ["model.vocabulary=clinical", "model.embedding=tfidf"]
+                with_settings(job, words if encoder_of(job.model).reads == "text" else []).plan("x")
                 job.schedule()  # which refuses what its settings contradict
 
 
@@ -254,7 +256,7 @@ def test_over_classes_a_class_that_one_of_them_does_not_know_is_no_pair(tmp_path
     assert ours.estimates["AUROC, all classes"].text == "0.700 ± 0.100"  # population SD over classes
 
 
-def test_runs_are_done_once_and_failures_are_told(tmp_path: Path) -> None:
+def test_runs_are_done_once(tmp_path: Path) -> None:
     small = {"simulation.images": 20, "simulation.held_out": 30, "model.size": 32, "rounds": 1}
     spec = table_spec(presets={"tiny": {"note": "", "seeds": [1], "set": small}})
     reported: list[str] = []
@@ -280,10 +282,6 @@ def test_runs_are_done_once_and_failures_are_told(tmp_path: Path) -> None:
         ConfigError, match=rf"{run.name} was run with method\.local\.lr=0\.123, and .*line in {path}"
     ):
         conduct(spec.preset(None), Session(store(kept), work, None, reported.append), 2)
-    path.unlink()
-    wrong = Run("ours", None, "demo", {"method": "surgical", "rounds": 0, "seed": 1})
-    with pytest.raises(FederationError, match=r"1 of 1 runs failed(.|\n)*rounds"):
-        do_runs([wrong], Session(store(kept), work, None, reported.append), 1)
 
 
 @pytest.mark.parametrize("name", ["sites", "sites/server", "sites/a", "state", "copy"])
