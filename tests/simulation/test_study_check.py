@@ -199,7 +199,8 @@ def test_classes_that_a_robust_merge_leaves_unprotected_are_named_before_the_run
 
 
 def test_a_site_of_one_image_has_one_image() -> None:
-    one = Findings(images={"train": 1, "validation": 0, "test": 0}, counts={"Mass": {"train": Count(1, 0, 0)}})
+    counts = {split: Count(int(split == "train"), 0, 0) for split in SPLITS}
+    one = Findings(images={"train": 1, "validation": 0, "test": 0}, counts={"Mass": counts})
     screen = Console(width=90, record=True, file=io.StringIO())
     screen.print(render_matrix({"alpha": one}, compare({"alpha": CONFIG}, {"alpha": one})))
     assert "1 image " in screen.export_text()
