@@ -124,9 +124,10 @@ def stem_of(table: Table, name: str) -> str:
 
 
 def preset_title(table: Table) -> str:
-    """Return the title of a table; with the preset's name where a study has several."""
+    """Return the title of a table; with that of the preset where a study has several."""
     spec = table.spec
-    return f"{spec.title}: {table.size}" if spec.plan and len(spec.presets) > 1 else spec.title
+    several = spec.plan and len(spec.presets) > 1
+    return f"{spec.title}: {table.preset.title or table.size}" if several else spec.title
 
 
 def main_table(outcome: Outcome) -> Grid:

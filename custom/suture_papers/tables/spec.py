@@ -269,6 +269,7 @@ class Preset:
         columns: the names of the columns that the preset shows, where they are fewer; a test that none of
             them is about is then left out, too.
         pairs: what the paired t-test pairs in this preset, for example ``classes`` with a single seed.
+        title: what follows the title of a study with several presets; by default the preset's name.
     """
 
     note: str
@@ -280,6 +281,7 @@ class Preset:
     series: tuple[Value, ...] | None = None
     columns: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     pairs: Literal["runs", "classes"] | None = None
+    title: str = ""
 
 
 @dataclass(frozen=True, config=STRICT)
