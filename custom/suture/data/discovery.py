@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -43,67 +43,62 @@ def discover(path: Path, answers: Answers | None = None) -> Discovery:
         remedy = "unpack it and give its folder" if path.suffix == ".zip" else "save it as .xlsx or .csv"
         raise DataError(f"{path} cannot be read; {remedy}")
     folder = path if path.is_dir() else path.parent
-    levels = _Levels(tables(folder) if path.is_dir() else [[path]])
-    elsewhere = named_elsewhere(levels.forms(0))
+    given = _read(tables(folder) if path.is_dir() else [[path]])
+    elsewhere = named_elsewhere(given.levels[0])
     try:
         images = images_of(elsewhere or folder)
     except DataError:
-        if (texts := _documents(levels, folder, answers)) is None:
+        if (texts := _documents(given, folder, answers)) is None:
             raise
         return texts
-    found = _published(levels, folder, images) or _own(levels, folder, images, answers)
+    found = _published(given, folder, images) or _own(given, folder, images, answers)
     if depth := true_depth(images.root, images.paths):
         bits, why = depth
         found = replace(found, data=found.data | {"bits": bits}, reasons=found.reasons | {"bits": why})
-    doubts = dict.fromkeys(filter(None, map(doubtful_encoding, levels.read())))
-    faults = (f"skipped: {fault}" for fault in levels.faults)
+    paths = dict.fromkeys(form.sheet.path for form in given.every())
+    doubts = dict.fromkeys(filter(None, map(doubtful_encoding, paths)))
+    faults = (f"skipped: {fault}" for fault in given.faults)
     return replace(found, warnings=(*doubts, *found.warnings, *faults))
 
 
-class _Levels:
-    """The tables of a folder, and of its folders, each read once and when it is asked for.
+@dataclass(frozen=True)
+class _Tables:
+    """The tables of a folder.
 
     Attributes:
+        levels: those of the folder, its lists in JSON, and those of the folders in it.
         number: of all, readable or not.
         faults: why some could not be read.
     """
 
-    def __init__(self, paths: Sequence[Sequence[Path]]) -> None:
-        self._paths = paths
-        self._forms: dict[int, list[Form]] = {}
-        self.number = sum(map(len, paths))
-        self.faults: list[str] = []
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def forms(self, level: int) -> list[Form]:
-        """The tables of a level.
-
-        Raises:
-            DataError: the only table cannot be read.
-        """
-        if level not in self._forms:
-            self._forms[level] = []
-            for path in self._paths[level]:
-                try:
-                    self._forms[level] += gathering.read_forms(path)
-                except DataError as error:
-                    if self.number == 1:
-                        raise
-                    self.faults += [] if path.suffix == ".txt" else [str(error)]  # such as a README.txt
-        return self._forms[level]
-
-    def read(self) -> list[Path]:
-        """The tables that were read so far."""
-        return list(dict.fromkeys(form.sheet.path for forms in self._forms.values() for form in forms))
+    levels: list[list[Form]]
+    number: int
+    faults: list[str]
 
     def every(self) -> list[Form]:
         """The tables of all levels."""
-        return [form for level in range(len(self)) for form in self.forms(level)]
+        return [form for forms in self.levels for form in forms]
 
 
-def _published(levels: _Levels, folder: Path, images: Images) -> Discovery | None:
+def _read(paths: Sequence[Sequence[Path]]) -> _Tables:
+    """Read the tables of all levels.
+
+    Raises:
+        DataError: the only table cannot be read.
+    """
+    found = _Tables([[] for _ in paths], sum(map(len, paths)), [])
+    for forms, level in zip(found.levels, paths, strict=True):
+        for path in level:
+            try:
+                forms += gathering.read_forms(path)
+            except DataError as error:
+                if found.number == 1:
+                    raise
+                found.faults.extend([] if path.suffix == ".txt" else [str(error)])  # such as a README.txt
+    return found
+
+
+def _published(given: _Tables, folder: Path, images: Images) -> Discovery | None:
     """The [data] of a public data set that has a reader of its own, which finds images of the table.
 
     Each reader's layouts are asked, also those of other packages. None where none fits.
@@ -114,7 +109,7 @@ def _published(levels: _Levels, folder: Path, images: Images) -> Discovery | Non
         with suppress(ConfigError):  # a package that cannot be imported; `suture list` names it
             readers[word] = DATASETS.find(word)
     roots = tuple(dict.fromkeys((images.root, images.above, folder)))
-    for form in levels.every():
+    for form in given.every():
         # What was put together is not the file that a reader gets; a list in JSON is.
         if form.made and not form.sheet.path.name.lower().endswith(JSON):
             continue
@@ -126,7 +121,7 @@ def _published(levels: _Levels, folder: Path, images: Images) -> Discovery | Non
             except SutureError as error:
                 name = form.sheet.path.name
                 refused = f"{name} looks like {layout.title}, but its reader refuses it: {error}"
-    levels.faults += [refused] if refused else []
+    given.faults.extend([refused] if refused else [])
     return None
 
 
@@ -153,14 +148,13 @@ def _by_reader(word: str, layout: Layout, sheet: Sheet, root: Path) -> Discovery
     )
 
 
-def _own(levels: _Levels, folder: Path, images: Images, answers: Answers) -> Discovery:
+def _own(given: _Tables, folder: Path, images: Images, answers: Answers) -> Discovery:
     """The [data] of a hospital's own table.
 
     Raises:
         DataError: no table names the images, or several do that do not belong together.
     """
-    for level in range(len(levels)):
-        forms = levels.forms(level)
+    for forms in given.levels:
         columns = {
             i: column for i, form in enumerate(forms) if (column := image_columns.best_column(form, images))
         }
@@ -193,23 +187,23 @@ def _own(levels: _Levels, folder: Path, images: Images, answers: Answers) -> Dis
                 "names of the columns above it"
             )
         return described(form, column, images, answers, others)
-    forms = levels.every()
+    forms = given.every()
     image_columns.refuse_ambiguous(forms, images)
     listed = any(like_images(cells) for form in forms for cells in form.sheet.columns().values())
     if not listed and (classes := gathering.of_class_folders(images.root, images.paths)) is not None:
         found = described(classes, image_columns.expect_column(classes, images), images, answers, [])
         unread = [f"{form.name} names no image and is not read" for form in forms]
         return replace(found, warnings=(*found.warnings, *unread))
-    if not levels.number:
+    if not given.number:
         unread = [path.name for path in sorted(folder.iterdir()) if path.suffix.lower() in _OTHER_TABLES]
         remedy = f"save {' and '.join(unread)} as .xlsx or .csv" if unread else "give the table's path"
         raise DataError(f"{folder} contains no table ({', '.join(TABLES)}); {remedy}")
-    raise _nothing_matches(levels, images)
+    raise _nothing_matches(given, images)
 
 
-def _documents(levels: _Levels, folder: Path, answers: Answers) -> Discovery | None:
+def _documents(given: _Tables, folder: Path, answers: Answers) -> Discovery | None:
     """The [data] of a table of documents; None where the first has none, or names images that are lacking."""
-    forms = levels.every()
+    forms = given.every()
     cells = forms[0].sheet.columns() if forms else {}
     words = {name: sum(len(cell.split()) for cell in column) / len(column) for name, column in cells.items()}
     text = max(words, key=words.__getitem__, default="")
@@ -229,12 +223,12 @@ def _documents(levels: _Levels, folder: Path, answers: Answers) -> Discovery | N
     return described(form, column, Images(path, frozenset(), path), answers, forms)
 
 
-def _nothing_matches(levels: _Levels, images: Images) -> DataError:
+def _nothing_matches(given: _Tables, images: Images) -> DataError:
     """That no table names the images, with names of both, so that the eye sees the difference."""
-    forms = levels.every()
+    forms = given.every()
     names = ", ".join(dict.fromkeys(form.sheet.path.name for form in forms))
     what = f"no column of {names} names" if names else "no table could be read that names"
-    seen = "".join(f"\n{fault}" for fault in levels.faults)
+    seen = "".join(f"\n{fault}" for fault in given.faults)
     some = ", ".join(map(ascii, sorted(images.paths)[:3]))
     for form in forms[:3]:
         sheet, cells = form.sheet, form.sheet.columns()

@@ -37,7 +37,7 @@ _MOST_COLUMNS = 2**14
 _MOST_MEMORY = 3 * 2**28
 """Bytes that the process may take which reads a table."""
 
-MOST_SECONDS = 60
+_MOST_SECONDS = 60
 """Seconds that it may compute before each row."""
 
 _MOST_OF_ROW = 2**24
@@ -107,7 +107,7 @@ def workbook_rows(
     if line:
         raise DataError(f"{path} has a row of more than {_MOST_OF_ROW:,} bytes; leave out columns")
     raise DataError(
-        f"{path} needs more than {_MOST_MEMORY >> 20} MiB of memory, or {MOST_SECONDS} s for a row; save "
+        f"{path} needs more than {_MOST_MEMORY >> 20} MiB of memory, or {_MOST_SECONDS} s for a row; save "
         "it as CSV"
     )
 
@@ -115,7 +115,7 @@ def workbook_rows(
 def main() -> None:
     """Write the rows of the table on the standard input, a line of JSON each; then null, or what is wrong."""
     path, last = Path(sys.argv[1]), None
-    limit_seconds(MOST_SECONDS)
+    limit_seconds(_MOST_SECONDS)
     gc.disable()  # rows leave no cycles; looking for some among millions of cells took most of the time
     with suppress(ImportError):  # which is told below
         import_module("openpyxl" if path.name.lower().endswith(".xlsx") else "pyarrow.parquet")
@@ -124,7 +124,7 @@ def main() -> None:
         try:
             for row in decoded(path, json.loads(sys.argv[2]), "/dev/stdin", bool(sys.argv[3])):
                 print(json.dumps(row))
-                limit_seconds(MOST_SECONDS)
+                limit_seconds(_MOST_SECONDS)
         except DataError as error:
             last = str(error)
         print(json.dumps(last), flush=True)

@@ -105,12 +105,12 @@ def decided_classes(
     for name, decision in decisions.items():
         column = labels.index(name)
         y = part.y[:, column].numpy().astype(np.float64)
-        whole = disclosed(decided(y, p[:, column], decision, rule), y, part.patient_numbers, limits)
+        whole = _disclosed(decided(y, p[:, column], decision, rule), y, part.patient_numbers, limits)
         found[name] = replace(whole, groups=groups.get(name, {}))
     return found
 
 
-def disclosed(
+def _disclosed(
     figures: DecidedClass, y: Floats, patients: NDArray[np.intp], limits: PrivacyConfig
 ) -> DecidedClass:
     """Return figures of a class on the grids that one patient's influence permits; see `disclosure`.

@@ -143,8 +143,7 @@ class LossScale:
     ) -> None:
         self._scaler = torch.amp.GradScaler(device.type, enabled=half == torch.float16)
         if self._scaler.is_enabled():
-            saved = {name: t.item() for name, t in optimiser_state.items() if name in _STATE}
-            own = {_STATE[name]: value for name, value in saved.items()}
+            own = {_STATE[name]: t.item() for name, t in optimiser_state.items() if name in _STATE}
             own |= {} if first is None else {"scale": first}
             self._scaler.load_state_dict(self._scaler.state_dict() | own)
         self._before = self._scaler.get_scale()

@@ -28,7 +28,7 @@ from suture.models.priors.prior import Prior as Prior
 from suture.models.priors.prior import digest_of, freeze
 from suture.protocol.packing import read_tensors
 
-FORMAT = 1
+_FORMAT = 1
 _NAME = "prior"
 
 
@@ -51,7 +51,7 @@ def save_prior(folder: Path, kind: str, prior: Prior, licence: str | None, facts
     write_json(
         description,
         {
-            "format": FORMAT,
+            "format": _FORMAT,
             "suture": VERSION,
             "backbone": kind,
             "size": prior.preprocessing.size,
