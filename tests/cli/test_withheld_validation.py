@@ -33,7 +33,7 @@ def test_a_site_whose_classes_are_all_withheld_sends_no_loss(tmp_path: Path) -> 
     suture("init", str(study), f"--site=alpha={tmp_path / 'a'}", "--yes")
     said = " ".join(suture("check", str(study)).split())
     assert "in a federation no round can be selected" in said
-    assert "alpha: 0 validation images have a class with at least" in said
+    assert "alpha: 0 validation images of a class with at least" in said
     suture("run", str(study), "--env", "local", "--rounds", "1", "--out", str(tmp_path / "exact"))
     as_federated = ("run", str(study), "--env", "local", "--limits", "--rounds", "1")
     with pytest.raises(SutureError, match="alpha: 40 validation images"):

@@ -1,4 +1,5 @@
 import math
+import re
 from collections.abc import Callable
 from xml.etree import ElementTree
 
@@ -8,6 +9,7 @@ import pytest
 from suture.core.errors import DataError
 from suture.reports.cooccurrence import Contingency, Frequency
 from suture.reports.plots import (
+    brief,
     embed,
     plot_contingencies,
     plot_cooccurrence,
@@ -141,3 +143,15 @@ def test_features_that_cannot_be_laid_out_are_named() -> None:
         embed(np.full((9, 3), NAN), seed=0)
     with pytest.raises(DataError, match="the same features"):
         embed(np.ones((9, 3)), seed=0)
+
+
+def test_a_long_name_does_not_drive_the_plot_away() -> None:
+    long = "Zustand nach Versorgung einer Fraktur " * 5
+    for plot in (
+        plot_cooccurrence(["Mass", long], np.full((2, 2), 0.5)),
+        plot_frequencies({"a": {"Mass": Frequency(1, 2, 3), long: Frequency(1, 2, 3)}}),
+    ):
+        (width,) = re.findall(r'<svg[^>]* width="(\d+)', plot.decode())
+        assert int(width) < 900
+        assert long not in plot.decode()
+        assert brief(long) in plot.decode()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from small_job import SMALL
 from suture.data.config import SiteConfig
@@ -17,7 +19,7 @@ from suture.methods.robust import RobustMerge
 from suture.methods.secure_aggregation import SecureAggregation
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
-from suture.simulation.study_check import compare
+from suture.simulation.study_check import compare, render_matrix
 from suture_papers.missing_labels.condist import ConDist
 from suture_papers.rare_classes.focal import FocalFedAvg
 
@@ -194,3 +196,11 @@ def test_classes_that_a_robust_merge_leaves_unprotected_are_named_before_the_run
     ]
     for other in (SMALL, replace(job, label_map={"Hernia": "Mass"})):
         assert not [t for t in compare(configs, findings, other).warnings if "plain mean" in t]
+
+
+def test_a_site_of_one_image_has_one_image() -> None:
+    counts = {split: Count(int(split == "train"), 0, 0) for split in SPLITS}
+    one = Findings(images={"train": 1, "validation": 0, "test": 0}, counts={"Mass": counts})
+    screen = Console(width=90, record=True, file=io.StringIO())
+    screen.print(render_matrix({"alpha": one}, compare({"alpha": CONFIG}, {"alpha": one})))
+    assert "1 image " in screen.export_text()

@@ -69,6 +69,15 @@ def text_width(text: str) -> float:
     return _LETTER * len(text)
 
 
+def brief(name: str, most: int = 48) -> str:
+    """Return a name without its middle where it is so long that the plot beside it would be far away.
+
+    >>> brief("Fracture of the upper end of the left humerus, displaced, subsequent encounter", 40)
+    'Fracture of the upper end …ent encounter'
+    """
+    return name if len(name) <= most else f"{name[: most - 14]}…{name[-13:]}"
+
+
 def plot_frequencies(tables: Mapping[str, Mapping[str, Frequency]]) -> bytes:
     """Plot label frequencies of data sets as grouped horizontal bars (Kulkarni et al. 2024, Fig. 4a), as SVG.
 
@@ -87,7 +96,11 @@ def plot_frequencies(tables: Mapping[str, Mapping[str, Frequency]]) -> bytes:
         raise DataError("there is no class to plot; give at least one data set with labels")
     order = sorted(names, key=lambda name: (-_largest(own.get(name) for own in shares.values()), name))
     found = ticks(0, 100 * _largest(v for own in shares.values() for v in own.values()), most=5)
-    left, top, bar = 24 + 1.12 * max(map(text_width, order)), 6.0, 12.0  # some names are bold
+    left, top, bar = (
+        24 + 1.12 * max(text_width(brief(name)) for name in order),
+        6.0,
+        12.0,
+    )  # some names are bold
     each = bar * len(shares) + 8
     bottom = top + each * len(order)
     x = Scale(0, found[-1].at / 100, left, left + 420)
@@ -105,7 +118,7 @@ def plot_frequencies(tables: Mapping[str, Mapping[str, Frequency]]) -> bytes:
     for row, name in enumerate(order):
         everywhere = len(shares) > 1 and not any(math.isnan(o.get(name, math.nan)) for o in shares.values())
         y = top + each * (row + 0.5) + 3.5
-        texts.append(Text(left - 8, y, name, "end", "bold" if everywhere else "ink"))
+        texts.append(Text(left - 8, y, brief(name), "end", "bold" if everywhere else "ink"))
     texts.append(
         Text((left + x.stop) / 2, bottom + 34, "images with the class, % of labelled images", "middle")
     )
@@ -171,6 +184,7 @@ def _matrix(
     notes: Sequence[str],
 ) -> Chart:
     """Return a matrix of cells, the darker the nearer a shade is to `darkest`, with words in them."""
+    rows, columns = [*map(brief, rows)], [*map(brief, columns)]
     left, top = 24 + max(map(text_width, rows)), 16 + 0.64 * max(map(text_width, columns))
     cells, texts = [], []
     for (i, j), shade in np.ndenumerate(shades):

@@ -11,6 +11,7 @@ from rich.table import Table as Grid
 
 from suture.core.errors import SutureError
 from suture.core.labels import LabelSet, canonical, is_generic, lookalikes
+from suture.core.printable import number_of
 from suture.core.privacy import PrivacyConfig
 from suture.core.targets import rich
 from suture.data.config import SiteConfig
@@ -238,9 +239,9 @@ def _warnings(
         n, least = _behind_the_loss(found, limits), limits.min_loss
         if found.images.get("validation") and n < least:
             yield (
-                f"{site}: {n} validation images have a class with at least {limits.min_count} positives and "
-                f"{limits.min_count} negatives ([privacy] min_count); a loss needs {least} (min_loss), so "
-                "the site sends none and does not contribute to the selection"
+                f"{site}: {number_of(n, 'validation image')} of a class with at least {limits.min_count} "
+                f"positives and {limits.min_count} negatives ([privacy] min_count); a loss needs {least} "
+                "(min_loss), so the site sends none and does not contribute to the selection"
             )
 
 
@@ -277,7 +278,7 @@ def render_matrix(findings: Mapping[str, Findings], together: Together) -> Rende
     grid = Grid(title="Images of each class at each site: present / absent / unknown")
     grid.add_column("class")
     for site, found in findings.items():
-        grid.add_column(f"{rich(site)}\n{sum(found.images.values()):,} images", justify="right")
+        grid.add_column(f"{rich(site)}\n{number_of(sum(found.images.values()), 'image')}", justify="right")
     for label, cells in matrix(findings).items():
         grid.add_row(rich(label), *map(_cell, cells))
     lines = [f"[bold red]problem[/] {rich(text)}" for text in together.problems]
