@@ -185,7 +185,7 @@ def test_a_run_that_ends_leaves_no_part_of_an_entry(
     assert store().samples["train"].inputs[FEATURES].shape == (128, 128)
 
 
-READ_FEATURES = ("afl", "creff", "fedalign", "fedavg", "fedmlp", "metafl", "moon", "pfl")
+READ_FEATURES = ("afl", "fedalign", "fedavg", "metafl", "moon", "pfl")
 """Methods that take the features of a batch in different ways."""
 
 
