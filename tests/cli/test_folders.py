@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -180,6 +182,30 @@ def test_no_line_of_a_site_is_refused_in_pydantics_words(line: str, place: Path,
     with pytest.raises(SutureError) as refused:
         load_site_config(tmp_path / "suture.toml")
     _is_ours(str(refused.value))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--seed", "1,5", "must be a whole number"),
+        ("--workers", "0", "must be at least 1"),
+        ("--rounds", "many", "must be a whole number"),
+    ],
+)
+def test_no_option_is_refused_in_pydantics_words(option: str, value: str, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "suture", "run", "demo", option, value], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert f"Invalid value for '{option}': {said} " in done.stderr
+    _is_ours(done.stderr)
+
+
+def test_a_misspelt_study_is_named(place: Path) -> None:
+    for word in (place / "studdy", place / "studdy" / ""):
+        error = RUNNER.invoke(app, ["run", str(word)]).exception
+        assert isinstance(error, ConfigError)
+        assert f"did you mean '{place / 'study'}'?" in str(error)
 
 
 def _is_ours(text: str) -> None:

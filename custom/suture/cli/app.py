@@ -52,11 +52,13 @@ class Commands(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; an unknown choice of an option is reported without the validator's own words."""
+        """Run a command; a wrong value of an option is reported without the validator's own words."""
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
-            error.message = error.message.removeprefix("Value error, ")
+            from suture.core.validation import in_words
+
+            error.message = in_words({"msg": error.message})
             raise
 
     def list_commands(self, ctx: Any) -> list[str]:

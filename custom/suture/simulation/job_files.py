@@ -61,7 +61,8 @@ def job_file(job: str | Path, *, trust: bool = False) -> Path:
             f"{path} contains neither job.toml nor job.py; `suture init` writes one for data of hospitals"
         )
     if not path.is_file():
-        raise unknown("job or study folder", str(job), jobs)
+        studies = (str(file.parent) for file in path.parent.glob("*/job.toml"))
+        raise unknown("job or study folder", str(job), [*jobs, *studies])
     if not trust and Path(job).suffix != ".py":
         refuse_code(path.resolve())
     return path.resolve()
