@@ -177,7 +177,7 @@ def _say_images(
     if images.text:
         del guess.data["root"]
         guess.note("text_column", images.text, "its cells are documents")
-    named = f"{images.found:,} of {number_of(n, 'row')} name an existing image"
+    named = f"{images.found:,} of {number_of(n, 'row')} name{'s' * (n == 1)} an existing image"
     guess.note("image_column", images.name, "names the documents" if images.text else named)
     if images.match != "path":
         how = "are the files' names, without suffix or in other folders"
