@@ -209,7 +209,7 @@ TABLES = {
         "image,patient,split,x,Mass",
         "1",
         'labels = ["@x"]',
-        "labels.0 = .*'@x' is not a label name",
+        "labels.*'@x' is not a label name",
     ),
     "a synonym": (
         "image,patient,split,x,Mass",
