@@ -96,11 +96,8 @@ def plot_frequencies(tables: Mapping[str, Mapping[str, Frequency]]) -> bytes:
         raise DataError("there is no class to plot; give at least one data set with labels")
     order = sorted(names, key=lambda name: (-_largest(own.get(name) for own in shares.values()), name))
     found = ticks(0, 100 * _largest(v for own in shares.values() for v in own.values()), most=5)
-    left, top, bar = (
-        24 + 1.12 * max(text_width(brief(name)) for name in order),
-        6.0,
-        12.0,
-    )  # some names are bold
+    left = 24 + 1.12 * max(text_width(brief(name)) for name in order)  # some names are bold
+    top, bar = 6.0, 12.0
     each = bar * len(shares) + 8
     bottom = top + each * len(order)
     x = Scale(0, found[-1].at / 100, left, left + 420)

@@ -303,10 +303,13 @@ def _tested_on(columns: Sequence[Column], results: Sequence[Result], *, varies: 
         for name, models in result.tests.items():
             sizes.setdefault(f"{name}: ", set()).update(m["n"] for m in models.values() if "n" in m)
     mixed = "" if varies else " (NOT the same for all runs: delete their results, and make them again)"
-    between = " to " if varies else " or "
+
+    def text(found: set[int]) -> str:
+        between = " to " if varies else " or "
+        return between.join(map(count, sorted({min(found), max(found)} if varies else found)))
+
     return "; ".join(
-        f"{name}{between.join(map(count, sorted({min(found), max(found)} if varies else found)))} images"
-        f"{mixed if len(found) > 1 else ''}"
+        f"{name}{text(found)} images{mixed if len(found) > 1 else ''}"
         for name, found in sizes.items()
         if found
     )
