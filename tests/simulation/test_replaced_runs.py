@@ -113,11 +113,12 @@ FAILED = {"run.json": json.dumps({"job": "small", "rounds": 2, "status": "failed
 COMMITTED = json.dumps({"round": 1, "status": "committed"})
 
 
-@pytest.mark.parametrize("history", ["", json.dumps({"round": 1, "status": "failed"})])
+@pytest.mark.parametrize("history", ["", json.dumps({"round": 1, "status": "failed"}), '{"round": 1}'])
 def test_a_run_that_failed_before_its_first_round_makes_room_for_the_next(history: str, out: Path) -> None:
     """As where a table has an unknown word: the same command runs once it is corrected."""
     (out / "model" / "model.json").unlink()
     write(out, {**FAILED, "history.jsonl": f"{history}\n" * bool(history), "state/ledgers.json": "{}"})
+    write(out, {"state/round-000000.safetensors": "the initial model"})
     with preparing(out, JOB, resume=False, overwrite=False):
         write(out, NEW)
     assert content(out) == {**NEW, "notes.txt": "mine"}
@@ -129,6 +130,15 @@ def test_a_run_that_failed_before_its_first_round_makes_room_for_the_next(histor
 def test_any_other_run_is_kept(status: str, history: str, out: Path) -> None:
     write(out, {"run.json": json.dumps({"job": "small", "rounds": 2, "status": status})})
     write(out, {"history.jsonl": f"{history}\n" * bool(history)})
+    before = content(out)
+    with pytest.raises(ConfigError, match="continue it with --resume or replace it"):
+        check_folder(out, JOB, resume=False, overwrite=False)
+    assert content(out) == before
+
+
+@pytest.mark.parametrize("number", [1, 12])
+def test_a_committed_round_is_kept_where_the_history_is_lost(number: int, out: Path) -> None:
+    write(out, {**FAILED, "history.jsonl": "", f"state/round-{number:06d}.safetensors": "a model"})
     before = content(out)
     with pytest.raises(ConfigError, match="continue it with --resume or replace it"):
         check_folder(out, JOB, resume=False, overwrite=False)

@@ -383,9 +383,12 @@ def _unprepared(out: Path) -> bool:
 
 def _failed_early(out: Path) -> bool:
     """Whether a run failed before its first round, as with a fault in the data: there is nothing to keep."""
+    if any(path.name > "round-000001" for path in (out / "state").glob("round-*")):  # 0 is the initial model
+        return False
     with suppress(DataError):
-        failed = read_json(out / "run.json").get("status") == "failed"
-        return failed and all(line["status"] != "committed" for line in read_records(out / "history.jsonl"))
+        lines = read_records(out / "history.jsonl")
+        committed = any(line.get("status") == "committed" for line in lines)
+        return not committed and read_json(out / "run.json").get("status") == "failed"
     return False
 
 
