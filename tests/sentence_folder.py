@@ -8,7 +8,6 @@ from typing import Any
 
 import tokenizers
 import torch
-import transformers
 from safetensors.torch import save_file
 from tokenizers import models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
@@ -36,6 +35,8 @@ def tokeniser() -> tokenizers.Tokenizer:
 
 
 def network(kind: str = "bert") -> nn.Module:
+    import transformers
+
     torch.manual_seed(0)
     name = {"distilbert": "DistilBert", "mpnet": "MPNet", "xlm-roberta": "XLMRoberta"}.get(kind, kind.title())
     config = getattr(transformers, f"{name}Config")

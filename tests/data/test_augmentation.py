@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchvision.transforms.functional import gaussian_blur as torchvision_blur
 
 from suture.data import augmentation
 from suture.data.augmentation import MILD, STRONG, SURGICAL, WEAK, Augmentation, augment, resample
@@ -303,6 +302,8 @@ def test_median_is_that_of_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gaussian_is_that_of_opencv_within_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchvision.transforms.functional import gaussian_blur as torchvision_blur
+
     out = blurred(images(2), [2, 3], monkeypatch)
     for row, side, sigma in ((0, 3, 0.8), (1, 5, 1.1)):
         expected = torchvision_blur(images(2)[row], [side, side], [sigma, sigma])

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from PIL import Image
 
 from suture.core.errors import ConfigError
@@ -38,6 +37,8 @@ kind = "PhantomSites"
 
 
 def encoder(folder: Path) -> Path:
+    import transformers
+
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32}
     transformers.Dinov2Model(transformers.Dinov2Config(**sizes, patch_size=8)).save_pretrained(folder)

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import transformers
 
 from small_hospitals import JOB_TOML, LABELS, small_study
 from suture.flare.recipe import export_job
@@ -38,6 +37,8 @@ def test_an_exported_study_names_no_folder_of_this_machine(
 def test_an_encoder_beside_the_job_travels_by_its_bare_name(
     at_hand: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import transformers
+
     study = small_study(tmp_path / "quux-study", images=1)
     config = transformers.ViTConfig(
         hidden_size=16,

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit, logit
-from sklearn.metrics import brier_score_loss, roc_auc_score
 
 from suture.learning.calibration import (
     at_prevalence,
@@ -76,6 +75,8 @@ def test_what_is_apart_stays_finite_and_what_is_no_better_than_chance_has_none()
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_a_line_changes_no_auroc(seed: int) -> None:
+    from sklearn.metrics import roc_auc_score
+
     scores, y = drawn(400, 0.7, -0.5, seed)
     for kind in ("platt", "temperature"):
         found = fit(curves(scores, y), kind)  # type: ignore[arg-type]
@@ -112,6 +113,8 @@ def test_calibration_lowers_the_error() -> None:
 
 def test_errors_by_hand() -> None:
     """Bins [.0, .1) with .05 and no positive, [.9, 1] with .9 and 1.0 and one positive of two."""
+    from sklearn.metrics import brier_score_loss
+
     y, p = np.array([0.0, 0.0, 1.0]), np.array([0.05, 0.9, 1.0])
     assert expected_calibration_error(y, p) == pytest.approx((0.05 + abs(1 - 1.9)) / 3)
     assert brier(y, p) == pytest.approx((0.05**2 + 0.9**2) / 3) == pytest.approx(brier_score_loss(y, p))

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from sklearn.metrics import roc_auc_score
 
 from suture.core.errors import DataError
 from suture.learning.comparison import compare_auroc
@@ -38,6 +37,8 @@ def test_the_difference_is_that_of_the_aurocs() -> None:
 
 
 def test_both_models_get_the_same_draws_of_patients() -> None:
+    from sklearn.metrics import roc_auc_score
+
     names = sorted(set(PATIENTS))
     draws = []
     for drawn in np.random.default_rng(3).integers(len(names), size=(200, len(names))):

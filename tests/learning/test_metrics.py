@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import roc_auc_score
 
 from suture.core.errors import DataError
 from suture.learning.metrics import (
@@ -39,6 +38,8 @@ def test_a_tie_is_half_a_pair() -> None:
 
 @given(BOTH)
 def test_auroc_is_scikit_learns(pairs: list[tuple[int, int]]) -> None:
+    from sklearn.metrics import roc_auc_score
+
     y, s = zip(*pairs, strict=True)
     assert auroc(y, s) == pytest.approx(roc_auc_score(y, s), abs=1e-12)
 
@@ -77,6 +78,8 @@ def slow_bootstrap(
     y: list[int], s: list[float], patients: list[str], n: int, seed: int
 ) -> tuple[float, float]:
     """Copies the drawn patients' images into a list, draw by draw."""
+    from sklearn.metrics import roc_auc_score
+
     names = sorted(set(patients))
     rng = np.random.default_rng(seed)
     areas = []

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import accuracy_score, balanced_accuracy_score, f1_score, precision_score, recall_score
 
 from suture.core.errors import DataError
 from suture.learning.metrics import class_recalls, multiclass_metrics
@@ -64,6 +63,14 @@ def test_nothing_labelled_is_undefined(shape: tuple[int, int]) -> None:
 @settings(deadline=None)  # scikit-learn is imported within
 @given(st.integers(1, 6), st.integers(1, 40), st.integers(0, 2**32 - 1))
 def test_it_agrees_with_scikit_learn(classes: int, n: int, seed: int) -> None:
+    from sklearn.metrics import (
+        accuracy_score,
+        balanced_accuracy_score,
+        f1_score,
+        precision_score,
+        recall_score,
+    )
+
     rng = np.random.default_rng(seed)
     truth, scores = rng.integers(classes, size=n), rng.normal(size=(n, classes))
     y = np.eye(classes)[truth]

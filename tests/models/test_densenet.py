@@ -8,7 +8,6 @@ from urllib.error import URLError
 
 import pytest
 import torch
-import torchvision
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
@@ -19,7 +18,9 @@ LABELS = LabelSet(("Edema",))
 
 
 @pytest.fixture(scope="module")
-def theirs() -> torchvision.models.DenseNet:
+def theirs() -> torch.nn.Module:
+    import torchvision
+
     torch.manual_seed(0)
     model = torchvision.models.densenet121(weights=None)
     for module in model.modules():
@@ -34,9 +35,7 @@ def old_spelling(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("spelling", ["new", "old"])
-def test_same_outputs_as_torchvision(
-    theirs: torchvision.models.DenseNet, spelling: str, tmp_path: Path
-) -> None:
+def test_same_outputs_as_torchvision(theirs: torch.nn.Module, spelling: str, tmp_path: Path) -> None:
     path = tmp_path / "weights.pth"
     state = theirs.state_dict()
     torch.save(state if spelling == "new" else old_spelling(state), path)
@@ -79,7 +78,7 @@ def test_a_download_without_a_network_says_what_to_do(
 
 
 @pytest.fixture(scope="module")
-def loaded(theirs: torchvision.models.DenseNet, tmp_path_factory: pytest.TempPathFactory) -> torch.nn.Module:
+def loaded(theirs: torch.nn.Module, tmp_path_factory: pytest.TempPathFactory) -> torch.nn.Module:
     path = tmp_path_factory.mktemp("plain") / "plain.pth"
     torch.save(theirs.state_dict(), path)
     return densenet121(str(path))[0]
@@ -89,7 +88,7 @@ def loaded(theirs: torchvision.models.DenseNet, tmp_path_factory: pytest.TempPat
     ("wrapper", "key"), [("", "state_dict"), ("module.", "model"), ("model.backbone.", "state_dict")]
 )
 def test_checkpoints_of_a_training_load(
-    theirs: torchvision.models.DenseNet, loaded: torch.nn.Module, wrapper: str, key: str, tmp_path: Path
+    theirs: torch.nn.Module, loaded: torch.nn.Module, wrapper: str, key: str, tmp_path: Path
 ) -> None:
     state = {wrapper + name: tensor for name, tensor in theirs.state_dict().items()}
     torch.save({key: {**state, "loss.weight": torch.ones(3)}, "epoch": 3}, tmp_path / "last.ckpt")
@@ -98,9 +97,7 @@ def test_checkpoints_of_a_training_load(
         assert torch.equal(tensor, expected[name]), name
 
 
-def test_weights_of_one_channel_see_a_gray_image_as_before(
-    theirs: torchvision.models.DenseNet, tmp_path: Path
-) -> None:
+def test_weights_of_one_channel_see_a_gray_image_as_before(theirs: torch.nn.Module, tmp_path: Path) -> None:
     state = theirs.state_dict()
     gray = state["features.conv0.weight"][:, :1].clone()
     torch.save(state | {"features.conv0.weight": gray}, tmp_path / "gray.pt")
@@ -110,9 +107,7 @@ def test_weights_of_one_channel_see_a_gray_image_as_before(
     torch.testing.assert_close(network.features.conv0(x.expand(-1, 3, -1, -1)), want)
 
 
-def test_a_whole_pickled_model_is_refused_in_one_line(
-    theirs: torchvision.models.DenseNet, tmp_path: Path
-) -> None:
+def test_a_whole_pickled_model_is_refused_in_one_line(theirs: torch.nn.Module, tmp_path: Path) -> None:
     torch.save(theirs, tmp_path / "whole.pt")
     with pytest.raises(ConfigError, match=r"^[^\n]*which could run any program[^\n]*$"):
         densenet121(str(tmp_path / "whole.pt"))

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 
 from sentence_folder import static_folder
 from suture.core.errors import ConfigError
@@ -69,6 +68,8 @@ def test_another_model_or_width_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_encoder_of_images_gives_no_vectors_of_documents(tmp_path: Path) -> None:
+    import transformers
+
     transformers.ConvNextModel(
         transformers.ConvNextConfig(depths=[1], hidden_sizes=[8], num_stages=1)
     ).save_pretrained(tmp_path / "model")

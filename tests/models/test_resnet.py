@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torchvision
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
@@ -30,6 +29,8 @@ def test_a_block_with_zero_convolutions_is_its_shortcut() -> None:
 
 
 def test_resnet18_gives_torchvisions_outputs(tmp_path: Path) -> None:
+    import torchvision
+
     torch.manual_seed(0)
     theirs = torchvision.models.resnet18(weights=None).eval()
     torch.save(theirs.state_dict(), tmp_path / "weights.pth")

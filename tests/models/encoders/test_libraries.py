@@ -9,12 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import timm
 import torch
-import torchvision
-from monai.networks import nets
 from safetensors.torch import save_file
-from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from suture.core.errors import ConfigError
@@ -57,6 +53,8 @@ def assert_alike(ours: nn.Module, theirs: nn.Module, x: Tensor) -> None:
 
 @pytest.mark.parametrize("name", ["test_vit", "test_convnext", "test_resnet", "test_efficientnet"])
 def test_features_are_timms_own(name: str, tmp_path: Path) -> None:
+    import timm
+
     theirs = perturbed(timm.create_model(name, pretrained=False))
     own = theirs.pretrained_cfg
     size = own["input_size"][1]
@@ -72,6 +70,8 @@ def test_features_are_timms_own(name: str, tmp_path: Path) -> None:
 
 
 def test_a_folder_that_states_another_normalisation_is_refused(tmp_path: Path) -> None:
+    import timm
+
     network = timm.create_model("test_vit", pretrained=False)
     save_file(network.state_dict(), tmp_path / "model.safetensors")
     config = tmp_path / "config.json"
@@ -90,6 +90,9 @@ def test_a_folder_that_states_another_normalisation_is_refused(tmp_path: Path) -
 
 
 def test_positions_of_another_size_are_those_that_timm_resamples(tmp_path: Path) -> None:
+    import timm
+    from timm.layers import resample_abs_pos_embed
+
     theirs = perturbed(timm.create_model("test_vit", pretrained=False))
     torch.save(theirs.state_dict(), tmp_path / "vit.pth")
     ours = built("timm:test_vit", 64, tmp_path / "vit.pth").backbone
@@ -99,6 +102,8 @@ def test_positions_of_another_size_are_those_that_timm_resamples(tmp_path: Path)
 
 
 def test_positions_of_torchvisions_transformer_are_interpolated(tmp_path: Path) -> None:
+    import torchvision
+
     theirs = torchvision.models.vit_b_32(weights=None, image_size=64)
     state = theirs.state_dict()
     constant = state["encoder.pos_embedding"][:, 1:2].expand(-1, 49, -1)
@@ -117,6 +122,8 @@ def test_positions_of_torchvisions_transformer_are_interpolated(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x0_5"])
 def test_features_are_torchvisions_own(name: str, tmp_path: Path) -> None:
+    import torchvision
+
     theirs = perturbed(torchvision.models.get_model(name, weights=None))
     torch.save({"state_dict": {f"module.{k}": t for k, t in theirs.state_dict().items()}}, tmp_path / "w.pt")
     ours = built(f"torchvision:{name}", 64, tmp_path / "w.pt")
@@ -132,15 +139,17 @@ def test_a_swin_transformer_shares_no_table_of_indices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "make"),
+    ("name", "sizes"),
     [
-        ("DenseNet121", lambda: nets.DenseNet121(spatial_dims=2, in_channels=1, out_channels=5)),
-        ("resnet18", lambda: nets.resnet18(spatial_dims=2, n_input_channels=1, num_classes=5)),
-        ("SEResNet50", lambda: nets.SEResNet50(spatial_dims=2, in_channels=1, num_classes=5)),
+        ("DenseNet121", {"in_channels": 1, "out_channels": 5}),
+        ("resnet18", {"n_input_channels": 1, "num_classes": 5}),
+        ("SEResNet50", {"in_channels": 1, "num_classes": 5}),
     ],
 )
-def test_features_are_monais_own(name: str, make: Any, tmp_path: Path) -> None:
-    theirs = perturbed(make())
+def test_features_are_monais_own(name: str, sizes: dict[str, int], tmp_path: Path) -> None:
+    from monai.networks import nets
+
+    theirs = perturbed(getattr(nets, name)(spatial_dims=2, **sizes))
     torch.save(theirs.state_dict(), tmp_path / "model.pt")
     ours = built(f"monai:{name}", 64, tmp_path / "model.pt")
     last = [module for module in theirs.modules() if isinstance(module, nn.Linear)][-1]
@@ -149,6 +158,8 @@ def test_features_are_monais_own(name: str, make: Any, tmp_path: Path) -> None:
 
 
 def test_a_saved_encoder_opens_without_its_weights(tmp_path: Path) -> None:
+    import timm
+
     save_file(timm.create_model("test_vit", pretrained=False).state_dict(), tmp_path / "w.safetensors")
     spec = ModelSpec("timm:test_vit", size=64, weights=str(tmp_path / "w.safetensors"))
     model = build(spec, LABELS, 1, pretrained=True).eval()
@@ -220,6 +231,9 @@ def test_an_unknown_family_and_a_missing_package_are_named(monkeypatch: pytest.M
 
 def other(case: str, path: Path) -> tuple[str, Path, str]:
     """Write a file that does not fit; return the model, the file, and what is said of it."""
+    import timm
+    import torchvision
+
     tv, vit = torchvision.models, "timm:test_vit"
     if case == "deeper":
         torch.save(tv.resnet34(weights=None).state_dict(), path / "a.pth")
@@ -269,6 +283,8 @@ UNUSABLE = {
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("kind", UNUSABLE)
 def test_a_tensor_that_cannot_be_copied_is_refused_by_name(kind: str, tmp_path: Path) -> None:
+    import timm
+
     norm = nn.LayerNorm(64).state_dict()
     with pytest.raises(ConfigError, match=r"a\.pth.*weight"):
         fill(norm, norm | {"weight": UNUSABLE[kind](norm["weight"])}, "a.pth", "a norm")
@@ -280,6 +296,8 @@ def test_a_tensor_that_cannot_be_copied_is_refused_by_name(kind: str, tmp_path: 
 
 
 def test_what_the_network_does_not_take_may_be_not_finite(tmp_path: Path) -> None:
+    import timm
+
     state = timm.create_model("test_vit", pretrained=False).state_dict()
     torch.save(state | {"head.bias": torch.full((5,), torch.nan)}, tmp_path / "a.pth")
     model = built("timm:test_vit", 64, tmp_path / "a.pth")
@@ -290,6 +308,8 @@ def test_what_the_network_does_not_take_may_be_not_finite(tmp_path: Path) -> Non
 def test_positions_of_torchvision_that_cannot_be_are_refused(
     shape: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import torchvision
+
     small = torchvision.models.VisionTransformer(64, 16, 1, 1, 8, 8)
     monkeypatch.setattr(torchvision.models, "get_model", lambda *_args, **_settings: small)
     torch.save(small.state_dict() | {"encoder.pos_embedding": torch.ones(shape)}, tmp_path / "a.pth")

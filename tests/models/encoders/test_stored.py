@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torchvision
-import transformers
-from monai.networks import nets
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -43,6 +40,8 @@ def folder_of(path: Path, network: nn.Module, **preprocessing: Any) -> Path:
 
 
 def made(kind: str) -> nn.Module:
+    import transformers
+
     torch.manual_seed(0)
     if kind == "vit":
         config = transformers.ViTConfig(**SMALL, intermediate_size=32)
@@ -123,6 +122,8 @@ def test_positions_are_interpolated_between_squares_alone() -> None:
 
 def test_the_encoder_of_a_classifier_and_an_older_file_are_read(tmp_path: Path) -> None:
     """The part `vit.` of a model for classification, without its head, from a file of torch."""
+    import transformers
+
     config = transformers.ViTConfig(**SMALL, intermediate_size=32)
     whole = transformers.ViTForImageClassification(config).eval()
     folder = folder_of(tmp_path / "encoder", whole)
@@ -274,8 +275,10 @@ def test_positions_that_are_no_numbers_are_refused(tensor: Tensor, said: str, tm
     assert len(str(caught.value).splitlines()) == 1
 
 
-def xrv_file(path: Path, **metadata: str) -> torchvision.models.DenseNet:
+def xrv_file(path: Path, **metadata: str) -> torch.nn.Module:
     """A file as the conversion line writes it."""
+    import torchvision
+
     torch.manual_seed(0)
     theirs = torchvision.models.densenet121(weights=None)
     theirs.features.conv0 = nn.Conv2d(1, 64, 7, stride=2, padding=3, bias=False)
@@ -301,6 +304,8 @@ def test_an_xrv_file_reads_gray_images_in_its_own_range(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_xrv_s_is_answered_with_the_line_that_writes_one(tmp_path: Path) -> None:
+    import torchvision
+
     torch.save(torchvision.models.densenet121(weights=None), tmp_path / "whole.pt")
     save_file({"a": torch.ones(1)}, tmp_path / "plain.safetensors")
     save_file({"a": torch.ones(1)}, tmp_path / "none.safetensors", {"range": "[1, 1]"})
@@ -315,6 +320,8 @@ def test_a_file_that_is_not_xrv_s_is_answered_with_the_line_that_writes_one(tmp_
 
 def bundle(path: Path, value_range: Any = (0, 1), **network: Any) -> nn.Module:
     """A MONAI bundle with a small DenseNet."""
+    from monai.networks import nets
+
     torch.manual_seed(0)
     theirs = nets.DenseNet121(2, 1, 3, init_features=8, growth_rate=4, block_config=(2, 2)).eval()
     (path / "configs").mkdir(parents=True)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-import torchvision
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -21,7 +20,9 @@ STD = torch.tensor([0.229, 0.224, 0.225]).view(1, 3, 1, 1)
 
 
 @pytest.fixture(scope="module")
-def theirs() -> torchvision.models.ResNet:
+def theirs() -> torch.nn.Module:
+    import torchvision
+
     torch.manual_seed(0)
     model = torchvision.models.resnet50(weights=None)
     for module in model.modules():
@@ -31,7 +32,7 @@ def theirs() -> torchvision.models.ResNet:
     return model.eval()
 
 
-def official(model: torchvision.models.ResNet) -> dict[str, object]:
+def official(model: torch.nn.Module) -> dict[str, object]:
     """The file of the authors: the query encoder with its projection, and what else was being trained."""
     state = {f"module.encoder_q.{k}": t for k, t in model.state_dict().items() if not k.startswith("fc.")}
     state |= {f"module.encoder_q.fc.{i}.weight": torch.zeros(2, 2) for i in (0, 2)}
@@ -39,7 +40,7 @@ def official(model: torchvision.models.ResNet) -> dict[str, object]:
     return {"epoch": 800, "arch": "resnet50", "state_dict": state}
 
 
-def test_moco_gives_torchvisions_features(theirs: torchvision.models.ResNet, tmp_path: Path) -> None:
+def test_moco_gives_torchvisions_features(theirs: torch.nn.Module, tmp_path: Path) -> None:
     path = tmp_path / "moco_v2_800ep_pretrain.pth.tar"
     torch.save(official(theirs), path)
     prior = load_prior(PriorSpec("moco_resnet50", str(path)))

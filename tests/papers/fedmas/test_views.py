@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torchvision.transforms.functional import gaussian_blur
 
 from suture.data.augmentation import resample
 from suture_papers.fedmas import pretraining
@@ -95,6 +94,8 @@ def test_hue_turns_red_towards_its_neighbours(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_blur_is_torchvisions() -> None:
+    from torchvision.transforms.functional import gaussian_blur
+
     x, sigma = images(3), torch.linspace(0.3, 1.0, 6)
     weights = gaussian_kernels(sigma, 1.0)
     assert weights.shape == (6, 7)

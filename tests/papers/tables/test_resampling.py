@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import average_precision_score, balanced_accuracy_score
 
 from suture.core.errors import DataError
 from suture.learning.metrics import bootstrap_mean
@@ -31,6 +30,8 @@ def test_average_precision_by_hand() -> None:
     )
 )
 def test_it_is_that_of_scikit_learn(rows: list[tuple[bool, int, int]]) -> None:
+    from sklearn.metrics import average_precision_score
+
     truth, score, weight = (np.array(column) for column in zip(*rows, strict=True))
     known = average_precision_score(truth, score, sample_weight=weight.astype(float))
     assert weighted_ap(weight[None].astype(float), truth, score.astype(float))[0] == pytest.approx(known)
@@ -90,6 +91,8 @@ def test_a_class_has_the_mean_of_the_models_that_know_it() -> None:
 
 
 def test_balanced_accuracy_is_that_of_scikit_learn_and_for_multiclass_labels_only() -> None:
+    from sklearn.metrics import balanced_accuracy_score
+
     rng = np.random.default_rng(3)
     truth = rng.integers(0, 3, 60)
     of = replace(scores(), y=np.eye(3)[truth], label_type="multiclass")
