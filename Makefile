@@ -1,17 +1,31 @@
-# The two commands of the README: `make demo` and `make test`. VENV names another environment.
+# The two commands of the README are `make demo` and `make test`. VENV names another environment.
 VENV ?= .venv
 PYTHON ?= python3
 BIN = $(VENV)/bin
 
-.PHONY: demo test faults fuzz bench canary flwr docs pictures install lint clean
+.PHONY: demo test test-rest test-all nightly faults fuzz bench canary flwr docs pictures install lint clean
 
-demo: install
+demo: $(VENV)/.demo
 	$(BIN)/suture demo
 
-# A file of tests at a time, those that start FLARE first, with a worker more than there are cores: see tests/conftest.py.
 # Threads of OpenBLAS wait by spinning: with one for each core a fit of two numbers takes eleven times the CPU.
-test: install
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+PYTEST = OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+
+# The fast tests: those that a change should pass before it is committed.
+test: $(VENV)/.test
+	$(PYTEST)
+
+# All others: FLARE's federations and simulator, whole runs, libraries of `dev`.
+test-rest: install
+	HYPOTHESIS_PROFILE=complete $(PYTEST) -m "complete and not faults"
+
+test-all:
+	$(MAKE) test
+	$(MAKE) test-rest
+
+# What takes too long for each change: see the script.
+nightly: install
+	.ci/nightly
 
 # Kills processes of a federation on this machine; goes on where it stopped. Up to 90 minutes.
 REPEATS ?= 3
@@ -19,7 +33,7 @@ faults: install
 	SUTURE_FAULTS=faults.json SUTURE_FAULT_REPEATS=$(REPEATS) $(BIN)/python -m pytest tests/faults -m ""; \
 	code=$$?; $(BIN)/python tests/faults/page.py faults.json && exit $$code
 
-# A million mutated inputs of each reader: hours. `make test` runs twenty seconds of it; START goes on at a later seed.
+# A million mutated inputs of each reader: hours. START goes on at a later seed.
 CASES ?= 1000000
 START ?= 0
 fuzz: install
@@ -53,11 +67,17 @@ pictures: install
 	$(BIN)/python benchmarks/pictures.py && $(BIN)/python benchmarks/first_ten_minutes.py && \
 	$(BIN)/python benchmarks/notebook_outputs.py
 
-install: $(VENV)/.installed
+install: $(VENV)/.dev
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+# The demo needs no extra.
+$(VENV)/.demo: PACKAGES = .
+$(VENV)/.test: PACKAGES = .[test]
+$(VENV)/.dev: PACKAGES = .[dev]
+$(VENV)/.%: pyproject.toml constraints.txt
+	@test -d $(VENV) || command -v nvidia-smi > /dev/null || echo "No NVIDIA driver was found: 4 of the 5.9 GB to be" \
+	  "installed will not be used. Ctrl-C, and README.md says how to have PyTorch without them." >&2
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e "$(PACKAGES)"
 	touch $@
 
 clean:

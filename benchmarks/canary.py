@@ -1,6 +1,6 @@
 """Suture's tests of FLARE with another version of FLARE: `make canary FLARE=2.9.1rc5` prints a table.
 
-The version is installed in an environment of its own, `.canary/VERSION`, which takes all other packages from
+`newest` is the newest that can be had, release candidates too. The version is installed in an environment of its own, `.canary/VERSION`, which takes all other packages from
 the environment that runs this. A test that fails in `tests/flare/compat` says which workaround may go or has
 to change; one elsewhere says what no longer works.
 """
@@ -22,10 +22,10 @@ def environment(version: str) -> Path:
     """Return the Python of an environment with that version of FLARE."""
     folder = ROOT / ".canary" / version
     python = folder / "bin" / "python"
-    if not python.exists():
+    wanted = ["--pre", "--upgrade", "nvflare"] if version == "newest" else [f"nvflare=={version}"]
+    if not python.exists() or version == "newest":
         venv.create(folder, with_pip=True)
-        command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", f"nvflare=={version}"]
-        subprocess.run(command, check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", *wanted], check=True)
         # After its own packages in the path, so that its FLARE is found first.
         own = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
         here = sysconfig.get_path("purelib")
@@ -36,7 +36,7 @@ def environment(version: str) -> Path:
 def main(version: str, arguments: list[str]) -> int:
     """Run the tests, print a line for each file, then each failure; return the exit code of pytest."""
     report = ROOT / ".canary" / f"{version}.xml"
-    wanted = arguments or ["tests/flare", "-m", "not flare"]
+    wanted = arguments or ["tests/flare", "-m", "not faults"]
     command = [str(environment(version)), "-m", "pytest", "-q", "-p", "no:xdist", *wanted]
     command.append(f"--junitxml={report}")
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -17,6 +18,7 @@ import psutil
 import pytest
 import torch
 
+from cpu_limit import pytest_runtest_protocol  # noqa: F401  a hook
 from example_run import history_records, metrics_record, run_record, write_run
 from small_hospitals import LABELS, write_hospital
 from suture.data.augmentation import Augmentation
@@ -30,6 +32,9 @@ from suture.models import ModelSpec
 from suture.reports.report import write_report
 
 CNN = ModelSpec("cnn", size=16)
+
+COMPLETE = re.compile(r"^pytestmark = .*\bmark\.(complete|faults)\b", re.MULTILINE)
+"""In a file none of whose tests is fast."""
 
 MEMORY = Path("/dev/shm")
 """A file system in memory, where one replaces thousands of files without waiting for a disk."""
@@ -66,16 +71,22 @@ def pytest_collection() -> Generator[None, object, object]:
     return result
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """For the fast tier, do not even import a file none of whose tests is fast, nor its libraries."""
+    if collection_path.suffix == ".py" and "not complete" in config.option.markexpr:
+        return COMPLETE.search(collection_path.read_text()) is not None or None
+    return None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start FLARE come first: they take longest, and whoever begins one last ends alone."""
-    flare = {item.path for item in items if item.get_closest_marker("flare")}
-    items.sort(key=lambda item: item.path not in flare)
+    """Tests that start FLARE come first: they take longest, and whoever begins one last ends alone."""
+    items.sort(key=lambda item: "flare" not in item.path.parts)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores, since tests that start FLARE mostly wait; at most four, for memory."""
-    return min((os.cpu_count() or 1) + 1, 4)
+    """As many as there are cores, and memory for: a worker takes up to 2 GB."""
+    return max(1, min(os.cpu_count() or 1, psutil.virtual_memory().available // 2**31))
 
 
 @pytest.fixture(scope="session")
