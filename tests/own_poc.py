@@ -1,19 +1,28 @@
-"""What tests of a POC share: a port nobody else takes, a wait that quotes the logs, and how a job ended."""
+"""What tests of a POC share: a port nobody else takes, and a federation whose parties start when needed."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
+import yaml
+
+from suture.cli import app
+from suture.cli.common import guarded, literal
 from suture.core.errors import FederationError
-from suture.flare.admin.kit import Kit, project_admin
-from suture.flare.admin.poc import free_port
-from suture.flare.admin.processes import Party, check_alive
-from suture.flare.admin.remote import download
+from suture.flare.admin.kit import Kit, kits_in, lead, project_admin
+from suture.flare.admin.poc import free_port, parties, provision
+from suture.flare.admin.processes import Party, check_alive, start, stop
+from suture.flare.admin.remote import Submission, download, submit
 from suture.flare.admin.session import connected, wait_for_sites
+from suture.simulation.job import Job
 
 _FIRST, _EACH = 12_000, 1_000
 _NEXT = itertools.count(step=10)
@@ -25,17 +34,73 @@ def own_port() -> int:
     return free_port(_FIRST + _EACH * worker + next(_NEXT) % _EACH)
 
 
-def wait_until_joined(root: Path, kits: dict[str, Kit], begun: Iterable[Party], seconds: float = 180) -> None:
-    """Waits until the sites of a POC are connected; fails with the last lines of every party's log."""
-    sites = {name for name, kit in kits.items() if kit.role == "site"}
-    missing = wait_for_sites(project_admin(root), sites, seconds, lambda: check_alive(begun, kits))
-    logs = {party.name: (kits[party.name].folder / "log.txt") for party in begun}
-    lines = [
-        f"{name}: {line}"
-        for name, log in logs.items()
-        for line in (log.read_text(errors="replace").splitlines()[-8:] if log.exists() else ["no log"])
-    ]
-    assert not missing, "\n".join([f"{sorted(missing)} did not connect", *lines])
+class Federation:
+    """Startup kits with TLS, and the processes of the parties that have joined.
+
+    Attributes:
+        root: folder of the POC.
+        kits: of all parties and users; server, sites and lead are among them.
+        begun: the processes of parties.
+    """
+
+    def __init__(self, root: Path, environment: dict[str, str]) -> None:
+        self.root = root
+        self.kits = kits_in(root)
+        self.server, self.sites = parties(self.kits)
+        self.lead = lead(root)
+        self.begun: list[Party] = []
+        self._environment = {**environment, "HOME": str(root)}  # a test's HOME ends with it
+
+    def join(self, *sites: str) -> None:
+        """Start the server and sites, unless they run, and wait until these are connected.
+
+        Raises:
+            AssertionError: a site does not connect; contains the last lines of every party's log.
+        """
+        with patch.dict(os.environ, self._environment):
+            self.begun += start(self.root, (self.server, *(self.sites[name] for name in sites)))
+        admin = project_admin(self.root)
+        missing = wait_for_sites(admin, set(sites), 180, lambda: check_alive(self.begun, self.kits))
+        assert not missing, "\n".join([f"{sorted(missing)} did not connect", *self._logged()])
+
+    def _logged(self) -> Iterator[str]:
+        for party in self.begun:
+            log = self.kits[party.name].folder / "log.txt"
+            lines = log.read_text(errors="replace").splitlines()[-8:] if log.exists() else ["no log"]
+            yield from (f"{party.name}: {line}" for line in lines)
+
+    def run(self, job: Job, out: Path, sites: Sequence[str], *, bundle: bool = False) -> str:
+        """Run a job of the lead to its end; what they are told of its failure, if it has failed."""
+        how = Submission(sites, bundle)
+        return ended(self.lead, submit(job, "poc", self.lead, out, out.name, how), out)
+
+
+@contextmanager
+def provisioned(root: Path, project: dict[str, Any], **environment: str) -> Iterator[Federation]:
+    """A federation that is stopped at the end, whatever happens; no party is left.
+
+    Args:
+        environment: further variables of its parties.
+    """
+    with patch.dict(os.environ, {"HOME": str(root)}):  # where FLARE notes its POC
+        (root / "project.yml").write_text(yaml.safe_dump(project))
+        provision(root / "project.yml", root)
+    federation = Federation(root, environment)
+    try:
+        yield federation
+    finally:
+        stop(root)
+    assert not [party.name for party in federation.begun if party.process()]
+
+
+def suture(*words: str | Path) -> int:
+    """The exit code of the command, in this process, which need not import torch again."""
+    with patch("sys.argv", ["suture", *map(str, words)]):
+        try:
+            guarded(partial(literal(app), prog_name="suture"))
+        except SystemExit as end:
+            return int(end.code or 0)
+    return 0
 
 
 def ended(kit: Kit, job_id: str, out: Path) -> str:

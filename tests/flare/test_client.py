@@ -111,7 +111,10 @@ def test_a_job_without_the_servers_filter_ends_the_script(monkeypatch: pytest.Mo
         receive(["Mass"])
 
 
-@pytest.fixture(params=[".", "with_monai", "with_lightning", "with_huggingface"])
+OWN, *FRAMEWORKS = ".", "with_monai", "with_lightning", "with_huggingface"
+
+
+@pytest.fixture(params=[OWN, *(pytest.param(name, marks=pytest.mark.complete) for name in FRAMEWORKS)])
 def folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """The folder of a script of the example, whose modules can be imported until the test is over."""
     monkeypatch.syspath_prepend(str(EXAMPLE))

@@ -62,9 +62,11 @@ UNLIKE = ("afl", "creff", "fedmlp", "pmfl")
 others, gradients beside a head of their own. What the others send is among that.
 """
 
+PLAIN, *OTHERS = get_args(Transport)
+
 
 @pytest.mark.parametrize("name", UNLIKE)
-@pytest.mark.parametrize("transport", get_args(Transport))
+@pytest.mark.parametrize("transport", [PLAIN, *(pytest.param(t, marks=pytest.mark.complete) for t in OTHERS)])
 def test_flares_messages_change_no_byte(name: str, transport: Transport) -> None:
     register()
     method = conformant(name)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import yaml
 from nvflare.apis.app_validation import AppValidationKey
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey
 from nvflare.apis.fl_context import FLContext
@@ -22,15 +18,11 @@ from one_site import OneSite
 import outside_method
 from job_app import place_app
 from outside_method import CLASS, DISTRIBUTION, METADATA, MODULE, NAME, install, on_path
-from own_poc import own_port, wait_until_joined
 from suture.core.entry_points import PACKAGES
 from suture.core.errors import CodeMismatch, ConfigError, FederationError
 from suture.federation.plan import Plan
 from suture.flare import PLAN, SCHEDULE
-from suture.flare.admin.kit import kits_in
-from suture.flare.admin.poc import parties, project_of, project_template, provision
-from suture.flare.admin.policy import CLASSES, allow_classes, allow_packages, make_strict
-from suture.flare.admin.processes import start, stop
+from suture.flare.admin.policy import CLASSES
 from suture.flare.codec import from_shareable_
 from suture.flare.compat.tensors import register
 from suture.flare.controller import FederationController
@@ -222,6 +214,8 @@ def test_a_party_without_the_package_says_so(tmp_path: Path, monkeypatch: pytest
         Plan.from_dict(plan)
 
 
+@pytest.mark.flare
+@pytest.mark.complete
 def test_a_simulator_process_without_the_package_says_so_in_run_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,73 +225,3 @@ def test_a_simulator_process_without_the_package_says_so_in_run_json(
         run_job(job(), "sim", out, resume=False, overwrite=False, workers=None)
     assert "(unknown method 'prox'" in str(caught.value)
     assert json.loads((out / "run.json").read_text())["status"] == "failed"
-
-
-# Whole runs
-
-
-def suture(env: dict[str, str], *words: str) -> None:
-    options = [part for setting in SMALL for part in ("--set", setting)]
-    command = [sys.executable, "-m", "suture", "run", "demo", "--set", f"method={NAME}", *options, *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
-    assert done.returncode == 0, done.stderr
-
-
-def with_package(folder: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
-
-
-SITES = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia"), "gamma": ("Mass", "Hernia")}
-"""alpha: strict, and lists the package; beta: strict, and does not; gamma: as provisioned, without it."""
-
-
-@pytest.mark.flare
-def test_a_listed_package_takes_part_an_unlisted_one_does_not_and_one_travels(
-    tmp_path: Path, hospital: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root, folder = tmp_path / "poc", tmp_path / "installed"
-    root.mkdir()
-    install(folder)
-    monkeypatch.setenv("NVFLARE_POC_WORKSPACE", str(root))
-    project = root / "project.yml"
-    project.write_text(yaml.safe_dump(project_of(project_template(), list(SITES), own_port())))
-    provision(project, root)
-    kits = kits_in(root)
-    server, sites = parties(kits)
-    for i, (name, kit) in enumerate(sites.items()):
-        hospital(kit.folder, SITES[name], 25, i)
-    for kit in (sites["alpha"], sites["beta"]):
-        make_strict(kit)
-    allow_packages(sites["alpha"], [f"{MODULE}."])
-    strict = ("--sites", "alpha,beta", "--set", "min_sites=1")
-    try:
-        begun = start(root, (sites["gamma"],))  # does not have the package
-        with monkeypatch.context() as patch:
-            patch.setenv("PYTHONPATH", with_package(folder)["PYTHONPATH"])
-            begun = [*begun, *start(root, (server, sites["alpha"], sites["beta"]))]
-        wait_until_joined(root, kits, begun)
-        suture(
-            with_package(folder),
-            "--env",
-            "poc",
-            "--bundle",
-            "--sites",
-            "gamma",
-            "--out",
-            str(tmp_path / "travelled"),
-        )
-        allow_classes(server)  # each job reads the list anew
-        allow_packages(server, [f"{MODULE}."])
-        suture(with_package(folder), "--env", "poc", *strict, "--out", str(tmp_path / "listed"))
-    finally:
-        stop(root)
-    for out in ("listed", "travelled"):
-        assert json.loads((tmp_path / out / "metrics.json").read_text())["auroc"]
-    events = (tmp_path / "listed" / "events.jsonl").read_text()
-    assert "configuration" in events
-    history = [json.loads(text) for text in (tmp_path / "listed" / "history.jsonl").read_text().splitlines()]
-    assert [line["status"] for line in history] == ["committed"]
-    errors = sites["beta"].folder / "suture" / "errors.jsonl"
-    message: Any = json.loads(errors.read_text().splitlines()[0])["message"]
-    assert f"beta does not allow the method 'prox' ({CLASS} of {DISTRIBUTION} 1.0)" in message
-    assert f"--allow {MODULE}." in message

@@ -1,66 +1,162 @@
-"""A federation whose parties are all strict, and submitters who are not to be trusted."""
+"""A federation whose parties are all strict: studies, a package that a site lists, hostile submitters."""
 
 from __future__ import annotations
 
 import hashlib
 import http.server
-import json
+import os
+import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 
-from own_poc import ended, own_port, wait_until_joined
-from suture.core.errors import FederationError
+from outside_method import CLASS, DISTRIBUTION, MODULE, NAME, install, on_path
+from own_poc import Federation, ended, own_port, provisioned, suture
+from small_hospitals import small_study
+from suture.core.errors import ConfigError, FederationError
+from suture.core.files import read_records
+from suture.data.config import load_server_config
 from suture.federation.ownership import OWNER
 from suture.federation.store import EXPERIMENTS
 from suture.flare.admin.doctor import examine
-from suture.flare.admin.kit import Kit, kits_in
-from suture.flare.admin.poc import _set_policies, parties, project_of, project_template, provision
-from suture.flare.admin.policy import storages
-from suture.flare.admin.processes import start, stop
+from suture.flare.admin.kit import Kit, read_json
+from suture.flare.admin.poc import _set_policies, place_configs, project_of, project_template, simulate
+from suture.flare.admin.policy import allow_packages, storages
 from suture.flare.admin.remote import Submission, submit
 from suture.flare.admin.session import connected
 from suture.flare.recipe import export_job
-from suture.simulation.job import Job, load_job, with_settings
+from suture.simulation.job import load_job, with_settings
+from suture.simulation.run import run_job
 
-pytestmark = pytest.mark.flare
+pytestmark = [pytest.mark.flare, pytest.mark.complete, pytest.mark.xdist_group("strict federation")]
 
-SITES = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia")}
-MINE, THEIRS = "lead@suture.org", "lead@elsewhere.org"
-
-
-def small() -> Job:
-    return with_settings(load_job("demo"), ["rounds=1", "model.size=16", "epochs=1"])
+SMALL = ["rounds=1", "epochs=1"]
+MINE, THEIRS = "lead@suture.org", "other@elsewhere.org"
 
 
-def provisioned(root: Path, hospital: Callable[..., Path]) -> dict[str, Kit]:
-    """The kits of a server, two sites and two leads of different organisations; all parties are strict."""
-    project = project_of(project_template(), list(SITES), own_port())
-    lead = {"name": THEIRS, "type": "admin", "org": "elsewhere", "role": "lead"}
-    project["participants"].append(lead)
-    path = root / "project.yml"
-    path.write_text(yaml.safe_dump(project))
-    provision(path, root)
-    kits = kits_in(root)
-    for i, (name, labels) in enumerate(SITES.items()):
-        hospital(kits[name].folder, labels, 25, i)
-    _set_policies(small(), kits, loose=False)
-    return kits
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """Two sites with the data of a study, two leads, and studies of FLARE; alpha lists a package."""
+    root = tmp_path_factory.mktemp("strict")
+    project = project_of(project_template(), ["alpha", "beta"], own_port())
+    project["participants"].append({"name": THEIRS, "type": "admin", "org": "elsewhere", "role": "lead"})
+    enrolled = {"site_orgs": {"alpha": ["alpha"], "beta": ["beta"]}, "admins": [MINE, THEIRS]}
+    project |= {"api_version": 4, "studies": {"heart": enrolled, "lungs": enrolled, "closed": {}}}
+    install(root / "installed")
+    path = os.pathsep.join([str(root / "installed"), os.environ.get("PYTHONPATH", "")])
+    with provisioned(root, project, PYTHONPATH=path) as made:
+        shutil.rmtree(small_study(root / "study", images=100, least=2) / "gamma")
+        job = load_job(root / "study")
+        place_configs(job, *simulate(job, root), made.kits)
+        _set_policies(job, made.kits, loose=False)
+        allow_packages(made.sites["alpha"], [f"{MODULE}."])
+        yield made
 
 
-def test_no_submitter_gets_anothers_model_runs_code_or_makes_the_server_fetch(
-    tmp_path: Path, hospital: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+def of(federation: Federation, user: str, study: str) -> Kit:
+    return replace(federation.kits[user], study=study)
+
+
+def experiment(party: Kit, name: str) -> Path:
+    """The folder of an experiment at a party."""
+    return load_server_config(party.folder / "local" / "suture.toml").storage.state / EXPERIMENTS / name
+
+
+def owner(party: Kit, name: str) -> tuple[str, str, str]:
+    written = read_json(experiment(party, name) / OWNER)
+    return written["name"], written["org"], written["study"]
+
+
+def test_a_run_gives_the_loops_figures_and_is_its_submitters_alone(
+    federation: Federation,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    root = tmp_path / "poc"
-    root.mkdir()
-    monkeypatch.setenv("NVFLARE_POC_WORKSPACE", str(root))
-    kits = provisioned(root, hospital)
-    server, sites = parties(kits)
-    mine, theirs = kits[MINE], kits[THEIRS]
-    bundled = Submission(bundle=True)
+    federation.join("alpha", "beta")
+    study, out, server = federation.root / "study", tmp_path / "run" / "same", federation.server
+    monkeypatch.setenv("NVFLARE_POC_WORKSPACE", str(federation.root))
+    settings = [word for setting in SMALL for word in ("--set", setting)]
+    command = ["run", study, "--env", "poc", "--study", "heart", "--out", out, *settings]
+
+    config = study / "alpha" / "suture.toml"
+    text = config.read_text()
+    config.write_text(text.replace("min_count = 2", "min_count = 3"))
+    assert suture(*command) == 2
+    assert "alpha/local/suture.toml is not what" in capsys.readouterr().err
+    config.write_text(text)
+    assert suture(*command) == 0
+    said = capsys.readouterr().out
+    assert "round 1/1" in said
+    assert str(out / "report.html") in said
+
+    exact = with_settings(load_job(study), SMALL)
+    limited = with_settings(exact, ["simulation.limits=true"])  # which always apply in a federation
+    loop = run_job(limited, "local", tmp_path / "loop" / "same")
+    for name in ("metrics.json", "model/model.safetensors"):
+        assert (out / name).read_bytes() == (loop / name).read_bytes(), name
+    without = run_job(exact, "local", tmp_path / "exact" / "same")
+    assert (out / "metrics.json").read_bytes() != (without / "metrics.json").read_bytes()
+
+    name = read_json(out / "run.json")["experiment"]
+    for party in (server, *federation.sites.values()):
+        assert owner(party, name) == (MINE, "coordinator", "heart")
+    assert storages(server)["jobs"].is_dir()
+    model = experiment(server, name) / "model" / "model.safetensors"
+    before = hashlib.sha256(model.read_bytes()).digest()
+    theirs, elsewhere = of(federation, THEIRS, "heart"), of(federation, MINE, "lungs")
+    jobs = {
+        kit: submit(exact, "poc", kit, tmp_path / kit.name, name, Submission(["alpha"]))
+        for kit in (theirs, elsewhere)
+    }
+    for kit, number in jobs.items():
+        assert f"the experiment {name!r} is not this submitter's" in ended(kit, number, tmp_path / kit.name)
+        assert not (tmp_path / kit.name / "model").exists()
+    assert hashlib.sha256(model.read_bytes()).digest() == before
+    seen = {}
+    for kit in jobs:
+        with connected(kit) as session:
+            seen[kit] = {job["job_id"] for job in session.jobs()}
+    assert {read_json(out / "run.json")["flare_job"], jobs[theirs]} <= seen[theirs]
+    assert jobs[elsewhere] in seen[elsewhere]
+    assert not seen[theirs] & seen[elsewhere]
+
+
+def test_a_package_takes_part_at_a_site_that_lists_it(
+    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation.join("alpha", "beta")
+    server, beta, lungs = federation.server, federation.sites["beta"], of(federation, MINE, "lungs")
+    found = {f.about: f.status for kit in (server, federation.lead) for f in examine(kit.folder)}
+    assert found["jobs"] == found["storage of jobs"] == found["connection"] == "ok"
+    allow_packages(server, [f"{MODULE}."])  # each job reads the list anew
+    with on_path(monkeypatch, federation.root / "installed"):
+        job = with_settings(load_job("demo"), [*SMALL, "model.size=16", f"method={NAME}", "min_sites=1"])
+        number = submit(job, "poc", lungs, tmp_path / "run", "listed", Submission(["alpha", "beta"]))
+        assert ended(lungs, number, tmp_path / "run") == ""
+    assert read_json(tmp_path / "run" / "metrics.json")["auroc"]
+    assert "configuration" in (tmp_path / "run" / "events.jsonl").read_text()
+    assert [line["status"] for line in read_records(tmp_path / "run" / "history.jsonl")] == ["committed"]
+    errors = (beta.folder / "suture" / "errors.jsonl").read_text()
+    assert f"beta does not allow the method 'prox' ({CLASS} of {DISTRIBUTION} 1.0)" in errors
+    assert f"--allow {MODULE}." in errors
+    for party in (server, federation.sites["alpha"]):
+        assert owner(party, "listed") == (MINE, "coordinator", "lungs")
+
+
+def test_no_submitter_brings_code_makes_the_server_fetch_or_enters_a_closed_study(
+    federation: Federation, tmp_path: Path
+) -> None:
+    federation.join("alpha", "beta")
+    job, theirs = with_settings(load_job("demo"), SMALL), federation.kits[THEIRS]
+    number = submit(job, "poc", theirs, tmp_path / "code", "code", Submission(bundle=True))
+    assert "server refuses jobs that bring their code" in ended(theirs, number, tmp_path / "code")
+
+    folder = export_job(job, tmp_path / "jobs", "other", ("alpha", "beta"))
+    config = folder / "app_server" / "config" / "config_fed_server.json"
     requested: list[str] = []
 
     class Web(http.server.BaseHTTPRequestHandler):
@@ -68,40 +164,14 @@ def test_no_submitter_gets_anothers_model_runs_code_or_makes_the_server_fetch(
             requested.append(self.path)
             self.send_error(404)
 
-    web = http.server.HTTPServer(("127.0.0.1", 0), Web)
-    threading.Thread(target=web.serve_forever, daemon=True).start()
-    try:
-        begun = start(root, (server, *sites.values()))
-        wait_until_joined(root, kits, begun)
-        found = {f.about: f.status for kit in (server, theirs) for f in examine(kit.folder)}
-        first = ended(mine, submit(small(), "poc", mine, tmp_path / "mine", "trial"), tmp_path / "mine")
-        assert first == ""
-        model = digest(server)
-        stolen = ended(theirs, submit(small(), "poc", theirs, tmp_path / "a", "trial"), tmp_path / "a")
-        code = ended(theirs, submit(small(), "poc", theirs, tmp_path / "b", "c", bundled), tmp_path / "b")
-        folder = export_job(small(), tmp_path / "jobs", "other", tuple(SITES))
-        config = folder / "app_server" / "config" / "config_fed_server.json"
+    with http.server.HTTPServer(("127.0.0.1", 0), Web) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
         include = f'include url("http://127.0.0.1:{web.server_port}/secret")'
         config.with_suffix(".conf").write_text(f"{{ {include}\n{config.read_text()[1:]}")
         config.unlink()
-        with connected(theirs) as federation, pytest.raises(FederationError, match="not JSON"):
-            federation.submit(folder)
-    finally:
-        stop(root)
+        with connected(theirs) as session, pytest.raises(FederationError, match="not JSON"):
+            session.submit(folder)
         web.shutdown()
-        web.server_close()
-    assert found["jobs"] == found["storage of jobs"] == found["connection"] == "ok"
-    assert storages(server)["jobs"].is_dir()
-    for states in (server.folder / "suture", *(kit.folder / "state" for kit in sites.values())):
-        owner = json.loads((states / EXPERIMENTS / "trial" / OWNER).read_text())
-        assert (owner["name"], owner["org"]) == (MINE, "coordinator")
-    assert "the experiment 'trial' is not this submitter's" in stolen
-    assert not (tmp_path / "a" / "model").exists()
-    assert digest(server) == model
-    assert "server refuses jobs that bring their code" in code
     assert not requested
-
-
-def digest(server: Kit) -> str:
-    path = server.folder / "suture" / EXPERIMENTS / "trial" / "model" / "model.safetensors"
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with pytest.raises(ConfigError), connected(of(federation, MINE, "closed")):
+        pass

@@ -102,8 +102,8 @@ class FederationRecipe(Recipe):
         source = source_of(type(plan.method))
         if bundle:
             self._bundle(job, plan, source, [SERVER_SITE_NAME, *targets])
-        else:
-            job.set_app_packages([*PACKAGES, *([source.package] if source else [])])
+        # They are in the bundle or installed: FLARE need not look for what each component imports.
+        job.set_app_packages([*PACKAGES, *([source.package] if source else [])])
         super().__init__(job)
 
     def _bundle(self, job: FedJob, plan: Plan, source: Source | None, targets: Sequence[str]) -> None:
