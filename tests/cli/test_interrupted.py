@@ -45,7 +45,7 @@ def test_an_interrupted_loop_says_the_command_that_continues_it(workers: int, tm
     process = start(tmp_path, "--rounds", "200", *SMALL, "--workers", str(workers), "--out", "my runs/r")
     events = out / "events.jsonl"
     while not (events.exists() and '"committed"' in events.read_text()):
-        assert process.poll() is None
+        assert process.poll() is None, imported.exists() and imported.read_text()
         time.sleep(0.02)
     children = psutil.Process(process.pid).children(recursive=True)
     spawned = sum("spawn_main" in " ".join(child.cmdline()) for child in children)

@@ -271,7 +271,7 @@ def test_ctrl_c_stops_everything_and_resume_ends_with_the_same_bytes(tmp_path: P
     )
     events = out / "events.jsonl"
     while not (events.exists() and '"committed"' in events.read_text()):
-        assert process.poll() is None
+        assert process.poll() is None, imported.exists() and imported.read_text()
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGINT)
     assert process.wait() == 130
