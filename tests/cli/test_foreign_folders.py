@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -163,36 +159,3 @@ def test_a_table_from_a_colleague_names_no_code(study: Path, mark: Path, tmp_pat
         assert ("is code" in said) == (job != "--trust"), said
         assert not mark.exists()
     assert not (tmp_path / "work").exists()
-
-
-SHADOWS = ("torch", "nvflare", "numpy", "monai", "multiprocessing", "typer", "suture_cwd")
-
-
-@pytest.mark.parametrize(
-    ("command", "env"), [(["-m", "suture"], ("sim",)), (["{suture}"], ("local", "--workers", "2"))]
-)
-def test_modules_of_the_working_directory_are_not_imported(
-    command: list[str], env: tuple[str, ...], study: Path, mark: Path, tmp_path: Path
-) -> None:
-    """In a process of the command line, and in those that it starts: of the loop and of FLARE's simulator.
-
-    `-m` is the form in which Python looks in the working directory first.
-    """
-    for name in SHADOWS:
-        (study / f"{name}.py").write_text(f"open({str(mark)!r}, 'a').write({name!r})\nraise SystemExit(9)\n")
-    words = [word.format(suture=Path(sys.executable).with_name("suture")) for word in command]
-    keys = ("images=20", "held_out=30", "model.size=16", "rounds=1")
-    small = [word for key in keys for word in ("--set", key)]
-    out = tmp_path / "out"
-    done = subprocess.run(
-        [sys.executable, *words, "run", "demo", "--env", *env, "--out", str(out), *small],
-        cwd=study,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert not mark.exists(), mark.read_text()
-    assert done.returncode == 0, done.stderr
-    assert json.loads((out / "run.json").read_text())["status"] == "finished"

@@ -17,8 +17,6 @@ from typer.testing import CliRunner
 from suture.cli.app import app
 from suture.cli.common import console
 from suture.simulation.actions import evaluate
-from suture.simulation.job import load_job, with_settings
-from suture.simulation.run import run_job
 
 
 @pytest.fixture(autouse=True)
@@ -33,21 +31,13 @@ def suture(*words: str) -> tuple[str, int]:
     return result.output, result.exit_code
 
 
-def three_commands(folder: Path, images: int) -> Path:
-    """A study of the hospitals, checked; returns its folder."""
-    sites = write_hospitals(folder / "hospitals", images)
-    study = folder / "study"
-    said, code = suture(
-        "init", str(study), *(f"--site={name}={path}" for name, path in sites.items()), "--yes"
-    )
+def test_hospitals_as_they_come_give_a_model(tmp_path: Path) -> None:
+    study, out = tmp_path / "study", tmp_path / "r"
+    sites = write_hospitals(tmp_path / "hospitals", 100)
+    said, code = suture("init", str(study), *(f"--site={name}={at}" for name, at in sites.items()), "--yes")
     assert code == 0, said
     said, code = suture("check", str(study))
     assert code == 0, said
-    return study
-
-
-def test_hospitals_as_they_come_give_a_model(tmp_path: Path) -> None:
-    study, out = three_commands(tmp_path, 100), tmp_path / "r"
     small = ("--rounds", "6", "--set", "size=32", "--set", "lr=3e-3")
     said, code = suture("run", str(study), "--env", "local", "--out", str(out), *small)
     assert code == 0, said
@@ -58,23 +48,6 @@ def test_hospitals_as_they_come_give_a_model(tmp_path: Path) -> None:
     for site, figures in metrics["sites"].items():
         own = evaluate(out, study / site / "suture.toml").classes
         assert figures == pytest.approx({name: own[name].auroc for name in figures}, abs=1e-6)
-
-
-@pytest.mark.flare
-def test_a_study_gives_the_same_bytes_in_the_loop_and_in_the_simulator(tmp_path: Path) -> None:
-    """Also where two sites know positives alone of a class that the two others annotate."""
-    study = three_commands(tmp_path, 100)
-    (study / "labels.toml").write_text('[parents]\nCardiomegaly = ["Nodule"]\n')
-    for config in study.glob("*/suture.toml"):
-        text = config.read_text()
-        config.write_text(text.replace("[data]", '[data]\natlas = "../labels.toml"\nancestors = true', 1))
-    job = with_settings(load_job(study), ["rounds=2"])
-    runs = [run_job(job, env, tmp_path / env / "same") for env in ("local", "sim")]  # type: ignore[arg-type]
-    for name in ("metrics.json", "model/model.safetensors"):
-        loop, simulator = ((run / name).read_bytes() for run in runs)
-        assert loop == simulator, name
-    one_sided = "Nodule is trained but not measured at josefsklinik, northfield"
-    assert all(one_sided in (run / "run.json").read_text() for run in runs)
 
 
 @pytest.fixture(scope="module")

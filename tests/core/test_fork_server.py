@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import psutil
@@ -34,13 +34,13 @@ def _words(process: psutil.Process) -> list[str]:
         return []
 
 
-def gone(pids: Iterator[int], seconds: float = 0) -> bool:
-    """Whether processes have ended, within some seconds; what nobody has waited for yet has ended, too."""
-    left, until = list(pids), time.monotonic() + seconds
-    while True:
-        left = [pid for pid in left if _runs(pid)]
-        if not left or time.monotonic() >= until:
-            return not left
+def gone(pids: Iterable[int]) -> bool:
+    """Whether processes have ended; what nobody has waited for yet has ended, too."""
+    return not any(map(_runs, pids))
+
+
+def wait_for_end(*pids: int) -> None:
+    while not gone(pids):
         time.sleep(0.05)
 
 
@@ -78,7 +78,7 @@ def test_a_killed_server_is_told_and_its_processes_are_killed(server: ForkServer
     os.kill(said[0][1], signal.SIGKILL)
     assert server.exit_code(0) == -signal.SIGKILL
     server.close()
-    assert gone((pid for pid, _, _ in said), 5)
+    wait_for_end(*(pid for pid, _, _ in said))
 
 
 def test_a_server_may_be_closed_while_it_imports() -> None:
@@ -103,7 +103,7 @@ def test_no_process_outlives_its_parent(how: signal.Signals, tmp_path: Path) -> 
     finally:
         parent.send_signal(how)
         parent.wait()
-    assert gone(iter(pids), 10)
+    wait_for_end(*pids)
 
 
 def test_processes_that_have_gone_before_they_were_known_do_not_hide_the_others() -> None:
@@ -115,6 +115,6 @@ def test_processes_that_have_gone_before_they_were_known_do_not_hide_the_others(
     made._server.kill()
     made._server.join()
     own[0].kill()
-    assert gone(iter([own[0].pid]), 10)
+    wait_for_end(own[0].pid)
     made.close()
-    assert gone(iter([own[1].pid]), 10)
+    wait_for_end(own[1].pid)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import time
 
 import pytest
 from hypothesis import given
@@ -65,8 +64,7 @@ def test_no_cell_is_a_formula_where_cells_are_separated_otherwise(text: str) -> 
 
 
 @pytest.mark.parametrize("text", ["\n", ";", "; ", '"', "'", ";'", "\t "])
-def test_a_long_cell_takes_no_time(text: str) -> None:
-    long = text * 200_000
-    start = time.process_time()
+def test_a_long_cell_is_read_once(text: str) -> None:
+    """Looking again from each of its characters would take hours."""
+    long = text * 1_000_000
     assert from_cell(no_formula(long)) == long
-    assert time.process_time() - start < 2

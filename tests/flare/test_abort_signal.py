@@ -39,9 +39,7 @@ def test_a_site_answers_that_its_task_was_aborted() -> None:
         executor._site = Endless()  # type: ignore[assignment]
         task = trial.payload("alpha")
     threading.Timer(0.1, lambda: run.trigger(True)).start()
-    began = time.monotonic()
     reply = executor.execute("train", to_shareable(pack(task)), fl_ctx, signal)
-    assert time.monotonic() - began < 2
     assert reply.get_return_code() == ReturnCode.TASK_ABORTED
     assert fl_ctx.get_prop(EXPECTATION) is None
     assert EgressFilter().process(reply, fl_ctx).get_return_code() == ReturnCode.TASK_ABORTED

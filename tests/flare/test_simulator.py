@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,16 @@ import hostile_site
 import psutil
 import pytest
 import torch
+from hostile_hospitals import write_hospitals
+from torch import Tensor
+from typer.testing import CliRunner
 
 from official import Report, write_openi
+from packages import installed
 from rounds import conformant
+from shadows import plant
 from small_hospitals import write_hospital
+from suture.cli.app import app
 from suture.core.errors import FederationError
 from suture.learning.finetuning import FineTuning
 from suture.models import ModelSpec
@@ -37,49 +42,50 @@ pytestmark = pytest.mark.flare
 
 SMALL = ["rounds=3", "images=60", "held_out=90", "epochs=1"]
 
-SECURE_ADAPTERS = [
-    "model.name=timm:test_vit",
-    "model.size=32",
-    "model.train=adapters",
-    "model.adapters.rank=4",
-    "method=vanilla",
-    "secure_aggregation={}",
-]
+SCAFFOLD = Path(__file__).parents[1] / "strangers" / "scaffold.py"
 
-FEDMAS = ["method=fedmas", "model.projection=128", "method.prior_view=plain"]
+# Python runs a module of this name at the start of every process, so also in the one that FLARE's server has.
+DEAF = """
+import suture.flare.compat.bell
+suture.flare.compat.bell.ring = lambda sites, fl_ctx: print("lost bell", list(sites), flush=True)
+"""
 
 
 def job(*more: str) -> Job:
     return with_settings(load_job("demo"), [*SMALL, *more])
 
 
-def run(env: str, out: Path, settings: Sequence[str] = ()) -> Path:
-    run_job(job(*settings), env, out, resume=False, overwrite=False, workers=None)
-    return out
-
-
 def both(made: Job, folder: Path, threads: int | None = None) -> tuple[Path, Path]:
     """The run folders of a job in the loop and in the simulator, under the same name."""
     same, loop = folder / "same", folder / "loop"
-    run_job(made, "local", same, resume=False, overwrite=False, workers=None)
-    same.rename(loop)
-    run_job(made, "sim", same, resume=False, overwrite=False, workers=threads)
-    return loop, same
+    run_job(made, "local", same).rename(loop)
+    return loop, run_job(made, "sim", same, workers=threads)
 
 
-def furthest(one: Path, two: Path, rounds: int) -> float:
-    """The largest difference of any number in the last committed state."""
-    a, b = (load(out / "state" / f"round-{rounds:06}.safetensors").tensors for out in (one, two))
-    assert a.keys() == b.keys()
-    return max(float((a[k].double() - b[k].double()).abs().max()) for k in a if a[k].numel())
+def close(loop: Path, sim: Path, file: str) -> dict[str, Tensor]:
+    """The tensors of a file of both runs, which differ by 1e-6 at most."""
+    one, two = (load(folder / file).tensors for folder in (loop, sim))
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-6)
+    return one
 
 
-@pytest.mark.parametrize(
-    "settings", [FEDMAS, SECURE_ADAPTERS], ids=["Fed-MAS", "adapters, secure aggregation"]
-)
-def test_simulator_equals_the_loop(settings: list[str], tmp_path: Path) -> None:
-    loop, sim = both(job(*settings), tmp_path)
-    assert furthest(loop, sim, 3) <= 1e-6
+def equal(loop: Path, sim: Path) -> dict[str, Tensor]:
+    """The tensors of the second round's state; they are the same in both runs, as model and figures are."""
+    one, two = (load(folder / "state" / "round-000002.safetensors").tensors for folder in (loop, sim))
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        assert torch.equal(two[name], tensor), name
+    for file in ("model/model.safetensors", "metrics.json"):
+        assert (loop / file).read_bytes() == (sim / file).read_bytes(), file
+    return one
+
+
+def test_adapters_and_secure_aggregation_give_what_the_loop_gives(tmp_path: Path) -> None:
+    model = ["model.name=timm:test_vit", "model.size=32", "model.train=adapters", "model.adapters.rank=4"]
+    loop, sim = both(job(*model, "method=vanilla", "secure_aggregation={}"), tmp_path)
+    close(loop, sim, "state/round-000003.safetensors")
     metrics = [json.loads((out / "metrics.json").read_text()) for out in (loop, sim)]
     assert metrics[0]["auroc"] == pytest.approx(metrics[1]["auroc"], abs=1e-6)
     lines = [json.loads(text) for text in (sim / "history.jsonl").read_text().splitlines()]
@@ -112,14 +118,12 @@ def reports(folder: Path) -> Job:
     )
 
 
+@pytest.mark.complete
 def test_gradients_of_half_a_text_model_cross_as_in_the_loop(tmp_path: Path) -> None:
     loop, sim = both(reports(tmp_path), tmp_path)
-    assert furthest(loop, sim, 3) <= 1e-6
-    place = "sites/mass/state/experiments/same/round-000003.safetensors"
-    one, two = (load(folder / place).tensors for folder in (loop, sim))
-    assert one.keys() == two.keys() >= {"fixed/head.weight", "fixed/backbone.embedding.weight"}
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-6)
+    close(loop, sim, "state/round-000003.safetensors")
+    kept = close(loop, sim, "sites/mass/state/experiments/same/round-000003.safetensors")
+    assert kept.keys() >= {"fixed/head.weight", "fixed/backbone.embedding.weight"}
     assert (loop / "tuned.json").read_bytes() == (sim / "tuned.json").read_bytes()
 
 
@@ -144,54 +148,50 @@ def one_label_an_image(folder: Path) -> Job:
     )
 
 
+@pytest.mark.complete
 def test_tensors_of_classes_and_the_head_that_predicts_cross_as_in_the_loop(tmp_path: Path) -> None:
     """Also those of one class of two names, and where sites share a process.
 
     FLARE then starts one for each task of a site, which finds on disk what the one before has stored.
     """
     loop, sim = both(one_label_an_image(tmp_path), tmp_path, threads=1)
-    states = [load(folder / "state" / "round-000002.safetensors").tensors for folder in (loop, sim)]
-    assert {"channels/retrained", "channels/features"} < states[0].keys()
-    for name, tensor in states[0].items():
-        assert torch.equal(states[1][name], tensor), name
-    for file in ("model/model.safetensors", "metrics.json"):
-        assert (loop / file).read_bytes() == (sim / file).read_bytes()
+    assert equal(loop, sim).keys() > {"channels/retrained", "channels/features"}
     labels = json.loads((sim / "model" / "model.json").read_text())["labels"]
     assert labels == ["Hernia", "Lump Of Alpha", "Nodule"]
 
 
-def test_a_site_that_flare_cannot_decode_ends_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = subprocess.Popen
-
-    def hostile(command: list[str], **how: Any) -> Any:
-        return start([command[0], hostile_site.__file__, *command[3:]], **how)
-
-    monkeypatch.setattr("suture.simulation.simulator.subprocess.Popen", hostile)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    out = run("sim", tmp_path / "r", settings=["rounds=2", "min_sites=2", "selection=last"])
-    lines = [json.loads(text) for text in (out / "history.jsonl").read_text().splitlines()]
-    sites = [line["sites"] for line in lines]
-    reasons = [line.pop(hostile_site.HOSTILE)["reason"] for line in sites]
-    assert reasons == ["the answer could not be decoded (ValueError)", "FLARE answered UNSAFE_JOB"]
-    assert {facts["status"] for line in sites for facts in line.values()} == {"accepted"}
+def hospitals(folder: Path) -> Path:
+    """A study of hospitals as they come; two know positives alone of a class that the two others annotate."""
+    sites, study = write_hospitals(folder / "hospitals", 100), folder / "study"
+    named = [f"--site={name}={path}" for name, path in sites.items()]
+    done = CliRunner().invoke(app, ["init", str(study), *named, "--yes"])
+    assert done.exit_code == 0, done.output
+    (study / "labels.toml").write_text('[parents]\nCardiomegaly = ["Nodule"]\n')
+    for config in study.glob("*/suture.toml"):
+        text = config.read_text()
+        config.write_text(text.replace("[data]", '[data]\natlas = "../labels.toml"\nancestors = true', 1))
+    return study
 
 
-def test_failure_in_the_simulator_tells_the_sites_own_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepare = PhantomSites.prepare
-
-    def spoil(self: PhantomSites, folder: Path, *rest: object) -> list[str]:
-        sites = prepare(self, folder, *rest)  # type: ignore[arg-type]
-        table = folder / "northfield" / "labels.csv"
-        table.write_text(table.read_text().replace("Nodule", "Cardiomegaly", 1))
-        return sites
-
-    monkeypatch.setattr(PhantomSites, "prepare", spoil)
-    with pytest.raises(FederationError, match=r"northfield.*'Cardiomegaly' and 'Cardiomegaly'") as caught:
-        run("sim", tmp_path / "r")
-    assert "Traceback" not in str(caught.value)
-    assert json.loads((tmp_path / "r" / "run.json").read_text())["status"] == "failed"
+@pytest.mark.complete
+def test_channels_of_an_outside_method_cross_as_in_the_loop_though_no_bell_rings(tmp_path: Path) -> None:
+    """Over hospitals as they come; sites then find their tasks by polling."""
+    packages = tmp_path / "installed"
+    with installed(packages, "stranger", "1.0", "scaffold", "stranger_scaffold:Scaffold", SCAFFOLD):
+        (packages / "sitecustomize.py").write_text(DEAF)
+        settings = ["method.local.optimiser=sgd", "method.local.momentum=0", "method=scaffold"]
+        settings += ["method.server_lr=0.9", "rounds=2"]
+        made = with_settings(load_job(hospitals(tmp_path)), settings)
+        loop, sim = both(made, tmp_path)
+    state = equal(loop, sim)
+    control = [tensor for name, tensor in state.items() if name.startswith("channels/control/")]
+    assert control
+    assert all(bool(tensor.any()) for tensor in control)
+    method = json.loads((sim / "run.json").read_text())["method"]
+    assert (method["name"], method["hyperparameters"]["server_lr"]) == ("scaffold", 0.9)
+    one_sided = "Nodule is trained but not measured at josefsklinik, northfield"
+    assert all(one_sided in (out / "run.json").read_text() for out in (loop, sim))
+    assert "lost bell" in (sim / "flare.log").read_text(), "no bell was lost"
 
 
 def stop_once(site: str) -> None:
@@ -206,56 +206,83 @@ def stop_once(site: str) -> None:
         time.sleep(0.05)
 
 
-def test_a_site_that_hangs_at_its_start_is_noticed_and_the_simulator_started_again(
+@pytest.mark.complete
+def test_neither_a_site_that_hangs_at_its_start_nor_one_that_flare_cannot_decode_ends_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    popen = subprocess.Popen
+
+    def hostile(command: list[str], **how: Any) -> Any:
+        return popen([command[0], hostile_site.__file__, *command[3:]], **how)
+
+    monkeypatch.setattr("suture.simulation.simulator.subprocess.Popen", hostile)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     monkeypatch.setattr(start_watch, "STILL", 8)
     threading.Thread(target=stop_once, args=["lakeside"], daemon=True).start()
-    out = run("sim", tmp_path / "r", settings=["rounds=1"])
+    out = run_job(job("rounds=2", "min_sites=2", "selection=last"), "sim", tmp_path / "r")
+    assert json.loads((out / "run.json").read_text())["status"] == "finished"
+
+    # The simulator was started again without the site that hung, and the run then had all three.
     [said] = [line for name, _, line in caplog.record_tuples if name == "suture.simulation.simulator"]
     lost = "lakeside: its process in FLARE's simulator did not fetch a task before the first round"
     assert said == f"{lost}; it starts again"
-    assert json.loads((out / "run.json").read_text())["status"] == "finished"
+
+    # What the hostile site sends costs its own updates.
+    lines = [json.loads(text) for text in (out / "history.jsonl").read_text().splitlines()]
+    sites = [line["sites"] for line in lines]
+    reasons = [line.pop(hostile_site.HOSTILE)["reason"] for line in sites]
+    assert reasons == ["the answer could not be decoded (ValueError)", "FLARE answered UNSAFE_JOB"]
+    assert {site for line in sites for site in line} == {"lakeside", "northfield"}
+    assert {facts["status"] for line in sites for facts in line.values()} == {"accepted"}
 
 
+@pytest.mark.complete
+def test_failure_in_the_simulator_tells_the_sites_own_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = PhantomSites.prepare
+
+    def spoil(self: PhantomSites, folder: Path, *rest: object) -> list[str]:
+        sites = prepare(self, folder, *rest)  # type: ignore[arg-type]
+        table = folder / "northfield" / "labels.csv"
+        table.write_text(table.read_text().replace("Nodule", "Cardiomegaly", 1))
+        return sites
+
+    monkeypatch.setattr(PhantomSites, "prepare", spoil)
+    with pytest.raises(FederationError, match=r"northfield.*'Cardiomegaly' and 'Cardiomegaly'") as caught:
+        run_job(job(), "sim", tmp_path / "r")
+    assert "Traceback" not in str(caught.value)
+    assert json.loads((tmp_path / "r" / "run.json").read_text())["status"] == "failed"
+
+
+@pytest.mark.complete
 def test_ctrl_c_stops_everything_and_resume_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    out = tmp_path / "same"
+    """None of the processes imports a module of the working directory, where `-m` lets Python look first."""
+    out, imported = tmp_path / "same", plant(tmp_path)
     # Enough rounds that the interrupt always comes before the last one.
-    small = [*SMALL, "rounds=20"]
-    settings = [part for s in small for part in ("--set", s)]
-    command = [
-        sys.executable,
-        "-m",
-        "suture",
-        "run",
-        "demo",
-        "--env",
-        "sim",
-        "--out",
-        str(out),
-        *settings,
-    ]
+    settings = [part for s in [*SMALL, "rounds=20"] for part in ("--set", s)]
+    command = [sys.executable, "-m", "suture", "run", "demo", "--env", "sim", "--out", str(out), *settings]
     process = subprocess.Popen(
         command,
+        cwd=tmp_path,
         start_new_session=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     events = out / "events.jsonl"
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline and not (events.exists() and '"committed"' in events.read_text()):
-        assert process.poll() is None
+    while not (events.exists() and '"committed"' in events.read_text()):
+        assert process.poll() is None, imported.exists() and imported.read_text()
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGINT)
-    assert process.wait(60) == 130
+    assert process.wait() == 130
+    assert not imported.exists(), imported.read_text()
     assert json.loads((out / "run.json").read_text())["status"] == "interrupted"
     left = subprocess.run(["pgrep", "-f", str(out)], capture_output=True, text=True, check=False).stdout
     assert not left.strip(), f"processes are left: {left}"
     reached = max(int(path.stem.rpartition("-")[2]) for path in (out / "state").glob("round-*.safetensors"))
-    same = with_settings(load_job("demo"), [*SMALL, f"rounds={reached + 1}"])
-    run_job(same, "local", out, resume=True, overwrite=False, workers=None)
-    model = (out / "model" / "model.safetensors").read_bytes()
+    same = job(f"rounds={reached + 1}")
+    model = (run_job(same, "local", out, resume=True) / "model" / "model.safetensors").read_bytes()
     out.rename(tmp_path / "cut")
-    run_job(same, "local", out, resume=False, overwrite=False, workers=None)
+    run_job(same, "local", out)
     assert model == (out / "model" / "model.safetensors").read_bytes()
     assert torch.get_num_threads() == 1

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
 import shlex
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from nvflare.private.fed.app.simulator.simulator import define_simulator_parser
+from nvflare.recipe import SimEnv
 from typer.testing import CliRunner
 
 from small_job import SMALL
 from suture.cli import app
 from suture.core.errors import ConfigError
 from suture.data.config import find_site_config, load_server_config, load_site_config
+from suture.flare.recipe import export_job, recipe_of
 from suture.flare.simulate import simulator_workspace
 from suture.models import ModelSpec
+from suture.protocol.packing import load
+from suture.simulation.job import load_job, with_settings
 from suture.simulation.run import run_job
 
 
@@ -79,46 +86,56 @@ def test_the_sites_are_the_jobs(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def given(job: Path) -> dict[str, dict[str, str]]:
+    """The files that each party gets of a job, and what FLARE is told of it."""
+    meta = json.loads((job / "meta.json").read_text())
+    return {"": meta} | {
+        party: {str(f.relative_to(job / app)): f.read_text() for f in (job / app).rglob("*") if f.is_file()}
+        for app, parties in meta.pop("deploy_map").items()
+        for party in parties
+    }
+
+
+def test_a_recipe_runs_what_is_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`SimEnv` starts FLARE's simulator with the workspace and the sites, as `nvflare simulator` does."""
+    job, sites = simulator_workspace(SMALL, tmp_path / "w")
+    parser, started = argparse.ArgumentParser(), []
+    define_simulator_parser(parser)
+
+    def start(command: list[str], **_: Any) -> Any:
+        assert command[:3] == [sys.executable, "-m", "nvflare.private.fed.app.simulator.simulator"]
+        read = parser.parse_args(command[3:])
+        started.append((read.workspace, read.clients, read.threads, given(Path(read.job_folder))))
+        return SimpleNamespace(wait=lambda: 0)
+
+    monkeypatch.setattr("nvflare.job_config.fed_job_config.subprocess.Popen", start)
+    run = recipe_of(job, "trial", sites).execute(SimEnv(clients=sites, workspace_root=str(tmp_path / "w")))
+    assert run.get_result() == str(tmp_path / "w" / "small")
+    parties = given(export_job(job, tmp_path / "o", "trial", sites))
+    assert parties.keys() == {"", "server", *sites}
+    assert started == [(run.get_result(), ",".join(sites), len(sites), parties)]
+    listed = json.loads((tmp_path / "w/small/local/resources.json.default").read_text())["class_allow_list"]
+    assert "suture.flare." in listed, "FLARE has written its own list over ours"
+
+
 @pytest.mark.flare
+@pytest.mark.complete
 def test_flares_simulator_gives_what_the_loop_gives(tmp_path: Path) -> None:
-    settings = ["rounds=2", "images=40", "held_out=60", "epochs=1"]
+    settings = ["rounds=3", "images=60", "held_out=90", "epochs=1"]
+    settings += ["method=fedmas", "model.projection=128", "method.prior_view=plain"]
     words = ["export", "demo", "--out", str(tmp_path / "o"), "--simulator", str(tmp_path / "w")]
     done = CliRunner().invoke(app, [*words, *(word for s in settings for word in ("--set", s))])
     assert done.exit_code == 0, done.output
     (command,) = [line.removeprefix("run it: ") for line in done.output.splitlines() if "run it" in line]
     program = [sys.executable, "-m", "nvflare.cli", *shlex.split(command)[1:]]
-    ran = subprocess.run(program, capture_output=True, text=True, check=False, timeout=300)
+    ran = subprocess.run(program, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
-    found = json.loads((tmp_path / "w/demo/server/simulate_job/metrics.json").read_text())
-    from suture.simulation.job import load_job, with_settings
-
+    found = tmp_path / "w/demo/server/simulate_job"
     loop = run_job(with_settings(load_job("demo"), settings), "local", tmp_path / "loop")
-    expected = json.loads((loop / "metrics.json").read_text())
-    assert found["auroc"] == pytest.approx(expected["auroc"], abs=1e-6)
-
-
-PROGRAM = """
-import dataclasses, sys
-from pathlib import Path
-from nvflare.recipe import SimEnv
-from small_job import SMALL
-from suture.flare.recipe import recipe_of
-from suture.flare.simulate import simulator_workspace
-
-job, sites = simulator_workspace(dataclasses.replace(SMALL, rounds=1), Path(sys.argv[1]))
-run = recipe_of(job, sites=sites).execute(SimEnv(clients=sites, workspace_root=sys.argv[1]))
-print("result:", run.get_result())
-"""
-
-
-@pytest.mark.flare
-def test_a_program_executes_it_as_a_recipe(tmp_path: Path) -> None:
-    paths = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    words = [sys.executable, "-c", PROGRAM, str(tmp_path / "w")]
-    ran = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300, env=paths)
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
-    (result,) = [line.removeprefix("result: ") for line in ran.stdout.splitlines() if "result: " in line]
-    (found,) = Path(result).rglob("simulate_job/metrics.json")
-    loop = run_job(replace(SMALL, rounds=1), "local", tmp_path / "loop")
-    expected = json.loads((loop / "metrics.json").read_text())
-    assert json.loads(found.read_text())["auroc"] == pytest.approx(expected["auroc"], abs=1e-6)
+    auroc, expected = (json.loads((out / "metrics.json").read_text())["auroc"] for out in (found, loop))
+    assert auroc == pytest.approx(expected, abs=1e-6)
+    (state,) = found.parent.glob("local/sites/server/state/experiments/*/state/round-000003.safetensors")
+    one, two = (load(path).tensors for path in (loop / "state" / state.name, state))
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-6)

@@ -18,6 +18,13 @@ from suture.simulation.run import PREPARING
 
 RUN = ("run", "demo", "--rounds", "1", "--set", "images=1500")
 
+# Python runs a module of this name at the start of every process: FLARE's simulator is then still importing.
+IMPORTING = """
+import signal, sys
+if "suture.flare.simulate" in sys.orig_argv:
+    signal.pause()
+"""
+
 
 def below(pid: int) -> list[psutil.Process]:
     """The processes below another one, but for what cleans up after multiprocessing and ends by itself."""
@@ -40,10 +47,13 @@ def runs(process: psutil.Process) -> bool:
 def test_ctrl_c_before_the_first_round_leaves_nothing(
     words: Sequence[str], sites: int, tmp_path: Path
 ) -> None:
-    out, temporary = tmp_path / "r", tmp_path / "tmp"
+    out, temporary, start = (tmp_path / name for name in ("r", "tmp", "start"))
     temporary.mkdir()
+    start.mkdir()
+    (start / "sitecustomize.py").write_text(IMPORTING)
     command = [sys.executable, "-m", "suture", *RUN, *words, "--out", str(out)]
-    environment = {**os.environ, "TMPDIR": str(temporary)}
+    path = os.pathsep.join([str(start), os.getenv("PYTHONPATH", "")])
+    environment = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": path}
     process = subprocess.Popen(
         command,
         env=environment,
@@ -57,7 +67,7 @@ def test_ctrl_c_before_the_first_round_leaves_nothing(
         time.sleep(0.02)
         started = below(process.pid)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate()
     assert process.returncode == 130
     assert "no files are left" in said
     assert not [one.cmdline() for one in started if runs(one)]

