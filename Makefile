@@ -9,15 +9,15 @@ demo: $(VENV)/.demo
 	$(BIN)/suture demo
 
 # Threads of OpenBLAS wait by spinning: with one for each core a fit of two numbers takes eleven times the CPU.
-PYTEST = OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+PYTEST = OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 # The fast tests: those that a change should pass before it is committed.
 test: $(VENV)/.test
-	$(PYTEST)
+	$(PYTEST) --dist worksteal
 
 # All others: FLARE's federations and simulator, whole runs, libraries of `dev`.
 test-rest: install
-	HYPOTHESIS_PROFILE=complete $(PYTEST) -m "complete and not faults"
+	HYPOTHESIS_PROFILE=complete $(PYTEST) --dist loadgroup -m "complete and not faults"
 
 test-all:
 	$(MAKE) test

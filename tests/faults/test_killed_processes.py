@@ -26,7 +26,7 @@ from replay import absent, clean, replayed
 from suture.flare.admin.recovery import resume
 from suture.simulation.job import Job, with_settings
 
-pytestmark = [pytest.mark.faults, pytest.mark.flare, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 
 QUORUM = ("min_sites=2", "round_timeout=30", "rounds=24", "max_failed_rounds=5")
 MOST_ABSENCES, MOST_MODELS = 20, 64

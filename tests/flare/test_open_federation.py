@@ -27,7 +27,7 @@ from suture.flare.admin.policy import allow_classes, make_strict, missing_classe
 from suture.models.checkpoints import read_checkpoint
 from suture.simulation.job import Job, load_job, with_settings
 
-pytestmark = [pytest.mark.flare, pytest.mark.xdist_group("open federation")]
+pytestmark = pytest.mark.xdist_group("open federation")
 
 HOSPITALS = {"alpha": ("Mass", "Nodule"), "site-1": ("Nodule", "Hernia"), "site-2": ("Mass", "Hernia")}
 STRICT = "alpha"

@@ -214,7 +214,6 @@ def test_a_party_without_the_package_says_so(tmp_path: Path, monkeypatch: pytest
         Plan.from_dict(plan)
 
 
-@pytest.mark.flare
 @pytest.mark.complete
 def test_a_simulator_process_without_the_package_says_so_in_run_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

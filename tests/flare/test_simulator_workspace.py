@@ -118,7 +118,6 @@ def test_a_recipe_runs_what_is_exported(tmp_path: Path, monkeypatch: pytest.Monk
     assert "suture.flare." in listed, "FLARE has written its own list over ours"
 
 
-@pytest.mark.flare
 @pytest.mark.complete
 def test_flares_simulator_gives_what_the_loop_gives(tmp_path: Path) -> None:
     settings = ["rounds=3", "images=60", "held_out=90", "epochs=1"]

@@ -31,7 +31,7 @@ from suture.flare.recipe import export_job
 from suture.simulation.job import load_job, with_settings
 from suture.simulation.run import run_job
 
-pytestmark = [pytest.mark.flare, pytest.mark.complete, pytest.mark.xdist_group("strict federation")]
+pytestmark = [pytest.mark.complete, pytest.mark.xdist_group("strict federation")]
 
 SMALL = ["rounds=1", "epochs=1"]
 MINE, THEIRS = "lead@suture.org", "other@elsewhere.org"

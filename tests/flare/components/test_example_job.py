@@ -52,7 +52,6 @@ def test_what_cannot_run_ends_in_one_line(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.flare
 @pytest.mark.complete
 def test_it_learns_in_the_simulator(tmp_path: Path) -> None:
     command = [sys.executable, EXAMPLE / "job.py", "--to", tmp_path]
