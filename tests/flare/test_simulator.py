@@ -38,7 +38,6 @@ from suture.simulation.run_files import files_of_run
 from suture_papers.metafl.pmfl import PMFL
 from suture_papers.metafl.single_target import SingleTargetSites
 
-
 SMALL = ["rounds=3", "images=60", "held_out=90", "epochs=1"]
 
 SCAFFOLD = Path(__file__).parents[1] / "strangers" / "scaffold.py"
