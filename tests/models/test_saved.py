@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from suture.core.errors import ConfigError, SutureError
 from suture.core.labels import LabelSet
-from suture.export.signature import check_digest
 from suture.learning.prediction import predict_to_csv
+from suture.model_export.signature import check_digest
 from suture.models import ModelSpec, build
 from suture.models.saved import load_model, load_spec, save_model, stated_digest, weights_digest
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from suture.cli.app import app
 from suture.core.errors import ConfigError, DataError
 from suture.core.labels import LabelSet
-from suture.export.signature import check_digest, sign, verify
+from suture.model_export.signature import check_digest, sign, verify
 from suture.models import ModelSpec, build
 from suture.models.saved import save_model
 
