@@ -2,8 +2,8 @@
 
 Every part is a process of its own. Prints one table, and writes it, with all samples, to `--out`. A cell of a
 figure is the median (range) of `n` samples; a ratio is that of pairs, which were measured one after the other
-where the part allows it. Ends with 1 if a part failed or an anchor was absent; a target that was not reached
-is said in its row alone.
+where the part allows it. Ends with 1, and names the parts, if some failed or had no anchor; a target that was
+not reached is said in its row alone.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ def main() -> None:
     console.print(rich_table(*of_figures), rich_table(*of_parts), *notes, sep="\n")
     text = "\n\n".join(["# Speed", *notes[:1], markdown(*of_figures), markdown(*of_parts), *notes[1:]])
     chosen.out.with_suffix(".md").write_text(text + "\n")
-    if any(figure.missing for figure in figures):
+    if parts := dict.fromkeys(figure.part for figure in figures if figure.missing):
+        print(f"not measured, or not whole: {', '.join(parts)}", file=sys.stderr)
         raise SystemExit(1)
 
 

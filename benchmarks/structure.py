@@ -1,4 +1,4 @@
-"""How large the code is and how much hangs together, in numbers; `tests/test_budget.py` holds some of them.
+"""How large the code is and how much hangs together, in numbers.
 
     python benchmarks/structure.py                 # of this checkout
     python benchmarks/structure.py --tree DIR      # of another, to compare

@@ -43,6 +43,18 @@ def test_every_name_is_there_and_no_other() -> None:
     assert set(suture.__all__) <= set(dir(suture))
 
 
+def test_no_subpackage_takes_the_place_of_a_public_name() -> None:
+    """Whatever was imported before: a subpackage becomes an attribute of the package when it is imported."""
+    script = (
+        "import importlib, inspect, pkgutil, suture\n"
+        "for found in pkgutil.iter_modules(suture.__path__, 'suture.'):\n"
+        "    importlib.import_module(found.name) if found.ispkg else None\n"
+        "print([name for name in suture.__all__ if inspect.ismodule(getattr(suture, name))])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['testing']"
+
+
 @pytest.mark.parametrize(
     "line",
     [

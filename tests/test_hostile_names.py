@@ -48,14 +48,14 @@ from suture.data.quality import Count, Findings, render
 from suture.data.readers import read_table
 from suture.data.reading import read_sheet
 from suture.data.table import SPLITS, Table
-from suture.export.bundle import write_bundle
-from suture.export.onnx import metadata
 from suture.federation.loop import federate
 from suture.federation.plan import Schedule
 from suture.federation.server.global_model import unpack_model
 from suture.learning.prediction import open_model, predict_to_csv
 from suture.learning.saved_models import Evaluated, GroupFigures, write_scores
 from suture.methods.surgical import SurgicalAggregation
+from suture.model_export.bundle import write_bundle
+from suture.model_export.onnx import metadata
 from suture.models import ModelSpec, build
 from suture.models.saved import load_model, save_model
 from suture.protocol import messages
@@ -470,7 +470,7 @@ def test_structured_reports(tmp_path: Path) -> None:
     hd = pytest.importorskip("highdicom")
     from pydicom import dcmread
 
-    from suture.export.dicom_report import Reporter, _read, concept, report
+    from suture.model_export.dicom_report import Reporter, _read, concept, report
 
     image = _read(dicom(np.eye(8, dtype=np.uint8), **dict.fromkeys(UIDS, "1.2.3"), SOPClassUID=CAPTURE))
     names = tuple(name for name in NAMES if name.strip())

@@ -17,7 +17,7 @@ ROOMS = [
     "methods",
     "federation",
     "reports",
-    "export",
+    "model_export",
     "simulation",
     "flare",
     "cli",

@@ -50,7 +50,7 @@ Floats = NDArray[np.float64]
 IMAGES, LABEL, SIZE = 72, "Mass", 16
 STRICT = ""
 """Default limits."""
-FORMER = "min_loss = 0\n"
+EXACT = "min_loss = 0\n"
 """Losses of six digits and without a bound, as sites sent them by default before they had a grid."""
 SECURE = "secure_aggregation = true\n"
 """The site's updates are masked; its figures are not."""
@@ -205,7 +205,7 @@ def main() -> None:
     print(f"labels of {IMAGES} right, mean over seeds {asked.seeds}; chance {IMAGES // 2}\n")
     print("| figures | server |" + "".join(f" {t} answers |" for t in asked.answers))
     print("|---" * (2 + len(asked.answers)) + "|")
-    for limits in (FORMER + "min_count = 0\n", STRICT):
+    for limits in (EXACT + "min_count = 0\n", STRICT):
         for name, attack in ATTACKS.items():
             found = [np.mean([right(attack, limits, t, s) for s in asked.seeds]) for t in asked.answers]
             kind = "default limits" if limits == STRICT else "six digits"

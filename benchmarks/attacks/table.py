@@ -129,7 +129,7 @@ def records_of(cell: Cell) -> list[Record]:
     if attack == "averaging":
         return [cell._asdict() | averaging.averaged(kind, cell.defence, cell.seed)]
     if attack == "labels read":
-        limits = site_labels.STRICT if cell.defence == "limits" else site_labels.FORMER + "min_count = 0\n"
+        limits = site_labels.STRICT if cell.defence == "limits" else site_labels.EXACT + "min_count = 0\n"
         limits += site_labels.SECURE if cell.defence == secure.DEFENCE else ""
         asked = site_labels.dense if cell.defence == "limits" else site_labels.bits
         began = time.process_time()

@@ -27,6 +27,7 @@ from measuring import Options, every
 from torch import Tensor
 
 from parts.sites import LABELS, write_site
+from parts.untrained import Untrained, installed
 from suture.core.files import read_records, write_json
 from suture.core.labels import LabelSet
 from suture.data.augmentation import Augmentation
@@ -37,8 +38,6 @@ from suture.federation.server.record import Record, describe
 from suture.federation.server.server import open_server
 from suture.federation.site.site import Site
 from suture.federation.store import experiment_folder
-from suture.learning.training import LocalTraining
-from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.classifier import NormPolicy
 from suture.protocol.precision import Transport
@@ -64,7 +63,7 @@ _WEIGHED = 0.2  # and at the memory, which hold the processes up
 
 @dataclass(frozen=True)
 class Idle:
-    """Surgical Aggregation without local work, which no `Job` may be."""
+    """Surgical Aggregation without local work."""
 
     model: ModelSpec
     rounds: int
@@ -72,7 +71,7 @@ class Idle:
     transport: Transport = "float32"
 
     def plan(self, experiment: str) -> Plan:
-        method = SurgicalAggregation(local=LocalTraining(epochs=0), batch_norm=self.batch_norm)
+        method = Untrained(batch_norm=self.batch_norm)
         return Plan(
             method, self.model, Augmentation(), 1, experiment, code_hash(type(method)), self.transport
         )
@@ -134,7 +133,7 @@ def run(federation: Callable[[Idle, Path], None], chosen: Idle) -> Cost:
             rounds = events.read_text().count('"event": "round"') if events.exists() else 0
             began.extend([time.monotonic()] * (rounds - len(began)))
 
-        with every(_WEIGHED, partial(weigh, peak)), every(_TICK, look):
+        with installed(Path(folder)), every(_WEIGHED, partial(weigh, peak)), every(_TICK, look):
             federation(chosen, out)
         lines = read_records(out / "history.jsonl")
     saved = [after - before for before, after in pairwise(began)]

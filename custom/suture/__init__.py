@@ -89,8 +89,6 @@ __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Limits":  # of former versions
-        raise ImportError("suture.Limits is part of suture.About now: About(..., images_only=True)")
     if name not in _HOMES:
         raise AttributeError(f"module 'suture' has no attribute {name!r}; it has {', '.join(__all__)}")
     module, _, attribute = _HOMES[name].partition(":")

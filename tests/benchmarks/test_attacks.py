@@ -195,8 +195,7 @@ def test_a_cell_of_the_table_by_hand(attacks: Any) -> None:
 def test_five_answers_were_all_labels_and_are_few(attacks: Any) -> None:
     """With six digits a loss is 16 labels; on its grid the same questions, or better ones, tell little."""
     own = attacks.site_labels
-    former = own.FORMER
-    assert own.right(own.bits, former, 5, 1) == 72
+    assert own.right(own.bits, own.EXACT, 5, 1) == 72
     assert own.right(own.bits, own.STRICT, 5, 1) < 54
     assert own.right(own.dense, own.STRICT, 5, 1) < 58
 

@@ -13,8 +13,12 @@ import speed
 import torch
 from figures import Figure, Target
 from measuring import Options
+from parts.sites import write_site
 
+from suture.core.files import read_records
+from suture.methods import method_class
 from suture.models import ModelSpec
+from suture.simulation.job import check_federated
 
 
 @pytest.fixture
@@ -55,6 +59,24 @@ def test_a_part_that_fails_is_a_row_and_the_exit_code(command: Any, tmp_path: Pa
     assert "not measured: OSError: the disk is full" in (tmp_path / "speed.md").read_text()
 
 
+def test_after_a_part_that_fails_the_others_are_measured_and_it_is_named_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def apart(_: Any, part: str, __: Options) -> tuple[list[Figure], int]:
+        if part != "scale":
+            raise OSError("the disk is full")
+        return [Figure(part, "a round", "s", (1.0,))], 1
+
+    monkeypatch.setattr(speed, "apart", apart)
+    words = ["--quick", "--only", "rounds", "scale", "poc", "--out", str(tmp_path / "speed.json")]
+    monkeypatch.setattr(sys, "argv", ["speed.py", *words])
+    with pytest.raises(SystemExit) as ended:
+        speed.main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "not measured, or not whole: rounds, poc"
+    assert "| scale | a round | s | 1 | 1.00 |" in (tmp_path / "speed.md").read_text()
+
+
 def test_an_absent_anchor_is_a_row_and_the_exit_code(command: Any, tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ended:
         command([Figure("rounds", "a round", "s", (1.0,), "flwr", missing="`make flwr` adds it")])
@@ -90,6 +112,19 @@ def test_the_rounds_without_flwr_name_the_command_that_adds_it(monkeypatch: pyte
     absent = [figure for figure in found if figure.anchor == "flwr's simulation"]
     assert len(absent) == 3
     assert all(figure.missing == "/no/flwr is absent; `make flwr` adds it" for figure in absent)
+
+
+def test_the_rounds_train_nothing_and_other_processes_find_their_method(tmp_path: Path) -> None:
+    rounds, untrained = (importlib.import_module(f"parts.{name}") for name in ("rounds", "untrained"))
+    with untrained.installed(tmp_path):
+        assert method_class("untrained") is untrained.Untrained
+        check_federated(untrained.Untrained())
+    for site in (*rounds.SITES, "server"):
+        write_site(tmp_path / "run" / "sites" / site, tmp_path / "run" / "sites" / site / "state")
+    rounds.loop(rounds.Idle(rounds.MODELS["0.25 MB"], 2), tmp_path / "run")
+    lines = read_records(tmp_path / "run" / "history.jsonl")
+    assert [line["status"] for line in lines] == ["committed"] * 2
+    assert {site["train_loss"] for line in lines for site in line["sites"].values()} == {None}
 
 
 def test_the_part_of_a_gpu_measures_any_device_and_is_refused_without_one(

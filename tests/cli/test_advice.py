@@ -93,8 +93,7 @@ def test_an_option_without_its_command_is_one_of_run(room: str) -> None:
 
 
 def test_what_is_advised_exists() -> None:
-    former = CODE / "cli" / "former.py"  # names what no longer exists
-    paths = [*PAGES, *(path for path in sorted(CODE.rglob("*.py")) if path != former)]
+    paths = [*PAGES, *sorted(CODE.rglob("*.py"))]
     assert len(paths) > 100
     assert not [(path.name, found) for path in paths for text in texts(path) for found in wrong(text)]
 

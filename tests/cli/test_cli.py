@@ -79,7 +79,6 @@ def test_list_names_everything() -> None:
         (["report", "nowhere"], "nowhere"),
         (["predict", "nowhere", "x.png", "-o", "o.csv"], "model.json"),
         (["data", "check", "nowhere.toml"], "nowhere.toml"),
-        (["latent", "m", "x.toml", "-o", "o.svg"], "suture plot features"),
     ],
 )
 def test_a_mistake_is_one_clear_line_and_a_code(

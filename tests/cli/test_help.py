@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
-from suture.cli.app import app, documented
+from suture.cli.app import PANELS, app, documented
 from suture.cli.common import known_names, literal
 from suture.core import VERSION
 
@@ -80,3 +81,9 @@ def test_a_shell_completes_the_names_of_jobs(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     assert known_names("mi") == ["mine"]
     assert "--install-completion" in suture("--help")
+
+
+def test_every_command_is_in_a_panel_of_the_help() -> None:
+    shown = CliRunner().invoke(app, ["--help"]).output
+    assert all(panel in shown for panel in PANELS)
+    assert {command.rich_help_panel for command in documented().values()} == set(PANELS)

@@ -82,8 +82,8 @@ OWN = {
     "data/embedding.py": "a file of this package",
     "reports/plots.py": "a file of this package",
     "tables/render.py": "figures that this process has drawn",
-    "export/bundle.py": "files of this package",
-    "export/bundle_files/inference.py": "travels alone, and looks at regular files of its folder",
+    "model_export/bundle.py": "files of this package",
+    "model_export/bundle_files/inference.py": "travels alone, and looks at regular files of its folder",
     "methods/source.py": "files of packages",
 }
 """The sources that open other files, and which."""

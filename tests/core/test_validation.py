@@ -12,10 +12,9 @@ import tomli_w
 
 from rounds import conformant
 from suture.core.errors import ConfigError
-from suture.core.validation import REMOVED, RENAMED, flat, lasting, parse
+from suture.core.validation import flat, parse
 from suture.methods import METHODS
 from suture.simulation.job import load_job, with_settings
-from suture_papers.fedmas.pretraining import Pretraining
 from suture_papers.tables.claims import Claims
 from suture_papers.tables.spec import TableSpec
 
@@ -62,63 +61,6 @@ def test_a_wrong_key_has_its_place_and_the_nearest(old: str, new: str, message: 
 def test_a_key_in_one_of_several_types_has_no_nearest() -> None:
     with pytest.raises(ConfigError, match=r"^file: "):
         parse(TableSpec, {**tomllib.loads(TEXT), "set": {"a": object()}}, "file")
-
-
-@pytest.mark.parametrize(
-    ("kind", "values", "message"),
-    [
-        (
-            Pretraining,
-            {"views": {"blur_chance": 0}},
-            "unknown key 'views.blur_chance'; it was removed, and the value is now always 0.5",
-        ),
-        (
-            METHODS["ldam"],
-            {"margin": {"deferred": False}},
-            "always true: remove it .in place of false, set method.margin.start=1",
-        ),
-    ],
-)
-def test_a_removed_key_says_what_holds_and_what_to_do(
-    kind: type, values: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse(kind, values, "file")
-
-
-@pytest.mark.parametrize("key", ["simulation.dominance", "dominance", "method.retrain.momentum"])
-def test_a_removed_setting_of_a_job_says_what_holds(key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^unknown setting '{key}'; it was removed, .*always 0.9"):
-        with_settings(load_job("demo"), [f"{key}=0.5"])
-
-
-def test_what_ran_with_the_value_that_holds_is_unchanged() -> None:
-    kept = {"method.margin.start": 0.8, "method.local.momentum": 0.5, "momentum": 0.9}
-    fixed = {f"method.{end}": value for end, value in REMOVED.items()}
-    assert lasting(kept | fixed) == kept
-    assert lasting({"method.margin.deferred": False}) == {"method.margin.deferred": False}
-
-
-def test_what_ran_with_a_former_word_is_unchanged() -> None:
-    former = {"model.rows": "drawn", "simulation.classes": "dealt", "method.rows": "owners", "model.neck": 0}
-    now = {"model.row_init": "random", "simulation.classes": "round_robin", "method.rows": "owners"}
-    assert lasting(former) == {**now, "model.neck": 0}
-    assert lasting({"model.rows": "named"}) == {"model.row_init": "named"}
-
-
-@pytest.mark.parametrize(
-    ("setting", "present"),
-    [("model.rows=named", "row_init"), ("model.row_init=drawn", "random"), ("classes=dealt", "round_robin")],
-)
-def test_a_former_word_is_answered_with_the_present_one(setting: str, present: str) -> None:
-    with pytest.raises(ConfigError, match=rf"is now called {present}\b"):
-        with_settings(load_job("surgical_nih"), [setting])
-
-
-def test_what_was_removed_is_no_setting() -> None:
-    known = {name for kind in METHODS.values() for name in flat("method", asdict(kind()))}
-    assert known
-    assert not any(f".{name}".endswith(f".{end}") for name in known for end in {**REMOVED, **RENAMED})
 
 
 def numbers_of(values: dict[str, Any]) -> list[str]:
@@ -194,7 +136,7 @@ def test_a_value_of_another_type_is_refused_in_the_words_of_the_file(setting: st
         with_settings(load_job("demo"), [setting])
 
 
-def test_not_a_number_has_no_former_name(tmp_path: Path) -> None:
+def test_not_a_number_is_refused_by_name(tmp_path: Path) -> None:
     job = (JOBS / "surgical_nih" / "job.toml").read_text()
     (tmp_path / "job.toml").write_text(f"max_update = nan\n{job}")
     with pytest.raises(ConfigError, match=r"max_update: must be a finite number \(got nan\)$"):

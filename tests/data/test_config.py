@@ -116,15 +116,6 @@ def test_the_defaults_are_the_careful_ones(toml: Path) -> None:
             MINIMAL.replace("hospital", "nih") + 'attribute_column = "tone"\n',
             ["[data] attribute_column is a key of dataset 'hospital', not of 'nih'; remove it"],
         ),
-        (MINIMAL + 'task = "multiclass"\n', ["[data] task is now called label_type; rename it"]),
-        (
-            MINIMAL + "[training]\nlearning_rate = 0.1\n",
-            ["[training] learning_rate is now called lr; rename it"],
-        ),
-        (
-            MINIMAL.replace("hospital", "nih") + 'task = "multilabel"\n',
-            ["[data] task is now called label_type, which is a key of dataset 'hospital', not of 'nih'"],
-        ),
         (MINIMAL + 'split = "colum"\n', ["unknown [data] split = 'colum'; did you mean 'column'?"]),
         (MINIMAL.replace('dataset = "hospital"\n', ""), ["[data] dataset is missing; write it"]),
         (MINIMAL.replace('"hospital"', "3"), ["unknown [data] dataset = '3'; known: chexpert"]),

@@ -15,7 +15,7 @@ from strangers.scaffold import Scaffold
 from suture.core.errors import ConfigError, RejectedUpdate
 from suture.federation.differential_privacy import Noise
 from suture.federation.loop import Loop
-from suture.federation.server.global_model import read_model, unpack_model
+from suture.federation.server.global_model import read_model
 from suture.federation.server.norm_bound import Measure
 from suture.federation.server.record import what_leaves
 from suture.federation.server.server import Server
@@ -212,15 +212,6 @@ def test_the_server_keeps_what_is_declared(
         tiny(METHOD, rounds=1).run()
     with pytest.raises(AssertionError, match=why):
         aggregation_returns_the_channels(subject_of(METHOD))
-
-
-def test_states_of_former_versions() -> None:
-    """Tensors of classes are channels now; what a server's optimiser had kept is of another form."""
-    header: dict[str, Any] = {"labels": ["Mass"], "label_type": "multilabel"}
-    former = Packed({"class_tensors/f1": torch.ones(1)}, header)
-    assert unpack_model(former).channels["f1"].tolist() == [1]
-    with pytest.raises(ConfigError, match=r"state of round 3 .*former version.*begin a new experiment"):
-        unpack_model(Packed({"memory/w/exp_avg": torch.ones(1)}, header), "the state of round 3 ")
 
 
 def test_a_channel_says_what_it_is() -> None:

@@ -14,12 +14,12 @@ import torch
 from PIL import Image
 
 from suture.core.errors import ConfigError
-from suture.export.explanation import explain
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan
 from suture.learning.prediction import open_model
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
+from suture.model_export.explanation import explain
 from suture.simulation.job import load_job
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-3, batch_size=8))

@@ -61,7 +61,7 @@ def test_another_number_of_sites_is_refused(wrong: float) -> None:
         Schedule.from_dict({**TITLE, "rounds": 1, "min_sites": wrong})
 
 
-FORMER: dict[str, Any] = {
+OTHER: dict[str, Any] = {
     "method": "surgical",
     "hyperparameters": {
         "local": {"lr": 1e-3, "epochs": 1, "batch_size": 8, "moments": "kept"},
@@ -80,22 +80,22 @@ FORMER: dict[str, Any] = {
 
 def test_the_plan_of_another_version_is_refused_by_that_and_not_only_by_the_setting() -> None:
     with pytest.raises(CodeMismatch, match=r"another version .* export the job again \(.*moments") as refused:
-        Plan.from_dict(FORMER)
+        Plan.from_dict(OTHER)
     assert "0123456789abcdef" in str(refused.value)
     with pytest.raises(ConfigError, match=r"unknown key 'local\.moments'") as wrong:
-        Plan.from_dict({**FORMER, "code": code_hash()})
+        Plan.from_dict({**OTHER, "code": code_hash()})
     assert not isinstance(wrong.value, CodeMismatch)
 
 
 @pytest.mark.parametrize("change", [{"devices": "gpu"}, {"code": None}])
 def test_a_plan_of_other_keys_is_refused(change: dict[str, Any]) -> None:
-    values = {key: value for key, value in {**FORMER, **change}.items() if value is not None}
+    values = {key: value for key, value in {**OTHER, **change}.items() if value is not None}
     with pytest.raises(ConfigError, match=r"missing or unknown key '(devices|code)'; export the job again"):
         Plan.from_dict(values)
 
 
 def test_a_server_refuses_a_job_that_another_version_made(tmp_path: Path) -> None:
-    plan = Plan.from_dict({**FORMER, "hyperparameters": {}})
+    plan = Plan.from_dict({**OTHER, "hyperparameters": {}})
     with pytest.raises(CodeMismatch, match=r"the server runs another version .* export the job again"):
         open_server(plan, Schedule(**TITLE, rounds=1), None, tmp_path)
     assert not any(tmp_path.iterdir())

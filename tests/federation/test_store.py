@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
-from suture.core.errors import ConfigError, InUse, SutureError
-from suture.core.files import hold
-from suture.federation.store import EXPERIMENTS, Rounds, experiment_folder, open_experiment
+from suture.core.errors import SutureError
+from suture.federation.store import Rounds
 from suture.protocol.packing import Packed
 
 
@@ -138,43 +136,3 @@ def test_a_round_of_seven_digits_is_deleted_too(tmp_path: Path) -> None:
     for number in range(10**6, 10**6 + 8):
         rounds.save(number, Packed({"a": torch.zeros(1)}, {}), number - 1)
     assert rounds.rounds() == [10**6 + n for n in range(4, 8)]
-
-
-# Where the folder of an experiment lies
-
-
-@pytest.mark.parametrize("trace", ["owner.json", "run.json", ".site.lock", "round-000003.safetensors"])
-def test_a_folder_of_a_former_version_is_moved_as_a_whole(trace: str, tmp_path: Path) -> None:
-    (former := tmp_path / "trial").mkdir()
-    (former / trace).touch()
-    (former / "answers").mkdir()
-    assert experiment_folder(tmp_path, "trial") == former
-    folder = open_experiment(tmp_path, "trial")
-    assert folder == tmp_path / EXPERIMENTS / "trial" == open_experiment(tmp_path, "trial")
-    assert {path.name for path in folder.iterdir()} == {trace, "answers"}
-    assert [path.name for path in tmp_path.iterdir()] == [EXPERIMENTS]
-
-
-def test_what_is_no_experiment_stays_where_it_is(tmp_path: Path) -> None:
-    (tmp_path / "cache" / "images").mkdir(parents=True)
-    (tmp_path / "ledger.jsonl").touch()
-    for name in ("cache", "ledger.jsonl", "new"):
-        assert open_experiment(tmp_path, name) == tmp_path / EXPERIMENTS / name
-    assert {path.name for path in tmp_path.iterdir()} == {"cache", "ledger.jsonl"}
-
-
-def test_a_former_experiment_in_the_place_of_all_is_refused_with_the_line_to_run(tmp_path: Path) -> None:
-    tmp_path = tmp_path / "a state"
-    (former := tmp_path / EXPERIMENTS).mkdir(parents=True)
-    (former / "round-000001.safetensors").touch()
-    with pytest.raises(ConfigError, match=r"move it: mv ") as refused:
-        open_experiment(tmp_path, EXPERIMENTS)
-    subprocess.run(str(refused.value).partition("move it: ")[2], shell=True, check=True)
-    folder = open_experiment(tmp_path, EXPERIMENTS)
-    assert [path.name for path in folder.iterdir()] == ["round-000001.safetensors"]
-
-
-def test_a_folder_in_use_is_not_moved(tmp_path: Path) -> None:
-    with hold(tmp_path / "trial" / ".site.lock", 0), pytest.raises(InUse):
-        open_experiment(tmp_path, "trial", seconds=0)
-    assert open_experiment(tmp_path, "trial").parent.name == EXPERIMENTS

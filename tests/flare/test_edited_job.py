@@ -111,13 +111,10 @@ def test_a_file_without_a_table_is_refused(text: str | None, fl_ctx: FLContext) 
 
 
 @pytest.mark.parametrize("name", ['<"seed": 1>', "../plan.json", "/etc/passwd", "", ["plan.json"], None])
-def test_a_job_names_no_other_file_and_one_of_an_earlier_version_is_told(
-    name: Any, fl_ctx: FLContext
-) -> None:
-    """An earlier version put the plan itself into the argument, as text."""
-    with pytest.raises(ConfigError, match=r"earlier version of suture.*`suture export`"):
+def test_a_job_names_no_other_file(name: Any, fl_ctx: FLContext) -> None:
+    with pytest.raises(ConfigError, match=r"in place of plan\.json.*`suture export`"):
         FederationController(name, SCHEDULE)._open(fl_ctx)
-    with pytest.raises(ConfigError, match=r"earlier version of suture.*`suture export`"):
+    with pytest.raises(ConfigError, match=r"in place of plan\.json.*`suture export`"):
         SiteExecutor(name, 2)._open(fl_ctx)
 
 

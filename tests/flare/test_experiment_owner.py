@@ -18,7 +18,7 @@ from job_app import place_app
 from suture.core.errors import SutureError
 from suture.federation.loop import Loop, federate
 from suture.federation.ownership import NotOwner
-from suture.federation.store import EXPERIMENTS, experiment_folder
+from suture.federation.store import EXPERIMENTS
 from suture.flare import EXPERIMENT, PLAN, SCHEDULE, SHARED_WITH
 from suture.flare.controller import FederationController
 from suture.flare.executor import SiteExecutor
@@ -111,31 +111,6 @@ def test_no_name_of_an_experiment_takes_the_place_of_a_file(
     new = {path.name for path in party.glob("[!.]*")} - before - {"job"}  # FLARE's folder of the job
     assert new == {"ledger.jsonl", EXPERIMENTS}
     assert len((party / "ledger.jsonl").read_text().splitlines()) == 2
-
-
-def test_experiments_of_a_former_version_are_moved_once_and_go_on(
-    context: Any, tiny: Any, tmp_path: Path
-) -> None:
-    federation, party = tiny(METHOD), tmp_path / "party"
-    name = federation.plan.experiment
-    write_toml(party, federation.configs["alpha"].data, state="../suture")
-
-    def ask(submitter: tuple[str, str]) -> object:
-        fl_ctx = place_app(context("alpha", submitter), federation.plan)
-        return unpack(SiteExecutor(PLAN, 2)._answer(TaskData("handshake"), fl_ctx).packed)
-
-    assert isinstance(ask(MINE), SiteInfo)
-    new, former = party / "suture" / EXPERIMENTS / name, party / "suture" / name
-    new.rename(former)
-    assert experiment_folder(party / "suture", name) == former
-    assert isinstance(ask(THEIRS), Abstain)  # its owner is known
-    assert isinstance(ask(MINE), SiteInfo)
-    assert (new.is_dir(), former.exists()) == (True, False)
-    controller = FederationController(PLAN, SCHEDULE)
-    new.rename(former)
-    controller._open(place_app(context("server", MINE), federation.plan, federation.schedule))
-    assert (new.is_dir(), former.exists()) == (True, False)
-    controller._lock.close()  # type: ignore[union-attr]
 
 
 def test_a_site_abstains_from_the_job_of_another(context: Any, tiny: Any, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ from suture.models import MODELS, Backbone, ModelSpec, build, check_portable, en
 from suture.models.classifier import Layout, load_tensors, split_state
 from suture.models.documents import document_inputs
 from suture.models.encoders import described
-from suture.models.saved import save_model
+from suture.models.saved import save_model, weights_digest
 from suture.protocol import packing
 from suture.protocol.messages import (
     LARGEST,
@@ -393,10 +393,14 @@ def _resume(home: Path) -> None:
     for tensors in (states.own_part(task, state, network), states.local_model(task, state, network)):
         load_tensors(network, tensors)
     optimiser = optimiser_of(network, LocalTraining())
-    load_optimiser_state(optimiser, network, states.kept_by_method(state, network))
+    load_optimiser_state(optimiser, network, states.kept_by_method(state))
 
 
 # 4. Model folders
+
+
+_DIGEST = "0" * 64
+"""In a description, the place of the digest of the weights: with a wrong one, no changed weights are read."""
 
 
 @cache
@@ -411,9 +415,8 @@ def _model_files() -> tuple[tuple[str, dict[str, Tensor]], ...]:
     for i, (spec, label_type) in enumerate(specs):
         home = folder() / f"model{i}"
         save_model(build(spec, LabelSet(LABELS, label_type), 1, pretrained=False), spec, home, {"round": 3})
-        described = json.loads((home / "model.json").read_text())
-        del described["digest"]  # with it, no changed weights would be read
-        made.append((json.dumps(described), safetensors.torch.load_file(home / "model.safetensors")))
+        text = (home / "model.json").read_text().replace(weights_digest(home), _DIGEST)
+        made.append((text, safetensors.torch.load_file(home / "model.safetensors")))
     return tuple(made)
 
 
@@ -424,10 +427,11 @@ def _model(rng: Random) -> Path:
     if dice < 0.7:
         text = text_of(mutated(json.loads(text), rng), rng)
     data = text.encode("utf-8", "surrogatepass")
-    (home / "model.json").write_bytes(flipped(data, rng) if rng.random() < 0.1 else data)
+    described = flipped(data, rng) if rng.random() < 0.1 else data
     stored = _Stored(damaged(tensors, rng)) if dice > 0.6 else _Stored.of(tensors)
     weights = file_of(json.dumps(stored.entries).encode(), stored.data)
     (home / "model.safetensors").write_bytes(flipped(weights, rng) if dice > 0.85 else weights)
+    (home / "model.json").write_bytes(described.replace(_DIGEST.encode(), weights_digest(home).encode()))
     return home
 
 

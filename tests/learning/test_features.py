@@ -27,7 +27,7 @@ from suture.learning.features import FeatureStore
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
 from suture.methods.surgical import SurgicalAggregation
-from suture.models import ModelSpec, build
+from suture.models import MODELS, ModelSpec, build
 from suture.models.classifier import ENCODER, Classifier
 from suture.protocol.messages import TaskData
 from suture.protocol.packing import Packed, load
@@ -86,6 +86,20 @@ def test_features_are_those_of_the_images(store: Callable[..., FeatureStore]) ->
     torch.testing.assert_close(network(inputs), network({"image": image}), rtol=0, atol=1e-6)
     assert torch.equal(inputs[ROW], torch.arange(128))
     assert kept.samples["test"].inputs[FEATURES].shape == (0, 128)
+
+
+@torch.no_grad()
+def test_features_of_another_preprocessing_are_others(
+    store: Callable[..., FeatureStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a network whose package normalises otherwise since, under the same settings and weights."""
+    before = store().samples["train"].inputs[FEATURES]
+    entry = replace(MODELS["cnn"], normalisation=((0.1,), (0.2,)))
+    monkeypatch.setattr("suture.models.encoder_of", lambda _: entry)
+    after = store().samples["train"].inputs[FEATURES]
+    image = (samples().inputs["image"] / 255 - 0.1) / 0.2
+    torch.testing.assert_close(after, model().encode({"image": image}), rtol=0, atol=1e-6)
+    assert not torch.equal(after, before)
 
 
 def test_a_view_is_one_of_those_kept(store: Callable[..., FeatureStore]) -> None:

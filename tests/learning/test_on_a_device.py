@@ -12,7 +12,6 @@ from simulated_device import NAME, OPERATIONS, WAITS, Simulated, live_bytes
 from suture.core.labels import LabelSet
 from suture.data.augmentation import STRONG, Augmentation, augment
 from suture.data.batch import Samples
-from suture.export.explanation import explain
 from suture.learning import training
 from suture.learning.compiling import OPTIONS, compile_backbone
 from suture.learning.finetuning import FineTuning, finetune
@@ -28,6 +27,7 @@ from suture.learning.training import (
     predict,
     training_batches,
 )
+from suture.model_export.explanation import explain
 from suture.models import ModelSpec, build
 from suture.models.backbones import TextLSTM
 from suture_papers.fedmas.pretraining import Pretraining, Trainer

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 
 from federated import ROUND
 from suture.core.labels import LabelSet
+from suture.learning import one_sided
 from suture.learning.one_sided import as_trained, expected, given_absent
 from suture.methods.surgical import SurgicalAggregation
 from suture.simulation.method_checks import SMALL
@@ -61,6 +62,26 @@ def test_only_unknown_labels_of_images_without_any_class_below_get_a_target() ->
     assert bool((taught[y[:, hernia] == 1, mass] == 1).all())
     assert torch.equal(after.y.nan_to_num(-1), y.nan_to_num(-1)), "labels stay what is known"
     assert torch.equal(expected(context, LabelSet(own.names), ROUND).samples["train"].y.isnan(), y.isnan())
+
+
+def test_a_class_below_in_every_image_of_the_class_leaves_nothing_to_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half of the images show it, and the mean of p is a half: rho = 1, and so q = 0."""
+    monkeypatch.setattr(one_sided, "as_trained", lambda site, _: torch.zeros(site.samples["train"].y.shape))
+    with Trial(SurgicalAggregation(), SMALL, "multilabel", one_sided=True) as trial:
+        received = trial.payload("beta")
+        site = trial.sites["beta"]
+        context, own = site.trainer.context(received, site.states.before(received)), site.trainer.data[0]
+    hernia, mass = (context.model.labels.index(name) for name in ("Hernia", "Mass"))
+    train = context.samples["train"]
+    half = len(train) // 2
+    y = train.y[: 2 * half].clone()
+    y[:half, hernia], y[half:, hernia], y[:, mass] = 1, 0, torch.nan
+    part = replace(train.rows(torch.arange(2 * half)), y=y)
+    taught = expected(replace(context, samples={"train": part}), own, ROUND).samples["train"].taught
+    assert taught is not None
+    assert taught[half:, mass].tolist() == [0] * half
 
 
 def test_validation_and_counts_know_nothing_of_them() -> None:

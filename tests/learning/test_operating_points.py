@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.special import expit
 
 from suture.learning.calibration import log_odds
-from suture.learning.operating_points import predictive_values, thresholds
+from suture.learning.operating_points import exact_thresholds, predictive_values, thresholds
 from suture.learning.score_counts import Curves, histogram
 
 
@@ -36,6 +36,19 @@ def test_each_rule_by_hand() -> None:
     assert odds["specificity"] == pytest.approx(1.125, abs=1e-6)
     assert odds["youden"] == pytest.approx(-0.875, abs=1e-9)  # five negatives lie below it
     assert odds["cost"] == pytest.approx(-0.875, abs=1e-9)
+
+
+@pytest.mark.parametrize(("cost", "counted", "exact"), [(2.0, 0.125, 0.65), (4.0, -4.875, 0.2)])
+def test_the_least_cost_by_hand_where_positives_are_rare(cost: float, counted: float, exact: float) -> None:
+    """Two positives among ten: one beyond the three negatives between them, one below these, five far below.
+
+    Above the three one positive is missed, at the price of `cost` false alarms; below them there are three.
+    """
+    positives, negatives = np.array([2.1, -2.9]), np.array([0.1] * 3 + [-4.9] * 5)
+    odds = log_odds(np.array(thresholds(curves(positives, negatives), 0.9, 0.9, cost)["cost"]))
+    assert float(odds) == pytest.approx(counted, abs=1e-6)
+    y, p = np.array([1.0] * 2 + [0.0] * 8), np.array([0.8, 0.3] + [0.5] * 3 + [0.1] * 5)
+    assert exact_thresholds(y, p, 0.9, 0.9, cost)["cost"] == pytest.approx(exact)
 
 
 @settings(max_examples=40, deadline=None)

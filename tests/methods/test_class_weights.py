@@ -41,6 +41,12 @@ def test_the_program_takes_a_site_that_does_not_know_a_class_as_negative() -> No
     assert facts.tensors[NAME].tolist() == pytest.approx([(80 + 60) / 20, (54 + 100) / 6])
 
 
+def test_a_site_that_withholds_a_count_is_not_taken_as_negative() -> None:
+    counts = {"a": {"Mass": (20, 80)}, "b": {"Mass": None}, "c": {"Edema": (5, 25)}}
+    statistics = LabelStatistics(("Mass",), {"a": 100, "b": 60, "c": 30}, counts)
+    assert class_weights(statistics, "program").tensors[NAME].tolist() == [(80 + 30) / 20]
+
+
 def test_a_class_without_counts_weighs_one_and_the_report_says_so() -> None:
     hernia, mass = class_weights(CENSUS, "known").notes
     assert hernia == "Hernia has the class weight 1: no site has a positive and a negative."

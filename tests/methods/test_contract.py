@@ -1,4 +1,4 @@
-"""suture.methods.base: the members of the contract, and what former versions called them."""
+"""suture.methods.base: the members of the contract."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from suture.core.errors import ConfigError
 from suture.methods.averaging import LocalAveraging
-from suture.methods.base import _FORMER, About, LabelUse, Method, hyperparameters
+from suture.methods.base import About, LabelUse, Method, hyperparameters
 from suture.methods.composed import Composed
 from suture.methods.exchange import Exchange, Share
 from suture.methods.fedavg import FedAvg
@@ -24,12 +24,6 @@ MEMBERS = {
 def test_the_contract_has_a_dozen_members() -> None:
     named = {name for name in {*vars(Method), *Method.__annotations__} if not name.startswith("_")}
     assert named == MEMBERS
-
-
-@pytest.mark.parametrize("name", sorted(_FORMER))
-def test_a_member_of_a_former_version_is_refused_with_the_new_one(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^Old\.{name}: .*{_FORMER[name].split('(')[0]}"):
-        type("Old", (LocalAveraging,), {"__module__": __name__, name: None})
 
 
 def test_a_composed_method_takes_its_labels_from_its_settings() -> None:

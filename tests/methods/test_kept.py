@@ -143,20 +143,7 @@ def test_a_method_keeps_what_it_declares(tensors: dict[str, Tensor], why: str, t
     assert site.states.files.rounds() == []
 
 
-def test_a_state_of_a_former_version_goes_on(tiny: Any) -> None:
-    """It has rows of classes under a prefix of their own."""
-    tiny(Counting(local=LOCAL), rounds=1).run()
-    federation = tiny(Counting(local=LOCAL), rounds=2)
-    for site in federation.sites().values():
-        number, state = site.states.files.newest()
-        tensors = {k.replace("kept/of", "kept/rows/of"): t for k, t in state.tensors.items()}
-        site.states.files.save(number, replace(state, tensors=tensors), 0)
-        site.close()
-    federation.run()
-    assert rounds_of("alpha")[-1].kept["of_classes"].tolist() == [[1, 1]] * 4
-
-
-def test_a_channel_may_have_the_name_that_rows_of_classes_once_began_with(tiny: Any) -> None:
+def test_a_channel_may_have_a_name_with_a_slash(tiny: Any) -> None:
     tiny(Counting(local=LOCAL), rounds=2).run()
     kept = rounds_of("alpha")[-1].kept
     assert kept["rows/head.weight"].any()

@@ -89,6 +89,12 @@ def test_krum_takes_the_mean_of_those_near_one_another() -> None:
     assert merged("krum", [update(one) for one in sent]).kept == [1, 1, 1, 1, 0]
 
 
+def test_krum_measures_the_nearest_of_as_many_as_cannot_be_liars() -> None:
+    # n - f - 2 = 2 nearest: squares of 10, 5, 4, 4 and 8. By the one nearest, or the three, the last one is
+    # the farthest from the others (1, 1, 0, 0, 4; 19, 9, 8, 8, 24), and not the first.
+    assert merged("krum", [update([x, 0]) for x in (0, 1, 3, 3, 5)]).kept == [0, 1, 1, 1, 1]
+
+
 def test_every_site_counts_once_whatever_weight_it_announces() -> None:
     sent = [update([1, 0]), update([2, 0]), update([9, 0], weight=1e9), update([7, 7], weight=0.0)]
     assert after("median", sent).shared["w"].tolist() == [2, 0]

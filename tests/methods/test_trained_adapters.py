@@ -13,9 +13,6 @@ from torch import Tensor, nn
 from rounds import configured, conformant
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
-from suture.export.bundle import write_bundle
-from suture.export.onnx import write_onnx
-from suture.export.program import write_torch
 from suture.federation.plan import Plan
 from suture.federation.server.global_model import classifier
 from suture.learning.prediction import open_model
@@ -23,6 +20,9 @@ from suture.methods import METHODS
 from suture.methods.base import GlobalModel, Method, Phase, RoundContext
 from suture.methods.fedavg import FedAvg
 from suture.methods.surgical import SurgicalAggregation
+from suture.model_export.bundle import write_bundle
+from suture.model_export.onnx import write_onnx
+from suture.model_export.program import write_torch
 from suture.models import ModelSpec, build
 from suture.models.adapters import Adapters, add_adapters, merged
 from suture.models.classifier import ENCODER, Classifier, frozen_copy

@@ -95,13 +95,3 @@ def test_a_damaged_diagnostic_is_named(tmp_path: Path, line: str, problem: str) 
     (tmp_path / "diagnostics.jsonl").write_text(f"{good}\n\n{line}\n")
     with pytest.raises(DataError, match=rf"diagnostics\.jsonl, line 3: .*{problem}"):
         read_diagnostics(tmp_path)
-
-
-def test_the_label_type_of_a_former_version_is_read(run_folder: Path) -> None:
-    path = run_folder / "run.json"
-    run = json.loads(path.read_text())
-    run.pop("label_type", None)
-    path.write_text(json.dumps({**run, "task": "multiclass"}))
-    assert read_run(run_folder).label_type == "multiclass"
-    path.write_text(json.dumps({**run, "label_type": "multiclass"}))
-    assert read_run(run_folder).label_type == "multiclass"

@@ -176,20 +176,6 @@ def test_a_job_file_whose_job_has_positions_says_what_to_write(tmp_path: Path) -
         load_job(path)
 
 
-def test_a_job_of_an_earlier_version_learns_where_a_module_is_now(tmp_path: Path) -> None:
-    path = tmp_path / "job.py"
-    for old, new in (
-        ("suture.methods.fedmas", "import suture_papers.fedmas.fedmas instead"),
-        ("suture.methods.meta.pmfl", "import suture_papers.metafl.pmfl instead"),
-        ("suture.simulation.openi", "import suture_papers.chest_xrays.openi_sites instead"),
-        ("suture.data.readers.openi", "import suture_papers.chest_xrays.openi instead"),
-        ("suture.nowhere", "No module named"),
-    ):
-        path.write_text(f"import {old}\n")
-        with pytest.raises(ConfigError, match=new):
-            load_job(path)
-
-
 def test_an_unknown_key_of_a_plan_or_schedule_is_named() -> None:
     plan = load_job("demo").plan("e").to_dict()
     hyper = {**plan["hyperparameters"], "local": {"lrr": 1}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.data.batch import Batch
 from suture.federation.server.assignments import Assigner, Task
-from suture.learning.training import LocalRound, LocalTraining, SiteContext
+from suture.learning.training import Fitted, LocalRound, LocalTraining, SiteContext
 from suture.methods import METHODS
 from suture.methods.averaging import LocalAveraging
 from suture.methods.base import About, GlobalModel, LabelUse, RoundContext, hyperparameters
@@ -26,6 +27,7 @@ from suture.protocol.messages import TaskData, Update
 from suture.protocol.precision import Transport
 from suture.simulation import method_checks as checks
 from suture.simulation.method_checks import subject_of
+from suture.simulation.trial import Trial
 from suture.testing import check_method
 
 Trained = tuple[Update, dict[str, Tensor]]
@@ -191,7 +193,59 @@ MUTANTS: list[tuple[type[FedProx], Callable[..., None], str]] = [
 
 
 def test_fedprox_passes() -> None:
-    check_method(FedProx())
+    assert check_method(FedProx()) == len(checks.CHECKS)
+
+
+@hyperparameters
+class FedNova(LocalAveraging):
+    """A site's change counts by 1 over its steps: FedNova whose tau_eff is the harmonic mean of these."""
+
+    about = About("fednova", "FedNova", "Wang et al., NeurIPS 2020")
+    labels = LabelUse()
+    merges_by_mean = False
+
+    def egress(self, layout: Layout) -> Egress:
+        return replace(super().egress(layout), scalars={"steps": (1.0, 1e6)})
+
+    def weighted(self, site: SiteContext, received: TaskData, round_: LocalRound, fitted: Fitted) -> Update:
+        update = super().weighted(site, received, round_, fitted)
+        return replace(update, scalars={"steps": float(fitted.steps)})
+
+    def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
+        steps = [update.scalars["steps"] for update in updates]
+        normalised = [
+            replace(one, weight=1 / tau, class_weights=one.class_weights / tau)
+            for one, tau in zip(updates, steps, strict=True)
+        ]
+        return super().aggregate(previous, normalised, ctx)
+
+
+def test_a_method_that_reads_what_it_declares_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_the_server = (
+        checks.aggregation_is_a_function_of_the_updates,
+        checks.aggregation_takes_copies,
+        checks.one_site_alone_decides,
+        checks.aggregation_returns_the_channels,
+        checks.a_class_that_nobody_sent_keeps_its_row,
+        checks.classes_are_known_by_name,
+    )
+    monkeypatch.setattr(checks, "CHECKS", of_the_server)
+    assert check_method(FedNova()) == 6
+
+
+def test_the_steps_of_a_round_are_those_of_its_batches() -> None:
+    method = FedNova(local=LocalTraining(epochs=2, batch_size=8))
+    with Trial(method, checks.SMALL, "multilabel") as trial:
+        assert trial.update("alpha").scalars == {"steps": 2 * math.ceil(18 / 8)}
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.0, 1.0), (1.0, 1e6), (-math.inf, math.inf), (-math.inf, -5.0), (3.0, 3.0)]
+)
+def test_numbers_of_an_update_lie_in_their_range(low: float, high: float) -> None:
+    drawn = [checks._drawn(low, high, torch.Generator().manual_seed(seed)) for seed in range(20)]
+    assert all(low <= number <= high and math.isfinite(number) for number in drawn)
+    assert len(set(drawn)) == (1 if low == high else 20)
 
 
 @pytest.mark.parametrize(

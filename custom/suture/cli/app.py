@@ -18,7 +18,6 @@ from typer.core import TyperGroup
 
 from suture.cli.common import command_of, console, guarded, literal, plain_table, print_line
 from suture.cli.data import data_app, vocab
-from suture.cli.former import refuse_former
 from suture.cli.jobs import report, results, resume, status
 from suture.cli.live import track, watch
 from suture.cli.model import model_app
@@ -36,20 +35,10 @@ from suture.core.printable import clean_warnings
 
 
 class Commands(TyperGroup):
-    """The command line: it names the present word for a former one, and has the commands of other packages.
+    """The command line, with the commands of other packages.
 
     A package's command is imported when it is called or its help is shown, not at each start.
     """
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that the words name, as click does.
-
-        Raises:
-            ConfigError: they are a command or option of an earlier version.
-        """
-        if not ctx.resilient_parsing:  # completion of a shell
-            refuse_former(args)
-        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; a wrong value of an option is reported without the validator's own words."""

@@ -56,7 +56,7 @@ def sign(
     model: Model, key: Annotated[Path, typer.Option("--key", help="Private key in PEM, of the curve P-256.")]
 ) -> None:
     """Sign a model folder, so that a changed, missing or added file is detected."""
-    from suture.export.signature import sign as sign_folder
+    from suture.model_export.signature import sign as sign_folder
 
     print_line(f"written: {sign_folder(model, key)}")
 
@@ -70,8 +70,8 @@ def verify(
     ] = None,
 ) -> None:
     """Check that a model folder is unchanged and was signed with a key."""
-    from suture.export.signature import check_digest
-    from suture.export.signature import verify as verify_folder
+    from suture.model_export.signature import check_digest
+    from suture.model_export.signature import verify as verify_folder
 
     digest = check_digest(model)
     if key is None:

@@ -238,7 +238,7 @@ def _decider(
     from suture.learning.decided_predictions import decider
 
     if reports is not None:
-        from suture.export.dicom_report import check_reports
+        from suture.model_export.dicom_report import check_reports
 
         check_reports(site)
     return decider(model, site, stated(prevalence))
@@ -259,7 +259,7 @@ def _write_reports(
     """
     if folder is None or site is None:
         return 0
-    from suture.export.dicom_report import open_reporter, write_reports
+    from suture.model_export.dicom_report import open_reporter, write_reports
 
     with inputs as them:
         written = write_reports(open_reporter(model, site, {*corrected}), decided, them.found, folder)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import lru_cache
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from suture.core.errors import ConfigError, check_known, shown
@@ -66,19 +64,6 @@ def _state(folder: str) -> tuple[int, ...]:
 
 def _ours(point: EntryPoint) -> bool:
     return of_this_distribution(point.module)
-
-
-def moved(line: str) -> str:
-    """Where the module that a line imports is now, as the end of an error; empty if nowhere.
-
-    The papers' modules were the engine's in earlier versions.
-    """
-    papers, old = Path(__file__).parents[2] / PACKAGES[1], re.search(r"\bsuture\.[\w.]+", line)
-    name = old[0].rpartition(".")[2] if old else ""
-    sites = [*papers.rglob(f"{name}_sites.py")] if old and ".simulation." in old[0] else []
-    paths = sites or papers.rglob(f"{name}.py")  # a data set's reader and its sites had the same name
-    places = [".".join(path.relative_to(papers.parent).with_suffix("").parts) for path in paths]
-    return f"; import {' or '.join(sorted(places))} instead" if places else ""
 
 
 def package_of(point: EntryPoint) -> str:

@@ -169,88 +169,13 @@ def refusal(error: ValidationError, where: str, kind: Any = None) -> ConfigError
             f"of {error.title}({shown(problem['input'])}, ...)"
         )
     if problem["type"] in _UNKNOWN:
-        hint = why_removed(place) or (nearest(path[-1], _fields(kind, path[:-1])) if kind else "correct it")
+        hint = nearest(path[-1], _fields(kind, path[:-1])) if kind else "correct it"
         return ConfigError(f"{where}: unknown key '{place}'; {hint}")
     if problem["type"] == "missing":  # what it is missing from may be the whole file
         return ConfigError(f"{where}: {place} is missing; write it")
-    former = _present_word(path[-1] if path else "", problem["input"])
     if not re.search(rf"[ .]{re.escape(place)}$", where):  # it names the place as --set model.train does
         where = f"{where}: {place or 'value'}"
-    return ConfigError(
-        f"{where}: {said} (got {shown(problem['input'])}"
-        f"{f', which is now called {former}' if former is not problem['input'] else ''})"
-    )
-
-
-REMOVED: dict[str, Any] = {
-    "dominance": 0.9,
-    "labels_from": "apache",
-    "margin.deferred": True,
-    "federated_features.head_batch": 32,
-    "retrain.momentum": 0.9,
-    "retrain.weight_decay": 5e-4,
-    "federated_features.steps": 100,
-    "federated_features.lr": 0.1,
-    "federated_features.head_epochs": 300,
-    "federated_features.head_lr": 0.01,
-    "soft_labels.stay": 0.8,
-    "soft_labels.negative": 0.1,
-    "soft_labels.positive": 0.9,
-    "soft_labels.teacher": 0.8,
-    "matching.f1": 0.75,
-    "teaching.mixup": 0.2,
-    "teaching.mixed_weight": 0.1,
-    "teaching.ema": 0.999,
-    "admission_paths": "all",
-    "views.hue": 0.1,
-    "views.tone_chance": 0.8,
-    "views.gray_chance": 0.2,
-    "views.blur": [0.1, 2.0],
-    "views.blur_chance": 0.5,
-}
-"""Settings of earlier versions by the end of their dotted names, with the value that always holds now."""
-
-
-RENAMED = {"model.rows": "row_init"}
-"""The present names of settings of earlier versions, by the end of their dotted names."""
-
-WORDS = {"row_init": {"drawn": "random"}, "classes": {"dealt": "round_robin"}}
-"""The present values of settings for those of earlier versions."""
-
-
-def _ending(key: str, known: Mapping[str, Any]) -> str | None:
-    """Return the name in `known` that a setting's dotted name ends with."""
-    return next((end for end in known if f".{key}".endswith(f".{end}")), None)
-
-
-def _present_word(name: str, value: Any) -> Any:
-    return WORDS.get(name, {}).get(value, value) if isinstance(value, str) else value
-
-
-def lasting(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run of an earlier version, by dotted name, as this version writes them.
-
-    Removed ones are left out where they have the value that always holds.
-    """
-    found = {}
-    for key, value in settings.items():
-        if (end := _ending(key, REMOVED)) is None or REMOVED[end] != value:
-            former = _ending(key, RENAMED)
-            name = f"{key.rpartition('.')[0]}.{RENAMED[former]}" if former else key
-            found[name] = _present_word(name.rpartition(".")[2], value)
-    return found
-
-
-def why_removed(key: str) -> str:
-    """Return what to do about a setting that was removed or renamed; empty for any other."""
-    if former := _ending(key, RENAMED):
-        name = RENAMED[former]
-        words = "".join(f", and {was} {is_}" for was, is_ in WORDS.get(name, {}).items())
-        return f"it is now called {name}{words}"
-    if not (end := _ending(key, REMOVED)):
-        return ""
-    more = " (in place of false, set method.margin.start=1)" if end == "margin.deferred" else ""
-    return f"it was removed, and the value is now always {shown(REMOVED[end])}: remove it{more}"
+    return ConfigError(f"{where}: {said} (got {shown(problem['input'])})")
 
 
 _OURS = {

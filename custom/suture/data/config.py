@@ -117,10 +117,6 @@ _SECTIONS: dict[str, type[Section]] = {
 
 _MOST_FAULTS = 10
 
-_RENAMED = {"data": {"task": "label_type"}, "training": {"learning_rate": "lr"}}
-"""Keys of each section that had another name in earlier versions."""
-
-
 CONFIG = "suture.toml"
 
 
@@ -277,24 +273,18 @@ def _unknown_key(section: str, rest: list[str], dataset: str | None) -> str:
     if not rest:
         return f"unknown key {section}; {nearest(section, _SECTIONS)}"
     name = rest[-1]
-    current = _RENAMED.get(section, {}).get(name, name)
-    if dataset is None and name != current:
-        return f"[{section}] {name} is now called {current}; rename it"
     if dataset is None:
         return f"unknown key [{section}] {name}; {nearest(name, _SECTIONS[section].model_fields)}"
     if (dataset, name) == ("hospital", "uncertain"):
         meanings = 'values = { "-1" = "unknown" }, or 0, or 1'
         return f'[data] uncertain has no effect for dataset = "hospital"; write {meanings}'
     own = DATASETS.find(dataset).config.model_fields
-    others = [word for word, other in DATASETS.items() if current in other.config.model_fields]
-    if name != current and current in own:
-        return f"[data] {name} is now called {current}; rename it"
+    others = [word for word, other in DATASETS.items() if name in other.config.model_fields]
     if others:
-        renamed = f" is now called {current}, which" if name != current else ""
         sets = ", ".join(map(repr, others))
         hint = nearest(name, own)
         close = f", or {hint}" if hint.startswith("did you mean") else ""
-        return f"[data] {name}{renamed} is a key of dataset {sets}, not of {dataset!r}; remove it{close}"
+        return f"[data] {name} is a key of dataset {sets}, not of {dataset!r}; remove it{close}"
     return f"unknown key [data] {name} of dataset {dataset!r}; {nearest(name, own)}"
 
 

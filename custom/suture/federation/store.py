@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
 
 from suture.core.errors import ConfigError, SutureError
-from suture.core.files import hold, make_folder, writing
+from suture.core.files import writing
 from suture.protocol.packing import Packed, load, save
 
 log = logging.getLogger(__name__)
@@ -30,53 +29,9 @@ _ROUND = re.compile(r"round-(\d{6,})\.safetensors")
 _BEST = re.compile(r"best-(\d{6,})\.safetensors")
 
 
-_TRACES = ("owner.json", "run.json", "counts.json", "said.json", "noise.key", ".site.lock", ".server.lock")
-"""Files by which the folder of an experiment is known, beside its states."""
-
-
 def experiment_folder(state: Path, name: str) -> Path:
-    """Return the folder of an experiment in a party's state folder.
-
-    Former versions had it in the state folder itself: such a folder is returned until `open_experiment` has
-    moved it.
-    """
-    folder, former = state / EXPERIMENTS / name, state / name
-    return folder if folder.exists() or not _is_experiment(former) else former
-
-
-def _is_experiment(folder: Path) -> bool:
-    """Whether a folder is known as that of an experiment, by what Suture writes into each."""
-    traces = any((folder / name).exists() for name in _TRACES)
-    return traces or any(folder.glob("round-*.safetensors"))
-
-
-def open_experiment(state: Path, name: str, seconds: float = 60.0) -> Path:
-    """Return the folder of an experiment, moved, once and as a whole, where a former version has left it.
-
-    Args:
-        seconds: time to wait for a process that still works in it.
-
-    Raises:
-        InUse: a process still works in it.
-        DiskError: it cannot be moved.
-        ConfigError: its former place is the one of all experiments; says what to run.
-    """
-    folder, former = state / EXPERIMENTS / name, experiment_folder(state, name)
-    if former == folder:
-        return folder
-    if name == EXPERIMENTS:
-        here, apart, there = (shlex.quote(str(path)) for path in (former, f"{former}.former", folder))
-        raise ConfigError(
-            f"{former} contains the experiment {name!r} of an earlier version, where the folders of all "
-            f"experiments are now; move it: mv {here} {apart} && mkdir {here} && mv {apart} {there}"
-        )
-    held = [hold(lock, seconds) for lock in sorted(former.glob(".s*.lock"))]
-    make_folder(folder.parent)
-    with writing(folder):
-        former.rename(folder)
-    for lock in held:
-        lock.close()
-    return folder
+    """Return the folder of an experiment in a party's state folder."""
+    return state / EXPERIMENTS / name
 
 
 @dataclass(frozen=True)

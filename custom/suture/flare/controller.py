@@ -32,7 +32,7 @@ from suture.federation.server.collector import Receiver
 from suture.federation.server.ledgers import LEDGERS
 from suture.federation.server.record import LOCK, TAKEOVER
 from suture.federation.server.server import Server, open_server
-from suture.federation.store import open_experiment
+from suture.federation.store import experiment_folder
 from suture.flare import FINGERPRINT, GROUP
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.bell import ring
@@ -149,7 +149,7 @@ class FederationController(Controller):
         )
         state = own.storage.state
         # A simulation's server works in the run folder, which the user names.
-        folder = state / plan.experiment if simulated() else open_experiment(state, plan.experiment)
+        folder = state / plan.experiment if simulated() else experiment_folder(state, plan.experiment)
         claim_experiment(folder, fl_ctx)
         self._lock = hold(folder / LOCK, TAKEOVER)
         check_federated(plan.method)  # the file may have been edited

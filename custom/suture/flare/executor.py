@@ -20,7 +20,7 @@ from suture.federation.plan import Plan
 from suture.federation.site.abstention import abstention, record_error
 from suture.federation.site.releases import Answer
 from suture.federation.site.site import Site
-from suture.federation.store import open_experiment
+from suture.federation.store import experiment_folder
 from suture.flare import FINGERPRINT
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.bell import TaskNotifier
@@ -124,7 +124,7 @@ class SiteExecutor(Executor):
         config = on_assigned(load_site_config(find_site_config(name, root)), meta, name)
         own = "model.embedding", *(() if config.training.prior else ("method.prior.path",))
         plan = with_own_files(plan, config.storage.files, *own)
-        folder = open_experiment(config.storage.state, plan.experiment)
+        folder = experiment_folder(config.storage.state, plan.experiment)
         claim_experiment(folder, fl_ctx)
         kits = plan.secure_aggregation is not None and not simulated()
         identity = KitIdentity(root) if kits else None

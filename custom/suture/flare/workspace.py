@@ -16,7 +16,7 @@ from nvflare.apis.job_def import JobMetaKey, get_job_meta_study
 from nvflare.apis.workspace import Workspace
 
 from suture.core.entry_points import MODEL_GROUP, PRIOR_GROUP, registered
-from suture.core.errors import ConfigError, DataError
+from suture.core.errors import ConfigError, DataError, shown
 from suture.core.files import read_json
 from suture.data.config import SiteConfig
 from suture.federation.ownership import Submitter, claim
@@ -39,13 +39,12 @@ def read_settings(name: str, fl_ctx: FLContext) -> dict[str, Any]:
     and replaces what is in braces in a text.
 
     Raises:
-        ConfigError: the job names another file, as one of an earlier version does, or the file is absent or
-            damaged.
+        ConfigError: the job names another file, or the file is absent or damaged.
     """
     if name not in (PLAN, SCHEDULE):
         raise ConfigError(
-            "an earlier version of suture made this job: its plan is not in plan.json; export the job again "
-            "with `suture export`"
+            f"the job names {shown(name)} in place of {PLAN} or {SCHEDULE}; export the job again with "
+            "`suture export`"
         )
     workspace: Workspace = fl_ctx.get_engine().get_workspace()
     try:

@@ -33,9 +33,9 @@ def diagrams(curves: Curves, decision: Decision, rule: Rule) -> Diagrams | None:
         tuple((round(float(a), 4), round(float(b), 4)) for a, b in points),
         curves.prevalence,
         _reliability(curves, fitted.calibration if fitted else None),
+        (round(curves.positives.total), round(curves.negatives.total)),
         _at(curves, decision.pooled, rule),
         _at(curves, decision.own, rule),
-        (round(curves.positives.total), round(curves.negatives.total)),
     )
 
 

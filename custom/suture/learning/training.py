@@ -191,10 +191,17 @@ class LocalRound:
 
 @dataclass(frozen=True)
 class Fitted:
-    """The mean loss of the local steps (None if there were none), and the optimiser's state."""
+    """What a round of `fit` leaves besides the model.
+
+    Attributes:
+        loss: mean of the local steps; None if there were none.
+        optimiser_state: for the next round.
+        steps: number of steps of the optimiser.
+    """
 
     loss: float | None
     optimiser_state: dict[str, Tensor]
+    steps: int = 0
 
 
 def on_known(loss: Loss) -> Objective:
@@ -232,12 +239,14 @@ def fit(
     )
     scale = LossScale(site.model.amp_dtype, site.device, round_.optimiser_state, site.scale)
     losses = StepLosses(partial(_divergence, site.name, round_.round))
+    steps = 0
     with repeatable(site.device), seeded(_seed(site, round_, "dropout"), site.device), losses:
         for _ in range(1 if local.iterations else local.epochs):
             train_mode(site.model, round_.norm, head_only=round_.head_only)
             if private:
                 refuse_batch_norm(site.model)
             for batch in make(shuffle, noise):
+                steps += 1
                 if private:
                     private.step(site.model, objective, optimiser, batch, local.batch_size)
                 else:
@@ -256,7 +265,7 @@ def fit(
         best.restore()
     state = scale.state(site.name, round_.round, losses.steps) | optimiser_state_of(optimiser, site.model)
     optimiser.zero_grad(set_to_none=True)  # gradients are as large as the model that a site keeps
-    return Fitted(losses.mean, state)
+    return Fitted(losses.mean, state, steps)
 
 
 def _seed(site: SiteContext, round_: LocalRound, purpose: str) -> int:

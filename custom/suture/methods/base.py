@@ -238,20 +238,6 @@ class LabelUse:
     pseudo: bool = False
 
 
-_FORMER = {
-    "behind_losses": "declare Egress(loss_parts=...)",
-    "label_types": "set labels = LabelUse(types=...)",
-    "label_use": "make labels a property",
-    "least_rounds": "let phases raise a ConfigError where the rounds are too few",
-    "limits": "say it in About, such as About(..., images_only=True)",
-    "part_at_site": "override exchange",
-    "personal": "override exchange, as a property that returns Exchange(personal=...)",
-    "served_head": "override predictor(tensors, channels)",
-    "server_rates": "call the field lr, or let its name end in _lr",
-}
-"""Members of the contract of former versions, and what to do in their place."""
-
-
 class Method(ABC):
     """The contract: what a method is called, how it uses labels, what travels, and its two halves.
 
@@ -266,13 +252,6 @@ class Method(ABC):
     about: ClassVar[About]
     merges_by_mean: ClassVar[bool] = False
     local: LocalTraining
-
-    def __init_subclass__(cls) -> None:
-        for name in sorted(_FORMER.keys() & {*vars(cls), *vars(cls).get("__annotations__", {})}):
-            raise ConfigError(
-                f"{cls.__name__}.{name}: methods have no {name} any more; {_FORMER[name]} "
-                "(docs/adding_a_method.md)"
-            )
 
     @property
     @abstractmethod

@@ -22,7 +22,7 @@ from suture.core.files import read_json, replacing, write_json
 from suture.core.labels import LabelSet, LabelType
 from suture.core.plain import open_regular
 from suture.core.printable import printable
-from suture.core.validation import OPEN, lasting, parse
+from suture.core.validation import OPEN, parse
 from suture.models import ModelSpec, build, check_portable, self_contained, without_adapters
 from suture.models.classifier import Classifier, Preprocessing, check_tensors
 from suture.models.coherence import Coherence, Coherent
@@ -63,7 +63,7 @@ class _Description:
         labels, label_type: the classes of the head's rows, in order.
         model: what the network is made of.
         preprocessing: of its images.
-        digest: SHA-256 of model.safetensors; None where an earlier version wrote the model.
+        digest: SHA-256 of model.safetensors.
         coherent, below: how predictions are made coherent, and the classes below each class; see `Coherent`.
 
     Raises:
@@ -74,7 +74,7 @@ class _Description:
     label_type: LabelType
     model: ModelSpec
     preprocessing: Preprocessing
-    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
+    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     coherent: Coherence = "none"
     below: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
@@ -103,7 +103,7 @@ def load_model(folder: Path) -> tuple[Classifier, Preprocessing]:
     if not weights.exists():
         raise ConfigError(f"{folder} has no {weights.name}; restore it from a backup")
     try:
-        if found.digest and found.digest != weights_digest(folder):
+        if found.digest != weights_digest(folder):
             raise ConfigError(
                 "model.safetensors does not match the digest in model.json; restore both from a backup"
             )
@@ -140,8 +140,8 @@ def weights_digest(folder: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def stated_digest(folder: Path) -> str | None:
-    """Return the SHA-256 of the weights that model.json states; None in a model of an earlier version.
+def stated_digest(folder: Path) -> str:
+    """Return the SHA-256 of the weights that model.json states.
 
     Raises:
         ConfigError: the folder holds no model of Suture, or a damaged one.
@@ -172,13 +172,7 @@ def _described(folder: Path) -> _Description:
     if not path.is_file():
         raise ConfigError(f"{folder} does not contain model.json; name the model/ folder of a finished run")
     try:
-        content = read_json(path)
-        # Earlier versions wrote the type, and a setting of the network, under another name.
-        content = {"label_type": content.get("task"), **content}
-        if isinstance(model := content.get("model"), dict):
-            settings = lasting({f"model.{key}": value for key, value in model.items()})
-            content["model"] = {key.removeprefix("model."): value for key, value in settings.items()}
-        found = parse(_Description, content, "model.json")
+        found = parse(_Description, read_json(path), "model.json")
         check_portable(found.model, str(path))
     except SutureError as error:
         raise ConfigError(f"{folder} cannot be read as a model: {error}") from error

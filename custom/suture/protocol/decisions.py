@@ -153,17 +153,17 @@ class Diagrams:
         rates: sensitivity and specificity at growing thresholds, from (1, 0) to (0, 1).
         prevalence: share of the positives.
         reliability: of each bin with images: mean calibrated probability, share of positives, images.
+        images: number of images with the class, and without.
         chosen: sensitivity and specificity at the threshold that the job's rule takes for all sites.
         own: the same, at the threshold of the site whose images these are.
-        images: number of images with the class, and without; None in runs of earlier versions.
     """
 
     rates: tuple[tuple[Probability, Probability], ...]
     prevalence: Probability
     reliability: tuple[tuple[Probability, Probability, Annotated[int, Field(ge=1)]], ...]
+    images: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
     chosen: tuple[Probability, Probability] | None = None
     own: tuple[Probability, Probability] | None = None
-    images: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]] | None = None
 
 
 Share = Annotated[float, Field(gt=0, lt=1)]

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from pydantic import AliasChoices, Field, FiniteFloat, NonNegativeInt, ValidationError
+from pydantic import FiniteFloat, NonNegativeInt, ValidationError
 
 from suture.core.errors import DataError
 from suture.core.plain import check_count, read_bounded, read_lines
@@ -74,7 +74,7 @@ class Run:
         robust: kind and number of liars of the job's robust merge; empty without one.
         secure_aggregation: its settings; empty without it.
         unprotected: the classes whose rows too few sites send for it.
-        computed_on: of each site, CPU or model of the GPU, and precision; empty in runs of former versions.
+        computed_on: of each site, CPU or model of the GPU, and precision.
         protection: clip, noise or epsilon, and delta of each protected site.
     """
 
@@ -98,8 +98,7 @@ class Run:
     selected_round: int | None = None
     egress: list[Egress] = field(default_factory=list)
     augmentation: dict[str, Any] = field(default_factory=dict)
-    # Runs of former versions name it "task".
-    label_type: Annotated[str, Field(validation_alias=AliasChoices("label_type", "task"))] = "multilabel"
+    label_type: str = "multilabel"
     notes: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     cautions: list[str] = field(default_factory=list)

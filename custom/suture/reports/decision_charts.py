@@ -88,7 +88,7 @@ def class_curves(pooled: Diagrams, sites: Mapping[str, Diagrams], owners: Sequen
 
 
 def _at_site(site: str, found: Diagrams, under: tuple[Points, Points]) -> SiteCurves:
-    images = found.images or (0, 0)
+    images = found.images
     charts = []
     for what, curve, below, bars in zip(
         ("ROC", "precision by recall"), _curves(found), under, (_roc_bars, _precision_bars), strict=True
@@ -139,16 +139,15 @@ def _roc_bars(rates: Point | None, found: Diagrams) -> list[Points]:
     """Return an operating point in the ROC with its Wilson intervals: two bars, then the point."""
     if rates is None:
         return []
-    (sens, spec), (with_it, without) = rates, found.images or (0, 0)
-    x, y = wilson(1 - spec, without), wilson(sens, with_it)
-    return _cross(x, y) if found.images else [[(1 - spec, sens)]]
+    (sens, spec), (with_it, without) = rates, found.images
+    return _cross(wilson(1 - spec, without), wilson(sens, with_it))
 
 
 def _precision_bars(rates: Point | None, found: Diagrams) -> list[Points]:
     """Return an operating point by recall and precision, as `_roc_bars`; none where no image is positive."""
     at = precisions([rates] if rates else [], found.prevalence)
-    if not rates or not at or not found.images:
-        return [at] if at else []
+    if not rates or not at:
+        return []
     return _cross(wilson(at[0][0], found.images[0]), wilson(at[0][1], _called(rates, found.images)))
 
 
@@ -167,8 +166,6 @@ def _cross(x: Estimate, y: Estimate) -> list[Points]:
 
 def _bands(found: Diagrams) -> tuple[_Band, _Band]:
     """Return the intervals of the sensitivity, and of the precision: a share of those called positive."""
-    if not found.images:
-        return (), ()
     roc, precision = _curves(found)
     called = [_called(pair, found.images) for pair in found.rates][: len(precision)]
     sensitivities = [(x, wilson(y, found.images[0])) for x, y in roc]

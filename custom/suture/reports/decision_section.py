@@ -96,8 +96,8 @@ class Section:
         target: of the rule, in words.
         classes: the lines of each class.
         unvalidated: classes without an operating point.
-        charts: the curves of each class over all sites; none of a run of an earlier version.
-        sites: those at each site, the same.
+        charts: the curves of each class over all sites.
+        sites: those at each site.
         stated: prevalences that a reader has stated, by class.
         aim: the rate that the rule aims at, and its value; None where it aims at no rate.
     """
@@ -169,9 +169,7 @@ def decision_section(
 
 
 def _at_sites(found: DecisionRecord, run: Run) -> dict[str, ClassCurves]:
-    """Return the curves of each class at its sites; none of a run of an earlier version."""
-    if not found.site_diagrams:
-        return {}
+    """Return the curves of each class at its sites."""
     return {
         name: class_curves(
             found.diagrams[name],

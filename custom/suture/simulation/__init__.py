@@ -23,7 +23,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from suture.simulation import kinds
 
-    # The sites of a paper stay importable from here too, as jobs of earlier versions import them.
-    if name in kinds.SIMULATIONS:
-        return kinds.SIMULATIONS[name]
     return getattr(kinds, name)

@@ -17,7 +17,6 @@ from suture.data.config import SiteConfig, load_site_config
 from suture.data.description import Answers
 from suture.data.quality import Findings
 from suture.data.quality import check as check_site
-from suture.export.pictures import Drawn, explain_files
 from suture.learning import comparison, saved_models
 from suture.learning.calibration import log_odds
 from suture.learning.comparison import Compared
@@ -28,6 +27,7 @@ from suture.learning.operating_points import exact_thresholds
 from suture.learning.prediction import open_model
 from suture.learning.saved_models import Evaluated, PerPatient
 from suture.learning.score_counts import Curves, histogram
+from suture.model_export.pictures import Drawn, explain_files
 from suture.protocol.decisions import Decisions, DecisionSettings
 from suture.reports.card import try_card
 from suture.reports.finetuning_results import FinetuningResults, read_finetuning_results
@@ -234,7 +234,7 @@ def explain(
     images: int = 20,
     kind: str = "grad-cam",
 ) -> Drawn:
-    """Draw the regions that predictions depend on; see `suture.export.pictures.explain_files`."""
+    """Draw the regions that predictions depend on; see `suture.model_export.pictures.explain_files`."""
     given = [sources] if isinstance(sources, (str, Path)) else sources
     return explain_files(model_folder(model), list(map(Path, given)), Path(out), tuple(classes), images, kind)
 
@@ -256,14 +256,14 @@ def export(model: AnyPath, to: Format, out: AnyPath, *, licence: str = "", opset
     if licence and to != "monai":
         raise ConfigError("--license is for --to monai")
     if to == "onnx":
-        from suture.export.onnx import write_onnx  # which needs the extra `onnx`
+        from suture.model_export.onnx import write_onnx  # which needs the extra `onnx`
 
         return write_onnx(folder, Path(out), opset)
     if to == "monai":
-        from suture.export.bundle import NO_LICENCE, write_bundle
+        from suture.model_export.bundle import NO_LICENCE, write_bundle
 
         return write_bundle(folder, Path(out), licence or NO_LICENCE)
-    from suture.export.program import write_torch
+    from suture.model_export.program import write_torch
 
     return write_torch(open_model(folder), Path(out))
 

@@ -19,9 +19,9 @@ from suture.data.decoding import Pixels, decode_image, resize_pad
 from suture.data.images import ImageSource
 from suture.data.readers import load_table
 from suture.data.table import Table
-from suture.export.explanation import Map, explain
 from suture.learning.decided_predictions import decisions_of, threshold_of
 from suture.learning.prediction import Model, open_model
+from suture.model_export.explanation import Map, explain
 from suture.protocol.decisions import Decisions
 from suture.protocol.records import Run, read_run
 from suture.reports.report import Example, Examples

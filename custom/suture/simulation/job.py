@@ -21,7 +21,6 @@ from pydantic import Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from suture.core.atlas import study_atlas
-from suture.core.entry_points import moved
 from suture.core.errors import ConfigError, SutureError, shown, unknown
 from suture.core.names import as_job, check_job
 from suture.core.plain import read_regular, read_toml
@@ -32,7 +31,6 @@ from suture.core.validation import (
     bare,
     parse,
     refusal,
-    why_removed,
     with_paths,
 )
 from suture.data.augmentation import Augmentation
@@ -197,8 +195,7 @@ def _run(path: Path) -> Job:
             raise refusal(error, f"{path}, line {own[-1]}") from error
         line = lines[-1]
         where = f"{line.filename}, line {line.lineno}"
-        hint = moved(line.line or "") if isinstance(error, ModuleNotFoundError) else ""
-        raise ConfigError(f"{path} cannot be run: {type(error).__name__}: {error} ({where}){hint}") from error
+        raise ConfigError(f"{path} cannot be run: {type(error).__name__}: {error} ({where})") from error
     defined = getattr(module, "JOB", None)
     if not isinstance(defined, Job):
         raise ConfigError(f"{path} defines no JOB; it needs a line JOB = Job(...)")
@@ -407,8 +404,6 @@ def _path(job: Job, key: str) -> tuple[str, ...]:
             f"{key!r} stands for several settings; set one of them: {', '.join(sorted(inside))}"
         )
     if not ends:
-        if why := why_removed(key):
-            raise ConfigError(f"unknown setting {shown(key)}; {why}")
         if others := _methods_with(key):
             raise ConfigError(
                 f"{job.method.about.title} has no setting {key!r}; {', '.join(others)} "

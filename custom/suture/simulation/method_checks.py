@@ -89,7 +89,7 @@ def check_method(
     variants: Mapping[str, Any] | None = None,
     exempt: Collection[str] = (),
     skip: Collection[str] = (),
-) -> None:
+) -> int:
     """Check that a method keeps the contract; see the functions of `CHECKS`.
 
     Args:
@@ -100,6 +100,9 @@ def check_method(
         exempt: hyperparameters, or groups of them, that need not change anything here, by dotted name.
         skip: names of checks that do not apply, such as `one_site_alone_decides` where the server's optimiser
             takes a step of its own length.
+
+    Returns:
+        how many checks have passed.
 
     Raises:
         AssertionError: naming every check that fails, and what it found; its cause holds their tracebacks.
@@ -118,9 +121,10 @@ def check_method(
             what = f"the method raised {type(error).__name__}: {error}"
             failed[f"{method.about.name}: {check.__name__}: {what}"] = error
     if failed:
-        of = f"{method.about.name}: {len(failed)} of {len(tried)} checks fail\n" if len(failed) > 1 else ""
+        of = f"{method.about.name}: {len(failed)} of {len(tried)} checks fail\n"
         cause = ExceptionGroup("the checks that fail", list(failed.values()))
         raise AssertionError(of + "\n".join(failed)) from cause
+    return len(tried)
 
 
 def subject_of(
@@ -623,7 +627,15 @@ def _an_update(
         name: (noise * torch.rand(whole(form[0], len(labels), 1), generator=g)).to(blank(((), form[1]), 0))
         for name, form in egress.forms("up").items()
     }
-    return Update(1, labels, shared, rows, ones(labels), kind=kind, channels=tensors)
+    ranges = {**egress.scalars, **egress.losses}
+    scalars = {name: _drawn(low, high, g) for name, (low, high) in ranges.items()}
+    return Update(1, labels, shared, rows, ones(labels), kind=kind, channels=tensors, scalars=scalars)
+
+
+def _drawn(low: float, high: float, g: torch.Generator) -> float:
+    """A number of a range, of its lowest ten where it is wider."""
+    low = max(low, min(high, 0.0) - 10)
+    return low + min(high - low, 10.0) * float(torch.rand((), generator=g))
 
 
 def _tensors(model: GlobalModel) -> dict[str, Tensor]:

@@ -39,7 +39,7 @@ from suture.federation.server.server import open_server
 from suture.federation.site.diagnostics import collect
 from suture.federation.site.left_out import read_left_out, write_left_out
 from suture.federation.site.site import Site
-from suture.federation.store import Rounds, experiment_folder, open_experiment
+from suture.federation.store import Rounds, experiment_folder
 from suture.federation.workers import Openers, Workers
 from suture.learning.finetuning import FILE, TARGETS, tune_targets
 from suture.learning.samples import SiteSamples, load_samples, pooled
@@ -302,7 +302,7 @@ def _parties(
     def opener(
         name: str, config: SiteConfig, load: Callable[[], SiteSamples] | None = None
     ) -> Callable[[], Site]:
-        state = open_experiment(out / "sites" / name / "state", plan.experiment)
+        state = experiment_folder(out / "sites" / name / "state", plan.experiment)
         return partial(Site, name, config, plan, job.rounds, state, load)
 
     if not job.method.about.pooled:

@@ -80,8 +80,8 @@ def files_of_run(out: Path) -> tuple[list[Path], list[str]]:
                 others.append(printable(name))
     if not _made_here(out) and len(own) + len(others) > temporary:
         raise ConfigError(
-            f"{out} is not empty, but no run was started in it: its files were copied, or are from an "
-            "earlier version. Remove those that you do not need, or choose another --out"
+            f"{out} is not empty, but no run was started in it: its files were copied. "
+            "Remove those that you do not need, or choose another --out"
         )
     return own, sorted(others)
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import atomic_write, hold, read_json, read_records
 from suture.core.plain import read_regular
-from suture.core.validation import STRICT, flat, lasting, parse
+from suture.core.validation import STRICT, flat, parse
 from suture.learning.metrics import mean_defined
 from suture.simulation.job import load_job, with_settings
 from suture_papers.tables.runs import Run
@@ -46,7 +46,7 @@ class ResultStore:
         """Return the record of that name, without the name; None if there is none.
 
         Raises:
-            DataError: the table's own file is damaged, or the folder has the form of an earlier version.
+            DataError: the table's own file is damaged.
         """
         line = _stored(self.file_of(name)).lines.get(name)
         if line is None:
@@ -62,12 +62,6 @@ class ResultStore:
             DataError: as `find`.
         """
         own = self.folder / f"{self.table}.jsonl"
-        if former := min(self.folder.glob("*.json"), default=None):
-            raise DataError(
-                f"{former} is a result of an earlier version, with one .json file for each run; this "
-                "version reads one .jsonl file for each table, so move the .json files elsewhere, "
-                "and the runs are done again"
-            )
         if name in _whole(_stored(own)):
             return own
         others = (path for path in sorted(self.folder.glob("*.jsonl")) if path != own)
@@ -395,8 +389,7 @@ def settings_now(name: str, options: list[str]) -> dict[str, Any]:
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Return the first setting that differs, None without one; new and removed ones do not count."""
-    before = {key: value for key, value in lasting(before).items() if key != _PLACE}
+    """Return the first setting that differs, None without one; new ones do not count."""
     return next((key for key in sorted(before) if key not in now or now[key] != before[key]), None)
 
 
@@ -410,6 +403,5 @@ def _settings(
         **flat("method", plan["hyperparameters"]),
         **flat("model", {k: v for k, v in plan["model"].items() if k != "vocabulary"}),
         **flat("augmentation", plan["augmentation"]),
-        # A folder of an older version has no simulation.
         **{k: v for k, v in flat("simulation", simulation).items() if simulation and k != _PLACE},
     }

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from suture.federation.server.ledgers import LEDGERS, SiteLedgers
-from suture.federation.store import EXPERIMENTS
 
 
 def test_jobs_at_the_same_time_lose_no_digest_of_a_site(tmp_path: Path) -> None:
@@ -35,12 +34,3 @@ def test_a_damaged_file_is_warned_of_and_written_anew(
     held.note({"b": "0" * 64})
     assert "is damaged" in caplog.messages[0]
     assert held.read() == {"b": "0" * 64}
-
-
-def test_an_experiment_of_that_name_of_a_former_version_is_moved(tmp_path: Path) -> None:
-    (tmp_path / LEDGERS).mkdir()
-    (tmp_path / LEDGERS / "run.json").write_text("{}")
-    held = SiteLedgers(tmp_path / LEDGERS)
-    held.note({"a": "0" * 64})
-    assert held.read() == {"a": "0" * 64}
-    assert (tmp_path / EXPERIMENTS / LEDGERS / "run.json").exists()

@@ -20,7 +20,7 @@ from suture.core.privacy import PrivacyConfig
 from suture.federation.differential_privacy import describe_spent
 from suture.federation.site import chain
 from suture.federation.site.abstention import LedgerBroken
-from suture.federation.site.chain import ANCHOR, read_anchor
+from suture.federation.site.chain import read_anchor
 from suture.federation.site.ledger import Ledger, Release
 from suture.federation.site.statement import read_statement
 from suture.federation.store import EXPERIMENTS
@@ -81,7 +81,7 @@ def test_what_was_done_to_a_ledger_is_told_and_accepted_in_a_new_line(how: str, 
     for experiment in ("one", "two"):
         with pytest.raises(LedgerBroken, match=r"is incomplete: .* releases nothing until .* --accept"):
             ledger(tmp_path, experiment).record(release(7, experiment))
-    assert path.read_text().startswith(tampered if how[:9] != "unchained" else tampered[:10])
+    assert path.read_text().startswith(tampered)
     assert read_statement(tmp_path).breaks
     ledger(tmp_path).accept()
     ledger(tmp_path, "two").record(release(7, "two"))
@@ -143,19 +143,6 @@ def test_a_ledger_that_is_changed_while_a_job_runs_is_told(tmp_path: Path) -> No
     own.accept()
     own.record(release(3))
     assert [r.round for r in own.releases()] == [1, 3]
-
-
-def test_a_ledger_without_a_chain_goes_on_with_a_line_that_says_so(tmp_path: Path) -> None:
-    path = filled(tmp_path)
-    path.write_text("".join(f"{without_chain(line)}\n" for line in path.read_text().splitlines()))
-    (tmp_path / EXPERIMENTS / "one" / ANCHOR).unlink()  # as a former version has left it
-    own = ledger(tmp_path)
-    own.record(release(7))
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert ("after" in lines[5], lines[6]["mark"], lines[7]["round"]) == (False, "chained", 7)
-    assert (own.spent().updates, own.spent().missing, read_statement(tmp_path).breaks) == (7, 0, [])
-    path.write_text("".join(f"{json.dumps(line)}\n" for line in [*lines[:2], *lines[3:]]))
-    assert read_statement(tmp_path).breaks[0].startswith("line 6 does not match")
 
 
 def test_no_line_can_be_guessed_by_its_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,16 +248,7 @@ def test_the_command_shows_what_is_missing_and_accepts_it(tmp_path: Path) -> Non
     assert (found["breaks"], len(found["accepted"]), found["spent"]["missing"]) == ([], 1, 1)
 
 
-def test_a_folder_in_the_place_of_the_ledger_is_moved_if_it_is_an_experiments(tmp_path: Path) -> None:
-    """A former version let an experiment be called so, and the site was out for good."""
-    for name in ("ledger.jsonl", "one"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "round-000001.safetensors").touch()
-    own = ledger(tmp_path, "two")
-    own.record(release(1, "two"))
-    assert [r.experiment for r in own.releases()] == ["ledger.jsonl", "one", "two"]
-    assert own.spent().epsilon is None  # nobody knows what the others have released
-    assert (tmp_path / EXPERIMENTS / "ledger.jsonl" / "round-000001.safetensors").exists()
-    (tmp_path / "b" / "ledger.jsonl").mkdir(parents=True)
+def test_a_folder_in_the_place_of_the_ledger_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ledger.jsonl").mkdir()
     with pytest.raises(ConfigError, match=r"ledger.jsonl is not a file"):
-        ledger(tmp_path / "b").record(release(1))
+        ledger(tmp_path).record(release(1))

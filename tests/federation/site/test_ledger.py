@@ -24,6 +24,7 @@ from suture.federation.differential_privacy import describe_spent
 from suture.federation.site.abstention import BudgetSpent
 from suture.federation.site.ledger import Ledger, Release, release_of, tally_of
 from suture.federation.site.statement import budget_lines, read_statement, state_of
+from suture.federation.store import EXPERIMENTS
 from suture.protocol.egress import CLASSES, Channel, Layout
 from suture.protocol.messages import (
     ClassScore,
@@ -138,12 +139,11 @@ def test_a_line_that_a_killed_process_left_is_none_and_another_damage_is_a_break
             ledger(tmp_path).record(release(3))
 
 
-@pytest.mark.parametrize("trace", ["noise.key", "counts.json", "said.json", "round-000004.safetensors"])
+@pytest.mark.parametrize("trace", ["noise.key", "counts.json", "round-000004.safetensors"])
 def test_what_was_released_before_there_was_a_ledger_is_unprotected(trace: str, tmp_path: Path) -> None:
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / trace).touch()
-    (tmp_path / "failed").mkdir()
-    (tmp_path / "failed" / "errors.jsonl").touch()
+    for experiment, file in (("old", trace), ("failed", "errors.jsonl")):
+        (tmp_path / EXPERIMENTS / experiment).mkdir(parents=True)
+        (tmp_path / EXPERIMENTS / experiment / file).touch()
     own = ledger(tmp_path)
     own.record(release(1))
     assert own.spent().epsilon is None
@@ -154,8 +154,8 @@ def test_what_was_released_before_there_was_a_ledger_is_unprotected(trace: str, 
 def test_a_ledger_that_is_deleted_while_a_job_runs_makes_epsilon_infinite(tmp_path: Path) -> None:
     own = ledger(tmp_path)
     own.record(release(1))
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "round-000001.safetensors").touch()
+    (tmp_path / EXPERIMENTS / "one").mkdir(parents=True)
+    (tmp_path / EXPERIMENTS / "one" / "round-000001.safetensors").touch()
     (tmp_path / "ledger.jsonl").unlink()
     own.record(release(2))
     assert [r.task for r in own.releases()] == ["unknown", "train"]
@@ -164,8 +164,8 @@ def test_a_ledger_that_is_deleted_while_a_job_runs_makes_epsilon_infinite(tmp_pa
 
 def test_the_state_of_the_first_task_is_not_taken_for_an_older_experiment(tmp_path: Path) -> None:
     ledger(tmp_path)
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / "round-000001.safetensors").touch()
+    (tmp_path / EXPERIMENTS / "one").mkdir(parents=True)
+    (tmp_path / EXPERIMENTS / "one" / "round-000001.safetensors").touch()
     assert not ledger(tmp_path).releases()
 
 

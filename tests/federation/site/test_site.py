@@ -384,8 +384,7 @@ def test_a_memory_that_is_too_small_is_an_abstention_and_another_error_a_bug(
     assert len(raised) == 3
 
 
-def test_a_state_of_a_former_version_is_an_abstention_that_says_what_to_do(site: Site, tiny: Any) -> None:
-    """The version before the format number wrote the same tensors; their meaning may have changed since."""
+def test_a_state_of_another_version_is_an_abstention_that_says_what_to_do(site: Site, tiny: Any) -> None:
     task = _train_task(tiny)
     header = {"threads": 1, "labels": list(task.labels), "phase": "main", "round": 1}
     site.folder.mkdir(parents=True)
@@ -398,8 +397,8 @@ def test_a_state_of_a_former_version_is_an_abstention_that_says_what_to_do(site:
 
 
 def test_a_job_of_another_version_is_an_abstention_that_says_what_to_do(site: Site) -> None:
-    former = Site(site.name, site.config, replace(site.plan, code="0123456789abcdef"), 2, site.folder)
-    answer = reply_of(former, TaskData("handshake"))
+    other = Site(site.name, site.config, replace(site.plan, code="0123456789abcdef"), 2, site.folder)
+    answer = reply_of(other, TaskData("handshake"))
     assert isinstance(answer, Abstain)
     assert answer.reason == "code_mismatch"
     assert "install the same version, or export the job again" in errors(site)[-1]["message"]

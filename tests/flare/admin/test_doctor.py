@@ -276,28 +276,6 @@ def test_two_methods_of_one_name_are_an_error(
     assert "'surgical'" in found.text
 
 
-OLD = {"id": "abandoned_jobs", "path": "suture.flare.abandoned.AbandonedJobs", "args": {}}
-
-
-def test_a_component_that_has_moved_is_an_error_until_the_remedy_replaces_it(make_kit: MakeKit) -> None:
-    folder = make_kit("server", "server")
-    path = folder / "local" / "resources.json"
-    content = json.loads(path.with_name("resources.json.default").read_text())
-    path.write_text(json.dumps({**content, "components": [*content["components"], OLD]}))
-    found = problems(examine(folder))
-    assert "killed processes" not in found
-    assert found["components"].status == "error"
-    assert str(path) in found["components"].text
-    assert f"names {OLD['path']}" in found["components"].text
-    assert "suture.flare.stale_jobs.StaleJobs" in found["components"].text
-    command = found["components"].remedy.partition(":")[0]
-    assert command == f"suture policy {folder}"
-    assert CliRunner().invoke(app, command.split()[1:]).exit_code == 0
-    assert not {"components", "killed processes"} & problems(examine(folder)).keys()
-    paths = [component["path"] for component in json.loads(path.read_text())["components"]]
-    assert paths == [*(c["path"] for c in content["components"]), "suture.flare.stale_jobs.StaleJobs"]
-
-
 def test_a_server_needs_no_data_and_its_port_may_be_free(make_kit: MakeKit) -> None:
     found = {f.about: f for f in examine(make_kit("server", "server"))}
     assert found["suture.toml"].status == found["connection"].status == "ok"

@@ -91,15 +91,6 @@ def test_a_folder_that_another_process_holds_is_waited_for(
     ResultStore(tmp_path, "mine").put("a", {})
 
 
-def test_the_form_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
-    former = tmp_path / "demo-surgical-s1-0123456789.json"
-    former.write_text("{}")
-    for use in (lambda store: store.find("a"), lambda store: store.put("a", {})):
-        with pytest.raises(DataError, match=rf"^{former} is a result of an earlier version"):
-            use(ResultStore(tmp_path, "mine"))
-    assert not (tmp_path / "mine.jsonl").exists()
-
-
 def test_a_number_that_is_not_finite_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
     store = ResultStore(tmp_path, "mine")
     store.put("a", {"number": 1})

@@ -39,7 +39,6 @@ def test_a_study_below_the_data_root_is_no_path_of_the_table(tmp_path: Path) -> 
     assert changed(done, now) is None
     assert not any("{data}" in str(value) for value in done.values())
     assert "simulation.folder" not in done, "its path tells of a machine"
-    assert changed({**done, "simulation.folder": "{data}/study"}, now) is None, "as former versions stored it"
     planned = settings_now(str(tmp_path / "study"), ["rounds=1", "model.weights={data}/w.safetensors"])
     assert settings_done(tmp_path, planned, tmp_path)["model.weights"] == "{data}/w.safetensors"
 
@@ -48,5 +47,3 @@ def test_what_was_there_counts_and_what_is_new_does_not() -> None:
     assert changed({"a": 1}, {"a": 1, "new": 2}) is None
     assert changed({"a": 1, "b": {}}, {"a": 1, "b.nih": 2}) == "b"
     assert changed({"a": None}, {"a.x": 1}) == "a"
-    assert changed({"simulation.labels_from": "apache"}, {}) is None
-    assert changed({"simulation.labels_from": "diagnosis"}, {}) == "simulation.labels_from"

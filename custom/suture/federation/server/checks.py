@@ -8,7 +8,7 @@ from typing import Any
 
 from suture.core.errors import ConfigError, FederationError, as_word
 from suture.core.labels import LabelType
-from suture.core.validation import flat, lasting
+from suture.core.validation import flat
 from suture.federation.plan import Plan, Schedule, Selection, round_context
 from suture.federation.server.held_out import HeldOut
 from suture.federation.server.selection import MEASURED_HERE, Best
@@ -180,7 +180,6 @@ def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], experimen
     for part in (key for key in _FIXED if key in before and key in now):
         word = "method" if part == "hyperparameters" else part  # as in a job
         was, has = (flat(word, json.loads(json.dumps(plan[part]))) for plan in (before, now))
-        was = lasting(was)
         for key in sorted(was.keys() | has.keys()):
             if was.get(key) != has.get(key):
                 raise ConfigError(

@@ -89,12 +89,6 @@ def unpack_model(packed: Packed, where: str = "the state") -> GlobalModel:
     groups: dict[str, dict[str, torch.Tensor]] = {group: {} for group in _GROUPS}
     for name, tensor in packed.tensors.items():
         group, _, rest = name.partition("/")
-        if group == "memory":
-            raise ConfigError(
-                f"{where} is of a former version, which kept {as_word(rest)} in another form; continue with "
-                "that version, or begin a new experiment"
-            )
-        group = "channels" if group == "class_tensors" else group  # as former versions called it
         if group not in groups:
             raise ConfigError(
                 f"{where}: the tensor {as_word(name)} does not belong to the model; restore the file from a "

@@ -16,7 +16,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from suture.core.files import hold, replacing
 from suture.core.plain import read_regular
-from suture.federation.store import open_experiment
 from suture.protocol.messages import Digest
 
 log = logging.getLogger(__name__)
@@ -62,8 +61,6 @@ class SiteLedgers:
         """
         if not stated:
             return
-        if self.path.is_dir():  # an experiment of that name, where a former version has left it
-            open_experiment(self.path.parent, self.path.name)
         with hold(self.path.with_name(f".{self.path.name}.lock"), _WAIT, f".{self.path.name}.*.tmp"):
             everything = self.read() | dict(stated)
             with replacing(self.path, durable=False) as temporary:

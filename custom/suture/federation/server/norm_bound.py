@@ -114,8 +114,8 @@ class NormBound:
 
     Attributes:
         factor: times the norm of the model, and times what was sent before; None bounds nothing.
-        initial: norm of the model that the experiment began with, as the server has made it; None where a
-            former version did not keep it. Updates could shrink the received model until nothing fits it.
+        initial: norm of the model that the experiment began with, as the server has made it; None before
+            it has. Updates could shrink the received model until nothing fits it.
         encoder: norm of the encoder's parameters that are not trained: channels of features have its scale.
         phase: the phase of training that `largest` is of.
         largest: the largest norms that were accepted of each site, by channel; "" is the update.

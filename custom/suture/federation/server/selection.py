@@ -33,8 +33,7 @@ class Best:
         value: more is better.
         auroc: of the sites' validation data, where rounds are compared by their losses; 0 if undefined.
         parts: what `value` is the mean of, by what was measured: a class at the server, or the classes of a
-            site (`classes_of`). A mean over other classes or sites does not compare. Empty in states of
-            earlier versions.
+            site (`classes_of`). A mean over other classes or sites does not compare.
     """
 
     round: Count
@@ -95,7 +94,7 @@ class ModelSelection:
         own: by the site's validation loss, where every site has a model of its own.
         improved: the round since which none was better; one that is as good may be the best and is no
             improvement.
-        by: the selection rule that `best` was found by; None in states of earlier versions.
+        by: the selection rule that `best` was found by.
     """
 
     best: Best | None = None
@@ -143,7 +142,7 @@ class ModelSelection:
                 *(states.folder, best.round, number),
             )
             best = Best(number, UNMEASURED)
-        if self.by not in (None, selection) or (best and not comparable):
+        if self.by != selection or (best and not comparable):
             best, improved = Best(number, UNMEASURED), number
         return replace(self, best=best, improved=improved, by=selection)
 

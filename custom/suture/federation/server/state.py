@@ -34,7 +34,7 @@ def _open_round(line: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, config=OPEN)
 class RunState:
-    """What the server commits with the model of a round. States of former versions lack those with a default.
+    """What the server commits with the model of a round.
 
     Attributes:
         standings: the best round so far.

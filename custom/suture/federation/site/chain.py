@@ -38,12 +38,11 @@ ANCHOR = "ledger.json"
 
 @dataclass(frozen=True, config=STRICT)
 class Mark:
-    """A line of the ledger that is no release, such as the beginning of the chain, or of a new one.
+    """A line of the ledger that is no release.
 
     Attributes:
-        mark: ``chained``: the lines before it are of a version that did not chain them; ``accepted``: the
-            administrator has accepted that lines before it are missing or changed; ``labels``: what the
-            site's classes are called and contain from here on.
+        mark: ``accepted``: the administrator has accepted that lines before it are missing or changed;
+            ``labels``: what the site's classes are called and contain from here on.
         missing: number of these, as far as it is known.
         why: what the administrator accepted, in sentences.
         known: digests that others hold of lines that the ledger has lost.
@@ -53,7 +52,7 @@ class Mark:
     """
 
     time: str
-    mark: Literal["chained", "accepted", "labels"]
+    mark: Literal["accepted", "labels"]
     missing: Count = 0
     why: list[str] = field(default_factory=list)
     known: list[Digest] = field(default_factory=list)
@@ -113,7 +112,6 @@ class Chain(Generic[T]):
         missing: number of releases that the marks say are missing or changed.
         accepted: what the marks accept, in sentences.
         labels: the last mark of that sort.
-        unchained: whether the lines are of a version that did not chain them.
 
     Args:
         path: of the ledger.
@@ -125,7 +123,7 @@ class Chain(Generic[T]):
         self._hash, self._digests = blake3(), set[str]()
         self._read = 0
         self._file: int | None = None  # its inode, once it was read
-        self.lines, self.missing, self.unchained = 0, 0, False
+        self.lines, self.missing = 0, 0
         self.broken = ""
         self.accepted: list[str] = []
         self.labels: Mark | None = None
@@ -180,27 +178,20 @@ class Chain(Generic[T]):
         except (ValueError, AttributeError, TypeError):  # a ValidationError is a ValueError
             self.broken = self.broken or f"line {self.lines} is damaged"
             return None
-        follows = after == self.digest
-        if mark:
-            self._mark(mark, follows)
-        if after is None and (self.lines == 1 or self.unchained):
-            self.unchained = True
-        elif not follows or (self.unchained and not mark):
+        if after == self.digest:
+            self._mark(mark)
+        else:
             self.broken = self.broken or (
                 f"line {self.lines} does not match the lines before it: some were removed or changed, "
                 "or belong to another site"
             )
         return item
 
-    def _mark(self, mark: Mark, follows: bool) -> None:
-        if not follows:
-            return
-        if mark.mark == "labels":
+    def _mark(self, mark: Mark | None) -> None:
+        if mark and mark.mark == "labels":
             self.labels = mark
-            return
-        self.unchained = False
-        self._digests.update(mark.known)
-        if mark.mark == "accepted":
+        elif mark:
+            self._digests.update(mark.known)
             self.broken = ""
             self.missing += mark.missing
             self.accepted += [f"{why} (accepted {mark.time[:10]})" for why in mark.why]

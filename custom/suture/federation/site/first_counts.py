@@ -21,9 +21,6 @@ from suture.protocol.messages import Counts, Label, Metrics
 FIRST_COUNTS = "counts.json"
 """File of the label counts that the site has sent in an experiment."""
 
-_FORMER_COUNTS = "said.json"
-"""Its name in earlier versions: what a site has sent stays sent when its software changes."""
-
 _SentCounts = dict[Label, Counts | None]
 
 
@@ -57,7 +54,7 @@ class FirstCounts:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._known: tuple[tuple[Path, int, int] | None, _Sent] = None, _Sent({})
+        self._known: tuple[tuple[int, int] | None, _Sent] = None, _Sent({})
 
     def of(
         self, labels: LabelSet | Iterable[str], counts: Mapping[str, Counts | None], split: Split = "train"
@@ -125,13 +122,13 @@ class FirstCounts:
 
     def _read(self) -> _Sent:
         """Return what was sent, read again where the file is another one: each is a new one, renamed."""
-        for path in (self._folder / FIRST_COUNTS, self._folder / _FORMER_COUNTS):
-            with suppress(FileNotFoundError):
-                found = path.stat()
-                now = path, found.st_ino, found.st_mtime_ns
-                if now != self._known[0]:
-                    self._known = now, parse(_Sent, read_json(path), str(path))
-                return self._known[1]
+        path = self._folder / FIRST_COUNTS
+        with suppress(FileNotFoundError):
+            found = path.stat()
+            now = found.st_ino, found.st_mtime_ns
+            if now != self._known[0]:
+                self._known = now, parse(_Sent, read_json(path), str(path))
+            return self._known[1]
         return _Sent({})
 
     def _write(self, sent: _Sent) -> None:

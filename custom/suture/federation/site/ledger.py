@@ -28,7 +28,7 @@ from suture.core.validation import STRICT
 from suture.federation.accounting import Mechanism, composed, epsilon, rounded_up
 from suture.federation.site.abstention import BudgetSpent, LedgerBroken
 from suture.federation.site.chain import ANCHOR, Anchor, Chain, Mark, breaks, read_anchor, write_anchor
-from suture.federation.store import EXPERIMENTS, open_experiment
+from suture.federation.store import EXPERIMENTS
 from suture.protocol.egress import Channel, Layout
 from suture.protocol.messages import (
     Evaluation,
@@ -60,8 +60,7 @@ class Release:
     """One answer that a site has released.
 
     Attributes:
-        task: that it answers; ``unknown`` stands for all that an experiment released before there was a
-            ledger.
+        task: that it answers; ``unknown`` stands for all that an experiment released whose ledger is lost.
         round, split: of the task.
         update: whether tensors of an update left.
         clip, noise, delta: the settings of the site at that time; see `PrivacyConfig`.
@@ -213,22 +212,17 @@ class Ledger:
         self._compared = False  # with the anchors of all experiments, since the file is the one that it is
 
     def begin(self) -> None:
-        """Create the file where there is none; chain one of a version that did not chain its lines.
+        """Create the file where there is none.
 
-        An experiment that is older than the ledger has released no one knows what: one line says so. With
-        former versions an experiment could take the ledger's name, and its place: its folder is moved.
+        An experiment that is older than the file has released no one knows what: one line says so.
         """
-        if self._path.is_dir():
-            open_experiment(self._path.parent, FILE)
         self.releases()
-        if self._path.exists() and not self._chain.unchained:
+        if self._path.exists():
             return
         with self._locked():
             self.releases()
             if not self._path.exists():
                 self._create([Release(now(), n, "unknown", update=True) for n in self._before_the_ledger()])
-            elif self._chain.unchained:
-                self._chain.append(Mark(now(), "chained"))
 
     def _create(self, first: Sequence[Release]) -> None:
         with replacing(self._path) as temporary:
@@ -240,9 +234,7 @@ class Ledger:
 
     def _before_the_ledger(self) -> list[str]:
         """Return the names of experiments that have answered, of which the ledger cannot have lost a line."""
-        state = self._path.parent
-        former = (folder for folder in state.glob("*") if folder.name != EXPERIMENTS)
-        folders = [*former, *(state / EXPERIMENTS).glob("*")]
+        folders = (self._path.parent / EXPERIMENTS).glob("*")
         return sorted(f.name for f in folders if _has_answered(f) and not (f / ANCHOR).exists())
 
     def _locked(self) -> IO[str]:
@@ -464,7 +456,7 @@ def _spent(what: str, setting: str, limit: float) -> BudgetSpent:
 
 def _has_answered(folder: Path) -> bool:
     """Whether a folder is of an experiment in which the site has released something."""
-    names = ("counts.json", "said.json", "noise.key")
+    names = ("counts.json", "noise.key")
     return any((folder / name).exists() for name in names) or any(folder.glob("round-*.safetensors"))
 
 

@@ -245,7 +245,7 @@ def _read(path: Path, request: str) -> tuple[Packed, Release] | None:
         release = RELEASE.validate_python(kept.header["release"])
         if digest(packed) != release.answer:
             raise SutureError(f"{path} is damaged: it differs from the answer that was released")
-        unpack(packed)  # one of a former version may have fields that no server takes any more
+        unpack(packed)  # one of another version may have fields that this one does not know
     except (SutureError, KeyError, ValidationError) as error:
         why = in_words(error.errors()[0]) if isinstance(error, ValidationError) else error
         log.warning("a stored answer cannot be sent again: %s", why)

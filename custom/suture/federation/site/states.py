@@ -28,9 +28,6 @@ from suture.protocol.egress import Shapes, misfit, within
 from suture.protocol.messages import Count, Labels, TaskData
 from suture.protocol.packing import Packed, load, save
 
-_FORMER = "rows/"
-"""What the names of channels with a row for each class began with in a state of a former version."""
-
 
 @dataclass(frozen=True, config=OPEN)
 class _Header:
@@ -154,12 +151,9 @@ class States:
         plan = self._plan
         return {**tensors, **relabelled(head, before, task.labels, plan.seed, plan.model.row_init)}
 
-    def kept_by_method(self, state: Packed, model: Classifier) -> dict[str, Tensor]:
+    def kept_by_method(self, state: Packed) -> dict[str, Tensor]:
         """Return what the method has kept, as it returned it: the optimiser state and its channels."""
-        channels = self._channels(model)
-        kept = within("kept", state.tensors)
-        named = {name if name in channels else name.removeprefix(_FORMER): t for name, t in kept.items()}
-        return within("optimiser", state.tensors) | named
+        return within("optimiser", state.tensors) | within("kept", state.tensors)
 
     def save(self, task: TaskData, model: Classifier, keep: Mapping[str, Tensor], **facts: Any) -> None:
         """Store the state of a trained round.

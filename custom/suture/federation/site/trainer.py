@@ -200,7 +200,7 @@ class Trainer:
         self, context: SiteContext, task: TaskData, state: Packed, where: RoundContext
     ) -> tuple[Update, dict[str, Tensor], LocalTraining]:
         method = self._plan.method
-        last = Packed(self._states.kept_by_method(state, context.model), state.header)
+        last = Packed(self._states.kept_by_method(state), state.header)
         round_ = local_round(method, context, last, where)
         if context.model is not self._checked and not context.private:
             self._prepare(context, round_)

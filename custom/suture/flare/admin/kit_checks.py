@@ -33,7 +33,6 @@ from suture.flare.admin.policy import (
     code_rights,
     launcher_of,
     missing_classes,
-    moved_components,
     permits,
     readable_by_others,
     storages,
@@ -291,21 +290,16 @@ def _launchers(kit: Kit) -> Iterator[Finding]:
 
 
 def _killed_processes(kit: Kit) -> Iterator[Finding]:
-    """Check whether the death of a process ends more than it must, and whether its component still exists."""
-    prepared, moved = survives(kit), moved_components(kit)
+    """Check whether the death of a process ends more than it must."""
+    prepared = survives(kit)
     lost = "a killed job process ends the whole job, or a lost request is noticed after five minutes"
     what = lost if kit.role == "site" else "jobs of before a crash stay"
-    remedy = _policy(kit)
-    for old, new in moved.items():
-        path = policy_file(kit, "resources")
-        text = f"{path} names {old}, which this version of suture does not have: it is now {new}"
-        yield error("components", text, f"{remedy}: replaces it; then start {kit.name} again")
     if prepared and kit.role == "site" and (own := launcher_of(kit)):
         yield ok("killed processes", f"end their job, which `suture resume` continues ({own} starts jobs)")
     elif prepared:
         yield ok("killed processes", "are started again" if kit.role == "site" else "leave no job as RUNNING")
-    elif not moved:
-        yield warning("killed processes", what, f"{remedy}, where suture is installed")
+    else:
+        yield warning("killed processes", what, f"{_policy(kit)}, where suture is installed")
 
 
 def _logs(kit: Kit) -> Iterator[Finding]:

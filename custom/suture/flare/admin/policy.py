@@ -32,9 +32,6 @@ COMPONENTS: dict[Role, dict[str, Any]] = {
 A site's replaces FLARE's launcher of processes, and no other: that of `nvflare deploy prepare` stays.
 """
 
-_MOVED = {"suture.flare.abandoned.AbandonedJobs": "suture.flare.stale_jobs.StaleJobs"}
-"""The present path of each component that earlier versions installed under another path."""
-
 VALIDATOR: dict[str, Any] = {"path": "suture.flare.plain_json.PlainJson", "args": {}}
 """The app_validator of a party: it refuses a job whose configuration is more than plain JSON."""
 
@@ -188,7 +185,7 @@ def survive(kit: Kit) -> Path:
     path = policy_file(kit, "resources")
     if (component := COMPONENTS.get(kit.role)) is None:
         return path
-    replaced = {component["path"], *_MOVED, *([PROCESSES] if kit.role == "site" else [])}
+    replaced = {component["path"], *([PROCESSES] if kit.role == "site" else [])}
     others = [
         c for c in components_of(path) if c.get("id") != component["id"] and c.get("path") not in replaced
     ]
@@ -219,16 +216,6 @@ def launcher_of(kit: Kit) -> str:
     """
     found = launchers(components_of(policy_file(kit, "resources")))
     return found[0] if len(found) == 1 and found[0] not in (PROCESSES, COMPONENTS["site"]["path"]) else ""
-
-
-def moved_components(kit: Kit) -> dict[str, str]:
-    """Return the component paths of earlier versions that resources.json still names, with the present paths.
-
-    Raises:
-        ConfigError: the party's resources.json is absent or broken.
-    """
-    paths = {c.get("path") for c in components_of(policy_file(kit, "resources"))}
-    return {old: new for old, new in _MOVED.items() if old in paths}
 
 
 # Configurations of jobs

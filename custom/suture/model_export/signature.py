@@ -27,15 +27,10 @@ def check_digest(folder: Path) -> str:
     """Return the SHA-256 of a model's weights, which model.json states too.
 
     Raises:
-        ConfigError: the folder holds no model, or one of an earlier version, which states no digest.
+        ConfigError: the folder holds no model.
         DataError: the weights are missing, or not those.
     """
     stated = stated_digest(folder)
-    if stated is None:
-        raise ConfigError(
-            f"{folder / 'model.json'} has no digest: an earlier version of suture wrote it; run its job "
-            "again with this version"
-        )
     if not (folder / "model.safetensors").is_file():
         raise DataError(f"{folder} has no model.safetensors; restore it from a backup")
     if stated != weights_digest(folder):

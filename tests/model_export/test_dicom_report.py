@@ -25,7 +25,8 @@ from suture.cli.app import app
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.data.inputs import find_inputs
-from suture.export.dicom_report import (
+from suture.learning.decided_predictions import with_decisions
+from suture.model_export.dicom_report import (
     PRESENCE,
     PRIVATE,
     PROBABILITY,
@@ -36,7 +37,6 @@ from suture.export.dicom_report import (
     open_reporter,
     write_reports,
 )
-from suture.learning.decided_predictions import with_decisions
 from suture.models import ModelSpec, build
 from suture.models.saved import save_model
 from suture.protocol.decisions import Calibration, Decisions, DecisionSettings, Operating
@@ -242,7 +242,7 @@ def test_what_cannot_be_reported_is_refused_before_work(
         app, [*arguments, "--decide", "south", "--dicom-sr", str(tmp_path / "reports")]
     )
     assert "unknown site 'south'" in str(result.exception)
-    monkeypatch.setattr("suture.export.dicom_report.find_spec", lambda _: None)
+    monkeypatch.setattr("suture.model_export.dicom_report.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r'pip install "suture\[dicom-sr\]"'):
         check_reports("north")
 

@@ -18,8 +18,8 @@ from dicom_files import dicom
 from suture.cli.app import app
 from suture.core.errors import ConfigError, DataError
 from suture.core.labels import LabelSet
-from suture.export import pictures
-from suture.export.pictures import SHEET, explain_files
+from suture.model_export import pictures
+from suture.model_export.pictures import SHEET, explain_files
 from suture.models import ModelSpec, build
 from suture.models.saved import save_model
 

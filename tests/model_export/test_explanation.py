@@ -11,8 +11,8 @@ from torch import nn
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
-from suture.export.explanation import MAPS, explain, feature_layer
 from suture.learning.prediction import Model, open_model
+from suture.model_export.explanation import MAPS, explain, feature_layer
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier, Preprocessing
 from suture.models.saved import save_model

@@ -25,10 +25,10 @@ from suture.core.errors import ConfigError
 from suture.core.files import read_json
 from suture.core.labels import LabelSet, LabelType
 from suture.core.spreadsheets import as_cell
-from suture.export import bundle
-from suture.export.bundle import write_bundle
 from suture.learning.decided_predictions import read_decisions, with_decisions
 from suture.learning.prediction import open_model
+from suture.model_export import bundle
+from suture.model_export.bundle import write_bundle
 from suture.models import ModelSpec, build
 from suture.models.saved import save_model
 from suture.protocol.decisions import Calibration, Decisions, DecisionSettings, Operating

@@ -22,8 +22,8 @@ from suture.core.spreadsheets import as_cell
 from suture.data.decoding import Pixels, open_image, readable
 from suture.data.inputs import Input, find_inputs
 from suture.data.inspection import size_notes
-from suture.export.explanation import GRAD_CAM, MAPS, Explained, check_maps, explain
 from suture.learning.prediction import Model, open_model
+from suture.model_export.explanation import GRAD_CAM, MAPS, Explained, check_maps, explain
 
 SHEET = 20
 """Images of a contact sheet; more have several sheets."""

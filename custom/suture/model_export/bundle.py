@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from suture.core.errors import ConfigError
 from suture.core.files import atomic_write, make_folder, read_json, temporary_beside, write_json, writing
 from suture.core.targets import markdown, monai
-from suture.export.program import write_torch
 from suture.learning.decided_predictions import ALL, decisions_of
 from suture.learning.prediction import Model, open_model
+from suture.model_export.program import write_torch
 from suture.models.saved import weights_digest
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def _validated(decisions: Decisions | None, label: str) -> str:
 
 
 def _file(name: str) -> str:
-    return (files("suture.export") / "bundle_files" / name).read_text(encoding="utf-8")
+    return (files("suture.model_export") / "bundle_files" / name).read_text(encoding="utf-8")
 
 
 def _write(path: Path, text: str) -> None:

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from suture.core.errors import ConfigError, SutureError
 from suture.core.labels import LabelSet, LabelType
-from suture.export.onnx import write_onnx
-from suture.export.program import Program, example_inputs, write_torch
 from suture.learning.prediction import open_model
+from suture.model_export.onnx import write_onnx
+from suture.model_export.program import Program, example_inputs, write_torch
 from suture.models import ModelSpec, build
 from suture.models.saved import save_model
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.core.files import read_json, replacing
-from suture.export.program import OUTPUT, Run, check, exported, input_names
 from suture.learning.prediction import Model, open_model
+from suture.model_export.program import OUTPUT, Run, check, exported, input_names
 
 _OPSETS = range(18, 24)
 """The versions of ONNX's operators that torch's exporter writes."""

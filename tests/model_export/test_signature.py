@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from suture.cli.app import app
 from suture.core.errors import ConfigError, DataError
 from suture.core.labels import LabelSet
-from suture.export.signature import check_digest, sign, verify
+from suture.model_export.signature import check_digest, sign, verify
 from suture.models import ModelSpec, build
 from suture.models.saved import save_model
 
@@ -107,7 +107,6 @@ def test_other_keys_are_refused(model: Path, tmp_path: Path) -> None:
 def test_a_signature_of_another_tool_that_leaves_files_out_is_no_signature_of_all(
     model: Path, tmp_path: Path
 ) -> None:
-    """As one of an earlier version, which left out the files of git."""
     package = pytest.importorskip("model_signing")
     private, public = keys(tmp_path, "ours")
     config = package.signing.Config().use_elliptic_key_signer(private_key=private)
