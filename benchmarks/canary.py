@@ -1,8 +1,8 @@
 """Suture's tests of FLARE with another version of FLARE: `make canary FLARE=2.9.1rc5` prints a table.
 
-`newest` is the newest that can be had, release candidates too. The version is installed in an environment of its own, `.canary/VERSION`, which takes all other packages from
-the environment that runs this. A test that fails in `tests/flare/compat` says which workaround may go or has
-to change; one elsewhere says what no longer works.
+`newest` is the newest that can be had, release candidates too. It is installed in an environment of its own,
+`.canary/VERSION`, which takes all other packages from the environment that runs this. A test that fails in
+`tests/flare/compat` says which workaround may go or has to change; one elsewhere says what no longer works.
 """
 
 from __future__ import annotations
