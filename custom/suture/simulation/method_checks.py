@@ -707,9 +707,22 @@ def _differ(subject: Subject, methods: Collection[Method], plain: Callable[..., 
     """
     declared, *others = (repr(method.egress(Layout({}, {}))) for method in (subject.method, *methods))
     yield any(other != declared for other in others)
-    effects = (_at_a_site, _first_update, _effect)
+    effects = (_at_the_server, _at_a_site, _first_update, _effect)
     for effect, method, label_type in product(effects, methods, subject.label_types):
         yield len({effect(subject, method, label_type), plain(effect, label_type)} - {_UNKNOWN}) == 2
+
+
+def _at_the_server(subject: Subject, method: Method, _: LabelType) -> str:
+    """What aggregation makes of two updates, and again of them, in one line."""
+    model = _a_model(subject.method)
+    updates = [
+        _an_update(subject.method, model, own, seed) for seed, own in enumerate((("A", "B"), ("B", "C")))
+    ]
+    with suppress(Exception):  # as below
+        for _again in range(2):
+            model = method.aggregate(model, updates, FIRST)
+        return repr(_sums(_all_tensors(model)))
+    return _UNKNOWN
 
 
 def _at_a_site(subject: Subject, method: Method, label_type: LabelType) -> str:
