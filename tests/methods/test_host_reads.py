@@ -134,9 +134,9 @@ def costs(method: Method, label_type: LabelType) -> tuple[list[Costs], Costs]:
 
 def cost_a_step(method: Method, label_type: LabelType) -> tuple[dict[str, float], float]:
     """Where and how often a step waits, and its operations."""
-    between, two = costs(_lasting(method, 2), label_type)
+    between, two = costs(lasting(method, 2), label_type)
     if not between:  # meta-learning takes its steps by hand
-        between = [two - costs(_lasting(method, 1), label_type)[1]] + [Costs(Counter(), 0)] * (ROUNDS - 1)
+        between = [two - costs(lasting(method, 1), label_type)[1]] + [Costs(Counter(), 0)] * (ROUNDS - 1)
     waits = sum((step.waits for step in between), Counter[str]())
     operations = sum(step.operations for step in between)
     found = {where: n / len(between) for where, n in waits.items() if where != EACH_EPOCH}
@@ -153,7 +153,7 @@ def waits_a_step(method: Method, label_type: LabelType) -> dict[str, float]:
     return cost_a_step(method, label_type)[0]
 
 
-def _lasting(method: Any, n: int) -> Any:
+def lasting(method: Any, n: int) -> Any:
     """The method with as many epochs a round, or steps where it counts those."""
     length = "iterations" if method.local.iterations else "epochs"
     retrain = getattr(method, "retrain", None)
@@ -244,7 +244,7 @@ def test_what_a_method_leaves_on_the_device_is_stored_and_sent(monkeypatch: pyte
         return replace(update, head=head), {**keep, "head.weight/mine": torch.ones(1, device=site.device)}
 
     monkeypatch.setattr(kind, "train", leaves)
-    assert costs(_lasting(conformant("surgical"), 2), "multilabel")[0]
+    assert costs(lasting(conformant("surgical"), 2), "multilabel")[0]
 
 
 def test_a_tensor_that_was_left_on_the_cpu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
