@@ -18,6 +18,7 @@ import psutil
 import pytest
 import torch
 
+import hypothesis_profiles  # noqa: F401 - chooses one, before any test asks for it
 from cpu_limit import pytest_runtest_protocol  # noqa: F401  a hook
 from example_run import history_records, metrics_record, run_record, write_run
 from small_hospitals import LABELS, write_hospital

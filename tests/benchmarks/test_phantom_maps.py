@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from phantom_maps import (
     DESIGNS,
@@ -47,7 +47,6 @@ def test_a_design_is_a_latin_hypercube_over_its_ranges(design: str) -> None:
             assert share == pytest.approx((high - low + (name == "sites")) / sum(widths), abs=0.02)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(2, 12), st.floats(0, 1), st.integers(0, 1000))
 def test_every_finding_has_a_site_and_every_site_a_finding(sites: int, overlap: float, seed: int) -> None:
     lists = PhantomFederation(sites=sites, overlap=overlap, seed=seed).lists()

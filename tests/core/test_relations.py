@@ -7,8 +7,9 @@ import itertools
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
+from hypothesis_profiles import examples
 from suture.core.atlas import read_atlas
 from suture.core.errors import LabelError
 from suture.core.relations import Relations, implied
@@ -155,7 +156,7 @@ def models(relations: Relations, own: set[str], row: np.ndarray) -> np.ndarray:
     return np.array(kept).reshape(-1, 6)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(cases(exhaustive=False))
 def test_what_is_implied_is_what_all_models_share(case: tuple[Relations, set[str], np.ndarray]) -> None:
     relations, own, row = case
@@ -172,7 +173,7 @@ def test_what_is_implied_is_what_all_models_share(case: tuple[Relations, set[str
             assert found.labels[0, i] == shared.pop()
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(cases(exhaustive=True))
 def test_with_exhaustive_groups_all_that_is_implied_is_true(
     case: tuple[Relations, set[str], np.ndarray],
@@ -187,7 +188,6 @@ def test_with_exhaustive_groups_all_that_is_implied_is_true(
     np.testing.assert_array_equal(again.labels, found.labels)
 
 
-@settings(max_examples=50, deadline=None)
 @given(cases(exhaustive=True))
 def test_an_unrelated_class_changes_nothing(case: tuple[Relations, set[str], np.ndarray]) -> None:
     relations, own, row = case

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from suture.core import secret_sharing
@@ -22,7 +22,6 @@ def test_shares_are_values_of_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
         assert combine({x: shares[x] for x in two}, 1) == b"\x07"
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.binary(min_size=32, max_size=32), st.integers(1, 6), st.integers(0, 3))
 def test_any_shares_of_the_threshold_give_the_secret(secret: bytes, threshold: int, more: int) -> None:
     shares = dict(enumerate(split(secret, threshold + more, threshold), 1))

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from suture.data import augmentation
@@ -49,7 +49,6 @@ def test_contrast_keeps_the_mean_of_each_image() -> None:
     assert not torch.allclose(out.std((1, 2, 3)), images().std((1, 2, 3)))
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     contrast=st.floats(0.05, 0.95),
     mean=st.lists(st.floats(0, 1), min_size=3, max_size=3),
@@ -363,7 +362,6 @@ SPECS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     spec=SPECS,
     n=st.integers(1, 5),

@@ -6,7 +6,7 @@ from itertools import islice
 
 import hypothesis.strategies as st
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from suture.data.batch import Batch, Samples, endless
 
@@ -24,7 +24,6 @@ def test_unknown_is_a_mask_and_never_a_number() -> None:
     assert batch.inputs["image"].flatten().tolist() == [2, 0]
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 12))
 def test_every_row_once_and_no_lone_last_row(n: int, size: int) -> None:
     rows = [b.inputs["image"].flatten().tolist() for b in samples(n).batches(size)]
@@ -38,7 +37,6 @@ def drawn(n: int, size: int, seed: int, steps: int) -> list[list[int]]:
     return [rows.tolist() for rows in islice(endless(n, size, generator), steps)]
 
 
-@settings(deadline=None)
 @given(st.integers(1, 12), st.integers(1, 30), st.integers(0, 5))
 def test_endless_batches_are_full_and_run_across_whole_passes(n: int, size: int, seed: int) -> None:
     """Also where a batch is larger than a pass."""

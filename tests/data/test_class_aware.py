@@ -8,7 +8,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -41,7 +41,6 @@ def test_the_numeric_example() -> None:
     assert (pytest.approx(0.005556, abs=1e-6), 0.05) == (1 / 180, 1 / 20)
 
 
-@settings(deadline=None)
 @given(COUNTS, st.integers(1, 12), st.integers(0, 5))
 def test_an_epoch_has_the_largest_class_times_the_classes_that_are_there(
     counts: list[int], size: int, seed: int
@@ -89,7 +88,6 @@ def test_steps_go_on_beyond_an_epoch_in_full_batches(steps: int) -> None:
     assert [len(batch) for batch in batches] == [4] * steps
 
 
-@settings(deadline=None)
 @given(COUNTS, st.permutations(range(5)), st.integers(1, 12), st.sampled_from([None, 7]))
 def test_the_order_of_the_classes_does_not_matter(
     counts: list[int], order: list[int], size: int, steps: int | None

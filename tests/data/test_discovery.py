@@ -179,7 +179,7 @@ def test_what_cannot_be_made_out_is_one_sentence(tmp_path: Path, make: object, m
         discover(tmp_path)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     delimiter=st.sampled_from([",", ";", "\t", "|"]),
     encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "cp1252", "latin-1"]),

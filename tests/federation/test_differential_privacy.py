@@ -14,9 +14,10 @@ from typing import Any
 import mpmath
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from hypothesis_profiles import examples
 from suture.core.errors import ConfigError
 from suture.core.noise import gaussian
 from suture.core.privacy import PrivacyConfig
@@ -125,7 +126,6 @@ def test_encryption_is_refused_with_the_reason() -> None:
 
 
 @given(st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=2), st.floats(0.1, 10))
-@settings(max_examples=25, deadline=None)
 def test_no_change_is_longer_than_the_clip(w: list[float], clip: float) -> None:
     done = Noise(clip).apply(update(w, [5.0]), SENT)
     change = torch.cat([done.shared["w"] - SENT.shared["w"], done.head["head"][0]])
@@ -171,7 +171,7 @@ def test_epsilon_is_the_sum_of_both_mechanisms_tails_in_numbers() -> None:
     st.lists(st.floats(-7, 6).map(lambda power: 10.0**power), min_size=1, max_size=40),
     st.floats(-200, -1e-3).map(lambda power: 10.0**power),
 )
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_epsilon_is_never_too_small_and_hardly_too_large(multipliers: list[float], delta: float) -> None:
     found = epsilon(multipliers, delta)
     assert delta_of(found, multipliers) <= delta

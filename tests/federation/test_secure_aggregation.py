@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from between import Between
+from hypothesis_profiles import examples
 from suture.core.errors import ConfigError, FederationError, InUse
 from suture.core.files import hold, read_records
 from suture.federation.loop import federate
@@ -1148,7 +1149,7 @@ WRONG = {
 }
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(8, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_message_of_one_site_is_taken_or_refused_by_its_name(tiny: Any, data: st.DataObject) -> None:
     """Wrong fields, and messages of another step or attempt: the run ends, or names the site."""

@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -121,7 +121,6 @@ def test_bad_input_is_named() -> None:
 
 
 @given(IMAGES)
-@settings(max_examples=50, deadline=None)
 def test_swapping_the_models_turns_the_sign(images: list[tuple[float, int, int, str]]) -> None:
     y, a, b, patients = (list(column) for column in zip(*images, strict=True))
     one, other = compare_auroc(y, a, b, patients, n=50), compare_auroc(y, b, a, patients, n=50)

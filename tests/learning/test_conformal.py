@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import expit
 
@@ -64,7 +64,6 @@ def test_by_hand(n: int, coverage: float, rank: int) -> None:
     assert covered(more, coverage) == pytest.approx([1 - rank / (n + 1)] * 2)
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.lists(st.integers(1, 380), min_size=3, max_size=30, unique=True), COVERAGE)
 def test_the_coverage_is_what_was_asked_and_at_most_one_image_more(cells: list[int], coverage: float) -> None:
     """Scores in cells of their own, as continuous scores are to a fine grid."""
@@ -74,7 +73,6 @@ def test_the_coverage_is_what_was_asked_and_at_most_one_image_more(cells: list[i
         assert coverage - 1e-9 <= share < coverage + 1 / (n + 1) - 1e-9
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     st.lists(st.integers(1, 12), min_size=6, max_size=30),
     COVERAGE,

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
@@ -137,7 +137,6 @@ def check_small(
         assert high - low >= FIVE.min_count - 1e-6
 
 
-@settings(max_examples=30, deadline=None)
 @given(Labels, st.sampled_from(STEPS))
 def test_who_reads_all_that_leaves_cannot_tell_a_small_cell(found: list[tuple[str, int]], step: int) -> None:
     """Every label is known: positives and negatives of a group are the images of the group, which leave too.
@@ -164,7 +163,6 @@ def test_who_reads_all_that_leaves_cannot_tell_a_small_cell(found: list[tuple[st
     check_small(cells, (1, 0), told, sizes, known, step)
 
 
-@settings(max_examples=30, deadline=None)
 @given(Labels, st.sampled_from(STEPS))
 def test_nor_where_the_classes_make_up_the_images(found: list[tuple[str, int]], step: int) -> None:
     """Not even by a server that asks for one class at a time."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from hypothesis_profiles import examples
 from suture.learning.diagrams import diagrams
 from suture.learning.score_counts import Curves, histogram
 from suture.protocol.decisions import GRID, JOINED, Calibration, Decision, Operating, Rule
@@ -102,7 +103,7 @@ def shares_above(counts: np.ndarray) -> list[float]:
     return found
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0, 3, 5]), st.integers(12, 60), st.integers(20, 90))
 def test_a_drawn_point_lies_on_the_curve_of_the_counts(seed: int, least: int, ones: int, zeros: int) -> None:
     rng = np.random.default_rng(seed)

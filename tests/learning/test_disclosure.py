@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
 from fixed import Fixed
+from hypothesis_profiles import examples
 from suture.core.labels import LabelSet, LabelType
 from suture.core.privacy import PrivacyConfig
 from suture.data.augmentation import Augmentation
@@ -119,7 +120,7 @@ def explained(
 TABLES = st.lists(st.integers(0, 14), min_size=2, max_size=4)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(TABLES, st.integers(0, 9))
 def test_no_withheld_count_follows_from_all_that_is_published(counts: list[int], seed: int) -> None:
     """Whoever knows that every image is labelled still finds `min_count` values for it."""
@@ -173,7 +174,6 @@ def test_a_server_that_decides_one_class_at_a_time_finds_no_small_cell_by_subtra
         assert found.decided[name].groups.keys() == {"z"}  # not x, nor y, from which x would follow
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(["validation", "test"]))
 def test_no_model_makes_a_figure_depend_on_the_labels_of_a_withheld_class(seed: int, split: str) -> None:
     """Multilabel: any other labels of a class that stays below the limit give the same answer."""
@@ -191,7 +191,6 @@ def test_no_model_makes_a_figure_depend_on_the_labels_of_a_withheld_class(seed: 
     assert answers[0].classes["B"] == NOTHING
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(["validation", "test"]))
 def test_no_model_tells_withheld_classes_of_a_multiclass_task_apart(seed: int, split: str) -> None:
     """Which of the withheld classes an image is of, and so how many are of each, changes no answer."""
@@ -219,7 +218,6 @@ def test_complementary_suppression(counts: dict[str, int], least: int) -> None:
     assert bool(hidden) == any(c < least for c in counts.values())
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.sampled_from(["", "f", "m", "x", "y"]), st.integers(1, 12), min_size=1))
 def test_no_left_out_value_of_an_attribute_follows_from_the_total(images: dict[str, int]) -> None:
     n = sum(images.values())
@@ -272,7 +270,6 @@ def test_the_number_of_positives_does_not_follow_from_n_and_auroc() -> None:
 # One patient's influence
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**6))
 def test_figures_without_one_patient_differ_by_no_more_than_a_step(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -287,7 +284,6 @@ def test_figures_without_one_patient_differ_by_no_more_than_a_step(seed: int) ->
             assert abs(auroc(y[rest], s[rest]) - before) <= most + 1e-9
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from(["multilabel", "multiclass"]))
 def test_labels_of_one_patient_move_figures_by_no_more_than_a_step(seed: int, label_type: LabelType) -> None:
     """Other labels and other scores, as extreme as they may be; the loss of logits without bounds, too."""

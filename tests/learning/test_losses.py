@@ -7,7 +7,7 @@ import math
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from suture.learning.losses import masked_bce, masked_ce, masked_loss, probabilities
 
@@ -30,7 +30,6 @@ def test_everything_unknown_is_zero_with_a_gradient_of_zero() -> None:
     assert logits.grad.abs().sum().item() == 0
 
 
-@settings(deadline=None)
 @given(st.integers(0, 10_000), st.floats(0.1, 0.9))
 def test_what_stands_at_an_unknown_entry_changes_nothing(seed: int, share: float) -> None:
     g = torch.Generator().manual_seed(seed)

@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from suture.core.errors import DataError
@@ -60,7 +60,6 @@ def test_nothing_labelled_is_undefined(shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@settings(deadline=None)  # scikit-learn is imported within
 @given(st.integers(1, 6), st.integers(1, 40), st.integers(0, 2**32 - 1))
 def test_it_agrees_with_scikit_learn(classes: int, n: int, seed: int) -> None:
     from sklearn.metrics import (

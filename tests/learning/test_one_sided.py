@@ -7,7 +7,7 @@ from dataclasses import replace
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from federated import ROUND
 from suture.core.labels import LabelSet
@@ -29,7 +29,6 @@ def test_by_hand() -> None:
     assert given_absent(torch.tensor([0.6, 1.0]), 0.0).tolist() == pytest.approx([0.6, 1.0])
 
 
-@settings(max_examples=50, deadline=None)
 @given(probability, st.floats(0, 1))
 def test_positives_and_targets_balance_each_other(p: float, rho: float) -> None:
     q = float(given_absent(torch.tensor(p, dtype=torch.float64), rho))

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import expit
 
@@ -51,7 +51,6 @@ def test_the_least_cost_by_hand_where_positives_are_rare(cost: float, counted: f
     assert exact_thresholds(y, p, 0.9, 0.9, cost)["cost"] == pytest.approx(exact)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.floats(0.6, 0.95), st.sampled_from([0, 5]))
 def test_a_target_is_met_within_a_cell(seed: int, target: float, least: int) -> None:
     """The share at the threshold differs from the target by no more than the images of one joined cell."""
@@ -77,7 +76,6 @@ def test_what_the_counts_do_not_show_has_no_threshold() -> None:
     assert thresholds(curves(positives[:7], negatives, 5), 0.9, 0.9, 1.0).keys() == {"specificity"}
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(5, 60), st.floats(0.1, 100))
 def test_no_threshold_lies_beyond_the_edges_of_the_counts(seed: int, n: int, cost: float) -> None:
     rng = np.random.default_rng(seed)

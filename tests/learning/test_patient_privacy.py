@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from hypothesis_profiles import examples
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.core.noise import gaussian, uniform
@@ -90,7 +91,7 @@ def test_the_steps_of_an_epoch() -> None:
     assert LocalTraining(batch_size=4).draws_of(2) == (1.0, 1)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.integers(0, 2**64 - 1))
 def test_uniform_numbers_are_below_one(bits: int) -> None:
     assert 0 <= uniform(1, lambda _: bits.to_bytes(8, "little")).item() < 1

@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from hypothesis_profiles import examples
 from suture.learning.score_counts import Curve, Curves, histogram
 from suture.protocol.decisions import CELLS, GRID, JOINED
 from suture.protocol.disclosure import near
@@ -51,7 +52,7 @@ def limits(draw: st.DrawFn) -> tuple[int, int]:
     return least, draw(st.integers(1 if least else 2, max(2, 2 * least)))
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 80), st.integers(1, 30), limits())
 def test_no_count_is_of_fewer_patients_than_the_limit(
     seed: int, n: int, people: int, limits: tuple[int, int]

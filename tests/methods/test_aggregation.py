@@ -7,7 +7,7 @@ from dataclasses import replace
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from suture.methods import averaging
 from suture.methods.averaging import WeightedMean
@@ -78,7 +78,6 @@ def test_class_nobody_sent_keeps_its_row_and_nothing_sent_keeps_everything() -> 
     assert bool(torch.isfinite(mean.head()["weight"]).all())
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=8))
 def test_single_owner_row_is_unchanged_bit_by_bit(values: list[float]) -> None:
     row = torch.tensor([values])
@@ -88,7 +87,6 @@ def test_single_owner_row_is_unchanged_bit_by_bit(values: list[float]) -> None:
     assert torch.equal(mean.head()["weight"][1], row[0])
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 6), st.integers(0, 2**31))
 def test_mean_lies_between_the_smallest_and_the_largest(sites: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -100,7 +98,6 @@ def test_mean_lies_between_the_smallest_and_the_largest(sites: int, seed: int) -
     assert bool((got >= stacked.min(0).values - 1e-6).all() and (got <= stacked.max(0).values + 1e-6).all())
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.floats(0, 100, width=32), min_size=1, max_size=7),
     st.integers(0, 300),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import functools
 import sys
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Collection
 
 import pytest
 import torch
@@ -17,14 +15,15 @@ from suture.learning.samples import TARGET
 from suture.methods import METHODS
 from suture.methods.base import RoundContext
 from suture.models.classifier import Classifier, frozen_copy
+from suture.reports.report import write_report
 from suture.simulation.method_checks import (
     CHECKS,
-    SMALL,
     Subject,
     federations_run_and_repeat,
+    run_checks,
     subject_of,
 )
-from suture.simulation.trial import Trial, least_rounds
+from suture.simulation.trial import CLASSES, least_rounds
 
 EXEMPT = {
     # It must see all classes, and takes no re-training: another head predicts.
@@ -69,9 +68,11 @@ EXEMPT = {
 }
 
 SKIPPED = {
-    ("afl", "one_site_alone_decides"),  # a site sends sums, so there are no rows of its own to adopt
-    ("afl", "training_lowers_the_loss"),  # the first round has the solution, and the others repeat it
-    ("afl", "optimiser_state_carries_over"),  # it has no optimiser
+    "afl": {
+        "one_site_alone_decides",  # a site sends sums, so there are no rows of its own to adopt
+        "training_lowers_the_loss",  # the first round has the solution, and the others repeat it
+        "optimiser_state_carries_over",  # it has no optimiser
+    }
 }
 
 TAUGHT = {
@@ -89,9 +90,26 @@ TAUGHT = {
 }
 """The methods that look at the received model while they train."""
 
-ALL = pytest.mark.parametrize("name", sorted(METHODS))
+ALL = pytest.mark.parametrize("name", sorted(METHODS), scope="module")
+"""A test after the other of one method, so that they share its federations."""
+
+AT_THE_SERVER = {
+    "it_describes_itself",
+    "aggregation_is_a_function_of_the_updates",
+    "aggregation_takes_copies",
+    "one_site_alone_decides",
+    "a_robust_merge_can_replace_its_mean",
+    "aggregation_returns_the_channels",
+    "a_class_that_nobody_sent_keeps_its_row",
+    "unknown_labels_have_no_gradient",
+}
+"""Checks that train nothing."""
+
+OF_A_FEDERATION = {"training_lowers_the_loss", "federations_run_and_repeat"}
+EVERY = {check.__name__ for check in CHECKS}
 
 
+@functools.lru_cache(maxsize=1)
 def subject(name: str) -> Subject:
     method, exempt = conformant(name), EXEMPT.get(name, set())
     if hasattr(method, "class_weights") and method.labels.types == ("multiclass",):
@@ -99,18 +117,42 @@ def subject(name: str) -> Subject:
     return subject_of(method, exempt=exempt)
 
 
+def keeps(name: str, checks: Collection[str]) -> None:
+    kept = checks - SKIPPED.get(name, set())
+    run_checks(subject(name), [check for check in CHECKS if check.__name__ in kept])
+
+
 @ALL
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_keeps_the_contract(name: str, check: Any) -> None:
-    if (name, check.__name__) not in SKIPPED:
-        one = subject(name)
-        # In `training_lowers_the_loss` a federation of every type of labels runs, so one is enough to repeat.
-        if check is federations_run_and_repeat and (name, "training_lowers_the_loss") not in SKIPPED:
-            one = replace(one, types=one.label_types[:1])
-        check(one)
+def test_its_half_at_the_server_keeps_the_contract(name: str) -> None:
+    keeps(name, AT_THE_SERVER)
 
 
-@pytest.mark.parametrize("name", [n for n in sorted(METHODS) if METHODS[n]().labels.view != "target"])
+@ALL
+def test_a_federation_learns_and_shows_sites_what_is_declared(name: str) -> None:
+    """Of each type of labels."""
+    federations_run_and_repeat(subject(name), ())
+    keeps(name, {"training_lowers_the_loss"})
+    for label_type in subject(name).label_types:
+        federation = subject(name).ended(label_type)
+        every = {TARGET} if METHODS[name]().labels.view == "target" else set(CLASSES)
+        assert set(federation.metrics()["auroc"]) == every
+        assert write_report(federation.folder / "run").is_file()
+
+
+@ALL
+def test_a_federation_repeats(name: str) -> None:
+    """That of the first type of labels: with every type a round does."""
+    federations_run_and_repeat(subject(name), subject(name).label_types[:1])
+
+
+@ALL
+def test_its_half_at_the_sites_keeps_the_contract(name: str) -> None:
+    keeps(name, EVERY - AT_THE_SERVER - OF_A_FEDERATION)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in sorted(METHODS) if METHODS[n]().labels.view != "target"], scope="module"
+)
 def test_copies_of_the_received_model_stay_in_eval_mode(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In every phase: a teacher in training mode has statistics of the batch, and moves its own."""
     copies: list[tuple[Classifier, dict[str, Tensor]]] = []
@@ -126,10 +168,10 @@ def test_copies_of_the_received_model_stay_in_eval_mode(name: str, monkeypatch: 
         if getattr(module, "frozen_copy", None) is frozen_copy:
             monkeypatch.setattr(module, "frozen_copy", recorded)
     method = subject(name).method
-    with Trial(method, SMALL, method.labels.types[0]) as trial:
-        payload = trial.payload("gamma")
-        for phase in method.phases(least_rounds(method) + 1):
-            train_round(method, trial.context("gamma", payload), payload, RoundContext(1, phase, 1))
+    trial = subject(name).begun(method.labels.types[0])
+    payload = trial.payload("gamma")
+    for phase in method.phases(least_rounds(method) + 1):
+        train_round(method, trial.context("gamma", payload), payload, RoundContext(1, phase, 1))
     assert bool(copies) == (name in TAUGHT)
     for model, before in copies:
         assert not any(module.training for module in model.modules())
@@ -137,12 +179,3 @@ def test_copies_of_the_received_model_stay_in_eval_mode(name: str, monkeypatch: 
         for key, buffer in model.named_buffers():
             # FedLSM's teacher follows the student.
             assert name == "fedlsm" or torch.equal(buffer, before[key]), key
-
-
-@pytest.mark.parametrize("name", [n for n in sorted(METHODS) if "multilabel" in conformant(n).labels.types])
-def test_figures_of_every_class_are_written(name: str, tiny: Any) -> None:
-    """Of images with several labels; those of a single one are among the checks."""
-    folder = Path(tiny(replace(conformant(name)), rounds=1).run().record.folder)
-    metrics = json.loads((folder / "metrics.json").read_text())
-    every = {TARGET} if METHODS[name]().labels.view == "target" else {"Fibrosis", "Hernia", "Mass", "Nodule"}
-    assert set(metrics["auroc"]) == every

@@ -2,8 +2,8 @@
 
 And how many operations it is made of: the host takes time to start each, however small it is.
 
-Two rounds of whole federations, in which one site computes on a simulated device, once with one epoch a round
-and once with two. What they differ in is what the steps of one epoch cost.
+Two rounds of a whole federation, in which one site computes on a simulated device, with two epochs of one
+step a round. What lies between the two is what a step costs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import functools
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from rounds import configured, conformant
 from simulated_device import NAME, OPERATIONS, WAITS, Simulated, live_bytes
 from suture.core.labels import LabelType
 from suture.data.augmentation import MILD, STRONG, SURGICAL, Augmentation, augment
+from suture.federation.site.site import Site
 from suture.federation.site.trainer import Trainer
 from suture.methods import METHODS
 from suture.methods.base import Method
@@ -90,35 +92,55 @@ def two_sites(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "SIZES", {"train": 8, "validation": 6, "test": 0})
 
 
-def costs(method: Method, label_type: LabelType) -> tuple[int, Counter[str], int]:
-    """The steps of a site's optimiser, where and how often it waited for its device, and operations there."""
-    steps = 0
+class Costs(NamedTuple):
+    """Where and how often the host has waited for the device, and operations there."""
+
+    waits: Counter[str]
+    operations: int
+
+    def __sub__(self, other: Costs) -> Costs:
+        return Costs(self.waits - other.waits, self.operations - other.operations)
+
+
+def costs(method: Method, label_type: LabelType) -> tuple[list[Costs], Costs]:
+    """What lies between the steps that a site's optimiser takes in one task, and the costs of all."""
+    steps, between = list[Costs](), list[Costs]()
 
     def count(optimiser: Any, *_: Any) -> None:
-        nonlocal steps
-        steps += any(p.device.type == NAME for group in optimiser.param_groups for p in group["params"])
+        if any(p.device.type == NAME for group in optimiser.param_groups for p in group["params"]):
+            steps.append(Costs(Counter(WAITS), OPERATIONS.total()))
+            if len(steps) > 1:
+                between.append(steps[-1] - steps[-2])
 
-    hook = register_optimizer_step_post_hook(count)
+    def answered(site: Site, task: Any) -> Any:
+        steps.clear()
+        return answer(site, task)
+
+    answer, hook = Site.answer, register_optimizer_step_post_hook(count)
     try:
-        with Simulated(), subject_of(method).trial(label_type, rounds=ROUNDS) as federation:
+        with (
+            patch.object(Site, "answer", answered),
+            Simulated(),
+            subject_of(method).trial(label_type, rounds=ROUNDS) as federation,
+        ):
             federation.sites[SITE] = configured(federation.sites[SITE], training={"device": NAME})
             WAITS.clear()
             OPERATIONS.clear()
             federation.run()
     finally:
         hook.remove()
-    return steps, Counter(WAITS), OPERATIONS.total()
+    return between, Costs(Counter(WAITS), OPERATIONS.total())
 
 
 def cost_a_step(method: Method, label_type: LabelType) -> tuple[dict[str, float], float]:
     """Where and how often a step waits, and its operations."""
-    length = "iterations" if method.local.iterations else "epochs"
-    (few, one, less), (many, two, more) = (costs(_lasting(method, length, n), label_type) for n in (1, 2))
-    two.subtract(one)
-    steps = many - few or ROUNDS  # meta-learning takes its steps by hand
-    assert steps > 0
-    waits = {where: n / steps for where, n in two.items() if n > 0 and where != EACH_EPOCH}
-    return waits, (more - less) / steps
+    between, two = costs(lasting(method, 2), label_type)
+    if not between:  # meta-learning takes its steps by hand
+        between = [two - costs(lasting(method, 1), label_type)[1]] + [Costs(Counter(), 0)] * (ROUNDS - 1)
+    waits = sum((step.waits for step in between), Counter[str]())
+    operations = sum(step.operations for step in between)
+    found = {where: n / len(between) for where, n in waits.items() if where != EACH_EPOCH}
+    return found, operations / len(between)
 
 
 @functools.cache
@@ -131,10 +153,11 @@ def waits_a_step(method: Method, label_type: LabelType) -> dict[str, float]:
     return cost_a_step(method, label_type)[0]
 
 
-def _lasting(method: Method, length: str, n: int) -> Any:
-    kind: Any = method
+def lasting(method: Any, n: int) -> Any:
+    """The method with as many epochs a round, or steps where it counts those."""
+    length = "iterations" if method.local.iterations else "epochs"
     retrain = getattr(method, "retrain", None)
-    longer = replace(kind, local=replace(method.local, **{length: n}))
+    longer = replace(method, local=replace(method.local, **{length: n}))
     return replace(longer, retrain=replace(retrain, epochs=n)) if retrain else longer
 
 
@@ -206,7 +229,7 @@ def test_between_tasks_sites_leave_the_device_to_others(name: str) -> None:
 
 
 def test_what_is_not_stored_is_not_copied() -> None:
-    waits = costs(conformant("fedavg"), "multilabel")[1]
+    waits = costs(conformant("fedavg"), "multilabel")[1].waits
     assert not [where for where in waits if "stored_parameters" in where]
 
 
@@ -221,7 +244,7 @@ def test_what_a_method_leaves_on_the_device_is_stored_and_sent(monkeypatch: pyte
         return replace(update, head=head), {**keep, "head.weight/mine": torch.ones(1, device=site.device)}
 
     monkeypatch.setattr(kind, "train", leaves)
-    assert costs(conformant("surgical"), "multilabel")[0] > 0
+    assert costs(lasting(conformant("surgical"), 2), "multilabel")[0]
 
 
 def test_a_tensor_that_was_left_on_the_cpu_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from hypothesis_profiles import examples
 from suture.methods import METHODS
 from suture.methods.averaging import WeightedMean
 from suture.methods.base import GlobalModel, Phase, RoundContext
@@ -75,7 +76,7 @@ def merged(node: Update | Tree, shared: Mapping[str, Tensor] = SHARED) -> Update
     )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.lists(TREES, min_size=1, max_size=4))
 def test_a_merge_of_merges_is_the_merge(nodes: list[Update | Tree]) -> None:
     sites = [one for node in nodes for one in leaves(node)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from methods.test_host_reads import OTHERS, label_types
+from methods.test_host_reads import OTHERS, SITE, label_types, lasting, two_sites  # noqa: F401
 from rounds import configured, conformant
 from simulated_device import NAME, Simulated
 from suture.core.labels import LabelType
@@ -14,8 +14,6 @@ from suture.federation.site import site as sites
 from suture.methods import METHODS
 from suture.methods.fedavg import FedAvg
 from suture.simulation.method_checks import subject_of
-
-SITE = "alpha"
 
 EVERY = {
     **{name: conformant(name) for name in METHODS},
@@ -43,7 +41,7 @@ def test_a_round_trains(name: str, label_type: LabelType, half: str, monkeypatch
         raise error
 
     monkeypatch.setattr(sites, "record_error", raised)  # no abstention
-    with Simulated(), subject_of(EVERY[name]).trial(label_type, rounds=1) as federation:
+    with Simulated(), subject_of(lasting(EVERY[name], 2)).trial(label_type) as federation:
         own = {"device": NAME, "amp": True, "half": half}
         federation.sites[SITE] = configured(federation.sites[SITE], training=own)
         federation.run()

@@ -10,7 +10,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch import Tensor
 
 from rounds import conformant
@@ -155,7 +155,6 @@ def tensors(found: GlobalModel | Update) -> dict[str, Tensor]:
     return {**found.shared, **found.head}
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(["median", "trimmed"]), st.integers(1, 2), st.integers(0, 2**31), st.floats(-1e30, 1e30)
 )
@@ -172,7 +171,6 @@ def test_liars_move_no_number_beyond_those_of_the_honest(
         assert bool((value >= sent.amin(0) - 1e-6).all() and (value <= sent.amax(0) + 1e-6).all())
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.sampled_from(["clip", "centered"]), st.integers(0, 2**31), st.floats(0, 1e15), st.integers(1, 2))
 def test_liars_move_a_clipped_mean_by_their_share_of_the_radius(
     kind: str, seed: int, lie: float, liars: int
@@ -186,7 +184,6 @@ def test_liars_move_a_clipped_mean_by_their_share_of_the_radius(
     assert length <= largest * (1 + 1e-6)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**31), st.floats(30, 1e15), st.integers(1, 2))
 def test_krum_leaves_out_liars_who_are_far_even_if_they_agree(seed: int, lie: float, liars: int) -> None:
     honest = some(seed, liars + 3)
@@ -202,7 +199,6 @@ def far(one: Update, lie: float) -> Update:
     )
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.sampled_from(KINDS), st.integers(0, 2**31), st.integers(8, 200))
 def test_the_memory_changes_no_number(kind: str, seed: int, memory: int) -> None:
     updates = some(seed, 5)

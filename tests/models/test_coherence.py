@@ -9,7 +9,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
@@ -58,7 +58,6 @@ def relations(draw: st.DrawFn) -> Relations:
     )
 
 
-@settings(max_examples=60, deadline=None)
 @given(relations(), st.permutations("ABCDEF"), st.sampled_from(["max", "noisy-or"]), st.integers(0, 99))
 def test_a_class_is_at_least_as_probable_as_each_below_it(
     random: Relations, order: list[str], rule: Coherence, seed: int

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from suture.protocol import masking
@@ -91,7 +91,6 @@ def sum_of(tensors: object) -> torch.Tensor:
     return torch.stack(list(tensors)).sum(0)  # type: ignore[call-overload]
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_sums_are_the_plain_ones(data: st.DataObject) -> None:
     """For any owners, sites that never take part, drop out after their shares, or after their updates."""

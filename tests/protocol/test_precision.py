@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -225,7 +225,6 @@ def test_eight_bits_are_about_a_quarter_of_the_bytes() -> None:
 NUMBERS = st.floats(-65_504, 65_504, width=32)
 
 
-@settings(max_examples=100, deadline=None)
 @given(rows=st.integers(1, 3), row=st.integers(5, 300), data=st.data())
 def test_the_error_is_at_most_half_a_scale_in_each_block(rows: int, row: int, data: st.DataObject) -> None:
     sizes = st.sampled_from([1e-44, 1e-38, 1e-9, 1e-3, 1.0, 6.5e4])

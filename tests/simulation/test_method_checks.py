@@ -256,7 +256,7 @@ def test_a_mutant_fails_by_the_check_that_is_for_it(
 ) -> None:
     monkeypatch.setattr(checks, "CHECKS", (check,))
     with pytest.raises(AssertionError, match=f"fedprox: {check.__name__}: .*{found}"):
-        check_method(mutant())
+        check_method(mutant(), variants={"mu": 1.0})
 
 
 def test_every_failed_check_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,11 +289,14 @@ def test_a_hyperparameter_of_which_no_other_value_is_known_is_asked_for() -> Non
     class Named(FedProx):
         anchor: str = "a"
 
+    def check(**settings: Any) -> None:
+        checks.every_hyperparameter_matters(replace(subject_of(Named(), **settings), types=("multilabel",)))
+
     with pytest.raises(AssertionError, match=r"give one as variants=\{'anchor': ...\}"):
-        checks.every_hyperparameter_matters(subject_of(Named()))
+        check()
     with pytest.raises(AssertionError, match="anchor changes nothing"):
-        checks.every_hyperparameter_matters(subject_of(Named(), variants={"anchor": "b"}))
-    checks.every_hyperparameter_matters(subject_of(Named(), exempt={"anchor"}))
+        check(variants={"anchor": "b"})
+    check(exempt={"anchor"})
 
 
 LINE = {

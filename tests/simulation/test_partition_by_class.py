@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lesions import ROWS, table, together
@@ -36,7 +36,6 @@ def test_sites_that_are_alike(rows: list[tuple[int, int]], k: int, seed: int) ->
         assert counts.max() - counts.min() <= 1
 
 
-@settings(max_examples=60)
 @given(ROWS, st.integers(1, 4), st.sampled_from([0.3, 0.5, 5.0]), st.integers(0, 5))
 def test_sites_that_are_unlike(rows: list[tuple[int, int]], k: int, alpha: float, seed: int) -> None:
     rows = [(0, 0), *rows]

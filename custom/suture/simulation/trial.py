@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,6 +25,7 @@ from suture.data.config import SiteConfig
 from suture.data.table import SPLITS, Split
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan, Schedule
+from suture.federation.server.record import describe
 from suture.federation.server.server import Server
 from suture.federation.site.releases import Answer
 from suture.federation.site.site import Site
@@ -78,8 +81,8 @@ class Trial:
     ) -> None:
         self.label_type, self._rates, self._hidden = label_type, rates or {}, hidden
         self._min_count, self._one_sided = min_count, one_sided
-        self._folder = tempfile.TemporaryDirectory()
-        self.folder = Path(self._folder.name)
+        self.folder = Path(tempfile.mkdtemp())
+        self._remove = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self.plan = Plan(method, model, Augmentation(), 1, "run", code_hash(type(method)), transport)
         rounds += least_rounds(method) - 1
         schedule = Schedule(name="trial", title="trial", rounds=rounds)
@@ -93,10 +96,11 @@ class Trial:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._folder.cleanup()
+        self._remove()
 
     def run(self) -> None:
-        """All rounds."""
+        """All rounds, with the records of any other run."""
+        describe(self.server.record, self.plan, self.server.schedule)
         federate(self.server, _Watched(self))
 
     def payload(self, site: str) -> TaskData:

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from hypothesis_profiles import examples
 from suture.core.errors import ConfigError, DataError
 from suture.data.config import parse_data
 from suture.data.readers import read_table
@@ -306,7 +307,7 @@ anything = st.recursive(
 KEYS = ("status", "code", "subject", "encounter", "effectiveDateTime", "valueBoolean", "valueCodeableConcept")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.dictionaries(st.sampled_from([*KEYS, "focus", "valueInteger"]), anything, max_size=3))
 def test_an_observation_of_anything_is_read_or_a_fault(site: dict[str, Any], changes: dict[str, Any]) -> None:
     """Whatever its elements are, nothing else ends the reading, and no other image gets another label."""

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from hypothesis_profiles import examples
 from suture.core.errors import ConfigError, DataError
 from suture.data.config import parse_data
 from suture.data.readers import read_table
@@ -61,7 +62,7 @@ found = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(answers=st.lists(found, max_size=12), random=st.randoms(use_true_random=False))
 def test_labels_are_those_of_the_answers_that_belong_to_an_image(
     answers: list[Answer], random: Any, tmp_path: Path

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import suture.flare.admin.remote as remote
@@ -41,7 +41,6 @@ def test_a_teller_tells_the_end_of_this_job(tmp_path: Path) -> None:
     assert told["events"][-1]["round"] == 249
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=8),
 )

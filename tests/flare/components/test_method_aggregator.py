@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from nvflare.apis.client import Client
 from nvflare.apis.dxo import DXO, DataKind
@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from flare_job import FlareJob, context
+from hypothesis_profiles import examples
 from rounds import conformant
 from suture.core.errors import ConfigError, FederationError, RejectedUpdate, SutureError
 from suture.federation.plan import round_context
@@ -226,7 +227,7 @@ def _settings(method: Method) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", FEDERATED)
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(6, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_the_bytes_are_those_of_the_methods_own_aggregate(name: str, data: st.DataObject) -> None:
     method = conformant(name)

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tokenizers import models
@@ -175,7 +175,6 @@ def test_a_table_of_embeddings_is_computed_by_the_same_folders(make: Any, tmp_pa
 
 
 @given(st.lists(st.text(max_size=60), max_size=5), st.integers(3, 12))
-@settings(max_examples=40, deadline=None)
 def test_any_document_has_tokens_that_the_encoder_knows(texts: list[str], longest: int) -> None:
     spec = described_spec(longest=longest)
     read = document_inputs(spec, texts)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -86,7 +86,6 @@ def test_two_images_by_hand() -> None:
     assert model.head["head.bias"].tolist() == pytest.approx([-1.0])  # 4 / 4 - 2
 
 
-@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**31), sites=st.integers(1, 4), ridge=st.sampled_from([1e-3, 0.1, 10.0]))
 def test_it_is_the_ridge_regression_of_all_images_in_one_place(seed: int, sites: int, ridge: float) -> None:
     g = torch.Generator().manual_seed(seed)
@@ -209,7 +208,6 @@ def test_sums_of_no_features_end_the_round() -> None:
         AFL().aggregate(model_of(["Mass"], 1), [update], FIRST)
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     seed=st.integers(0, 2**31), size=st.sampled_from([1e-3, 1.0, 1e3]), ridge=st.sampled_from([1e-3, 30.0])
 )

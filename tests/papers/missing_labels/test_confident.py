@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -79,7 +79,6 @@ def slow(p: Tensor, z: Tensor, unknown: Tensor, label_type: LabelType, how: Thre
     return total / max(count, 1)
 
 
-@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), label_type=st.sampled_from(["multilabel", "multiclass"]))
 def test_it_is_the_slow_transcription(seed: int, label_type: LabelType) -> None:
     g = torch.Generator().manual_seed(seed)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -118,7 +118,6 @@ def slow(z: Tensor, y: Tensor, own: list[bool], weight: float, prior: float) -> 
     return ce / max(len(labelled), 1) + weight * total
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     own=st.lists(st.booleans(), min_size=4, max_size=4).filter(any),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -150,7 +150,6 @@ def slow(weak: Tensor, strong: Tensor, unknown: Tensor, label_type: LabelType, h
     return how.weight * total / max(count, 1)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     label_type=st.sampled_from(["multilabel", "multiclass"]),

@@ -11,10 +11,11 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from hypothesis_profiles import examples
 from rounds import conformant, train_round
 from suture.core.errors import ConfigError
 from suture.core.seeds import generator_for, seed_for
@@ -86,7 +87,7 @@ def slow_distance(one: Tensor, other: Tensor) -> Tensor:
     return torch.stack([*rows, away(one[:, -1], other[:, -1])]).sum()
 
 
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(st.integers(0, 2**31), st.integers(2, 4), st.integers(1, 3), st.integers(1, 4))
 def test_the_servers_half_is_the_papers(seed: int, classes: int, width: int, n: int) -> None:
     """Loops over classes and features, with torch's own cross-entropy, SGD and linear layer."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch import Tensor
 
 from suture.core.errors import ConfigError
@@ -68,7 +68,6 @@ def written_out(z: Tensor, y: Tensor, known: Tensor, counts: list[int], tau: flo
     return total / max(images, 1)
 
 
-@settings(deadline=None, max_examples=25)
 @given(
     st.lists(st.integers(0, 5), min_size=2, max_size=4).filter(any),
     st.floats(0, 2),

@@ -9,7 +9,7 @@ from functools import cache
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch import Tensor
 
 from federated import LOCAL, federated, same
@@ -120,7 +120,6 @@ def written_out(
     return total / divisor if divisor else 0.0
 
 
-@settings(deadline=None, max_examples=25)
 @given(
     st.lists(st.integers(0, 6), min_size=2, max_size=4).filter(any),
     st.floats(0, 1),

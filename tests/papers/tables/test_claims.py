@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -42,7 +42,6 @@ def test_each_verdict_by_hand(low: float, high: float, more: str, equal: str) ->
     assert verdict(low, high, 0.01, "equal") == equal
 
 
-@settings(max_examples=60)
 @given(st.floats(-1, 1), st.floats(0, 1), st.floats(0.001, 0.2))
 def test_a_wider_interval_never_decides_what_a_narrower_one_leaves_open(
     middle: float, half: float, margin: float

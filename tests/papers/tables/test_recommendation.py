@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from suture.core.errors import DataError
@@ -91,7 +91,6 @@ def test_the_mean_of_a_constant_fit_is_that_of_a_mean() -> None:
     assert middle.mean[1] - 0.02 == pytest.approx(2.2281 * s / 4, rel=1e-4)  # t of 10 degrees
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.floats(1.0, 4.0))
 def test_intervals_grow_with_the_distance_from_the_fit(factor: float) -> None:
     of = federations(60)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from suture.core.errors import DataError
@@ -23,7 +23,6 @@ def test_average_precision_by_hand() -> None:
     assert math.isnan(weighted_ap(weights, truth, score)[2])
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(0, 4), st.integers(0, 3)), min_size=2, max_size=20).filter(
         lambda rows: any(y and w for y, _, w in rows)

@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -71,7 +71,6 @@ def test_holm_by_hand() -> None:
     assert kept[1] == 0.02
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_holm_keeps_the_order_and_lowers_nothing(p: list[float]) -> None:
     adjusted = holm(p)
@@ -133,7 +132,6 @@ def signed_rank_p(d: list[float]) -> float:
     return min(1.0, 2 * min(np.mean(sums <= seen), np.mean(sums >= seen)))
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=8).filter(any))
 def test_p_over_blocks_is_exact_also_with_ties_and_zeros(d: list[int]) -> None:
     effects = {"row": {str(i): [x / 100] for i, x in enumerate(d)}}
