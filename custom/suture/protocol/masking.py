@@ -36,6 +36,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -232,6 +233,7 @@ class Participant:
         site: its name.
         rows: numbers of the classes whose rows it sends.
         among: the sites among which it has masked the update before.
+        state, learned: see `MaskKeys`.
 
     Attributes:
         present: the sites whose shares were passed on, and this one.
@@ -247,15 +249,17 @@ class Participant:
         rows: Sequence[int],
         identity: Identity,
         among: Sequence[str] = (),
+        state: str = "",
+        learned: Sequence[int] = (),
     ) -> None:
         self.site, self.attempt, self._identity = site, attempt, identity
         self._cipher, self._key = X25519PrivateKey.generate(), X25519PrivateKey.generate()
         self._seed = secrets.token_bytes(_SECRET)
         public = [key.public_key().public_bytes_raw().hex() for key in (self._cipher, self._key)]
         seed = hashlib.sha256(self._seed).hexdigest()
-        keys = MaskKeys(public[0], public[1], seed, tuple(sorted(rows)), identity.certificate, tuple(among))
-        signature = identity.sign(attempt.signed(site, keys)).hex()
-        self.keys = replace(keys, signature=signature)
+        said = tuple(sorted(rows)), identity.certificate, tuple(among), state, tuple(learned)
+        keys = MaskKeys(public[0], public[1], seed, *said)
+        self.keys = replace(keys, signature=identity.sign(attempt.signed(site, keys)).hex())
         self._roster: Roster = {}
         self.present: list[str] = []
         self._shares: dict[str, tuple[bytes, bytes]] = {}  # of the keys and the seeds of sites
@@ -350,6 +354,11 @@ class Participant:
         return rows_of(self.attempt, self._roster, self.present)[self.site]
 
     @property
+    def continues(self) -> bool:
+        """Whether the site may train on from its own state; see `continuing`."""
+        return self.site in continuing(self.attempt, self._roster, self.present, self.present)
+
+    @property
     def unopened(self) -> tuple[str, ...]:
         """The sites of whose secrets it holds no share."""
         return tuple(site for site in self.present if site not in self._shares)
@@ -379,7 +388,7 @@ class Participant:
         """Return the signature of the list of sites whose masked updates have arrived.
 
         Raises:
-            MaskingRefused: it is a second list, or leaves too few sites in all or of a row; names the row.
+            MaskingRefused: it is a second list, or leaves too few sites in all, of a row or of a state.
         """
         listed = tuple(sorted(set(survivors)))
         if not self._update or self.site not in listed or not set(listed) <= set(self.present):
@@ -387,11 +396,8 @@ class Participant:
         if self._survivors not in ((), listed):
             raise MaskingRefused("the server asks for a second list of survivors in one attempt")
         self._enough(len(listed), "survivors")
-        if row := short_row(self.attempt, self._roster, self.present, listed):
-            raise MaskingRefused(
-                f"of the sites that send the row of class number {row[0]} only {row[1]} are left; a sum "
-                f"needs {self.attempt.fewest}"
-            )
+        if why := too_few_left(self.attempt, self._roster, self.present, listed):
+            raise MaskingRefused(why)
         self._survivors = listed
         return self._identity.sign(self._agreement()).hex()
 
@@ -433,13 +439,36 @@ class Participant:
             raise MaskingRefused(f"{number} {what} are too few to hide an update; it takes {least}")
 
 
-def short_row(
-    attempt: Attempt, roster: Roster, present: Collection[str], survivors: Iterable[str]
-) -> tuple[int, int] | None:
-    """Return a row that some survivors have masked, and too few, with their number; None where none is."""
-    masked, left = count(roster, present), count(roster, survivors)
-    short = (r for r, n in sorted(left.items()) if masked[r] >= attempt.fewest > n)
-    return next(((row, left[row]) for row in short), None)
+def continuing(attempt: Attempt, roster: Roster, present: Collection[str], left: Collection[str]) -> set[str]:
+    """Return the sites, of those that are left, that may train on from what they have trained before.
+
+    Moments move a site's tensors even where the received model has no gradient. So enough sites have to have
+    learned each class of a state in the same rounds; the others begin afresh, and so does a site whose
+    classes of this attempt are other ones.
+    """
+    rows = rows_of(attempt, roster, present)
+    alike = Counter((roster[site].state, row) for site in left for row in set(roster[site].learned))
+    return {
+        site
+        for site in left
+        if (state := roster[site].state)
+        and sorted(set(roster[site].learned)) == rows[site]
+        and all(alike[state, row] >= attempt.fewest for row in rows[site])
+    }
+
+
+def too_few_left(
+    attempt: Attempt, roster: Roster, present: Collection[str], survivors: Collection[str]
+) -> str:
+    """Return why the sum of these survivors would hide too little, of a row or a state; empty if it hides."""
+    masked, left, fewest = count(roster, present), count(roster, survivors), attempt.fewest
+    for row, number in sorted(left.items()):
+        if masked[row] >= fewest > number:
+            return f"of the sites that train class number {row} only {number} are left; a sum needs {fewest}"
+    went_on = continuing(attempt, roster, present, present) & set(survivors)
+    if alone := went_on - continuing(attempt, roster, present, survivors):
+        return f"of the sites that went on from the state of {min(alone)} too few are left"
+    return ""
 
 
 def sorted_out(
