@@ -1184,17 +1184,33 @@ def test_owners_of_a_class_are_those_of_the_attempt(tiny: Any) -> None:
     assert not moves(liar, "adef", "adef")
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_moments_of_one_site_are_not_a_sum(again: bool, tiny: Any) -> None:
-    """a alone has trained round 1, or has trained it again from another model; then all get a dead one."""
+@pytest.mark.parametrize("first", ["alone", "again", "twice", "unlike"])
+def test_moments_of_one_site_are_not_a_sum(first: str, tiny: Any) -> None:
+    """a has trained round 1 alone, again from another model, or from other rows; then all get a dead one."""
     liar = lied_to(tiny, dict.fromkeys("abcd", ("Mass", "Nodule")), ONE_STEP, rounds=2)
-    sent = dict(liar.tasks)
-    if again:  # a, b and c reveal: without a, two sites are left that go on
+    sent, ask = dict(liar.tasks), liar.ask
+    moved = {name: tensor + 1e-3 for name, tensor in sent["a"].shared.items()}
+    sealed: dict[str, Any] = {}
+
+    def twice(site: str, step: str, **content: Any) -> Any:
+        sealed.update(content if (site, step) == ("a", "update") else {})
+        if (site, step, first) == ("a", "survivors", "twice"):
+            liar.tasks["a"] = replace(sent["a"], shared=moved)
+            with pytest.raises(Refused):
+                ask("a", "update", **sealed)
+        return ask(site, step, **content)
+
+    if first == "unlike":  # the sum is noise, and all reveal their shares
+        with_dead(liar, "Mass", "Nodule")
+        liar.tasks["a"] = sent["a"]
+        liar.add_up("abcd", "abcd", "abcd")
+    if first in ("again", "twice"):  # a, b and c reveal: without a, two sites are left that go on
+        liar.ask = twice
         liar.add_up("abcd", "abcd", "abc")
-        moved = {name: tensor + 1e-3 for name, tensor in sent["a"].shared.items()}
-        liar.tasks["a"] = replace(sent["a"], shared=moved)
-    with pytest.raises(Refused, match=r"'a', 'survivors'"):
-        liar.add_up("abcd", "a", "a")
+        liar.tasks["a"], liar.ask = replace(sent["a"], shared=moved), ask
+    if first in ("alone", "again"):
+        with pytest.raises(Refused, match=r"'a', 'survivors'"):
+            liar.add_up("abcd", "a", "a")
     liar.tasks = sent
     with_dead(liar, "Mass", "Nodule", round=2, committed=1)
     assert not moves(liar, "abcd", "abcd")
@@ -1227,18 +1243,18 @@ def test_where_one_class_is_right_all_sites_have_the_same(tiny: Any) -> None:
 def test_who_missed_a_round_begins_afresh(tiny: Any) -> None:
     """Its state is nobody else's; the others go on from theirs."""
     federation = secured(tiny(METHOD, SAME, rounds=3, selection="last", min_sites=3))
-    states: dict[tuple[int, str], str] = {}
+    states: dict[tuple[int, str], tuple[str, ...]] = {}
 
     def lose(site: str, task: TaskData, answer: Packed) -> Packed | None:
         step = unpack(answer)
         if isinstance(step, Masking) and step.keys:
-            states[task.round, site] = step.keys.state
+            states[task.round, site] = step.keys.histories
         return None if (site, task.round, task.task) == ("delta", 2, "mask") else answer
 
     server = run(federation, "out", lose)
     assert [len(accepted(line)) for line in history(server)] == [4, 3, 4]
-    assert {states[1, site] for site in SAME} == {""}
-    assert len({states[2, site] for site in SAME} - {""}) == 1
+    assert {states[1, site] for site in SAME} == {()}
+    assert len({states[2, site] for site in SAME} - {()}) == 1
     assert states[3, "alpha"] == states[3, "beta"] == states[3, "gamma"] != states[3, "delta"]
 
 

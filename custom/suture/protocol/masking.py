@@ -26,6 +26,22 @@ What keeps a server that lies from more than that:
 - Masks depend on the digest of the model that both sites have received: a server that sends a site a model
   of its own gets a sum that it cannot unmask (Pasquini et al. CCS 2022). So does one whose plan for some
   sites is another, as with a learning rate of nearly nothing: keys are signed for one plan.
+- A site trains the classes that `fewest` sites of this attempt train, and no other; it goes on from moments
+  of these classes that as many have from the same rows, models and sums (`continuing`), or begins afresh.
+
+What follows. Of a sum that can be unmasked, let T be the shared tensors, phase and fixed tensors, and R_c the
+row of class c. Honest survivors have the same T, and those that train c the same R_c: else a mask between
+two of them stays in the sum. So the update of each is f(T, {R_c and moments of c: c that it trains}, its
+data) with the same f, and of each c at least three honest sites have the R_c and the history of moments.
+Where the loss is a sum over classes, each of which moves the shared tensors through its own row, what a
+server lets move little or nothing it lets so by classes: the sites whose shared tensors move are those that
+train some class, none of them or three and more. That does not follow of a softmax over a site's own
+classes, where rows that are equal move nothing: there all sites must have the same ones.
+
+What does not follow is anything of the data. A server may choose T and R_c so that only images of one site,
+or only positives of a class that one site has, move anything; or so that a sum shows single images (Fowl et
+al. ICLR 2022, Boenisch et al. EuroS&P 2023). Nor does anything follow of two rounds, of nearly the same model
+and not the same sites. Noise (`epsilon`) is what bounds both.
 
 Fixed point: `FRACTION` bits behind the point, rounded to the nearest; a site's number times its weight must
 be below 2^33 / the number of sites, so that no sum overflows.
@@ -233,7 +249,7 @@ class Participant:
         site: its name.
         rows: numbers of the classes whose rows it sends.
         among: the sites among which it has masked the update before.
-        state, learned: see `MaskKeys`.
+        learned: the history of each class that it has learned; see `MaskKeys`.
 
     Attributes:
         present: the sites whose shares were passed on, and this one.
@@ -249,15 +265,16 @@ class Participant:
         rows: Sequence[int],
         identity: Identity,
         among: Sequence[str] = (),
-        state: str = "",
-        learned: Sequence[int] = (),
+        learned: Mapping[int, str] | None = None,
     ) -> None:
         self.site, self.attempt, self._identity = site, attempt, identity
         self._cipher, self._key = X25519PrivateKey.generate(), X25519PrivateKey.generate()
         self._seed = secrets.token_bytes(_SECRET)
         public = [key.public_key().public_bytes_raw().hex() for key in (self._cipher, self._key)]
         seed = hashlib.sha256(self._seed).hexdigest()
-        said = tuple(sorted(rows)), identity.certificate, tuple(among), state, tuple(learned)
+        self.learned = learned or {}
+        states = tuple(self.learned), tuple(self.learned.values())
+        said = tuple(sorted(rows)), identity.certificate, tuple(among), *states
         keys = MaskKeys(public[0], public[1], seed, *said)
         self.keys = replace(keys, signature=identity.sign(attempt.signed(site, keys)).hex())
         self._roster: Roster = {}
@@ -442,19 +459,19 @@ class Participant:
 def continuing(attempt: Attempt, roster: Roster, present: Collection[str], left: Collection[str]) -> set[str]:
     """Return the sites, of those that are left, that may train on from what they have trained before.
 
-    Moments move a site's tensors even where the received model has no gradient. So enough sites have to have
-    learned each class of a state in the same rounds; the others begin afresh, and so does a site whose
-    classes of this attempt are other ones.
+    Moments move a site's tensors even where the received model has no gradient. So of each class of a site
+    enough others go on that have learned it from the same rows and in the same sums; the rest begin afresh,
+    and so does a site whose classes of this attempt are others than those that it has learned.
     """
     rows = rows_of(attempt, roster, present)
-    alike = Counter((roster[site].state, row) for site in left for row in set(roster[site].learned))
-    return {
-        site
-        for site in left
-        if (state := roster[site].state)
-        and sorted(set(roster[site].learned)) == rows[site]
-        and all(alike[state, row] >= attempt.fewest for row in rows[site])
-    }
+    learned = {s: set(zip(roster[s].learned, roster[s].histories, strict=False)) for s in left}
+    on = {site for site, of in learned.items() if of and sorted(row for row, _ in of) == rows[site]}
+    while True:
+        alike = Counter(one for site in on for one in learned[site])
+        alone = {site for site in on if any(alike[one] < attempt.fewest for one in learned[site])}
+        if not alone:
+            return on
+        on -= alone
 
 
 def too_few_left(

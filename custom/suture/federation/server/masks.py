@@ -2,7 +2,8 @@
 
 An attempt is five exchanges: the sites make keys, seal shares of their secrets for one another, answer the
 task with masked updates, sign the list of sites whose updates have arrived, and reveal the shares that unmask
-the sum of these. Where an attempt fails, the round is repeated with new keys; a site keeps its update.
+the sum of these. Where an attempt fails, the round is repeated with new keys. A site keeps its update, unless
+it was of a class that too few sites of the new attempt train: nobody trains that one.
 
 A site that can be shown to have lied (keys and signatures that are not its own, shares other than it has
 committed to) is named, and left out while enough others are there. Where one site says that it holds no share

@@ -68,7 +68,7 @@ class _Said:
             update of it than of the other sites.
         revealed: for each round, the digest of the sums to which the site has revealed its shares, and of
             what it has received.
-        states: for each round, what `MaskKeys` says of the state that it has left, and the request by which
+        states: for each round, the history of each class that its state has learned, and the request by which
             that was trained.
         colluders: the most that a job of the experiment has had.
         folder: random digits; a folder that was deleted and made again has lost the rest of this file.
@@ -78,7 +78,7 @@ class _Said:
     among: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     fixed: str = ""
     revealed: dict[str, str] = Field(default_factory=dict)
-    states: dict[str, tuple[str, tuple[int, ...], str]] = Field(default_factory=dict)
+    states: dict[str, tuple[dict[int, str], str]] = Field(default_factory=dict)
     colluders: int = 0
     folder: str = Field(default_factory=lambda: secrets.token_hex(16))
 
@@ -92,10 +92,11 @@ class SiteMasks:
         identity: signs the site's keys.
 
     Attributes:
-        request: by which the site was asked for the update of the attempt; see `Releases.request`.
+        request: by which the site is asked for an update; see `Releases.request`.
     """
 
     request = ""
+    _hidden = ""  # the request of the update that was masked
 
     def __init__(self, site: str, plan: Plan, rounds: int, folder: Path, identity: Identity) -> None:
         self._site, self._plan, self._folder, self._identity = site, plan, folder, identity
@@ -166,11 +167,11 @@ class SiteMasks:
             attempt = Attempt(name, task.round, mask.attempt, secure.colluders, digest)
             header, among = state(), said.among.get(str(task.round), ())
             self._numbers, self._base = numbers, (task.committed, header.get("round", 0))
-            left, learned, request = said.states.get(str(self._base[1]), ("", (), ""))
+            learned, request = said.states.get(str(self._base[1]), ({}, ""))
             if request != header.get(_REQUEST, ""):  # it was trained again, for no sum
-                left, learned = "", ()
+                learned = {}
             rows = list(numbers.values())
-            self._part = Participant(self._site, attempt, rows, self._identity, among, left, learned)
+            self._part = Participant(self._site, attempt, rows, self._identity, among, learned)
             return Masking("keys", keys=self._part.keys)
         part = self._current(task, mask)
         if mask.step == "shares":
@@ -196,24 +197,19 @@ class SiteMasks:
         rows, got = rows_of(part.attempt, part.roster, part.present), part.received
         sums = {site: rows[site] for site in part.survivors}
         model = [got.shared.hex(), *(got.rows[row].hex() for row in part.rows)]
-        now = hashlib.sha256(json.dumps([sums, model], sort_keys=True).encode()).hexdigest()
+        now = _digest([sums, model])
         said = self._said()
         if said.revealed.get(str(round_), now) != now:
             raise MaskingRefused(
                 f"round {round_} was added up over other sites before, or from another model; the difference "
                 "could be an update. Repeat it as it was, or begin a new experiment with another seed"
             )
-        base = part.keys.state if part.continues else ""
-        state = hashlib.sha256(
-            json.dumps([base, sums, got.shared.hex()], sort_keys=True).encode()
-        ).hexdigest()
-        self._write(
-            replace(
-                said,
-                revealed=said.revealed | {str(round_): now},
-                states=said.states | {str(round_): (state, tuple(part.rows), self.request)},
-            )
-        )
+        before = part.learned if part.continues else {}
+        learned = {
+            row: _digest([before.get(row), sums, got.shared.hex(), got.rows[row].hex()]) for row in part.rows
+        }
+        states = said.states | {str(round_): (learned, self._hidden)}
+        self._write(replace(said, revealed=said.revealed | {str(round_): now}, states=states))
 
     def _said(self) -> _Said:
         path = self._folder / FILE
@@ -332,6 +328,10 @@ class SiteMasks:
         said = self._said()
         every = self._plan.method.labels.view == "all"
         got = received_of(task, self._numbers, allowed.egress, said.fixed, every=every)
-        hidden = part.masked(plain, got)
+        hidden, self._hidden = part.masked(plain, got), self.request
         self._write(replace(said, among={str(task.round): tuple(sorted(part.roster))} | said.among))
         return replace(answer, packed=pack(with_ring(update, hidden, self._numbers)))
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -111,7 +111,7 @@ class Site:
                 allowed = self._allowed(task)
                 self.releases.accept_labels(allowed.own)
                 request = self.releases.request(task, allowed, afresh=secure and not self.masks.continues)
-                self.masks.request = request
+                self.masks.request = request if secure else ""
                 kept = self.releases.kept(task, request, allowed)
                 if kept is None:
                     kept = self.releases.keep(task, request, allowed, self._perform(task, allowed))
