@@ -95,6 +95,7 @@ def test_the_model_is_that_of_the_plain_run(tiny: Any) -> None:
     lines = history(masked)[0]["sites"]
     assert all("norm" not in line and line["status"] == "accepted" for line in lines.values())
     assert any("Secure aggregation" in note for note in masked.record.run["notes"])
+    assert any("is experimental" in note for note in masked.record.run["notes"])
 
 
 @pytest.mark.parametrize("name", ["fedavg", "vanilla", "condist"])
@@ -615,6 +616,13 @@ def test_sites_that_share_a_process_of_the_simulator_are_refused(tmp_path: Path)
     with pytest.raises(ConfigError, match="lose their keys"):
         run_job(made, "sim", tmp_path / "run", workers=2)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_class_of_few_annotators_that_all_train_is_noted(tiny: Any) -> None:
+    """A row with which only positives move anything lets a lying server see them alone."""
+    sites, method = FOUR | {"delta": ("Hernia", "Mass")}, METHODS["vanilla"](local=METHOD.local)
+    notes = run(secured(tiny(method, sites, rounds=1, selection="last")), "out").record.run["notes"]
+    assert [note for note in notes if "fewer than 3 sites annotate Hernia." in note]
 
 
 def test_the_setting_is_part_of_the_plan(tiny: Any) -> None:

@@ -93,9 +93,9 @@ def secure_notes(plan: Plan, owners: Mapping[str, Collection[str]]) -> list[str]
     return [
         *notes,
         "Secure aggregation: the server added up masked updates. One that follows the program knows who "
-        "has which class, numbers of images, weights, losses and figures of each site, and no site's tensors. "
-        "So max_update, "
-        "exclusion of a site, norms, cosines and marks of outliers were off; each site checked its update.",
+        "has which class, numbers of images, weights, losses and figures of each site, and no site's "
+        "tensors. So max_update, exclusion of a site, norms, cosines and marks of outliers were off; each "
+        "site checked its update.",
     ]
 
 
