@@ -126,7 +126,7 @@ MESSAGES = (
     (
         "mask",
         FedAvg(),
-        Masking("keys", keys=MaskKeys(KEY, KEY, KEY, (3, 5), "-----BEGIN", ("alpha", "beta"), "0b")),
+        Masking("keys", keys=MaskKeys(KEY, KEY, KEY, (3, 5), "-----BEGIN", ("alpha",), (3,), (KEY,), "0b")),
     ),
     ("evaluate", FedAvg(), Evaluation(TESTED, TESTED)),
     ("evaluate", MetaFL(), Evaluation(TESTED, TESTED)),

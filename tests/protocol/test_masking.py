@@ -302,6 +302,47 @@ def test_a_list_with_repetitions_is_one_site() -> None:
     assert federation.parts["a"].rows == [0]
 
 
+BOTH = {key: {0: "a", 1: "a"} for key in "abc"}
+"""What sites have learned: the history of each row."""
+
+
+@pytest.mark.parametrize(
+    ("states", "went_on"),
+    [
+        ({}, ""),
+        (BOTH | {"d": {0: "a"}}, "abcd"),
+        (BOTH, "abc"),
+        (BOTH | {"c": {}, "d": {0: "a"}}, ""),  # a and b alone of row 1: then d would be alone of row 0
+        (BOTH | {"d": {0: "b"}}, "abc"),
+        (BOTH | {"c": {0: "a", 1: "b"}}, ""),  # from another row, or in other sums
+        ({key: {0: "a"} for key in "abcd"}, ""),  # row 1 is new to all but d
+    ],
+)
+def test_sites_go_on_from_a_state_that_enough_have(
+    states: Mapping[str, Mapping[int, str]], went_on: str
+) -> None:
+    federation = Federation()
+    for site, learned in states.items():
+        own, of_row = [row for row, of in ROWS.items() if site in of], {r: 64 * d for r, d in learned.items()}
+        federation.parts[site] = Participant(site, ATTEMPT, own, Identity(), (), of_row)
+        federation.roster[site] = federation.parts[site].keys
+    federation.share()
+    assert {site for site, part in federation.parts.items() if part.continues} == set(went_on)
+
+
+def test_a_list_leaves_no_state_to_few_sites() -> None:
+    """a, b and c go on from one state, d and e begin afresh: without d they may, without c not."""
+    federation = Federation({0: "abcde"})
+    for site in "abc":
+        federation.parts[site] = Participant(site, ATTEMPT, [0], Identity(), (), {0: 64 * "a"})
+        federation.roster[site] = federation.parts[site].keys
+    federation.share()
+    federation.mask(*"abcde")
+    assert federation.parts["e"].sign("abce")
+    with pytest.raises(MaskingRefused, match="went on from the state of a"):
+        federation.parts["d"].sign("abde")
+
+
 def test_shares_of_another_are_not_taken() -> None:
     for wrong in (
         lambda sealed: sealed["b"]["c"],  # for another

@@ -179,6 +179,7 @@ def test_classes_of_too_few_sites_for_secure_aggregation_are_named_before_the_ru
     configs = dict.fromkeys(findings, CONFIG)
     [problem] = compare(configs, findings, job).problems
     assert "have fewer: Hernia (gamma). Leave such classes out" in problem
+    assert any("is experimental" in told for told in compare(configs, findings, job).warnings)
     for other in (SMALL, replace(job, label_map={"Hernia": "Mass"}), replace(job, method=VanillaFL())):
         assert not [told for told in compare(configs, findings, other).problems if "have fewer" in told]
 

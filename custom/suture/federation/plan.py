@@ -139,8 +139,11 @@ class Plan:
                 "batch_norm='frozen' (FedBN+) keeps batch norm as it was, but model.adapters.kind='bias' "
                 "trains it; set method.batch_norm='average', or model.adapters.kind='lora'"
             )
-        head_stays = exchange.personal == "head" or (exchange.share and exchange.share.fraction < 1)
-        if model.train == "head" and head_stays and not (model.hidden or model.neck or model.projection):
+        if (
+            model.train == "head"
+            and exchange.head_at_site
+            and not (model.hidden or model.neck or model.projection)
+        ):
             raise ConfigError(
                 f"{title} keeps the head at each site and shares what is before it, which model.train='head' "
                 "freezes: sites would exchange nothing; set model.hidden, a block that they share, or "

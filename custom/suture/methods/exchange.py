@@ -82,6 +82,11 @@ class Exchange:
         """Whether a part of the model stays at each site, which stores that of the best round."""
         return self.personal != "nothing" or self.share is not None
 
+    @property
+    def head_at_site(self) -> bool:
+        """Whether the head stays at each site."""
+        return self.personal != "nothing" or (self.share is not None and self.share.fraction < 1)
+
     def shared(self, model: Classifier) -> tuple[str, ...]:
         """Names of the tensors outside the head that are exchanged each round, sorted."""
         if self.personal == "model":

@@ -72,6 +72,8 @@ def unfit(method: Method) -> str | None:
         return method.about.local_only
     if not method.merges_by_mean:
         return "makes more of the updates than their weighted sum"
+    if method.exchange.head_at_site:
+        return "keeps heads at the sites, which a server could begin so that all sites but one learn nothing"
     if up := egress.going("up"):
         return f"also sends {', '.join(channel.name for channel in up)}, which would not be masked"
     if any(isinstance(w, tuple) and w[0] <= 0 for w in (egress.weight, egress.class_weight)):

@@ -108,6 +108,7 @@ def received_of(
     rows = {
         number: _digest({n: t[at[label]] for n, t in {**task.head, **by_row}.items()})
         for label, number in numbers.items()
+        if label in at
     }
     parts = known[key] + _digest(whole) + f"{task.phase} {task.committed} {fixed}".encode()
     parts += _digest({**task.head, **by_row}) if every else b""

@@ -26,6 +26,22 @@ What keeps a server that lies from more than that:
 - Masks depend on the digest of the model that both sites have received: a server that sends a site a model
   of its own gets a sum that it cannot unmask (Pasquini et al. CCS 2022). So does one whose plan for some
   sites is another, as with a learning rate of nearly nothing: keys are signed for one plan.
+- A site trains the classes that `fewest` sites of this attempt train, and no other; it goes on from moments
+  of these classes that as many have from the same rows, models and sums (`continuing`), or begins afresh.
+
+What follows. Of a sum that can be unmasked, let T be the shared tensors, phase and fixed tensors, and R_c the
+row of class c. Honest survivors have the same T, and those that train c the same R_c: else a mask between
+two of them stays in the sum. So the update of each is f(T, {R_c and moments of c: c that it trains}, its
+data) with the same f, and of each c at least three honest sites have the R_c and the history of moments.
+Where the loss is a sum over classes, each of which moves the shared tensors through its own row, what a
+server lets move little or nothing it lets so by classes: the sites whose shared tensors move are those that
+train some class, none of them or three and more. That does not follow of a softmax over a site's own
+classes, where rows that are equal move nothing: there all sites must have the same ones.
+
+What does not follow is anything of the data. A server may choose T and R_c so that only images of one site,
+or only positives of a class that one site has, move anything; or so that a sum shows single images (Fowl et
+al. ICLR 2022, Boenisch et al. EuroS&P 2023). Nor does anything follow of two rounds, of nearly the same model
+and not the same sites. Noise (`epsilon`) is what bounds both.
 
 Fixed point: `FRACTION` bits behind the point, rounded to the nearest; a site's number times its weight must
 be below 2^33 / the number of sites, so that no sum overflows.
@@ -36,6 +52,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -232,6 +249,7 @@ class Participant:
         site: its name.
         rows: numbers of the classes whose rows it sends.
         among: the sites among which it has masked the update before.
+        learned: the history of each class that it has learned; see `MaskKeys`.
 
     Attributes:
         present: the sites whose shares were passed on, and this one.
@@ -247,15 +265,18 @@ class Participant:
         rows: Sequence[int],
         identity: Identity,
         among: Sequence[str] = (),
+        learned: Mapping[int, str] | None = None,
     ) -> None:
         self.site, self.attempt, self._identity = site, attempt, identity
         self._cipher, self._key = X25519PrivateKey.generate(), X25519PrivateKey.generate()
         self._seed = secrets.token_bytes(_SECRET)
         public = [key.public_key().public_bytes_raw().hex() for key in (self._cipher, self._key)]
         seed = hashlib.sha256(self._seed).hexdigest()
-        keys = MaskKeys(public[0], public[1], seed, tuple(sorted(rows)), identity.certificate, tuple(among))
-        signature = identity.sign(attempt.signed(site, keys)).hex()
-        self.keys = replace(keys, signature=signature)
+        self.learned = learned or {}
+        states = tuple(self.learned), tuple(self.learned.values())
+        said = tuple(sorted(rows)), identity.certificate, tuple(among), *states
+        keys = MaskKeys(public[0], public[1], seed, *said)
+        self.keys = replace(keys, signature=identity.sign(attempt.signed(site, keys)).hex())
         self._roster: Roster = {}
         self.present: list[str] = []
         self._shares: dict[str, tuple[bytes, bytes]] = {}  # of the keys and the seeds of sites
@@ -350,6 +371,11 @@ class Participant:
         return rows_of(self.attempt, self._roster, self.present)[self.site]
 
     @property
+    def continues(self) -> bool:
+        """Whether the site may train on from its own state; see `continuing`."""
+        return self.site in continuing(self.attempt, self._roster, self.present, self.present)
+
+    @property
     def unopened(self) -> tuple[str, ...]:
         """The sites of whose secrets it holds no share."""
         return tuple(site for site in self.present if site not in self._shares)
@@ -379,7 +405,7 @@ class Participant:
         """Return the signature of the list of sites whose masked updates have arrived.
 
         Raises:
-            MaskingRefused: it is a second list, or leaves too few sites in all or of a row; names the row.
+            MaskingRefused: it is a second list, or leaves too few sites in all, of a row or of a state.
         """
         listed = tuple(sorted(set(survivors)))
         if not self._update or self.site not in listed or not set(listed) <= set(self.present):
@@ -387,11 +413,8 @@ class Participant:
         if self._survivors not in ((), listed):
             raise MaskingRefused("the server asks for a second list of survivors in one attempt")
         self._enough(len(listed), "survivors")
-        if row := short_row(self.attempt, self._roster, self.present, listed):
-            raise MaskingRefused(
-                f"of the sites that send the row of class number {row[0]} only {row[1]} are left; a sum "
-                f"needs {self.attempt.fewest}"
-            )
+        if why := too_few_left(self.attempt, self._roster, self.present, listed):
+            raise MaskingRefused(why)
         self._survivors = listed
         return self._identity.sign(self._agreement()).hex()
 
@@ -433,13 +456,36 @@ class Participant:
             raise MaskingRefused(f"{number} {what} are too few to hide an update; it takes {least}")
 
 
-def short_row(
-    attempt: Attempt, roster: Roster, present: Collection[str], survivors: Iterable[str]
-) -> tuple[int, int] | None:
-    """Return a row that some survivors have masked, and too few, with their number; None where none is."""
-    masked, left = count(roster, present), count(roster, survivors)
-    short = (r for r, n in sorted(left.items()) if masked[r] >= attempt.fewest > n)
-    return next(((row, left[row]) for row in short), None)
+def continuing(attempt: Attempt, roster: Roster, present: Collection[str], left: Collection[str]) -> set[str]:
+    """Return the sites, of those that are left, that may train on from what they have trained before.
+
+    Moments move a site's tensors even where the received model has no gradient. So of each class of a site
+    enough others go on that have learned it from the same rows and in the same sums; the rest begin afresh,
+    and so does a site whose classes of this attempt are others than those that it has learned.
+    """
+    rows = rows_of(attempt, roster, present)
+    learned = {s: set(zip(roster[s].learned, roster[s].histories, strict=False)) for s in left}
+    on = {site for site, of in learned.items() if of and sorted(row for row, _ in of) == rows[site]}
+    while True:
+        alike = Counter(one for site in on for one in learned[site])
+        alone = {site for site in on if any(alike[one] < attempt.fewest for one in learned[site])}
+        if not alone:
+            return on
+        on -= alone
+
+
+def too_few_left(
+    attempt: Attempt, roster: Roster, present: Collection[str], survivors: Collection[str]
+) -> str:
+    """Return why the sum of these survivors would hide too little, of a row or a state; empty if it hides."""
+    masked, left, fewest = count(roster, present), count(roster, survivors), attempt.fewest
+    for row, number in sorted(left.items()):
+        if masked[row] >= fewest > number:
+            return f"of the sites that train class number {row} only {number} are left; a sum needs {fewest}"
+    went_on = continuing(attempt, roster, present, present) & set(survivors)
+    if alone := went_on - continuing(attempt, roster, present, survivors):
+        return f"of the sites that went on from the state of {min(alone)} too few are left"
+    return ""
 
 
 def sorted_out(

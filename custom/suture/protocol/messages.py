@@ -281,6 +281,8 @@ class MaskKeys:
         rows: numbers of the classes whose rows it sends, as the server has numbered them.
         certificate: of the startup kit; in a simulation a key that its process has made.
         among: the sites of the attempt in which it first masked its update of the round, if there was one.
+        learned: numbers of the classes of which it has an optimiser's moments and the like.
+        histories: of each of these a digest of the models and sums since it began afresh.
         signature: of all that, with experiment, round and attempt.
     """
 
@@ -290,6 +292,8 @@ class MaskKeys:
     rows: Annotated[tuple[RowNumber, ...], Field(max_length=MOST_CLASSES)]
     certificate: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9\s+/=-]*$", max_length=16_384)]
     among: Annotated[tuple[SiteName, ...], Field(max_length=MOST_SITES)] = ()
+    learned: Annotated[tuple[RowNumber, ...], Field(max_length=MOST_CLASSES)] = ()
+    histories: Annotated[tuple[Digest, ...], Field(max_length=MOST_CLASSES)] = ()
     signature: Bytes = ""
 
 

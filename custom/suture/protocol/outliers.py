@@ -1,4 +1,8 @@
-"""Sites whose updates were unlike those of the others, or were rejected: what the history of a run shows."""
+"""Sites whose updates were unlike those of the others, or were rejected: what the history of a run shows.
+
+All marks compare the sites of a round with its median and with the mean of the others. So they say the same
+of a few liars among honest sites, and of an honest site among liars.
+"""
 
 from __future__ import annotations
 
@@ -117,14 +121,18 @@ def _of(norms: Sequence[float], cosines: Sequence[float], opposed: int, loss: fl
 
 
 def outlier_notes(found: Mapping[str, _SiteUpdates]) -> list[str]:
-    """Return a note on each site whose updates were marked."""
+    """Return a note on the sites whose updates were marked, and on those from which they differed.
+
+    It accuses neither: the marks compare, and sites that agree on their lies are each other's measure.
+    """
+    marked = [f"{site}: {'; '.join(one.marks)} rounds" for site, one in found.items() if one.marks]
+    others = [site for site, one in found.items() if not one.marks]
+    if not marked:
+        return []
     return [
-        (
-            f"The updates of {site} differed from those of the other sites ({'; '.join(one.marks)} rounds): "
-            "its data may differ, or the site may not follow the method."
-        )
-        for site, one in found.items()
-        if one.marks
+        f"Two groups of sites have sent updates that differ: {', '.join(others) or 'none'}; and "
+        f"{', '.join(marked)}. One group may have other data, or not follow the method. These marks cannot "
+        "tell which: where half of the sites or more agree to lie, an honest one is marked, and no liar."
     ]
 
 

@@ -43,7 +43,7 @@ def configuration(run: Run) -> list[Settings]:
         ("Model", run.model, lambda: ModelSpec(run.model["name"])),
         ("Augmentation", run.augmentation, Augmentation),
         ("Robust merge", run.robust, dict),
-        ("Secure aggregation", run.secure_aggregation, dict),
+        ("Secure aggregation (experimental)", run.secure_aggregation, dict),
     ]
     return [_parted(title, values, default) for title, values, default in parts if values]
 

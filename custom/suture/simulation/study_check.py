@@ -19,9 +19,9 @@ from suture.data.decoding import other_modality
 from suture.data.inspection import counted_modalities, size_notes, stated_modalities
 from suture.data.quality import Count, Findings
 from suture.data.table import SPLITS, Split
-from suture.federation.server.checks import check_label_type, check_liars, check_owners
+from suture.federation.server.checks import check_label_type, check_liars, check_owners, check_same_classes
 from suture.federation.server.classes import ClassConflict, one_name, statements
-from suture.federation.server.notes import unprotected_note
+from suture.federation.server.notes import EXPERIMENTAL, unprotected_note
 from suture.federation.server.registry import senders, shared_generic
 from suture.federation.site.patient_privacy import check_batch_norm
 from suture.federation.site.site import check_consent
@@ -131,6 +131,9 @@ def refusals(configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings]
     checks.append(partial(check_liars, job, len(configs)))
     owners, sent = _rows_sent(findings, job)
     checks.append(partial(check_owners, job.secure_aggregation, sent, owners, len(configs)))
+    for label_type in label_types:
+        alike = job.secure_aggregation, job.method, label_type, owners, len(configs)
+        checks.append(partial(check_same_classes, *alike))
     if label_types and any(config.privacy.epsilon for config in configs.values()):
         model = build(plan.model, LabelSet(("class",), label_types[0]), plan.seed, pretrained=False)
         checks.append(partial(check_batch_norm, model, plan, job.rounds))
@@ -218,6 +221,8 @@ def _warnings(
     if job and job.robust and len(findings) >= job.robust.fewest:
         _, sent = _rows_sent(findings, job)
         yield from unprotected_note(job.robust, [n for n, sites in sent.items() if sites < job.robust.fewest])
+    if job and job.secure_aggregation:
+        yield EXPERIMENTAL
     if _by_loss(job) and not any(
         _behind_the_loss(found, configs[site].privacy) >= max(configs[site].privacy.min_loss, 1)
         for site, found in findings.items()

@@ -79,12 +79,12 @@ def test_rows_of_classes_are_compared_by_name() -> None:
     assert class_signs(("Mass", "Nodule")).abs().tolist() == [1, 1]
 
 
-def changed(factor: float) -> Any:
-    """Alpha scales its change."""
+def changed(factor: float, liars: tuple[str, ...] = ("alpha",)) -> Any:
+    """Some sites scale their change."""
 
     def change(site: str, task: TaskData, answer: Packed) -> Packed:
         update = unpack(answer)
-        if site != "alpha" or not isinstance(update, Update):
+        if site not in liars or not isinstance(update, Update):
             return answer
         scaled = {
             group: {
@@ -121,8 +121,8 @@ def test_a_sign_flip_is_marked_and_honest_sites_are_not(factor: float, marks: li
     assert {s: [text.split(" in ")[0] for text in one.marks] for s, one in found.items()} == (
         {site: [] for site in SITES} | {"alpha": marks}
     )
-    noted = [note for note in server.record.run["notes"] if "differed from those of the other sites" in note]
-    assert [note.split(" differed ")[0] for note in noted] == ["The updates of alpha"] * bool(marks)
+    noted = [note for note in server.record.run["notes"] if note.startswith("Two groups")]
+    assert ["beta, delta, epsilon, gamma; and alpha: " in note for note in noted] == [True] * bool(marks)
     write_report(server.record.folder)
     page = (server.record.folder / "report.html").read_text()
     assert "Comparison of the sites' updates</h2>" in page
@@ -131,6 +131,16 @@ def test_a_sign_flip_is_marked_and_honest_sites_are_not(factor: float, marks: li
     events = [json.loads(line) for line in (server.record.folder / "events.jsonl").read_text().splitlines()]
     told = [event["sites"] for event in events if event["event"] == "outliers"]
     assert [list(sites) for sites in told] == [["alpha"]] * (4 if marks else 0)
+
+
+def test_a_majority_that_lies_has_an_honest_site_marked_and_the_note_says_so(tiny: Any) -> None:
+    """Two of three send a twentieth of their change: gamma is long beside them, as one liar would be."""
+    sites = {name: SITES[name] for name in ("alpha", "beta", "gamma")}
+    server = tiny(METHOD, sites, rounds=2, selection="last").server()
+    federate(server, Between(tiny(METHOD, sites, rounds=2).sites(), changed(0.05, ("alpha", "beta"))))
+    [noted] = [note for note in server.record.run["notes"] if "over 10 times as long in 2 of 2" in note]
+    assert "alpha, beta; and gamma: " in noted
+    assert "cannot tell which" in noted
 
 
 def test_two_sites_have_figures_and_no_mark(tiny: Any) -> None:

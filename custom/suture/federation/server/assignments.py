@@ -54,6 +54,7 @@ class Assigner:
         rule: see `TaskData`.
         ledgers: the newest digest of each site's ledger.
         masks: the step of secure aggregation of each site that takes part; None where updates are not masked.
+        left_out: classes that no site trains in this task.
     """
 
     method: Method
@@ -68,6 +69,7 @@ class Assigner:
     rule: Rule = "sensitivity"
     ledgers: Mapping[str, str] = field(default_factory=dict)
     masks: Mapping[str, MaskTask] | None = None
+    left_out: Collection[str] = ()
 
     def assign(self, task: Task) -> dict[str, tuple[TaskData, AllowedReply]]:
         """Return the payload of every site in the order of their names, with what it may answer.
@@ -77,7 +79,7 @@ class Assigner:
         """
         # Sites that see the same classes share the tensors: memory grows with the sets of classes.
         assignments, rows_of = {}, cache(self._rows)
-        known = frozenset(self.model.labels)
+        known = frozenset(self.model.labels).difference(self.left_out)
         for site, member in sorted(self.registry.members.items()):
             rows = self.registry.rows_for(site, self.method.labels.view)
             rows = tuple(name for name in rows if name in known)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from suture.core.errors import ConfigError, FederationError, as_word
@@ -99,8 +99,36 @@ def check_owners(
         raise FederationError(
             f"secure_aggregation adds the row of a class over its sites, {secure.fewest} or more, and these "
             f"have fewer: {listed}. Leave such classes out at their sites, find more sites or, in a new "
-            "experiment, remove the section or choose a method whose sites send all rows or keep their heads "
-            "(vanilla, pfl)"
+            "experiment, remove the section or choose a method whose sites send all rows (vanilla; from a "
+            "server that lies it does not hide such a site's update)"
+        )
+
+
+def check_same_classes(
+    secure: SecureAggregation | None,
+    method: Method,
+    label_type: LabelType,
+    owners: Mapping[str, Collection[str]],
+    sites: int,
+) -> None:
+    """Check that all sites have the same classes, where secure aggregation needs that.
+
+    Where one of a site's classes is right, rows that are equal move nothing: a server that chooses them could
+    let one site alone learn, though each class has many.
+
+    Args:
+        owners, sites: see `check_owners`.
+
+    Raises:
+        FederationError: names a class that not all have.
+    """
+    if secure is None or label_type != "multiclass" or method.labels.unknown != "masked":
+        return
+    if lacking := [name for name, annotating in owners.items() if len(annotating) < sites]:
+        raise FederationError(
+            f"secure_aggregation: where an image has one class, {method.about.title} needs the same "
+            f"classes at all sites, and not all have {lacking[0]!r}; in a new experiment, remove the section "
+            "or choose a method that teaches unknown classes as absent (vanilla)"
         )
 
 

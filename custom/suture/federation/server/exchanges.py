@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from suture.federation.expectation import expected_answer
@@ -63,6 +63,7 @@ class Exchanges:
         state: RunState,
         decisions: Decisions | None = None,
         masks: Mapping[str, MaskTask] | None = None,
+        left_out: Collection[str] = (),
     ) -> dict[str, Packed]:
         """Return the task of each site that is not excluded.
 
@@ -70,7 +71,7 @@ class Exchanges:
             number: the newest committed round.
             facts: of each class; they go down besides the model.
             decisions: by which the sites decide their test images.
-            masks: see `Assigner`.
+            masks, left_out: see `Assigner`.
         """
         if task.name == "train":
             # Noise may begin with a job, and makes an update longer than all before.
@@ -89,6 +90,7 @@ class Exchanges:
             self.plan.transport,
             ledgers=self.ledgers.read(),
             masks=masks,
+            left_out=left_out,
         )
         if decisions:
             own = {site: decisions_of(decisions, registry, site) for site in registry.members}

@@ -2,7 +2,8 @@
 
 An attempt is five exchanges: the sites make keys, seal shares of their secrets for one another, answer the
 task with masked updates, sign the list of sites whose updates have arrived, and reveal the shares that unmask
-the sum of these. Where an attempt fails, the round is repeated with new keys; a site keeps its update.
+the sum of these. Where an attempt fails, the round is repeated with new keys. A site keeps its update, unless
+it was of a class that too few sites of the new attempt train: nobody trains that one.
 
 A site that can be shown to have lied (keys and signatures that are not its own, shares other than it has
 committed to) is named, and left out while enough others are there. Where one site says that it holds no share
@@ -43,10 +44,11 @@ from suture.protocol.masking import (
     Masked,
     MaskingRefused,
     SiteLies,
+    count,
     from_fixed_point,
     rows_of,
-    short_row,
     sorted_out,
+    too_few_left,
     unmasked,
 )
 from suture.protocol.messages import Masking, MaskKeys, MaskTask, TaskData, Update
@@ -76,6 +78,7 @@ class Masks:
         collector: of the exchanges besides the updates.
         stuck: why the attempt cannot be completed; empty while it can.
         lines: of each site that fell out in an exchange besides the updates.
+        left_out: the classes that too few sites of the attempt train, so that none of them does.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class Masks:
             plan.experiment, 0, "", plan.secure_aggregation.colluders, plan.digest(rounds)
         )
         self._numbers, self._roster = dict[str, dict[str, int]](), dict[str, MaskKeys]()
+        self.left_out = frozenset[str]()
         self._sealed, self._survivors = dict[str, dict[str, str]](), list[str]()
         self._unopened, self._revealed = dict[str, set[str]](), dict[str, Masking]()
 
@@ -155,6 +159,7 @@ class Masks:
                     self._leave_out(site, some[site])
                 asked, able = asked - some.keys(), able - some.keys()
         self._numbers = {site: self._numbers_of(registry, site) for site in registry.members}
+        self._labels = registry.labels
         number = self._attempt.number
         return self._open({s: MaskTask("keys", number, self._numbers[s]) for s in sorted(asked)})
 
@@ -193,22 +198,9 @@ class Masks:
         late = "can take part from the next round on: others have masked their updates without it"
         for site, why in (dict.fromkeys(roster.keys() - self._roster, late) | out).items():
             self._leave_out(site, why)
-        if self._enough(len(self._roster), self._quorum):
-            self._wait_for_owners(lists)
+        self._enough(len(self._roster), self._quorum)
         task = MaskTask("shares", self._attempt.number, roster=self._roster)
         return self._open({} if self.stuck else dict.fromkeys(self._roster, task))
-
-    def _wait_for_owners(self, lists: Collection[tuple[str, ...]]) -> None:
-        """End an attempt of round 1 in which a site has not seen enough others sign for one of its classes.
-
-        It would refuse to train, see `SiteMasks.begin`; later it knows the sites of the rounds before.
-        """
-        fewest = self._attempt.fewest
-        for site in self._roster if self._attempt.round == 1 else ():
-            seen = self._roster.keys() | {s for of in lists if site in of for s in of}
-            owners = Counter(n for s in seen & self._numbers.keys() for n in self._numbers[s].values())
-            if few := [name for name, number in self._numbers[site].items() if owners[number] < fewest]:
-                self.stuck = f"the first sum of {few[0]!r} needs the keys of {fewest} sites that send it"
 
     def _lists(self) -> set[tuple[str, ...]]:
         """Return the lists of sites among which updates of this round may have been masked."""
@@ -222,6 +214,12 @@ class Masks:
         found = {site: step.sealed for site, step in sorted(self._close(missing).items())}
         self._sealed = {site: sealed for site, sealed in found.items() if sealed.keys() == sites}
         self._blame(dict.fromkeys(found.keys() - self._sealed, "has not sealed its shares for all sites"))
+        fewest, senders = self._attempt.fewest, count(self._roster, self._sealed)
+        for site, rows in rows_of(self._attempt, self._roster, self._sealed).items():
+            if not rows:
+                self._leave_out(site, f"of each of its classes fewer than {fewest} sites are there")
+                del self._sealed[site]
+        self.left_out = frozenset(n for n in self._labels if 0 < senders.get(self._number(n), 0) < fewest)
         if not self._enough(len(self._sealed), self._quorum):
             return {}
         lists = sorted(self._lists() | {tuple(sorted(sites))})
@@ -237,12 +235,9 @@ class Masks:
         self._lost |= dict.fromkeys(gone, "its masked update did not arrive in an attempt of this round")
         self._times.update(gone)
         if self._enough(len(self._survivors), self._quorum) and (  # later a sum is revealed, once a round
-            row := short_row(self._attempt, self._roster, present, self._survivors)
+            why := too_few_left(self._attempt, self._roster, present, self._survivors)
         ):
-            self.stuck = (
-                f"a class has {row[1]} of the {self._attempt.fewest} sites left that its sum needs, without "
-                f"{', '.join(gone)}"
-            )
+            self.stuck = f"{why}, without {', '.join(gone)}"
         task = MaskTask("survivors", self._attempt.number, survivors=tuple(self._survivors))
         return self._open({} if self.stuck else dict.fromkeys(self._survivors, task))
 
@@ -334,10 +329,12 @@ class Masks:
         norm = norm_of(*method.exchange.parts(previous.shared, previous.head))
         moved, furthest = distance(model, previous), LARGEST_UPDATE * norm * len(sent) ** 0.5
         if norm and moved > furthest:  # each row may be the longest of another site's: hence the root
+            part, sites = self._suspects(model, previous, furthest)
             self.stuck = (
                 f"the mean of the updates is {moved:.3g} from the model, and sites that check their own stay "
-                f"within {furthest:.3g}: a site has sent something else, and the masks hide which. Begin an "
-                "experiment with another seed, without the site that you suspect"
+                f"within {furthest:.3g}: in {part} one of {', '.join(sites)} has sent something else, "
+                "and the masks hide which. Begin an experiment with another seed, without the site that you "
+                "suspect"
             )
             return None
         sent_rows = {number for of in numbers.values() for number in of.values()}
@@ -348,6 +345,15 @@ class Masks:
             first = f"Secure aggregation, first in round {self._attempt.round}"
             self._note([f"{first}: the row of {', '.join(new)} {why}."])
         return Merged(Counted(tuple(sent), model))
+
+    def _suspects(self, model: GlobalModel, previous: GlobalModel, furthest: float) -> tuple[str, list[str]]:
+        """Return what of a model is too far from the one before, and the sites that have sent it."""
+        rows = rows_of(self._attempt, self._roster, self._sealed)
+        for i, name in enumerate(previous.labels):
+            moved = norm_of({key: t[i] - previous.head[key][i] for key, t in model.head.items()})
+            if moved > furthest:
+                return f"the row of {name}", [s for s in self._survivors if self._number(name) in rows[s]]
+        return "the shared tensors", self._survivors
 
     def _enough(self, number: int, quorum: int = 0, what: str = "left of an attempt") -> bool:
         """Whether so many sites are enough to go on; if not, the attempt is stuck.
@@ -365,7 +371,7 @@ class Masks:
         method, round_ = self._plan.method, self._attempt.round
         egress, payloads = method.egress(Layout({}, {})), dict[str, tuple[TaskData, AllowedReply]]()
         for site, mask in tasks.items():
-            task = TaskData("mask", round_, ledger=self._ledgers.get(site), mask=mask)
+            task = TaskData("mask", round_, round_ - 1, ledger=self._ledgers.get(site), mask=mask)
             payloads[site] = task, expected_answer(method, task, egress)
         return self.collector.open(payloads)
 

@@ -70,14 +70,32 @@ def method_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]
     return [*notes, *facts.notes]
 
 
-def secure_notes(plan: Plan) -> list[str]:
-    """Return a note on what secure aggregation hides, what it does not, and what it switches off."""
+EXPERIMENTAL = (
+    "[secure_aggregation] is experimental: nobody outside of this project has reviewed it, and a server that "
+    "lies can still learn from sums (docs/threat_model.md)."
+)
+
+
+def secure_notes(plan: Plan, owners: Mapping[str, Collection[str]]) -> list[str]:
+    """Return notes on what secure aggregation hides, what it does not, and what it switches off.
+
+    Args:
+        owners: the sites that annotate each class.
+    """
     if plan.secure_aggregation is None:
         return []
+    fewest, notes = plan.secure_aggregation.fewest, [EXPERIMENTAL]
+    if few := [name for name, sites in owners.items() if len(sites) < fewest]:
+        notes.append(
+            f"Secure aggregation: fewer than {fewest} sites annotate {', '.join(few[:_SHOWN])}. All sites "
+            "train these classes, the others as absent: a server that lies could let their sites alone learn."
+        )
     return [
-        "Secure aggregation: the server added up masked updates. It knows who has which class, numbers of "
-        "images, weights, losses and figures of each site, and no site's tensors. So max_update, "
-        "exclusion of a site, norms, cosines and marks of outliers were off; each site checked its update."
+        *notes,
+        "Secure aggregation: the server added up masked updates. One that follows the program knows who "
+        "has which class, numbers of images, weights, losses and figures of each site, and no site's "
+        "tensors. So max_update, exclusion of a site, norms, cosines and marks of outliers were off; each "
+        "site checked its update.",
     ]
 
 

@@ -27,6 +27,7 @@ from suture.federation.server.checks import (
     check_measurable,
     check_owners,
     check_phase,
+    check_same_classes,
     check_selection,
 )
 from suture.federation.server.collector import Line, Receiver, UpdateCollector, list_reasons
@@ -158,6 +159,8 @@ class Server:
         check_owners(self.plan.secure_aggregation, sent, owners, len(self.registry.members))
         infos = {site: answered[site] for site in self.registry.members}
         check_label_type(method, self.registry.label_type)
+        alike = method, self.registry.label_type, owners, len(self.registry.members)
+        check_same_classes(self.plan.secure_aggregation, *alike)
         check_measurable(schedule, infos, found.state.standings.best if found else None)
         if found:
             check_phase(self.plan, schedule.rounds, found.round, found.state.pending)
@@ -210,7 +213,7 @@ class Server:
             few = [name for name, sites in registry.senders(plan.method).items() if sites < robust.fewest]
             record.update(unprotected=few)
             notes += unprotected_note(robust, few)
-        notes += secure_notes(plan)
+        notes += secure_notes(plan, registry.owners())
         record.update(notes=notes)
         relations = self.schedule.relations
         related = [name for name in relations.with_ancestors(labels) if name in relations.parents]
@@ -354,11 +357,12 @@ class Server:
     def _failed(self, line: Line, usable: list[str], undo: Undo | None) -> None:
         self._failures += 1
         reasons = {s: x["reason"] for s, x in line["sites"].items() if s not in usable} | self.state.excluded
-        why = f"round {line['round']}: {len(usable)} usable updates of {self.quorum} needed; "
+        why = f"{len(usable)} usable updates of {self.quorum} needed"
         if self.masks and self.masks.stuck:
             reasons |= {site: str(one["reason"]) for site, one in self.masks.lines.items()}
-            why += f"{self.masks.stuck}; "
-        why += list_reasons(reasons)
+            why = self.masks.stuck
+        told = [f"round {line['round']}: {why}", *([list_reasons(reasons)] if reasons else [])]
+        why = "; ".join(told)
         self.record.history(line | {"status": "unchanged"})
         self.record.event("unchanged", round=line["round"], why=why)
         log.warning("%s; the model stays as it was", why)
@@ -492,8 +496,9 @@ class Server:
         self, task: Task, model: GlobalModel, masks: Mapping[str, MaskTask] | None = None
     ) -> dict[str, Packed]:
         decisions = self.fitted.decisions if self.fitted and task.split == "test" else None
+        left_out = self.masks.left_out if self.masks and masks else ()
         return self.exchanges.assign(
-            task, self.round, model, self.registry, self._facts, self.state, decisions, masks
+            task, self.round, model, self.registry, self._facts, self.state, decisions, masks, left_out
         )
 
     def _close(self, missing: Mapping[str, str]) -> dict[str, Line]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -26,7 +28,15 @@ from suture.federation.site.releases import Answer
 from suture.models.classifier import HEADS
 from suture.protocol.check import AllowedReply, check_reply
 from suture.protocol.masked_updates import fixed_of, in_ring, received_of, with_ring
-from suture.protocol.masking import Attempt, Identity, MaskingRefused, Participant, UpdateTooLarge, rows_of
+from suture.protocol.masking import (
+    Attempt,
+    Identity,
+    MaskingRefused,
+    Participant,
+    UpdateTooLarge,
+    count,
+    rows_of,
+)
 from suture.protocol.messages import Labels, Masking, MaskTask, TaskData, Update
 from suture.protocol.packing import pack, unpack
 
@@ -35,6 +45,9 @@ FILE = "masks.json"
 
 MASKED = "masked.jsonl"
 """File of the digests of all updates that the site has masked, in all experiments; beside its ledger."""
+
+_REQUEST = "request"
+"""What the header of a state calls the request by which it was trained."""
 
 _WAIT = 60.0
 """Seconds to wait for another experiment of the site that writes into `MASKED`."""
@@ -55,7 +68,8 @@ class _Said:
             update of it than of the other sites.
         revealed: for each round, the digest of the sums to which the site has revealed its shares, and of
             what it has received.
-        owners: for each of its classes, by its number, the sites that have signed to send its row.
+        states: for each round, the history of each class that its state has learned, and the request by which
+            that was trained.
         colluders: the most that a job of the experiment has had.
         folder: random digits; a folder that was deleted and made again has lost the rest of this file.
     """
@@ -64,7 +78,7 @@ class _Said:
     among: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     fixed: str = ""
     revealed: dict[str, str] = Field(default_factory=dict)
-    owners: dict[int, tuple[str, ...]] = Field(default_factory=dict)
+    states: dict[str, tuple[dict[int, str], str]] = Field(default_factory=dict)
     colluders: int = 0
     folder: str = Field(default_factory=lambda: secrets.token_hex(16))
 
@@ -76,13 +90,20 @@ class SiteMasks:
         rounds: of the run.
         folder: of the experiment at the site.
         identity: signs the site's keys.
+
+    Attributes:
+        request: by which the site is asked for an update; see `Releases.request`.
     """
+
+    request = ""
+    _hidden = ""  # the request of the update that was masked
 
     def __init__(self, site: str, plan: Plan, rounds: int, folder: Path, identity: Identity) -> None:
         self._site, self._plan, self._folder, self._identity = site, plan, folder, identity
         self._rounds = rounds
         self._numbers: dict[str, int] = {}
         self._part: Participant | None = None
+        self._base: tuple[int, int] = 0, 0  # the committed round of the attempt, that of the site's state
 
     def check_kept(self) -> None:
         """Refuse a plan without secure aggregation for an experiment that had it: updates would leave again.
@@ -115,11 +136,12 @@ class SiteMasks:
         if not said.fixed:
             self._write(replace(said, fixed=now))
 
-    def step(self, task: TaskData, sent: Labels) -> Masking:
+    def step(self, task: TaskData, sent: Labels, state: Callable[[], Mapping[str, Any]]) -> Masking:
         """Take one step of an attempt.
 
         Args:
             sent: those of the site's classes whose rows it sends.
+            state: reads the header of the state from which the site would go on.
 
         Raises:
             MaskingRefused: the server asks for what would reveal an update, or the attempt began elsewhere.
@@ -130,9 +152,10 @@ class SiteMasks:
         if mask.step == "keys":
             numbers = {name: mask.numbers[name] for name in sent if name in mask.numbers}
             said = self._said()
-            if len(set(numbers.values())) < len(numbers) or any(
-                said.numbers.get(name, number) != number for name, number in numbers.items()
-            ):
+            before = {name: number for name, number in said.numbers.items() if name in numbers}
+            if len(set(numbers.values())) < len(numbers) or before != {
+                name: numbers[name] for name in before
+            }:
                 raise MaskingRefused("the server has given the site's classes other numbers than before")
             if secure.colluders < said.colluders:
                 raise MaskingRefused(
@@ -142,17 +165,17 @@ class SiteMasks:
             self._write(replace(said, numbers=said.numbers | numbers, colluders=secure.colluders))
             digest, name = self._plan.digest(self._rounds), self._plan.experiment
             attempt = Attempt(name, task.round, mask.attempt, secure.colluders, digest)
-            self._numbers, among = numbers, said.among.get(str(task.round), ())
-            self._part = Participant(self._site, attempt, list(numbers.values()), self._identity, among)
+            header, among = state(), said.among.get(str(task.round), ())
+            self._numbers, self._base = numbers, (task.committed, header.get("round", 0))
+            learned, request = said.states.get(str(self._base[1]), ({}, ""))
+            if request != header.get(_REQUEST, ""):  # it was trained again, for no sum
+                learned = {}
+            rows = list(numbers.values())
+            self._part = Participant(self._site, attempt, rows, self._identity, among, learned)
             return Masking("keys", keys=self._part.keys)
         part = self._current(task, mask)
         if mask.step == "shares":
-            sealed, said = part.shares(mask.roster), self._said()
-            for number in self._numbers.values():
-                signed = {site for site, keys in mask.roster.items() if number in keys.rows}
-                said.owners[number] = tuple(sorted(signed.union(said.owners.get(number, ()))))
-            self._write(said)
-            return Masking("shares", sealed=sealed)
+            return Masking("shares", sealed=part.shares(mask.roster))
         if mask.step == "survivors":
             return Masking("survivors", signature=part.sign(mask.survivors), unopened=part.unopened)
         revealed = part.reveal(mask.signatures)
@@ -166,7 +189,7 @@ class SiteMasks:
         return part
 
     def _reveal_once(self, round_: int, part: Participant) -> None:
-        """Note the sums to which the site is about to reveal its shares.
+        """Note the sums to which the site is about to reveal its shares, and so what its state is made of.
 
         Raises:
             MaskingRefused: it has revealed them to other sums of this round, or of another model's updates.
@@ -174,14 +197,19 @@ class SiteMasks:
         rows, got = rows_of(part.attempt, part.roster, part.present), part.received
         sums = {site: rows[site] for site in part.survivors}
         model = [got.shared.hex(), *(got.rows[row].hex() for row in part.rows)]
-        now = hashlib.sha256(json.dumps([sums, model], sort_keys=True).encode()).hexdigest()
+        now = _digest([sums, model])
         said = self._said()
         if said.revealed.get(str(round_), now) != now:
             raise MaskingRefused(
                 f"round {round_} was added up over other sites before, or from another model; the difference "
                 "could be an update. Repeat it as it was, or begin a new experiment with another seed"
             )
-        self._write(replace(said, revealed=said.revealed | {str(round_): now}))
+        before = part.learned if part.continues else {}
+        learned = {
+            row: _digest([before.get(row), sums, got.shared.hex(), got.rows[row].hex()]) for row in part.rows
+        }
+        states = said.states | {str(round_): (learned, self._hidden)}
+        self._write(replace(said, revealed=said.revealed | {str(round_): now}, states=states))
 
     def _said(self) -> _Said:
         path = self._folder / FILE
@@ -193,33 +221,61 @@ class SiteMasks:
     def begin(self, task: TaskData, sent: Labels, own: LabelSet) -> None:
         """Take the shares of the other sites, before anything is trained.
 
-        A class that nobody else trains would be refused: where the server zeroes the other rows of the model,
-        the sum of the shared tensors is the update of the sites that have this one. So would be a task under
-        other names of classes: a site that has none of these trains nothing, and hides nobody's update.
+        The site trains those of its classes that enough sites of this very attempt train, and no other:
+        where the server zeroes the other rows, the sum of the shared tensors is the update of the sites that
+        have this class. A site that trained none of its classes would hide nobody's update. Where one of
+        several classes is right, rows that are equal move nothing: there all sites need the same classes.
 
         Args:
             sent: see `step`.
             own: the site's classes.
 
         Raises:
-            MaskingRefused: they are not those of this attempt, or a class has too few sites, or is missing.
+            MaskingRefused: the shares are not those of this attempt, or a class has too few sites, or is
+                missing.
         """
-        asked, every = set(task.labels), self._plan.method.labels.view == "all"
-        strange = set[str]() if every else asked - set(own.names)
-        if wrong := strange | (set(own.names) - set(own.one_sided) - asked):
+        part, use = self._current(task, task.mask), self._plan.method.labels
+        if task.mask is None or task.mask.step != "update" or task.committed != self._base[0]:
+            raise MaskingRefused("the server asks for an update outside of secure aggregation")
+        part.receive(task.mask.sealed)
+        asked, senders = set(task.labels), count(part.roster, part.present)
+        enough = {name for name, number in self._numbers.items() if number in part.rows}
+        if few := sorted(asked & self._numbers.keys() - enough):
+            raise MaskingRefused(
+                f"{senders[self._numbers[few[0]]]} sites that are present train the class {few[0]!r}, and a "
+                f"sum needs {part.attempt.fewest}"
+            )
+        strange = (set(sent) if use.view == "all" else asked) - self._numbers.keys()
+        unnamed = set(own.names) - set(own.one_sided) - self._numbers.keys()
+        if wrong := strange | (enough | unnamed) - asked:
             raise MaskingRefused(
                 f"the server asks to train {'with' if strange else 'without'} the class {min(wrong)!r}; the "
-                "site trains all its classes and no other, or hides nobody's update"
+                "site trains all its classes that enough sites have, and no other, or hides nobody's update"
             )
-        part, owners = self._current(task, task.mask), self._said().owners
-        if task.mask is None or task.mask.step != "update" or self._numbers.keys() != set(sent):
-            raise MaskingRefused("the server asks for an update outside of secure aggregation")
-        for name, number in self._numbers.items():
-            if (few := len(owners[number])) < part.attempt.fewest:
-                raise MaskingRefused(
-                    f"{few} sites have signed to send the row of {name!r}, and a sum needs more"
-                )
-        part.receive(task.mask.sealed)
+        lists = {part.roster[site].rows for site in part.present}
+        if own.label_type == "multiclass" and use.unknown == "masked" and len(lists) > 1:
+            raise MaskingRefused(
+                "the sites have different classes, of which one is right: rows could be equal"
+            )
+
+    @property
+    def continues(self) -> bool:
+        """Whether the site trains on from what it has of the rounds before; see `continuing`."""
+        return self._part is not None and self._part.continues
+
+    def goes_on(self, state: Mapping[str, Any]) -> bool:
+        """Return `continues`, for the header of the state.
+
+        Raises:
+            MaskingRefused: the others have been told of another state.
+        """
+        if state.get("round", 0) != self._base[1]:
+            raise MaskingRefused("the site's state is another one than its keys were made for")
+        return self.continues
+
+    def mark(self) -> dict[str, str]:
+        """Return what the state of a round says of how it was trained."""
+        return {_REQUEST: self.request} if self._plan.secure_aggregation else {}
 
     def _mask_once(self, update: Update, task: TaskData) -> None:
         """Note an update, tensors and rows by their digests, before it is masked.
@@ -272,6 +328,10 @@ class SiteMasks:
         said = self._said()
         every = self._plan.method.labels.view == "all"
         got = received_of(task, self._numbers, allowed.egress, said.fixed, every=every)
-        hidden = part.masked(plain, got)
+        hidden, self._hidden = part.masked(plain, got), self.request
         self._write(replace(said, among={str(task.round): tuple(sorted(part.roster))} | said.among))
         return replace(answer, packed=pack(with_ring(update, hidden, self._numbers)))
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -218,14 +218,18 @@ class Releases:
             header["spent"] = to_jsonable_python(self.ledger.spent())
         return Answer(Packed(packed.tensors, header), replace(allowed, ledger=stated))
 
-    def request(self, task: TaskData, allowed: AllowedReply) -> str:
-        """Return the digest of all that an answer depends on but the site's own state and data."""
+    def request(self, task: TaskData, allowed: AllowedReply, *, afresh: bool = False) -> str:
+        """Return the digest of all that an answer depends on but the site's own state and data.
+
+        Args:
+            afresh: whether it depends on no round before.
+        """
         trains, limits = task.task == "train", self._privacy
         context = {"own": allowed.own, "images": allowed.images, "rounds": self._rounds if trains else 0}
         context |= {"computation": self._config.training.computation}
         context |= {"limits": [limits.min_count, limits.min_loss, limits.round_counts]}
         if trains and self._plan.secure_aggregation:  # else it would be added to updates of another plan
-            context["plan"] = self._plan.digest(self._rounds)
+            context |= {"plan": self._plan.digest(self._rounds), "afresh": afresh}
         asked = pack(replace(task, committed=task.committed if trains else 0, best=0, ledger=None, mask=None))
         return digest(Packed(asked.tensors, {"task": asked.header, **context}))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from suture.federation.site.abstention import LabelViewRefused, abstention, reco
 from suture.federation.site.masks import SiteMasks
 from suture.federation.site.patient_privacy import check_batch_norm, check_protected
 from suture.federation.site.releases import Answer, Releases
-from suture.federation.site.states import States
+from suture.federation.site.states import States, own_part_of
 from suture.federation.site.trainer import Trainer
 from suture.learning.evaluation import Measurement, count_scores, label_counts, loss_leaves, measure
 from suture.learning.samples import SiteSamples
@@ -110,7 +110,8 @@ class Site:
                 task = received(task, self._layout(task), self.plan.transport)
                 allowed = self._allowed(task)
                 self.releases.accept_labels(allowed.own)
-                request = self.releases.request(task, allowed)
+                request = self.releases.request(task, allowed, afresh=secure and not self.masks.continues)
+                self.masks.request = request if secure else ""
                 kept = self.releases.kept(task, request, allowed)
                 if kept is None:
                     kept = self.releases.keep(task, request, allowed, self._perform(task, allowed))
@@ -143,14 +144,17 @@ class Site:
     def _mask(self, task: TaskData) -> Answer:
         """Take a step of secure aggregation."""
         named = tuple(task.mask.numbers) if task.mask else ()
-        return Answer(pack(self.masks.step(task, self._masked(named))), self._allowed(task))
+
+        def state() -> Mapping[str, Any]:
+            return self.states.before(replace(task, task="train")).header
+
+        return Answer(pack(self.masks.step(task, self._masked(named), state)), self._allowed(task))
 
     def _masked(self, named: Labels) -> Labels:
         """Return the classes whose rows the site masks, of some."""
         own, method = self.trainer.data[0].names, self.plan.method
-        owned = method.egress(Layout({}, {})).class_weight == OWNERS
-        sent = tuple(name for name in named if name in own or not owned)
-        return sent if method.exchange.personal == "nothing" else ()
+        owned = method.labels.view != "all" or method.egress(Layout({}, {})).class_weight == OWNERS
+        return tuple(name for name in named if name in own or not owned)
 
     @property
     def _images(self) -> int:
@@ -202,6 +206,8 @@ class Site:
         """Return the state from which the site answers, once the ledger has what it cost."""
         state = self.states.before(task)
         self.releases.cover(state.header)
+        if task.task == "train" and self.plan.secure_aggregation and not self.masks.goes_on(state.header):
+            return own_part_of(state)
         return state
 
     def _train(self, task: TaskData, allowed: AllowedReply) -> Update:
@@ -219,7 +225,8 @@ class Site:
             if not isinstance(error, Aborted):  # the site abstains, which tells that the model diverged
                 self.releases.spend(task)
             raise
-        self.states.save(task, context.model, keep, phase=where.phase.name, **self.releases.mark())
+        marks = self.releases.mark() | self.masks.mark()
+        self.states.save(task, context.model, keep, phase=where.phase.name, **marks)
         update = replace(update, metrics=metrics, state=state.header.get("round", 0))
         return self.releases.limited(update, task, allowed, local.images_of(allowed.images))
 

@@ -42,6 +42,12 @@ class _Header:
     round: Count = 0
 
 
+def own_part_of(state: Packed) -> Packed:
+    """Return a state without the optimiser's, and what else the method keeps."""
+    own = {name: tensor for name, tensor in state.tensors.items() if name.startswith("fixed/")}
+    return Packed(own, state.header)
+
+
 class States:
     """The states of a site in one experiment.
 
@@ -160,7 +166,7 @@ class States:
 
         Args:
             keep: what the method keeps.
-            facts: for the header: the name of the phase, and `Releases.mark`.
+            facts: for the header: the name of the phase, `Releases.mark` and `SiteMasks.mark`.
 
         Raises:
             ConfigError: the method keeps what it does not declare.
