@@ -274,6 +274,7 @@ with open(sys.argv[3], "w") as file:
 """
 
 
+@pytest.mark.complete
 def test_a_monai_bundle_runs_no_name_and_gives_each_back(
     tmp_path: Path, unruled: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -384,6 +385,7 @@ def a_run(folder: Path, names: tuple[str, ...]) -> Path:
     return folder
 
 
+@pytest.mark.complete
 def test_the_report_and_the_page_of_watch_have_the_elements_of_harmless_names(tmp_path: Path) -> None:
     for live in (None, Live("x", "now", NAMES[-3:])):
         hostile, plain = (
@@ -401,6 +403,7 @@ def test_the_report_and_the_page_of_watch_have_the_elements_of_harmless_names(tm
     assert not kinds & {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 
+@pytest.mark.complete
 def test_the_card_and_its_page(tmp_path: Path, unruled: None) -> None:
     folder = a_run(tmp_path / "run", NAMES)
     saved(folder, NAMES)
@@ -466,6 +469,7 @@ UIDS = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID")
 CAPTURE = "1.2.840.10008.5.1.4.1.1.7"
 
 
+@pytest.mark.complete
 def test_structured_reports(tmp_path: Path) -> None:
     hd = pytest.importorskip("highdicom")
     from pydicom import dcmread
@@ -557,6 +561,7 @@ def printed(*what: Any) -> str:
     return out.getvalue()
 
 
+@pytest.mark.complete
 def test_what_a_terminal_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from suture.cli.common import print_line
 
@@ -615,6 +620,7 @@ def test_command_lines_hold_a_path_as_one_word(tmp_path: Path) -> None:
     assert shlex.split(line)[-1] == str(Kit.folder)
 
 
+@pytest.mark.complete
 def test_what_libraries_warn_and_log_reaches_a_terminal_without_control_characters() -> None:
     script = """
 import logging, warnings

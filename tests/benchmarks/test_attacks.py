@@ -60,6 +60,7 @@ def small(attacks: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     own.pool.cache_clear()
 
 
+@pytest.mark.complete
 def test_membership_shows_without_noise_and_not_above_epsilon_with_it(small: Any) -> None:
     """Labels of noise can only be learnt by heart."""
     reader, server = small.attack("noise", 2, "none", [1])
@@ -79,6 +80,7 @@ def test_the_bound_on_epsilon_by_hand(attacks: Any) -> None:
     assert attacks.membership.lower_bound(50, 100) == attacks.membership.lower_bound(0, 100) == 0
 
 
+@pytest.mark.complete
 def test_a_gradient_shows_the_image_and_a_noisy_one_does_not(
     attacks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +95,7 @@ def test_a_gradient_shows_the_image_and_a_noisy_one_does_not(
     assert noisy < 15
 
 
+@pytest.mark.complete
 def test_the_row_of_one_image_is_its_features(attacks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     own, features = attacks.inversion, torch.rand(30, 40, generator=torch.Generator().manual_seed(1))
     monkeypatch.setattr(own.liars, "inputs_of", lambda _: {"features": features})
@@ -109,6 +112,7 @@ def _with_features(change: Any) -> Any:
     return lambda model, inputs, *rest: change(model, {FEATURES: inputs["features"]}, *rest)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("kind", "defence", "answers"),
     [("same", "none", 1), ("moved", "limits", 4), ("new", "limits", 4), ("moved", "ε 8", 1)],
@@ -124,6 +128,7 @@ def test_a_server_gets_few_answers_to_average(
     assert found["epsilon"] <= {"limits": 10, "ε 8": 8}.get(defence, 5)
 
 
+@pytest.mark.complete
 def test_without_budgets_the_noise_is_averaged_away(attacks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attacks.averaging, "ASKED", 16)
     found = attacks.averaging.averaged("new", "none", 1)
@@ -192,6 +197,7 @@ def test_a_cell_of_the_table_by_hand(attacks: Any) -> None:
     assert attacks.table.shown(asked, []) == "0.50 [4]"
 
 
+@pytest.mark.complete
 def test_five_answers_were_all_labels_and_are_few(attacks: Any) -> None:
     """With six digits a loss is 16 labels; on its grid the same questions, or better ones, tell little."""
     own = attacks.site_labels
@@ -200,6 +206,7 @@ def test_five_answers_were_all_labels_and_are_few(attacks: Any) -> None:
     assert own.right(own.dense, own.STRICT, 5, 1) < 58
 
 
+@pytest.mark.complete
 def test_what_a_server_still_learns_is_in_the_threat_model(attacks: Any) -> None:
     """Many answers are still many labels: no grid replaces a limit of answers."""
     own = attacks.site_labels

@@ -8,6 +8,8 @@ from pathlib import Path
 import machine
 import pytest
 
+pytestmark = pytest.mark.complete
+
 
 def git(folder: Path, *words: str) -> str:
     identity = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")

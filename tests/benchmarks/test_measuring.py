@@ -19,6 +19,7 @@ def test_works_take_turns_in_either_order_and_the_first_time_is_left_out() -> No
     assert [len(times.cpu) for times in found.values()] == [2, 2]
 
 
+@pytest.mark.complete
 def test_work_apart_has_a_process_of_its_own_and_raises_here() -> None:
     assert apart(os.getpid) != os.getpid()
     with pytest.raises(FileNotFoundError):
@@ -61,6 +62,7 @@ def _memory_of_one_that_holds(megabytes: int) -> float:
     return found
 
 
+@pytest.mark.complete
 def test_the_memory_of_a_process_has_its_pages_and_none_of_one_that_has_ended() -> None:
     more = _memory_of_one_that_holds(51) - _memory_of_one_that_holds(1)
     assert 50 < more < 60  # 50 MiB are 52.4 MB

@@ -43,6 +43,7 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 LOOP = Figure("rounds", "a round", "s", (1.0, 2.0, 3.0), "tensors", (1.0,), (Target("figure", "≤", 1.0),))
 
 
+@pytest.mark.complete
 def test_a_target_that_is_not_reached_is_said_and_no_failure(command: Any, tmp_path: Path) -> None:
     found = command([LOOP])
     assert found["parts"]["rounds"]["torch threads"] == 1
@@ -52,6 +53,7 @@ def test_a_target_that_is_not_reached_is_said_and_no_failure(command: Any, tmp_p
     )
 
 
+@pytest.mark.complete
 def test_a_part_that_fails_is_a_row_and_the_exit_code(command: Any, tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ended:
         command(OSError("the disk is full"))
@@ -77,6 +79,7 @@ def test_after_a_part_that_fails_the_others_are_measured_and_it_is_named_at_the_
     assert "| scale | a round | s | 1 | 1.00 |" in (tmp_path / "speed.md").read_text()
 
 
+@pytest.mark.complete
 def test_an_absent_anchor_is_a_row_and_the_exit_code(command: Any, tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ended:
         command([Figure("rounds", "a round", "s", (1.0,), "flwr", missing="`make flwr` adds it")])
@@ -84,6 +87,7 @@ def test_an_absent_anchor_is_a_row_and_the_exit_code(command: Any, tmp_path: Pat
     assert "not measured: `make flwr` adds it" in (tmp_path / "speed.md").read_text()
 
 
+@pytest.mark.complete
 def test_a_run_is_compared_with_an_earlier_one_of_the_same_settings(command: Any, tmp_path: Path) -> None:
     command([LOOP])
     before = tmp_path / "before.json"

@@ -29,7 +29,7 @@ FOREIGN = {
         "--property",
         "--value",
     ),  # nvflare, systemd
-    *("--logdir", "--backend-store-uri"),  # TensorBoard, MLflow
+    *("--logdir", "--backend-store-uri", "--torch-backend"),  # TensorBoard, MLflow, uv
     *("--export", "--export-dir", "--kit", "--method"),  # a job.py
 }
 """Options of other programs, and of a job's own file."""
@@ -92,6 +92,7 @@ def test_an_option_without_its_command_is_one_of_run(room: str) -> None:
     assert not {(name, option) for name, option in found if option not in COMMANDS["run"]}
 
 
+@pytest.mark.complete
 def test_what_is_advised_exists() -> None:
     paths = [*PAGES, *sorted(CODE.rglob("*.py"))]
     assert len(paths) > 100

@@ -49,6 +49,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.complete
 def test_list_names_everything() -> None:
     said = " ".join(suture("list").stdout.split())  # as wide as a terminal may be
     for word in (
@@ -92,6 +93,7 @@ def test_a_mistake_is_one_clear_line_and_a_code(
     assert not list(tmp_path.glob("runs/*"))
 
 
+@pytest.mark.complete
 def test_a_process_of_its_own_says_the_same_and_ends_with_the_code(tmp_path: Path) -> None:
     done = started("report", "nowhere", cwd=tmp_path)
     assert done.returncode == suture("report", str(tmp_path / "nowhere")).returncode != 0
@@ -99,6 +101,7 @@ def test_a_process_of_its_own_says_the_same_and_ends_with_the_code(tmp_path: Pat
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.complete
 def test_second_run_report_and_predict(run: Path, tmp_path: Path) -> None:
     again = suture("run", "demo", *SMALL, "--out", str(run))
     assert again.returncode == 2

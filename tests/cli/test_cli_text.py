@@ -68,6 +68,7 @@ def test_images_make_no_vocabulary(tmp_path: Path) -> None:
     assert "data are images" in str(error)
 
 
+@pytest.mark.complete
 @pytest.mark.data
 def test_the_vocabulary_of_the_package_is_made_again(data_root: Path, tmp_path: Path) -> None:
     path, out = tmp_path / "suture.toml", tmp_path / "clinical_words.txt"

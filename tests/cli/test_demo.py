@@ -50,5 +50,5 @@ def test_each_site_has_a_process_where_there_are_cores(
 
 
 def test_make_demo_ends_with_the_demo() -> None:
-    recipe = MAKEFILE.read_text().split("\ndemo: install\n")[1].split("\n\n")[0]
+    recipe = MAKEFILE.read_text().split("\ndemo: $(VENV)/.demo\n")[1].split("\n\n")[0]
     assert recipe == "\t$(BIN)/suture demo"

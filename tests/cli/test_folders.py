@@ -51,6 +51,7 @@ def keys(tmp_path: Path) -> tuple[Path, Path]:
     return private, public
 
 
+@pytest.mark.complete
 def test_a_file_that_a_command_writes_gets_its_folder(place: Path, tmp_path: Path) -> None:
     run, site, study = place / "run", place / "study" / "alpha", place / "study"
     said = suture("evaluate", run, site, "-o", tmp_path / "1/a/b.json", "--scores", tmp_path / "2/a/b.csv")
@@ -65,6 +66,7 @@ def test_a_file_that_a_command_writes_gets_its_folder(place: Path, tmp_path: Pat
     assert len({path.parent.parent for path in tmp_path.glob("?/a/*") if path.is_file()}) == 8
 
 
+@pytest.mark.complete
 def test_a_run_is_taken_for_its_model(place: Path, tmp_path: Path) -> None:
     run, site = place / "run", place / "study" / "alpha"
     by_run = tmp_path / "run.csv"
@@ -81,6 +83,7 @@ def test_a_run_is_taken_for_its_model(place: Path, tmp_path: Path) -> None:
     assert (tmp_path / "tuned" / "tuned.json").is_file()
 
 
+@pytest.mark.complete
 def test_a_folder_is_taken_for_the_files_of_its_sites(place: Path, tmp_path: Path) -> None:
     study = place / "study"
     files = [study / name / "suture.toml" for name in ("alpha", "beta")]
@@ -100,6 +103,7 @@ def test_a_folder_is_taken_for_the_files_of_its_sites(place: Path, tmp_path: Pat
     assert len((tmp_path / "all.csv").read_text().splitlines()) == 1 + 280 + 79  # one row has no image
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("spelling", ["--licence", "--license"])
 def test_a_licence_is_spelt_in_two_ways(
     spelling: str, place: Path, tmp_path: Path, keys: tuple[Path, Path]
@@ -184,6 +188,7 @@ def test_no_line_of_a_site_is_refused_in_pydantics_words(line: str, place: Path,
     _is_ours(str(refused.value))
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [

@@ -69,6 +69,7 @@ def test_no_command_runs_the_code_of_a_folder(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.complete
 def test_a_check_names_the_code_and_goes_on_without_it(study: Path, mark: Path) -> None:
     result = CliRunner().invoke(app, ["check", str(study)])
     assert result.exit_code
@@ -101,6 +102,7 @@ def test_a_link_to_code_is_code(study: Path, mark: Path) -> None:
     assert not mark.exists()
 
 
+@pytest.mark.complete
 def test_jobs_of_the_working_directory_are_no_part_of_the_package(
     study: Path, mark: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,9 @@ from suture.cli import app
 from suture.cli.common import guarded
 from suture.models.saved import load_model
 
+pytestmark = pytest.mark.complete
+
+
 Suture = Callable[..., tuple[int, str]]
 
 SETTINGS = ("method=afl", "rounds=1", "images=30", "held_out=30")

@@ -65,6 +65,7 @@ def suture(*words: str, **variables: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
 
 
+@pytest.mark.complete
 def test_the_versions_are_one_line() -> None:
     line = suture("--version")
     assert re.fullmatch(
@@ -72,6 +73,7 @@ def test_the_versions_are_one_line() -> None:
     )
 
 
+@pytest.mark.complete
 def test_a_shell_completes_the_names_of_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = suture(_SUTURE_COMPLETE="complete_bash", COMP_WORDS="suture run fedlsm_", COMP_CWORD="2").split()
     assert "fedlsm_nih" in found

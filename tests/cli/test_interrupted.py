@@ -38,6 +38,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_interrupted_loop_says_the_command_that_continues_it(workers: int, tmp_path: Path) -> None:
     """No process of it imports a module of the working directory, which may be anybody's."""

@@ -97,6 +97,7 @@ def test_a_site_that_names_the_file_learns_a_child_of_its_own_classes(study: Pat
     assert read_table(load_site_config(config).data).table.y.tolist() == [[1, 1]]
 
 
+@pytest.mark.complete
 def test_a_site_gets_the_part_of_the_file_that_concerns_it(study: Path) -> None:
     suture("labels", str(study), "--same", "Lesion of the Lung=Lung Lesion", "--by", "M. Ruiz")
     suture("labels", str(study), "--child", "Lung Lesion=Chest Finding", "--by", "M. Ruiz")
@@ -130,6 +131,7 @@ def test_a_decision_that_is_none(study: Path, words: list[str], says: str) -> No
     assert not (study / "labels.toml").exists()
 
 
+@pytest.mark.complete
 def test_a_faulty_file_ends_the_commands_that_read_it(study: Path) -> None:
     (study / "labels.toml").write_text('[parents]\n"A" = ["A"]\n')
     assert "'A' < 'A': a class cannot" in " ".join(RUNNER.invoke(app, ["check", str(study)]).output.split())
@@ -138,6 +140,7 @@ def test_a_faulty_file_ends_the_commands_that_read_it(study: Path) -> None:
             read()
 
 
+@pytest.mark.complete
 def test_a_parent_with_a_typo_is_refused_with_the_nearest_name(study: Path) -> None:
     (study / "labels.toml").write_text('[parents]\nConsolidation = ["Lung Opacitty"]\n')
     with pytest.raises(ConfigError, match=r"labels.toml: no site and no atlas has 'Lung Opacitty'; did you"):
@@ -167,6 +170,7 @@ def test_the_first_decision_makes_the_file_that_a_site_names_already(study: Path
     assert (study / "labels.toml").exists()
 
 
+@pytest.mark.complete
 def test_the_check_follows_a_decision_that_two_names_are_one(study: Path) -> None:
     def alike() -> bool:
         return "nearly the same" in " ".join(RUNNER.invoke(app, ["check", str(study)]).output.split())

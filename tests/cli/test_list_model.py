@@ -13,6 +13,7 @@ def shown(*words: str) -> tuple[int, str]:
     return done.exit_code, " ".join((done.output or str(done.exception)).split())
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("name", "parts"),
     [

@@ -20,6 +20,7 @@ from suture.core.errors import ConfigError
 from suture.reports import trackers, watch
 
 
+@pytest.mark.complete
 def test_ctrl_c_ends_watching_cleanly(tmp_path: Path) -> None:
     write_run(tmp_path, run_record(), history_records(), metrics_record())
     command = [sys.executable, "-m", "suture", "watch", str(tmp_path), "--port", "0"]

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.complete
+
 
 def test_a_command_of_another_package_is_added_and_replaces_none(tmp_path: Path) -> None:
     info = tmp_path / "other-1.0.dist-info"

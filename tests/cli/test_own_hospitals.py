@@ -18,6 +18,8 @@ from suture.cli.app import app
 from suture.cli.common import console
 from suture.simulation.actions import evaluate
 
+pytestmark = pytest.mark.complete
+
 
 @pytest.fixture(autouse=True)
 def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

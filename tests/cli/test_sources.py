@@ -30,6 +30,7 @@ def unpickles(text: str) -> list[str]:
     return found
 
 
+@pytest.mark.complete
 def test_nothing_is_unpickled_by_an_argument() -> None:
     """What crosses a boundary is safetensors and JSON."""
     assert len(FILES) > 100
@@ -39,6 +40,7 @@ def test_nothing_is_unpickled_by_an_argument() -> None:
     assert not unpickles("torch.load(path, weights_only=True); np.load(path, allow_pickle=False)")
 
 
+@pytest.mark.complete
 def test_ruff_finds_what_unpickles() -> None:
     faults = {
         "import pickle": "TID251",
@@ -110,6 +112,7 @@ def opened(text: str) -> list[str]:
     return found
 
 
+@pytest.mark.complete
 def test_only_regular_files_are_opened() -> None:
     """A pipe that somebody has put in the place of a file would never end."""
     package = ROOT / "custom"

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+pytestmark = pytest.mark.complete
+
+
 HEAVY = ("torch", "torchvision", "monai", "sklearn", "scipy", "pandas", "matplotlib", "nvflare", "PIL")
 SCRIPT = f"""
 import sys

@@ -48,6 +48,7 @@ def study(tmp_path: Path) -> Path:
     return tmp_path / "study"
 
 
+@pytest.mark.complete
 def test_three_commands_give_a_model(study: Path, tmp_path: Path) -> None:
     said = " ".join(suture("check", str(study)).split())
     assert "1 of 80" in said or "left out" in said
@@ -62,6 +63,7 @@ def test_three_commands_give_a_model(study: Path, tmp_path: Path) -> None:
     assert not list(study.rglob("state")), "the states of a run belong to the run"
 
 
+@pytest.mark.complete
 def test_splits_are_made_once_and_kept(study: Path) -> None:
     before = (study / "alpha" / "splits.csv").read_bytes()
     assert before.decode().splitlines()[0] == "patient,split"
@@ -102,6 +104,7 @@ def test_an_image_in_two_splits_and_names_that_look_alike_are_found(tmp_path: Pa
     assert isinstance(result.exception, SutureError)
 
 
+@pytest.mark.complete
 def test_an_image_that_one_site_trains_on_and_another_tests_with_is_a_problem(tmp_path: Path) -> None:
     for site, first, top in (("a", 0, 255), ("b", 8, 4095)):
         rows = [["image", "patient", "split", "Mass"]]
@@ -190,6 +193,7 @@ def test_one_question_for_each_doubtful_thing(tmp_path: Path, monkeypatch: pytes
     assert f"then: suture run '{tmp_path}/my study' --env local" in result.output
 
 
+@pytest.mark.complete
 def test_a_column_called_label_is_named_or_stops_the_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +231,7 @@ def test_where_nothing_is_doubtful_only_the_writing_is_asked_about(
     assert (tmp_path / "s" / "alpha" / "suture.toml").is_file()
 
 
+@pytest.mark.complete
 def test_what_is_refused_is_refused_before_anything_is_shown(study: Path, tmp_path: Path) -> None:
     for name, words in (("alpha", ["--yes"]), ("delta", [])):
         result = RUNNER.invoke(app, ["init", str(study), f"--site={name}={tmp_path / 'a'}", *words])
@@ -263,6 +268,7 @@ def test_every_column_is_named_in_the_file_and_no_cell_writes_into_it(tmp_path: 
     assert load_site_config(tmp_path / "s" / "alpha" / "suture.toml").data.labels == ("Mass", "smoker")
 
 
+@pytest.mark.complete
 def test_words_with_a_plain_meaning_are_notes_and_no_warnings(tmp_path: Path) -> None:
     suture("init", str(tmp_path / "s"), f"--site=alpha={german(tmp_path / 'a', 280)}", "--yes")
     said = " ".join(suture("check", str(tmp_path / "s")).split())
@@ -272,6 +278,7 @@ def test_words_with_a_plain_meaning_are_notes_and_no_warnings(tmp_path: Path) ->
     assert not any("is read as" in warning for warning in found.warnings)
 
 
+@pytest.mark.complete
 def test_a_study_of_texts_is_written_run_and_measured_on_another_table(tmp_path: Path) -> None:
     for name, case in (("a", CASES["reports"]), ("b", CASES["reports without a name"])):
         (tmp_path / name).mkdir()
@@ -296,6 +303,7 @@ def test_a_class_folder_is_measured_as_it_is_read(tmp_path: Path) -> None:
     assert len(table) == 24
 
 
+@pytest.mark.complete
 def test_a_site_without_test_images_is_told_how_to_divide_anew(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     CASES["chexpert"](tmp_path / "a")
@@ -308,6 +316,7 @@ def test_a_site_without_test_images_is_told_how_to_divide_anew(tmp_path: Path) -
     assert "The final figures are lacking: a has no test images" in " ".join(said.split())
 
 
+@pytest.mark.complete
 def test_columns_without_a_finding_are_asked_for_it_and_not_called_alike(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     CASES["redcap checkboxes"](tmp_path / "a")

@@ -11,6 +11,8 @@ from hospitals import image, table
 from suture.cli.app import app
 from suture.core.errors import SutureError
 
+pytestmark = pytest.mark.complete
+
 
 def suture(*words: str) -> str:
     """Run a command; an error of the user is raised."""

@@ -45,18 +45,21 @@ def faults(first: str = "", then: str = "use()", environment: dict[str, str] | N
     return int(done.stdout)
 
 
+@pytest.mark.complete
 @glibc
 def test_a_process_uses_its_freed_memory_again() -> None:
     assert faults() > 10 * PAGES  # else the test below shows nothing
     assert faults(first="assert keep_memory()") < PAGES
 
 
+@pytest.mark.complete
 @glibc
 def test_so_does_each_thread_of_a_process_that_is_started_so() -> None:
     assert faults(then=IN_A_THREAD) > 10 * PAGES
     assert faults(then=IN_A_THREAD, environment=keeping_memory({})) < 2 * PAGES
 
 
+@pytest.mark.complete
 @glibc
 def test_what_the_user_has_set_stays() -> None:
     environment = keeping_memory({"MALLOC_ARENA_MAX": "4", "PATH": "/bin"})

@@ -16,6 +16,7 @@ import pytest
 from suture.core.processes import python_child, wait_for_end, without_interrupts
 
 
+@pytest.mark.complete
 def test_a_process_that_nobody_has_asked_for_its_exit_code_has_ended() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     try:
@@ -56,6 +57,7 @@ def test_ctrl_c_waits_until_what_is_started_is_known(other: bool) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.complete
 @pytest.mark.skipif(sys.platform != "linux", reason="Darwin does not hold to limits of memory")
 @pytest.mark.parametrize(
     ("limit", "work", "said"),
@@ -74,6 +76,7 @@ def test_a_process_limits_itself(limit: str, work: str, said: str) -> None:
     assert said in (done.stderr or "killed")
 
 
+@pytest.mark.complete
 def test_a_child_ends_with_its_block() -> None:
     with python_child(
         "timeit", "-n", "1", "-s", "import time", "time.sleep(60)", stdin=subprocess.DEVNULL

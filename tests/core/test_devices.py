@@ -137,6 +137,7 @@ def test_so_a_site_answers(task: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ENTRIES = ("cli.run", "flare.executor", "flare.simulate", "federation.workers")
 
 
+@pytest.mark.complete
 def test_no_import_starts_cuda_and_what_it_reads_at_its_start_is_set() -> None:
     """Other processes are forked from such a one, in which CUDA must not have been started."""
     program = f"""

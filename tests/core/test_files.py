@@ -107,6 +107,7 @@ def test_json_is_strict(tmp_path: Path, number: float) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.complete
 def test_a_lock_is_waited_for_and_goes_with_its_process(tmp_path: Path) -> None:
     path = tmp_path / "state" / ".lock"
     script = "import time; from pathlib import Path; from suture.core.files import hold; "
@@ -152,6 +153,7 @@ def test_a_folder_contains_what_lies_in_it_after_all_links(tmp_path: Path) -> No
     assert inside(tmp_path / "data" / "a")
 
 
+@pytest.mark.complete
 def test_what_a_killed_process_was_writing_goes_even_before_anybody_has_asked_how_it_ended(
     tmp_path: Path,
 ) -> None:

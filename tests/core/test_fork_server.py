@@ -16,6 +16,8 @@ from forked_work import answer
 
 from suture.core.fork_server import ForkServer
 
+pytestmark = pytest.mark.complete
+
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:

@@ -155,6 +155,7 @@ def test_the_edit_distance_by_hand(a: str, b: str, distance: int) -> None:
         assert [labels._within(one, two, limit) for limit in range(4)] == [distance <= n for n in range(4)]
 
 
+@pytest.mark.complete
 def test_a_typo_is_found_among_many_names() -> None:
     many = [f"Finding {n * 7919 % 100003:06d}" for n in range(0, 3_000, 3)]
     assert ("Sarcoidosis", "Sarkoidosys") in lookalikes([*many, "Sarcoidosis", "Sarkoidosys"])

@@ -201,6 +201,7 @@ def test_keys_of_many_parts_are_counted_together(
         read_toml(path)
 
 
+@pytest.mark.complete
 def test_dots_and_brackets_in_texts_and_numbers_are_no_keys(tmp_path: Path) -> None:
     lines = [
         f'x = "{LONG_KEY}[[[{{"',
@@ -216,6 +217,7 @@ def test_dots_and_brackets_in_texts_and_numbers_are_no_keys(tmp_path: Path) -> N
     assert read_toml(tmp_path / "a.toml")["x"].startswith(LONG_KEY)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("start", [b"", b"\n"])
 def test_records_of_a_sparse_file_are_not_read_whole(start: bytes, tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from suture.core.errors import RejectedUpdate
 from suture.core.printable import LONGEST_LINE, printable, printable_lines, printable_values
 
@@ -38,6 +40,7 @@ def test_the_text_of_a_rejection_is_one_short_line() -> None:
     assert str(error).isprintable()
 
 
+@pytest.mark.complete
 def test_a_library_that_sets_up_logging_does_not_change_the_lines_of_ours() -> None:
     """opacus does so where it is imported."""
     program = (

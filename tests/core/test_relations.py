@@ -156,6 +156,7 @@ def models(relations: Relations, own: set[str], row: np.ndarray) -> np.ndarray:
     return np.array(kept).reshape(-1, 6)
 
 
+@pytest.mark.complete
 @examples(150)
 @given(cases(exhaustive=False))
 def test_what_is_implied_is_what_all_models_share(case: tuple[Relations, set[str], np.ndarray]) -> None:
@@ -173,6 +174,7 @@ def test_what_is_implied_is_what_all_models_share(case: tuple[Relations, set[str
             assert found.labels[0, i] == shared.pop()
 
 
+@pytest.mark.complete
 @examples(150)
 @given(cases(exhaustive=True))
 def test_with_exhaustive_groups_all_that_is_implied_is_true(
@@ -188,6 +190,7 @@ def test_with_exhaustive_groups_all_that_is_implied_is_true(
     np.testing.assert_array_equal(again.labels, found.labels)
 
 
+@pytest.mark.complete
 @given(cases(exhaustive=True))
 def test_an_unrelated_class_changes_nothing(case: tuple[Relations, set[str], np.ndarray]) -> None:
     relations, own, row = case
@@ -196,6 +199,7 @@ def test_an_unrelated_class_changes_nothing(case: tuple[Relations, set[str], np.
     assert wider.labels[0, 6] == 1
 
 
+@pytest.mark.complete
 def test_ten_thousand_classes_are_closed_over_every_level() -> None:
     """A tree of ten children each, whose groups of siblings are exhaustive and exclude each other."""
     names = [f"C{i}" for i in range(10_000)]

@@ -302,6 +302,7 @@ def test_a_file_of_anything_is_one_short_error(text: str, says: str, toml: Path)
         assert len(str(caught.value)) < 4_000
 
 
+@pytest.mark.complete
 def test_the_keys_of_synonyms_are_made_once_for_all_names_of_a_table(
     toml: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

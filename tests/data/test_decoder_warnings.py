@@ -58,6 +58,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "in"
 
 
+@pytest.mark.complete
 def test_no_warning_gives_commands_to_a_terminal(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "always", "-c", PREDICTED, folder], capture_output=True, text=True, check=True

@@ -179,6 +179,7 @@ def test_what_cannot_be_made_out_is_one_sentence(tmp_path: Path, make: object, m
         discover(tmp_path)
 
 
+@pytest.mark.complete
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     delimiter=st.sampled_from([",", ";", "\t", "|"]),
@@ -212,6 +213,7 @@ def test_the_form_of_a_table_does_not_change_its_labels(
     assert read.table.patients == ("Ä0", "Ä1", "Ä2", "Ä3")
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", ["t.xlsx", "t.parquet", "t.csv"])
 def test_a_workbook_is_discovered_and_read_like_a_csv(tmp_path: Path, name: str) -> None:
     frame = pd.DataFrame(

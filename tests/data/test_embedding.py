@@ -41,6 +41,7 @@ def test_a_vector_depends_on_its_text_alone() -> None:
     assert tfidf_vectors([], 384).shape == (0, 384)
 
 
+@pytest.mark.complete
 @pytest.mark.data
 def test_the_frequencies_of_the_package_are_made_again(data_root: Path) -> None:
     path = data_root / "mtsamples" / "mtsamples.csv.gz"

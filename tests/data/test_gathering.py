@@ -161,6 +161,7 @@ def test_class_folders_of_more_levels_are_refused(tmp_path: Path) -> None:
         discover(tmp_path / "a")
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("more", ["", "Legende"])
 def test_a_workbook_with_titles_two_header_rows_and_another_sheet(more: str, tmp_path: Path) -> None:
     images(tmp_path / "a" / "bilder", [f"{i + 17:06}.png" for i in range(N)])

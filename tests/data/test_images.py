@@ -143,6 +143,7 @@ def test_a_partial_download_is_cut_to_what_is_there(tmp_path: Path) -> None:
     assert dropped == 1
 
 
+@pytest.mark.complete
 @pytest.mark.data
 def test_the_real_archive_is_read(data_root: Path) -> None:
     with ImageSource(data_root / "nih_cxr14_64px/images.tar") as source:

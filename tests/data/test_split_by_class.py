@@ -44,6 +44,7 @@ def test_a_class_is_cut_by_largest_remainders(n: int, shares: tuple[float, ...],
     assert np.bincount(part, minlength=len(shares)).tolist() == expected
 
 
+@pytest.mark.complete
 @given(ROWS, st.integers(0, 5), st.randoms(use_true_random=False))
 def test_every_class_is_in_training_and_no_lesion_is_torn(
     rows: list[tuple[int, int]], seed: int, random: object

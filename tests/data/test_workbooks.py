@@ -54,6 +54,7 @@ def with_part(path: Path, name: str, content: str) -> Path:
     return path
 
 
+@pytest.mark.complete
 def test_cells_are_what_a_person_sees(tmp_path: Path) -> None:
     book = openpyxl.Workbook()
     sheet = book.active
@@ -81,6 +82,7 @@ def test_cells_are_what_a_person_sees(tmp_path: Path) -> None:
     assert read.numbers == (3, 4, 6)
 
 
+@pytest.mark.complete
 def test_a_parquet_is_read_like_the_table_that_was_written(tmp_path: Path) -> None:
     frame = pd.DataFrame(
         {
@@ -104,12 +106,14 @@ def test_a_parquet_is_read_like_the_table_that_was_written(tmp_path: Path) -> No
     assert read.numbers == (2, 3, 4)
 
 
+@pytest.mark.complete
 def test_a_parquet_of_lists_is_refused(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"image": ["a.png"], "Findings": [["Mass"]]}), tmp_path / "t.parquet")
     with pytest.raises(DataError, match=r"t\.parquet: column 'Findings' holds list<.*; write it as text"):
         read_sheet(tmp_path / "t.parquet")
 
 
+@pytest.mark.complete
 def test_of_several_sheets_none_is_guessed(tmp_path: Path) -> None:
     path = workbook(tmp_path / "t.xlsx", [["image"], ["a.png"]], [["other"], [1]])
     with pytest.raises(DataError, match=r"t\.xlsx has 2 sheets, 'Sheet', 'Sheet1'; save the one to use"):
@@ -127,6 +131,7 @@ def test_a_package_that_is_missing_is_named(
         read_sheet(tmp_path / name)
 
 
+@pytest.mark.complete
 def test_what_is_no_table_is_one_sentence(tmp_path: Path) -> None:
     for name, data, said in (
         ("old.xlsx", b"\xd0\xcf\x11\xe0 of Excel 97", r"is not an \.xlsx .*without a password"),
@@ -172,6 +177,7 @@ def test_a_workbook_that_unpacks_to_too_much_is_not_parsed(
         read_sheet(with_part(tmp_path / "t.xlsx", "xl/theme/theme1.xml", "x" * 100_000))
 
 
+@pytest.mark.complete
 def test_a_formula_is_read_as_its_result_and_never_as_blank(tmp_path: Path) -> None:
     rows = [["image", "Mass"], ["a.png", "=1+0"]]
     with pytest.raises(DataError, match=r"t\.xlsx has formulas without results; open it in Excel"):
@@ -184,6 +190,7 @@ def test_a_formula_is_read_as_its_result_and_never_as_blank(tmp_path: Path) -> N
     assert read_sheet(with_part(tmp_path / "t.xlsx", SHEET, sheet)).rows == (("a.png", "1", ""),)
 
 
+@pytest.mark.complete
 def test_a_cell_of_a_parquet_is_measured_before_it_is_copied(tmp_path: Path) -> None:
     long = pa.DictionaryArray.from_arrays(pa.array([0] * 500, pa.int32()), pa.array(["x" * (1 << 20)]))
     parquet.write_table(pa.table({"image": long}), tmp_path / "t.parquet", compression="zstd")

@@ -15,6 +15,9 @@ import pytest
 
 from suture.flare.admin.kit import CERTIFICATES, certificate, read_kit
 
+pytestmark = pytest.mark.complete
+
+
 ROOT = Path(__file__).resolve().parents[2]
 SECTION = (ROOT / "docs" / "deployment.md").read_text().partition("## Certificates")[2].partition("\n## ")[0]
 RENEW = re.findall(r"^ {4}(.+?)(?: {2,}#.*)?$", SECTION, re.MULTILINE)

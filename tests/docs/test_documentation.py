@@ -30,6 +30,7 @@ def build(out: Path, config: Path = ROOT / "mkdocs.yml") -> subprocess.Completed
     )
 
 
+@pytest.mark.complete
 def test_the_site_builds_and_loads_nothing_from_other_hosts(tmp_path: Path) -> None:
     result = build(tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -57,6 +58,7 @@ def test_pictures_of_the_product_are_there_and_small() -> None:
         assert 1000 < (ROOT / "docs" / name).stat().st_size < 200_000
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("link", ["missing.md", "index.md#missing", "/index.md"])
 def test_a_broken_link_fails_the_build(tmp_path: Path, link: str) -> None:
     (tmp_path / "docs").mkdir()

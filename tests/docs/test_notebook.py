@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.complete
+
 
 def words(notebook: dict[str, Any]) -> list[list[str]]:
     """The words of the outputs of each cell, in their order, without figures and the widths of columns."""

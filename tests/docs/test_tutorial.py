@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.complete
+
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -145,6 +145,7 @@ def kill_and_go_on(kill: tuple[str, str, str], tiny: Any) -> Found:
     return Found(rounds_lost=None)
 
 
+@pytest.mark.complete
 @pytest.mark.case("secure aggregation")
 @pytest.mark.parametrize("kill", QUICK, ids="-".join)
 def test_a_kill_costs_an_attempt_and_no_secret(kill: tuple[str, str, str], tiny: Any, note: Any) -> None:

@@ -27,6 +27,9 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Evaluation, TaskData, Update
 from suture.protocol.packing import Packed, load, pack, unpack
 
+pytestmark = pytest.mark.complete
+
+
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 ROUNDS = 4
 

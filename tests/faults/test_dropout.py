@@ -17,6 +17,9 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import TaskData
 from suture.protocol.packing import Packed
 
+pytestmark = pytest.mark.complete
+
+
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 PAIRS = (("Mass", "Nodule"), ("Nodule", "Hernia"), ("Fibrosis", "Nodule", "Mass"))
 SITES = {f"site-{i:02d}": PAIRS[i % 3] for i in range(10)}

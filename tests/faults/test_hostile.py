@@ -22,6 +22,9 @@ from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed, pack, unpack
 from suture_papers.fedlsm.fedlsm import FedLSM
 
+pytestmark = pytest.mark.complete
+
+
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 STEPS = LocalTraining(lr=1e-3, batch_size=8, iterations=2)
 

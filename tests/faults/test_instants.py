@@ -82,6 +82,7 @@ def kill_and_continue(number: int, tiny: Any, tmp_path: Path) -> Found:
     return Found(rounds_lost=lost, model=model)
 
 
+@pytest.mark.complete
 @pytest.mark.case("instants")
 @pytest.mark.parametrize("number", QUICK)
 def test_a_killed_federation_continues_to_the_same_bytes(

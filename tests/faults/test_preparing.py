@@ -68,6 +68,7 @@ def tree(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.usefixtures("prepared_only")
 def test_each_way_goes_on_after_a_kill_at_any_step_of_preparing(way: str, tmp_path: Path) -> None:

@@ -127,6 +127,7 @@ def folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_
         sys.modules.pop(name, None)
 
 
+@pytest.mark.complete
 def test_each_script_of_the_example_learns(
     folder: Path, at_site: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

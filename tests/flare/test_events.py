@@ -31,6 +31,8 @@ from suture.flare.events import RunEvents
 from suture.models import ModelSpec
 from suture.simulation.trial import Trial
 
+pytestmark = pytest.mark.complete
+
 
 class Receiver(AnalyticsReceiver):
     """Keeps what FLARE's tracking would write."""

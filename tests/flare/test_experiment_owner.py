@@ -50,6 +50,7 @@ def context(tmp_path: Path) -> Callable[..., FLContext]:
     return make
 
 
+@pytest.mark.complete
 def test_the_server_opens_an_experiment_for_its_owner_only(context: Any, tiny: Any, tmp_path: Path) -> None:
     federation = tiny(METHOD)
 

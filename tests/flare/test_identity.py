@@ -84,6 +84,7 @@ def test_a_signature_is_of_the_site_that_the_project_has_certified(tmp_path: Pat
             beta.check(site, certificate, signature, message)
 
 
+@pytest.mark.complete
 def test_a_certificate_of_another_root_or_out_of_date_proves_nothing(tmp_path: Path) -> None:
     beta, key = kit(tmp_path, "beta"), rsa.generate_private_key(65537, 2048)
     old = kit(tmp_path, "old", days=-1)
@@ -99,6 +100,7 @@ def test_a_certificate_of_another_root_or_out_of_date_proves_nothing(tmp_path: P
         beta.check("alpha", liar.certificate, liar.sign(b"keys"), b"keys")
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("name", "how"),
     [
@@ -145,6 +147,7 @@ def test_a_certificate_with_two_names_is_of_no_site(tmp_path: Path) -> None:
             beta.check(site, liar.certificate, liar.sign(b"keys"), b"keys")
 
 
+@pytest.mark.complete
 def test_two_certificates_with_one_key_are_one_party(tmp_path: Path) -> None:
     """`check` returns the key, so that a list of keys of sites shows who has two names."""
     key = rsa.generate_private_key(65537, 2048)
@@ -173,6 +176,7 @@ def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
         kit(tmp_path, "alpha", ec.generate_private_key(ec.SECP256R1()))
 
 
+@pytest.mark.complete
 def test_kits_of_flares_provisioning_believe_one_another(tmp_path: Path) -> None:
     project = tmp_path / "project.yml"
     project.write_text(yaml.safe_dump(project_of(project_template(), ["alpha", "beta"], 8002)))

@@ -24,6 +24,9 @@ from suture.protocol.packing import Packed, unpack
 from suture.protocol.precision import Transport
 from suture.simulation.trial import Trial
 
+pytestmark = pytest.mark.complete
+
+
 SMALL = ModelSpec("cnn", size=16)
 
 

@@ -54,6 +54,7 @@ def job() -> Job:
 # What travels with a job
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("kind", ["module", "package", "editable"])
 def test_its_package_travels_and_is_found_where_it_arrives(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -67,6 +67,7 @@ def test_every_argument_survives_export(name: str, tmp_path: Path) -> None:
     assert meta["deploy_map"] == {"app_server": ["server"], "app_sites": ["a", "b"]}
 
 
+@pytest.mark.complete
 def test_a_bundle_has_one_copy_for_all_sites_whatever_they_are_called(tmp_path: Path) -> None:
     sites = ("server-2", "sites", *(f"site-{i}" for i in range(6)))
     folder = export_job(load_job("demo"), tmp_path, "trial", sites, bundle=True)

@@ -71,6 +71,7 @@ def samples_of(n: int, side: int) -> Samples:
     return Samples({"image": image}, torch.zeros(n, 2), tuple(map(str, range(n))))
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("name", "side"), [("cnn", 64), ("resnet_small", 64), ("resnet18", 64), ("densenet121", 64)]
 )

@@ -72,6 +72,7 @@ def test_what_is_apart_stays_finite_and_what_is_no_better_than_chance_has_none()
     assert fit(curves(np.zeros(40), np.tile([1.0, 0.0], 20)), "isotonic") is None
 
 
+@pytest.mark.complete
 @given(st.integers(0, 2**32 - 1))
 def test_a_line_changes_no_auroc(seed: int) -> None:
     from sklearn.metrics import roc_auc_score

@@ -36,6 +36,7 @@ def test_the_difference_is_that_of_the_aurocs() -> None:
     assert found.why == ""
 
 
+@pytest.mark.complete
 def test_both_models_get_the_same_draws_of_patients() -> None:
     from sklearn.metrics import roc_auc_score
 

@@ -47,6 +47,7 @@ def compiled_by(backend: Any, monkeypatch: pytest.MonkeyPatch, site: SiteContext
     return site
 
 
+@pytest.mark.complete
 def test_what_computes_the_same_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     site, runs = context(), []
     before = {name: t.clone() for name, t in site.model.state_dict().items()}
@@ -63,6 +64,7 @@ def test_what_computes_the_same_is_used(monkeypatch: pytest.MonkeyPatch) -> None
     assert runs == [1]
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(("factor", "refused"), [(1 + 1e-5, False), (1.05, True), (float("nan"), True)])
 def test_what_computes_something_else_is_refused(
     factor: float, refused: bool, monkeypatch: pytest.MonkeyPatch
@@ -85,6 +87,7 @@ def test_what_cannot_be_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert "\n" not in str(e.value)
 
 
+@pytest.mark.complete
 def test_graphs_that_a_thread_cannot_use_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Older torch fails without a word in any thread but the first, and FLARE computes in another."""
 
@@ -105,6 +108,7 @@ def test_graphs_need_a_gpu() -> None:
         compile_backbone(context(), on_known(masked_bce), "cuda_graphs")
 
 
+@pytest.mark.complete
 def test_mixed_precision_has_a_wider_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
     mixed = context()
     mixed.model.compute_in(torch.bfloat16)

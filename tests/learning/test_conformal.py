@@ -73,6 +73,7 @@ def test_the_coverage_is_what_was_asked_and_at_most_one_image_more(cells: list[i
         assert coverage - 1e-9 <= share < coverage + 1 / (n + 1) - 1e-9
 
 
+@pytest.mark.complete
 @given(
     st.lists(st.integers(1, 12), min_size=6, max_size=30),
     COVERAGE,
@@ -90,6 +91,7 @@ def test_ties_cells_and_sites_never_cover_less(
         assert min(covered(scores, coverage, min_count=least)) >= coverage - 1e-9
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("least", [0, 5])
 @pytest.mark.parametrize(("n", "coverage"), [(20, 0.9), (500, 0.9), (20, 0.95)])
 def test_the_coverage_of_fresh_images(n: int, coverage: float, least: int) -> None:

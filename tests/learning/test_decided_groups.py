@@ -137,6 +137,7 @@ def check_small(
         assert high - low >= FIVE.min_count - 1e-6
 
 
+@pytest.mark.complete
 @given(Labels, st.sampled_from(STEPS))
 def test_who_reads_all_that_leaves_cannot_tell_a_small_cell(found: list[tuple[str, int]], step: int) -> None:
     """Every label is known: positives and negatives of a group are the images of the group, which leave too.
@@ -163,6 +164,7 @@ def test_who_reads_all_that_leaves_cannot_tell_a_small_cell(found: list[tuple[st
     check_small(cells, (1, 0), told, sizes, known, step)
 
 
+@pytest.mark.complete
 @given(Labels, st.sampled_from(STEPS))
 def test_nor_where_the_classes_make_up_the_images(found: list[tuple[str, int]], step: int) -> None:
     """Not even by a server that asks for one class at a time."""

@@ -46,6 +46,7 @@ def test_reliability_is_of_calibrated_probabilities() -> None:
     assert found.chosen is None
 
 
+@pytest.mark.complete
 def test_joined_cells_leave_fractions_of_images_in_bins() -> None:
     rng = np.random.default_rng(1)
     for _ in range(600):
@@ -61,6 +62,7 @@ def test_joined_cells_leave_fractions_of_images_in_bins() -> None:
 scores = st.lists(st.floats(-8, 8), min_size=1, max_size=30)
 
 
+@pytest.mark.complete
 @given(scores, scores)
 def test_curves_fall_and_bins_hold_every_image(positives: list[float], negatives: list[float]) -> None:
     found = diagrams(curves(positives, negatives), decided({"youden": 0.3}), "youden")
@@ -103,6 +105,7 @@ def shares_above(counts: np.ndarray) -> list[float]:
     return found
 
 
+@pytest.mark.complete
 @examples(30)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0, 3, 5]), st.integers(12, 60), st.integers(20, 90))
 def test_a_drawn_point_lies_on_the_curve_of_the_counts(seed: int, least: int, ones: int, zeros: int) -> None:
@@ -121,6 +124,7 @@ def test_a_drawn_point_lies_on_the_curve_of_the_counts(seed: int, least: int, on
     )
 
 
+@pytest.mark.complete
 @given(
     st.lists(
         st.tuples(st.integers(0, 2**32 - 1), st.integers(5, 60), st.integers(5, 90)), min_size=1, max_size=4

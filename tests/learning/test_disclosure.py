@@ -120,6 +120,7 @@ def explained(
 TABLES = st.lists(st.integers(0, 14), min_size=2, max_size=4)
 
 
+@pytest.mark.complete
 @examples(150)
 @given(TABLES, st.integers(0, 9))
 def test_no_withheld_count_follows_from_all_that_is_published(counts: list[int], seed: int) -> None:
@@ -174,6 +175,7 @@ def test_a_server_that_decides_one_class_at_a_time_finds_no_small_cell_by_subtra
         assert found.decided[name].groups.keys() == {"z"}  # not x, nor y, from which x would follow
 
 
+@pytest.mark.complete
 @given(st.integers(0, 10**6), st.sampled_from(["validation", "test"]))
 def test_no_model_makes_a_figure_depend_on_the_labels_of_a_withheld_class(seed: int, split: str) -> None:
     """Multilabel: any other labels of a class that stays below the limit give the same answer."""
@@ -191,6 +193,7 @@ def test_no_model_makes_a_figure_depend_on_the_labels_of_a_withheld_class(seed: 
     assert answers[0].classes["B"] == NOTHING
 
 
+@pytest.mark.complete
 @given(st.integers(0, 10**6), st.sampled_from(["validation", "test"]))
 def test_no_model_tells_withheld_classes_of_a_multiclass_task_apart(seed: int, split: str) -> None:
     """Which of the withheld classes an image is of, and so how many are of each, changes no answer."""
@@ -284,6 +287,7 @@ def test_figures_without_one_patient_differ_by_no_more_than_a_step(seed: int) ->
             assert abs(auroc(y[rest], s[rest]) - before) <= most + 1e-9
 
 
+@pytest.mark.complete
 @given(st.integers(0, 10**6), st.sampled_from(["multilabel", "multiclass"]))
 def test_labels_of_one_patient_move_figures_by_no_more_than_a_step(seed: int, label_type: LabelType) -> None:
     """Other labels and other scores, as extreme as they may be; the loss of logits without bounds, too."""

@@ -203,6 +203,7 @@ READ_FEATURES = ("afl", "fedalign", "fedavg", "metafl", "moon", "pfl")
 """Methods that take the features of a batch in different ways."""
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", READ_FEATURES)
 def test_a_federation_is_the_same_as_without_the_store(name: str, reads: list[int]) -> None:
     method = conformant(name)
@@ -223,6 +224,7 @@ def test_a_federation_is_the_same_as_without_the_store(name: str, reads: list[in
     assert sum(reads) == len(SITES) * (18 + 6)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", sorted(DRAW_VIEWS))
 def test_methods_draw_their_views_from_the_store(name: str, reads: list[int]) -> None:
     """Three sites, each image as it is and in four views of each augmentation, in any number of rounds."""
@@ -235,6 +237,7 @@ def test_methods_draw_their_views_from_the_store(name: str, reads: list[int]) ->
         assert augmentations in (1, 2)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", sorted(NEED_PIXELS))
 def test_a_method_that_needs_pixels_says_so(name: str) -> None:
     method = conformant(name)
@@ -249,6 +252,7 @@ def test_views_without_a_frozen_encoder_are_refused() -> None:
         model(replace(SMALL, views=8))
 
 
+@pytest.mark.complete
 def test_a_site_that_lost_its_encoder_gets_it_again(tiny: Any) -> None:
     federation = tiny(SurgicalAggregation(), model=HEAD, rounds=3)
     server, sites = federation.server(), federation.sites()
@@ -267,6 +271,7 @@ def test_a_site_that_lost_its_encoder_gets_it_again(tiny: Any) -> None:
     assert server.round == 3
 
 
+@pytest.mark.complete
 def test_a_continued_run_ends_like_one_without_a_break(tiny: Any) -> None:
     method = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
     whole = tiny(method, model=HEAD, rounds=4).run("whole")

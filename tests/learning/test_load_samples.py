@@ -121,6 +121,7 @@ def test_a_model_that_reads_something_else_is_refused(
         load_samples(load_site_config(path), PIXELS, "b")
 
 
+@pytest.mark.complete
 @pytest.mark.data
 def test_real_images_become_samples(data_root: Path, tmp_path: Path) -> None:
     folder = data_root / "nih_cxr14_64px"

@@ -36,6 +36,7 @@ def test_a_tie_is_half_a_pair() -> None:
     assert auroc([0, 0, 1], [0.1, 0.5, 0.5]) == 0.75
 
 
+@pytest.mark.complete
 @given(BOTH)
 def test_auroc_is_scikit_learns(pairs: list[tuple[int, int]]) -> None:
     from sklearn.metrics import roc_auc_score
@@ -44,6 +45,7 @@ def test_auroc_is_scikit_learns(pairs: list[tuple[int, int]]) -> None:
     assert auroc(y, s) == pytest.approx(roc_auc_score(y, s), abs=1e-12)
 
 
+@pytest.mark.complete
 @given(BOTH)
 def test_turning_the_scores_around_turns_the_auroc_around(pairs: list[tuple[int, int]]) -> None:
     y, s = zip(*pairs, strict=True)
@@ -91,6 +93,7 @@ def slow_bootstrap(
     return float(low), float(high)
 
 
+@pytest.mark.complete
 def test_the_bootstrap_draws_whole_patients() -> None:
     y = [0, 1, 1, 0, 1, 0, 0, 1]
     s = [0.1, 0.6, 0.3, 0.3, 0.9, 0.5, 0.2, 0.4]

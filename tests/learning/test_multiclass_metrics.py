@@ -59,6 +59,7 @@ def test_nothing_labelled_is_undefined(shape: tuple[int, int]) -> None:
     assert class_recalls(np.zeros(shape), np.zeros(shape)) == [None] * shape[1]
 
 
+@pytest.mark.complete
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @given(st.integers(1, 6), st.integers(1, 40), st.integers(0, 2**32 - 1))
 def test_it_agrees_with_scikit_learn(classes: int, n: int, seed: int) -> None:

@@ -135,6 +135,7 @@ def test_a_step_of_pretraining_waits_for_nothing(color: bool) -> None:
         assert loss.device.type == NAME
 
 
+@pytest.mark.complete
 def test_memory_and_compiling_are_checked_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(OPTIONS, "kernels", {"backend": "eager"})  # type: ignore[arg-type]
     with Simulated():
@@ -156,6 +157,7 @@ def test_strong_views_of_large_images_take_no_more_operations() -> None:
     assert found[0] == found[1] < 500
 
 
+@pytest.mark.complete
 def test_between_rounds_a_site_holds_its_model_alone() -> None:
     """With the gradients of its last step it would hold twice as much."""
     with Simulated():

@@ -52,6 +52,7 @@ print("compiler:", "torch._dynamo" in sys.modules)
 """
 
 
+@pytest.mark.complete
 def test_a_process_that_trains_does_not_import_the_compiler(tmp_path: Path) -> None:
     words = [sys.executable, "-c", SCRIPT, str(tmp_path / "r")]
     done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])

@@ -105,6 +105,7 @@ def test_one_value_has_a_spread_only_as_all_there_is() -> None:
 VALUES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=12)
 
 
+@pytest.mark.complete
 @given(VALUES)
 def test_swapping_the_methods_turns_the_sign(pairs: list[tuple[int, int]]) -> None:
     a, b = zip(*pairs, strict=True)

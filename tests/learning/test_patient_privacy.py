@@ -67,6 +67,7 @@ def train(site: SiteContext, local: LocalTraining = LOCAL) -> dict[str, Tensor]:
     return {n: p.detach().clone() for n, p in site.model.named_parameters()}
 
 
+@pytest.mark.complete
 def test_each_patient_is_drawn_with_the_rate_and_each_of_its_images_alike() -> None:
     """Of patients with 1, 2 and 3 images a batch of 1.5 draws each in half of the steps."""
     chosen = PatientPrivacy(1.0, 1.0, 3, injected())
@@ -236,6 +237,7 @@ def test_a_model_that_diverged_is_an_error() -> None:
         train(private(context(), 1e30, clip=1e9), replace(LOCAL, lr=1e30))
 
 
+@pytest.mark.complete
 def test_a_recurrent_model_is_trained_too() -> None:
     spec = ModelSpec("lstm")
     model = build(spec, LabelSet(("Edema", "Mass")), 1, pretrained=False)

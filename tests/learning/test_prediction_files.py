@@ -136,6 +136,7 @@ def test_a_table_of_predictions_is_that_of_the_data_sets_own_batches(model: Path
     np.testing.assert_allclose(loaded.predict(tmp_path / "in").sort_index(ascending=False), read, atol=1e-6)
 
 
+@pytest.mark.complete
 def test_batches_threads_and_the_way_images_are_given_do_not_matter(model: Path, tmp_path: Path) -> None:
     folder = images(tmp_path / "in", [f"{i:03}.png" for i in range(150)])
     for i, path in enumerate(sorted(folder.iterdir())):
@@ -225,6 +226,7 @@ def run(*words: object) -> Result:
     return CliRunner().invoke(app, ["predict", *map(str, words)])
 
 
+@pytest.mark.complete
 def test_what_cannot_be_read_is_listed_and_limited(model: Path, tmp_path: Path) -> None:
     folder, out = images(tmp_path / "in", [f"{i}.png" for i in range(9)]), tmp_path / "out.csv"
     (folder / "README").write_text("x")

@@ -16,6 +16,8 @@ from suture.learning.saved_models import as_metrics, evaluate, write_scores
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 
+pytestmark = pytest.mark.complete
+
 
 @pytest.fixture
 def model(tiny: Any) -> Path:

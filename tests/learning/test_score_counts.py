@@ -52,6 +52,7 @@ def limits(draw: st.DrawFn) -> tuple[int, int]:
     return least, draw(st.integers(1 if least else 2, max(2, 2 * least)))
 
 
+@pytest.mark.complete
 @examples(200)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 80), st.integers(1, 30), limits())
 def test_no_count_is_of_fewer_patients_than_the_limit(

@@ -155,6 +155,7 @@ def test_an_epoch_with_a_broken_step_is_not_measured() -> None:
     assert ends == []
 
 
+@pytest.mark.complete
 def test_the_training_loss_is_the_mean_in_the_order_of_the_steps() -> None:
     losses: list[float] = []
 

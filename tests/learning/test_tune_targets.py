@@ -92,6 +92,7 @@ def test_a_model_is_put_to_a_class_of_ones_own_data(model: Path, tmp_path: Path)
     assert {path: path.read_bytes() for path in out.rglob("*.*")} == before
 
 
+@pytest.mark.complete
 def test_a_mistake_is_told_and_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
     data, out = write_documents(tmp_path / "data"), tmp_path / "out"
     with pytest.raises(ConfigError, match="2 classes; name one with --target"):
@@ -111,6 +112,7 @@ def test_the_one_class_of_a_table_or_its_target_is_the_task(tmp_path: Path) -> N
     assert task_name(load_site_config(path)) == "Edema"
 
 
+@pytest.mark.complete
 def test_every_target_of_a_run_is_in_tuned_json(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no task to fine-tune on"):
         tune_targets(tmp_path, HOW, 1)
@@ -132,6 +134,7 @@ def test_every_target_of_a_run_is_in_tuned_json(model: Path, tmp_path: Path) -> 
     assert (tmp_path / "tuned.json").read_bytes() == whole
 
 
+@pytest.mark.complete
 def test_what_the_site_says_of_its_machine_is_heeded(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

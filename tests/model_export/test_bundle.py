@@ -130,6 +130,7 @@ def write_dicom(path: Path, kind: str, pixels: np.ndarray) -> None:
     file.save_as(path, enforce_file_format=True)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("name", "color", "kind"),
     [("cnn", False, "multilabel"), ("resnet_small", True, "multiclass")],
@@ -158,6 +159,7 @@ def test_a_process_without_suture_gives_its_probabilities_and_decisions(
     assert set(found["Hernia decision"]) == {"not validated"}
 
 
+@pytest.mark.complete
 def test_without_operating_points_it_decides_nothing_and_says_so(tmp_path: Path) -> None:
     bundle = write_bundle(saved(tmp_path, decided=False), tmp_path / "bundle")
     images, out = write_images(tmp_path / "images"), tmp_path / "p.csv"
@@ -172,6 +174,7 @@ def test_without_operating_points_it_decides_nothing_and_says_so(tmp_path: Path)
     assert "damaged.png' cannot be read" in done.stderr
 
 
+@pytest.mark.complete
 def test_what_a_clinician_and_monai_read(tmp_path: Path) -> None:
     bundle = write_bundle(saved(tmp_path), tmp_path / "bundle", "CC-BY-NC-4.0")
     text = (bundle / "docs" / "README.md").read_text()
@@ -205,6 +208,7 @@ def test_what_cannot_become_a_bundle_says_so_in_one_line(tmp_path: Path) -> None
         write_bundle(saved(tmp_path / "b"), full)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("there", [False, True])
 def test_a_bundle_that_is_interrupted_is_no_bundle(
     there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -229,6 +233,7 @@ def test_a_bundle_that_is_interrupted_is_no_bundle(
     assert (tmp_path / "real" / "LICENSE").is_file()
 
 
+@pytest.mark.complete
 def test_names_in_its_table_are_those_that_suture_writes(tmp_path: Path) -> None:
     script = runpy.run_path(
         str(write_bundle(saved(tmp_path), tmp_path / "bundle") / "scripts" / "inference.py")
@@ -237,6 +242,7 @@ def test_names_in_its_table_are_those_that_suture_writes(tmp_path: Path) -> None
         assert script["cell"](name) == as_cell(name)
 
 
+@pytest.mark.complete
 def test_a_bundle_refuses_a_dicom_of_another_modality_as_the_model_does(tmp_path: Path) -> None:
     bundle = write_bundle(saved(tmp_path, decided=False, modalities=("CR", "DX")), tmp_path / "bundle")
     image = read_json(bundle / "configs" / "metadata.json")["network_data_format"]["inputs"]["image"]
@@ -261,6 +267,7 @@ def test_a_bundle_refuses_a_dicom_of_another_modality_as_the_model_does(tmp_path
     assert "or of the wrong modality" in (plain / "docs" / "README.md").read_text()
 
 
+@pytest.mark.complete
 def test_images_of_another_shape_are_one_line(tmp_path: Path) -> None:
     bundle = write_bundle(saved(tmp_path), tmp_path / "bundle")
     script = runpy.run_path(str(bundle / "scripts" / "inference.py"))

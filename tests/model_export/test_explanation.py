@@ -129,6 +129,7 @@ def test_an_occlusion_that_moves_no_logit_has_an_empty_map() -> None:
     assert explain(of_colours(), blue, ("Mass",), kind="occlusion").maps["Mass"].max() == 0
 
 
+@pytest.mark.complete
 def test_an_occlusion_of_another_class_is_no_matter() -> None:
     """The maps of two classes together are those of each alone."""
     both = explain(of_colours(), with_lesions(), ("Edema", "Mass"), kind="occlusion")

@@ -42,6 +42,7 @@ def images(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.complete
 def test_the_sheet_of_one_class_has_several_images_in_a_row(model: Path, tmp_path: Path) -> None:
     explain_files(model, [few(tmp_path / "in", 9)], tmp_path / "out", ("Mass",))
     with Image.open(tmp_path / "out" / "contact sheet.png") as sheet:
@@ -56,6 +57,7 @@ def test_titles_stay_within_their_pictures() -> None:
     assert pictures._wrapped("Mass, 0.50", 18) == "Mass, 0.50"
 
 
+@pytest.mark.complete
 def test_the_command_draws_and_says_what_it_left_out(model: Path, tmp_path: Path) -> None:
     folder = images(tmp_path / "in")
     (folder / "broken.png").write_bytes(b"no image")
@@ -104,6 +106,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pictures, "write_explained", lambda rows, path, **_: path.write_text(str([*rows])))
 
 
+@pytest.mark.complete
 @pytest.mark.usefixtures("quick")
 def test_a_call_with_fewer_images_leaves_no_picture_of_the_former_and_every_other_file(
     model: Path, tmp_path: Path
@@ -229,6 +232,7 @@ def test_an_image_with_a_long_name_has_a_picture(name: str, model: Path, tmp_pat
     assert name.startswith(picture.stem[4:].rstrip("…"))
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("kind", ["grad-cam++", "occlusion"])
 def test_the_table_and_the_pictures_name_the_map(
     kind: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -262,6 +266,7 @@ def test_an_unknown_map_is_one_line_and_makes_no_folder(model: Path, tmp_path: P
     assert not out.exists()
 
 
+@pytest.mark.complete
 def test_images_of_another_modality_or_of_an_odd_size_are_told(tmp_path: Path) -> None:
     spec = ModelSpec("cnn", size=32, modalities=("DX",))
     save_model(build(spec, LABELS, 1, pretrained=False), spec, tmp_path / "model", {})

@@ -186,6 +186,7 @@ def certificate(folder: Path, private: Path) -> Path:
     return path
 
 
+@pytest.mark.complete
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="the remedies are commands of openssl")
 def test_what_a_file_holds_in_place_of_a_key_is_told_with_the_command_that_makes_one(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -43,6 +43,7 @@ def inputs(spec: ModelSpec) -> dict[str, torch.Tensor]:
     return {"image": torch.randn(3, spec.preprocessing.channels, spec.size, spec.size, generator=noise)}
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("name", "kind"),
     [*((name, "lora") for name in NETWORKS), ("a CNN", "bias"), ("a ViT of timm", "bias")],
@@ -77,6 +78,7 @@ def test_every_adapter_has_an_effect_and_merges(name: str, kind: str) -> None:
     assert list(whole.state_dict()) == list(plain.state_dict())
 
 
+@pytest.mark.complete
 def test_attention_is_adapted_by_default() -> None:
     ends = {
         "timm:test_vit": {"attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"},
@@ -107,6 +109,7 @@ def test_first_values_follow_from_seed_and_name_alone() -> None:
         assert torch.equal(block.state_dict()[part], head.state_dict()[part]), part
 
 
+@pytest.mark.complete
 def test_a_target_is_the_end_of_names() -> None:
     """`conv1` is the stem of a ResNet, and the first convolution of each of its eight blocks."""
     model, _ = adapted(ModelSpec("resnet18", size=64), rank=2, targets=("conv1",))
@@ -115,6 +118,7 @@ def test_a_target_is_the_end_of_names() -> None:
     assert [n for n in model.names if ".lora_A." in n] == ["backbone.layer1.0.conv1.lora_A.default.weight"]
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_listed_targets_are_the_layers_that_get_adapters_by_default(name: str) -> None:
     spec = NETWORKS[name]

@@ -33,6 +33,7 @@ def test_the_network_is_given_its_images_channels_last_and_computes_the_same() -
     assert ordered.state_dict().keys() == plain.state_dict().keys()
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
 @pytest.mark.parametrize("name", sorted(name for name, entry in MODELS.items() if entry.reads == "image"))
 def test_what_is_sent_and_saved_after_training_is_in_the_ordinary_order(

@@ -99,6 +99,7 @@ def test_a_refused_file_is_told_in_our_own_words(name: str, tmp_path: Path) -> N
         assert caught.value.__context__ is None or caught.value.__suppress_context__
 
 
+@pytest.mark.complete
 def test_no_command_runs(tmp_path: Path) -> None:
     (tmp_path / "a.pt").write_bytes(torch_file({"w": Command()}))
     code = "import sys; from suture.models.weights import read_weights; read_weights(sys.argv[1], None)"

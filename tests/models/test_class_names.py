@@ -85,6 +85,7 @@ def mixed(tmp_path: Path) -> Path:
     return study
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("methods", [["surgical", "vanilla"], ["central", "pfl"]])
 def test_methods_are_compared_on_classes_that_sites_call_differently(
     methods: list[str], mixed: Path, tmp_path: Path
@@ -98,6 +99,7 @@ def test_methods_are_compared_on_classes_that_sites_call_differently(
     }
 
 
+@pytest.mark.complete
 def test_a_model_is_measured_on_data_that_call_its_classes_otherwise(mixed: Path, tmp_path: Path) -> None:
     runs = tmp_path / "one", tmp_path / "two"
     for seed, run in enumerate(runs):

@@ -58,6 +58,7 @@ def relations(draw: st.DrawFn) -> Relations:
     )
 
 
+@pytest.mark.complete
 @given(relations(), st.permutations("ABCDEF"), st.sampled_from(["max", "noisy-or"]), st.integers(0, 99))
 def test_a_class_is_at_least_as_probable_as_each_below_it(
     random: Relations, order: list[str], rule: Coherence, seed: int
@@ -80,6 +81,7 @@ def saved(folder: Path, **facts: Any) -> Path:
     return folder
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("rule", ["max", "noisy-or"])
 def test_a_saved_model_predicts_and_is_exported_coherently(tmp_path: Path, rule: Coherence) -> None:
     plain = open_model(saved(tmp_path / "plain"))
@@ -94,6 +96,7 @@ def test_a_saved_model_predicts_and_is_exported_coherently(tmp_path: Path, rule:
     torch.testing.assert_close(program(image), wanted)
 
 
+@pytest.mark.complete
 def test_a_coherent_model_as_onnx(tmp_path: Path) -> None:
     ort = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

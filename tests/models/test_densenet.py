@@ -34,6 +34,7 @@ def old_spelling(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {re.sub(r"(denselayer\d+\.)(norm|conv)(\d)", r"\1\2.\3", k): t for k, t in state.items()}
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("spelling", ["new", "old"])
 def test_same_outputs_as_torchvision(theirs: torch.nn.Module, spelling: str, tmp_path: Path) -> None:
     path = tmp_path / "weights.pth"
@@ -48,6 +49,7 @@ def test_same_outputs_as_torchvision(theirs: torch.nn.Module, spelling: str, tmp
     assert not torch.allclose(blank.backbone(x), features, atol=1e-3)
 
 
+@pytest.mark.complete
 def test_weights_that_do_not_fit_name_file_and_tensor(tmp_path: Path) -> None:
     def load(path: Path) -> None:
         build(ModelSpec("densenet121", weights=str(path)), LABELS, 1, pretrained=True)
@@ -84,6 +86,7 @@ def loaded(theirs: torch.nn.Module, tmp_path_factory: pytest.TempPathFactory) ->
     return densenet121(str(path))[0]
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("wrapper", "key"), [("", "state_dict"), ("module.", "model"), ("model.backbone.", "state_dict")]
 )
@@ -97,6 +100,7 @@ def test_checkpoints_of_a_training_load(
         assert torch.equal(tensor, expected[name]), name
 
 
+@pytest.mark.complete
 def test_weights_of_one_channel_see_a_gray_image_as_before(theirs: torch.nn.Module, tmp_path: Path) -> None:
     state = theirs.state_dict()
     gray = state["features.conv0.weight"][:, :1].clone()

@@ -41,6 +41,7 @@ def test_words_or_a_vector() -> None:
     assert torch.equal(document_inputs(SPEC, texts)["vector"], tfidf_vectors(texts, 384))
 
 
+@pytest.mark.complete
 def test_vectors_of_a_model_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = static_folder(tmp_path / "model", unit=False)
     spec = with_digest(replace(SPEC, embedding=str(tmp_path / "model"), vector=4))

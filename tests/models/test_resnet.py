@@ -28,6 +28,7 @@ def test_a_block_with_zero_convolutions_is_its_shortcut() -> None:
     assert torch.equal(block(x), torch.relu(x))
 
 
+@pytest.mark.complete
 def test_resnet18_gives_torchvisions_outputs(tmp_path: Path) -> None:
     import torchvision
 

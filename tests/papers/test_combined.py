@@ -69,6 +69,7 @@ PAIRS: dict[str, tuple[Method, Method]] = {
 }
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("label_type", TYPES)
 @pytest.mark.parametrize("pair", PAIRS)
 def test_one_part_is_its_method_bit_for_bit(pair: str, label_type: LabelType) -> None:
@@ -98,6 +99,7 @@ OF_ONE_LABEL: dict[str, tuple[Method, Method]] = {
 }
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("pair", OF_ONE_LABEL)
 def test_one_part_of_one_label_is_its_method_bit_for_bit(pair: str) -> None:
     one, two = OF_ONE_LABEL[pair]
@@ -124,6 +126,7 @@ def test_with_confident_labels_the_softmax_of_any_loss_is_over_all_classes(loss:
             assert (slope[0, 2] != 0) == moved
 
 
+@pytest.mark.complete
 def test_two_terms_are_both_there() -> None:
     both = federated(
         Combined(local=LOCAL, proximal=Proximal(0.5), distil=Distillation(first=0.5)), "multilabel"

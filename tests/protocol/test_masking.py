@@ -91,6 +91,7 @@ def sum_of(tensors: object) -> torch.Tensor:
     return torch.stack(list(tensors)).sum(0)  # type: ignore[call-overload]
 
 
+@pytest.mark.complete
 @given(st.data())
 def test_sums_are_the_plain_ones(data: st.DataObject) -> None:
     """For any owners, sites that never take part, drop out after their shares, or after their updates."""

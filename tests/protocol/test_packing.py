@@ -169,6 +169,7 @@ def test_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Monke
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
 
 
+@pytest.mark.complete
 def test_a_full_disk_is_told_by_its_number(tmp_path: Path) -> None:
     """The library tells it in words only; a site abstains by the number."""
     target = tmp_path / "x.safetensors"
@@ -282,6 +283,7 @@ def test_a_file_of_this_process_alone_is_read_without_a_look_at_its_bytes(
         load(tmp_path / "stored")
 
 
+@pytest.mark.complete
 def test_packing_storing_and_reading_hold_no_third_copy(tmp_path: Path) -> None:
     """The process's own peak, in a process of its own: the message, and what is read of the file."""
     code = (
@@ -315,6 +317,7 @@ def stored(folder: Path, header: dict[str, Any]) -> Path:
 EMPTY = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("read", [load, read_tensors])
 @pytest.mark.parametrize("what", ["tensors", "facts"])
 def test_a_header_of_too_much_is_refused_before_it_is_parsed(
@@ -332,6 +335,7 @@ def test_a_header_of_too_much_is_refused_before_it_is_parsed(
         read(path)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("read", [load, read_tensors])
 def test_tensors_are_counted_before_they_are_read(read: Callable[[Path], object], tmp_path: Path) -> None:
     path = stored(

@@ -225,6 +225,7 @@ def test_eight_bits_are_about_a_quarter_of_the_bytes() -> None:
 NUMBERS = st.floats(-65_504, 65_504, width=32)
 
 
+@pytest.mark.complete
 @given(rows=st.integers(1, 3), row=st.integers(5, 300), data=st.data())
 def test_the_error_is_at_most_half_a_scale_in_each_block(rows: int, row: int, data: st.DataObject) -> None:
     sizes = st.sampled_from([1e-44, 1e-38, 1e-9, 1e-3, 1.0, 6.5e4])

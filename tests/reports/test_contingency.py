@@ -86,6 +86,7 @@ def test_bad_input_is_named() -> None:
 ROWS = st.lists(st.tuples(*[st.floats(0, 1)] * 3), min_size=1, max_size=30)
 
 
+@pytest.mark.complete
 @given(ROWS, st.randoms(use_true_random=False))
 def test_the_order_of_the_images_changes_nothing(
     rows: list[tuple[float, float, float]], shuffler: random.Random

@@ -26,6 +26,7 @@ def test_a_target_is_written_as_the_figures_beside_it(rule: Rule, words: str) ->
     assert target_of(DecisionSettings(rule=rule, sensitivity=0.95)) == words
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("rule", "target", "missed"),
     [

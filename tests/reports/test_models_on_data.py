@@ -44,6 +44,7 @@ def command(*words: object) -> Any:
     return CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
 
 
+@pytest.mark.complete
 def test_two_models_are_compared_on_the_classes_that_both_know(
     models: dict[str, Path], data: dict[str, Path]
 ) -> None:
@@ -65,6 +66,7 @@ def test_two_models_are_compared_on_the_classes_that_both_know(
     assert "Nodule" in shown.output
 
 
+@pytest.mark.complete
 def test_a_threshold_comes_from_the_data_set_that_can_give_it(
     models: dict[str, Path], data: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -82,6 +84,7 @@ def test_a_threshold_comes_from_the_data_set_that_can_give_it(
     assert out.read_text().startswith("<svg")
 
 
+@pytest.mark.complete
 def test_features_of_several_sources(models: dict[str, Path], data: dict[str, Path], tmp_path: Path) -> None:
     configs = {name: load_site_config(path) for name, path in data.items()}
     one, two = (plot_features(models["all"], configs, "test", images=20) for _ in range(2))
@@ -95,6 +98,7 @@ def test_features_of_several_sources(models: dict[str, Path], data: dict[str, Pa
     assert out.exists()
 
 
+@pytest.mark.complete
 def test_data_sets_in_one_folder_are_distinguished_by_their_files(
     models: dict[str, Path], data: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ def test_a_page_can_be_read_by_everyone(name: str, tmp_path: Path) -> None:
     assert all(box.get("tabindex") == "0" and box.get("aria-label") for box in boxes)
 
 
+@pytest.mark.complete
 def test_curves_of_many_sites_fold_and_stay_small(tmp_path: Path) -> None:
     """34 sites of two classes: a table that opens on a click, a line of text for those without curves."""
     html = write_page("decided", tmp_path).read_text(encoding="utf-8")

@@ -118,6 +118,7 @@ def test_nothing_to_draw_is_named() -> None:
         plot_frequencies({"NIH": {}})
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("width", [2, 60])
 def test_tsne_keeps_groups_apart_and_follows_the_seed(width: int) -> None:
     rng = np.random.default_rng(1)

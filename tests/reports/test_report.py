@@ -301,6 +301,7 @@ def test_a_query_loss_is_drawn_where_a_site_tells_it(tmp_path: Path) -> None:
     assert "Query loss, per site harbour hillside st-anne" in text
 
 
+@pytest.mark.complete
 def test_the_contents_lead_to_every_section(tmp_path: Path) -> None:
     page = write_report(write_decided_run(tmp_path)).read_text()
     ids = re.findall(r'<h2 id="([^"]+)">', page)
@@ -309,6 +310,7 @@ def test_the_contents_lead_to_every_section(tmp_path: Path) -> None:
     assert {"results-by-class", "decisions"} <= set(ids)
 
 
+@pytest.mark.complete
 def test_a_page_does_not_depend_on_the_pages_before_it(tmp_path: Path) -> None:
     """The templates are compiled once in a process."""
     one, two = tmp_path / "one", tmp_path / "two"

@@ -45,6 +45,7 @@ def external(study: Path, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.complete
 def test_a_run_ends_with_the_figures_of_its_model(study: Path, run: Path) -> None:
     told = suture.open_results(run).metrics.sites
     for site, figures in told.items():
@@ -54,6 +55,7 @@ def test_a_run_ends_with_the_figures_of_its_model(study: Path, run: Path) -> Non
             assert value == pytest.approx(own[name].auroc, abs=1e-6)
 
 
+@pytest.mark.complete
 def test_a_table_without_splits_is_used_whole_and_one_with_splits_for_its_test_images(
     study: Path, run: Path, external: Path
 ) -> None:
@@ -89,6 +91,7 @@ def test_scores_and_predictions_name_images_and_patients_alike(
     assert np.allclose(both["Fibrosis_x"], both["Fibrosis_y"], atol=2e-6)
 
 
+@pytest.mark.complete
 def test_thresholds_are_fitted_after_training(study: Path, external: Path, tmp_path: Path) -> None:
     run = suture.run(study, out=tmp_path / "run", rounds=1).folder
     weights = (run / "model" / "model.safetensors").read_bytes()

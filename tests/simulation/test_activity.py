@@ -52,6 +52,7 @@ def looks(wanted: Callable[[dict[str, int]], bool]) -> dict[str, int]:
     return found
 
 
+@pytest.mark.complete
 def test_who_sleeps_or_is_stopped_stands_still_and_who_works_does_not(start: Start) -> None:
     works = {"spins": SPIN, "thread": A_THREAD, "child": A_CHILD, "writes": WRITES}
     for name, code in {**works, "sleeps": SLEEP, "stopped": SPIN}.items():
@@ -63,6 +64,7 @@ def test_who_sleeps_or_is_stopped_stands_still_and_who_works_does_not(start: Sta
     looks(lambda still: still["stopped"] == 0)
 
 
+@pytest.mark.complete
 def test_who_waits_until_another_process_has_made_a_file_does_not_stand_still(
     start: Start, tmp_path: Path
 ) -> None:
@@ -75,6 +77,7 @@ def test_who_waits_until_another_process_has_made_a_file_does_not_stand_still(
         assert looks(lambda still: still.get("sleeps", 0) >= 20)["waits"] < 10
 
 
+@pytest.mark.complete
 def test_a_site_without_a_process_has_no_activity(start: Start) -> None:
     process = start("gone", SLEEP)
     looks(lambda still: "gone" in still)

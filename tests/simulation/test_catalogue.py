@@ -24,6 +24,7 @@ def test_the_stored_descriptions_are_those_of_the_registries() -> None:
     assert [list(entries) for entries in found.values()] == [list(entries) for entries in kept.values()]
 
 
+@pytest.mark.complete
 def test_the_reference_renews_the_stored_descriptions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +83,7 @@ def test_methods_are_listed_by_what_they_answer() -> None:
         assert any(line.split()[:1] == [name] for line in found.output.splitlines()), name
 
 
+@pytest.mark.complete
 def test_a_kind_is_listed_alone_and_a_slip_is_named() -> None:
     found = CliRunner().invoke(app, ["list", "models"])
     assert "densenet121" in found.output

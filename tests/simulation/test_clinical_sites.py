@@ -6,12 +6,17 @@ import csv
 import json
 from pathlib import Path
 
+import pytest
+
 from small_hospitals import small_study
 from suture.core.files import atomic_write
 from suture.data.config import load_site_config
 from suture.data.quality import check
 from suture.simulation.job import load_job, with_settings
 from suture.simulation.run import run_job
+
+pytestmark = pytest.mark.complete
+
 
 DAY = "2024-03-01"
 

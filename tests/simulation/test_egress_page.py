@@ -21,6 +21,7 @@ from suture.simulation.egress_page import _MEANT, page
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "egress.md"
 
 
+@pytest.mark.complete
 def test_the_committed_page_is_what_the_code_renders(tmp_path: Path) -> None:
     assert PAGE.read_text() == page(), "write it anew: suture egress -o docs/reference/egress.md"
     result = CliRunner().invoke(app, ["egress", "-o", str(tmp_path / "page.md")])
@@ -65,6 +66,7 @@ def test_a_field_without_a_word_about_it_makes_no_page(monkeypatch: pytest.Monke
         page()
 
 
+@pytest.mark.complete
 def test_the_page_has_the_words_and_sizes_of_the_code() -> None:
     for word in (*get_args(Reason), *KEYS, str(CELLS)):
         assert word in page()

@@ -38,6 +38,7 @@ def runs(job: Job, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path
     return run_job(job, "local", folder / "a" / "same"), run_job(limited, "local", folder / "b" / "same")
 
 
+@pytest.mark.complete
 def test_figures_are_exact_and_the_model_is_the_same(runs: tuple[Path, Path]) -> None:
     exact, limited = runs
     models = [(run / "model" / "model.safetensors").read_bytes() for run in runs]

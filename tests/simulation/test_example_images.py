@@ -41,6 +41,7 @@ def every(found: Examples) -> list[Example]:
     return [image for outcomes in found.values() for images in outcomes.values() for image in images]
 
 
+@pytest.mark.complete
 def test_outcomes_are_of_the_labels_and_the_threshold(run: Path) -> None:
     found = example_images(run)
     for outcomes in found.values():
@@ -61,6 +62,7 @@ def all_positive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("suture.simulation.example_images.threshold_of", lambda *_: ("all sites", 0.0))
 
 
+@pytest.mark.complete
 @pytest.mark.usefixtures("all_positive")
 def test_a_fitted_threshold_decides(run: Path) -> None:
     for outcomes in example_images(run).values():
@@ -68,6 +70,7 @@ def test_a_fitted_threshold_decides(run: Path) -> None:
         assert all(image.threshold == 0 for images in outcomes.values() for image in images)
 
 
+@pytest.mark.complete
 def test_each_class_has_a_few_held_out_images_with_the_models_probability(run: Path) -> None:
     found = example_images(run)
     assert tuple(found) == open_model(run / "model").labels
@@ -88,6 +91,7 @@ def test_each_class_has_a_few_held_out_images_with_the_models_probability(run: P
     assert example_images(run) == found
 
 
+@pytest.mark.complete
 def test_probabilities_are_those_of_predict(run: Path, tmp_path: Path) -> None:
     label, outcomes = next(iter(example_images(run).items()))
     model = open_model(run / "model")
@@ -97,6 +101,7 @@ def test_probabilities_are_those_of_predict(run: Path, tmp_path: Path) -> None:
         assert model.predict(path)[label].item() == pytest.approx(image.probability, abs=1e-5)
 
 
+@pytest.mark.complete
 def test_the_shareable_report_stays_without_images(run: Path) -> None:
     result = CliRunner().invoke(app, ["report", str(run), "--examples"])
     assert result.exit_code == 0, result.output
@@ -113,6 +118,7 @@ def test_a_plain_report_writes_no_examples(run: Path) -> None:
     assert not (run / "report_with_examples.html").exists()
 
 
+@pytest.mark.complete
 @pytest.mark.usefixtures("all_positive")
 def test_without_held_out_data_the_sites_take_turns(run: Path) -> None:
     for name in ("a", "b"):

@@ -16,6 +16,9 @@ import pytest
 
 from suture.simulation.run import PREPARING
 
+pytestmark = pytest.mark.complete
+
+
 RUN = ("run", "demo", "--rounds", "1", "--set", "images=1500")
 
 # Python runs a module of this name at the start of every process: FLARE's simulator is then still importing.

@@ -16,6 +16,9 @@ from suture.simulation import StudySites
 from suture.simulation.job import Job
 from suture.simulation.run import run_job
 
+pytestmark = pytest.mark.complete
+
+
 LABELS = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia"), "gamma": ("Fibrosis", "Nodule")}
 
 

@@ -37,6 +37,7 @@ def test_sites_that_keep_their_models_have_the_test_images_too(tmp_path: Path) -
         assert not len(plain[name].of("test"))
 
 
+@pytest.mark.complete
 def test_long_tailed_sites_run(tmp_path: Path) -> None:
     """All the way, with a server that selects, tests and groups; tones are told apart, and no label."""
     flamby = write_flamby(tmp_path / "flamby")
@@ -77,6 +78,7 @@ def test_long_tailed_sites_run(tmp_path: Path) -> None:
         assert set(metrics["local_models"]["sites"]) == set(metrics["sites"])
 
 
+@pytest.mark.complete
 def test_the_job_of_skin_tones_runs_on_a_few_images(tmp_path: Path) -> None:
     """Its command, on small files; the prior is the one that needs no download."""
     root, tones = write_flamby(tmp_path / "flamby"), write_tones(tmp_path)

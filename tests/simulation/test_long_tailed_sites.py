@@ -215,6 +215,7 @@ def test_centres_without_the_official_test_images(tmp_path: Path, split: Any) ->
         assert not tested & {p for t in found.values() for p in t.patients}
 
 
+@pytest.mark.complete
 def test_five_folds_of_the_centres(flamby: Path, tmp_path: Path) -> None:
     """Each image tests in one fold; each centre has its fifth of each class there, and lesions are whole."""
     tested: list[str] = []
@@ -289,6 +290,7 @@ def test_clients_of_different_skin_tones(flamby: Path, tmp_path: Path) -> None:
         prepared(AttributeSites(root=str(flamby)), tmp_path / "t")
 
 
+@pytest.mark.complete
 @pytest.mark.data
 def test_the_real_centres_that_have_images(data_root: Path, tmp_path: Path) -> None:
     found = tables(prepared(FlambySites(split="lesions", validation="sites"), tmp_path / "s"))

@@ -192,6 +192,7 @@ MUTANTS: list[tuple[type[FedProx], Callable[..., None], str]] = [
 ]
 
 
+@pytest.mark.complete
 def test_fedprox_passes() -> None:
     assert check_method(FedProx()) == len(checks.CHECKS)
 
@@ -248,6 +249,7 @@ def test_numbers_of_an_update_lie_in_their_range(low: float, high: float) -> Non
     assert len(set(drawn)) == (1 if low == high else 20)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("mutant", "check", "found"), MUTANTS, ids=lambda value: getattr(value, "__name__", "")
 )
@@ -259,6 +261,7 @@ def test_a_mutant_fails_by_the_check_that_is_for_it(
         check_method(mutant(), variants={"mu": 1.0})
 
 
+@pytest.mark.complete
 def test_every_failed_check_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the tracebacks are those of the checks; `IgnoresTheMask` passes the last one."""
 
@@ -284,6 +287,7 @@ def test_every_failed_check_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kinds == [AssertionError, NotImplementedError, AssertionError]
 
 
+@pytest.mark.complete
 def test_a_hyperparameter_of_which_no_other_value_is_known_is_asked_for() -> None:
     @hyperparameters
     class Named(FedProx):
@@ -320,6 +324,7 @@ def test_a_loss_that_is_none_is_named(loss: float | None, found: str) -> None:
         checks._loss_of(FedProx(), LINE | {"validation": {"loss": loss}}, "multilabel")
 
 
+@pytest.mark.complete
 def test_rows_of_classes_that_a_site_may_not_see_are_found_without_their_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -384,11 +389,13 @@ def test_an_exempt_hyperparameter_is_not_made_strong() -> None:
     checks.losses_are_never_negative(subject_of(FlippedSign(mu=0.0), exempt="mu"))
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("settings", [{"final_lr": 1e-4}, {"warmup_epochs": 1}])
 def test_a_schedule_or_a_warm_up_is_no_other_learning_rate(settings: dict[str, Any]) -> None:
     checks.a_sites_own_learning_rate_is_used(subject_of(FedProx(local=LocalTraining(**settings))))
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(("name", "transport"), [("surgical", "int8"), ("pmfl", "float16")])
 def test_the_checks_hold_where_weights_travel_in_fewer_bits(name: str, transport: Transport) -> None:
     subject = subject_of(conformant(name))

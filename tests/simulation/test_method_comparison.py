@@ -19,6 +19,7 @@ from suture.simulation.method_comparison import _fold, compare_methods
 from suture.simulation.study import StudySites
 
 
+@pytest.mark.complete
 def test_each_site_alone_comes_first_and_figures_are_those_of_the_models(tmp_path: Path) -> None:
     study, out = small_study(tmp_path / "study", images=60), tmp_path / "out"
     words = ["run", str(study), "--compare", "surgical,vanilla", "--seeds", "2", "--rounds", "1"]
@@ -58,6 +59,7 @@ def test_a_view_that_refuses_a_method_is_told_before_any_training(tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.complete
 def test_folds_test_each_patient_once(tmp_path: Path) -> None:
     study = small_study(tmp_path / "study")
     configs = StudySites(str(study)).configs()

@@ -106,6 +106,7 @@ def children() -> set[psutil.Process]:
     return set(psutil.Process().children())
 
 
+@pytest.mark.complete
 def test_another_process_draws_the_same_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     before = children()
     monkeypatch.setattr(phantom_scans, "usable_cores", lambda: 2)
@@ -123,6 +124,7 @@ def test_another_process_draws_the_same_and_ends(monkeypatch: pytest.MonkeyPatch
         assert patients == own_patients
 
 
+@pytest.mark.complete
 def test_no_file_of_the_working_folder_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "random.py").write_text("raise SystemExit('that of the user')")
     monkeypatch.chdir(tmp_path)
@@ -131,6 +133,7 @@ def test_no_file_of_the_working_folder_is_run(tmp_path: Path, monkeypatch: pytes
         assert len(list(parts)) == len(ORDERS)
 
 
+@pytest.mark.complete
 def test_a_process_that_draws_and_is_killed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(phantom_scans, "usable_cores", lambda: 2)
     before = children()
@@ -143,6 +146,7 @@ def test_a_process_that_draws_and_is_killed_is_told(monkeypatch: pytest.MonkeyPa
     assert children() <= before
 
 
+@pytest.mark.complete
 def test_the_other_process_ends_with_the_one_that_asks_and_imports_no_torch() -> None:
     program = (
         "import os, sys; from suture.simulation import phantom_scans as p; p.usable_cores = lambda: 2;"

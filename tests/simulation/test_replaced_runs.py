@@ -145,6 +145,7 @@ def test_a_committed_round_is_kept_where_the_history_is_lost(number: int, out: P
     assert content(out) == before
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_kill_at_any_place_loses_nothing(
     fails: bool, tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch

@@ -160,6 +160,7 @@ def test_nih_is_divided_by_its_official_lists(tmp_path: Path) -> None:
     assert not trained & set(server.images)
 
 
+@pytest.mark.complete
 def test_isic_runs_and_is_selected_by_the_server(ham: Path) -> None:
     """All the way: the server alone has what to select and test with."""
     made = Job(

@@ -31,6 +31,7 @@ def run(job: Job, out: Path, *, resume: bool = False, overwrite: bool = False) -
     return run_job(job, "local", out, resume=resume, overwrite=overwrite)
 
 
+@pytest.mark.complete
 def test_leaves_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_job(JOB, "local", tmp_path / "r", progress=True) == tmp_path / "r"
     report = tmp_path / "r" / "report.html"
@@ -54,6 +55,7 @@ def test_leaves_what_it_promises(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "round 2/2" in capsys.readouterr().out
 
 
+@pytest.mark.complete
 def test_paths_may_be_relative_and_nothing_is_printed_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,6 +90,7 @@ JOB = replace(JOB, rounds=1, method=Mine(local=JOB.method.local))
 """
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", ["mine", "surgical"])
 def test_a_method_of_a_job_file_runs_in_the_loop_only(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -104,6 +107,7 @@ def test_a_method_of_a_job_file_runs_in_the_loop_only(
     assert (run_job(job, "local", tmp_path / "r") / "model" / "model.safetensors").is_file()
 
 
+@pytest.mark.complete
 def test_second_run_into_the_same_folder_is_refused_unless_told(tmp_path: Path) -> None:
     out = tmp_path / "r"
     run(JOB, out)
@@ -135,6 +139,7 @@ def test_a_folder_of_something_else_is_never_touched(tmp_path: Path) -> None:
         run(JOB, tmp_path / "nothing", resume=True)
 
 
+@pytest.mark.complete
 def test_interrupted_run_can_be_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "r"
     job = with_settings(JOB, ["rounds=3"])
@@ -154,6 +159,7 @@ def test_interrupted_run_can_be_resumed(tmp_path: Path, monkeypatch: pytest.Monk
     assert models[0].read_bytes() == models[1].read_bytes()
 
 
+@pytest.mark.complete
 def test_failure_tells_the_sites_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare = PhantomSites.prepare
 
@@ -171,6 +177,7 @@ def test_failure_tells_the_sites_own_error(tmp_path: Path, monkeypatch: pytest.M
     assert "lakeside" in facts["error"]
 
 
+@pytest.mark.complete
 def test_sites_or_a_schedule_that_cannot_be_made_leave_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +201,7 @@ def test_sites_or_a_schedule_that_cannot_be_made_leave_no_folder(
     assert (out / "run.json").read_bytes() == before
 
 
+@pytest.mark.complete
 def test_an_error_of_a_methods_own_code_ends_the_run_and_keeps_its_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +216,7 @@ def test_an_error_of_a_methods_own_code_ends_the_run_and_keeps_its_traceback(
     assert (tmp_path / "r" / "report.html").exists()
 
 
+@pytest.mark.complete
 def test_a_damaged_run_is_replaced_and_a_file_is_not(tmp_path: Path) -> None:
     folder = tmp_path / "r"
     folder.mkdir()
@@ -233,6 +242,7 @@ def test_a_job_file_that_fails_names_its_line(text: str, says: str, tmp_path: Pa
         load_job(path)
 
 
+@pytest.mark.complete
 def test_a_locked_folder_is_refused(tmp_path: Path) -> None:
     import fcntl
 

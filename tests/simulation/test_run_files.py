@@ -42,6 +42,7 @@ def test_files_beside_planted_ones_stay(planted: str, mark: str | None, tmp_path
         assert content(out) == before
 
 
+@pytest.mark.complete
 def test_a_copy_of_a_run_is_not_deleted(tmp_path: Path) -> None:
     out = run_job(JOB, out=tmp_path / "r")
     copy = Path(shutil.copytree(out, tmp_path / "copy" / "r"))
@@ -52,6 +53,7 @@ def test_a_copy_of_a_run_is_not_deleted(tmp_path: Path) -> None:
     assert run_job(JOB, out=out.rename(tmp_path / "moved"), overwrite=True)
 
 
+@pytest.mark.complete
 def test_what_a_user_has_added_to_a_run_stays_and_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -68,6 +70,7 @@ def test_what_a_user_has_added_to_a_run_stays_and_is_named(
     assert f"files that no run wrote, and keeps them: {', '.join(sorted(added))}" in caplog.text
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     "settings",
     [
@@ -83,6 +86,7 @@ def test_every_file_of_a_run_is_known_as_one(settings: list[str], tmp_path: Path
     assert files_of_run(out)[1] == []
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", ["model", "sites", "state", "sites/extra", "photos"])
 def test_a_link_is_not_followed(name: str, tmp_path: Path) -> None:
     out = run_job(JOB, out=tmp_path / "r")
@@ -98,6 +102,7 @@ def test_a_link_is_not_followed(name: str, tmp_path: Path) -> None:
     assert (elsewhere / "model.safetensors").read_text() == "mine"
 
 
+@pytest.mark.complete
 def test_a_run_that_cannot_be_prepared_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +122,7 @@ def test_a_run_that_cannot_be_prepared_leaves_what_was_there(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.complete
 def test_simulated_sites_replace_no_folder_of_a_user(tmp_path: Path) -> None:
     out = tmp_path / "hospitals"
     (out / "harbor").mkdir(parents=True)
@@ -141,6 +147,7 @@ def elsewhere(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("name", "target"),
     [
@@ -180,6 +187,7 @@ def test_a_folder_with_a_mark_that_is_a_link_is_not_begun_in(
         (out / mark).unlink()
 
 
+@pytest.mark.complete
 def test_a_run_without_its_mark_is_continued(tmp_path: Path) -> None:
     """As it was before there were marks: only what would be deleted must have been made here."""
     out = run_job(JOB, out=tmp_path / "r")

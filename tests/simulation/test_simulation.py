@@ -50,6 +50,7 @@ def figures(made: Job, out: Path, env: str = "local") -> dict[str, Any]:
     return json.loads((out / "metrics.json").read_text())  # type: ignore[no-any-return]
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("method", ["surgical", "central", "central_full", "individual"])
 def test_groups_of_classes_are_those_of_the_sites_whoever_trains(method: str, nih: Path) -> None:
     made = job(NihSites(root=str(nih), classes="disjoint"), method)
@@ -71,6 +72,7 @@ def test_complete_labels_are_given_to_their_reference_alone(nih: Path) -> None:
         assert len(load_table(load_site_config(folder / "site-1" / "suture.toml").data).labels) == 7
 
 
+@pytest.mark.complete
 def test_models_that_stay_at_the_sites_are_measured_on_the_servers_images(nih: Path) -> None:
     made = job(NihSites(root=str(nih)), "pfl")
     metrics = figures(made, nih.parent / "pfl")
@@ -117,6 +119,7 @@ def test_a_learning_rate_of_a_sites_own(nih: Path) -> None:
         NihSites(root=str(nih), learning_rates={"site-3": 1e-5}).prepare(folder, folder, 1, METHODS["pfl"]())
 
 
+@pytest.mark.complete
 def test_pooled_data_take_the_learning_rate_of_the_job(tmp_path: Path) -> None:
     """Whatever the first site's own is."""
     sites = PhantomSites(images=30, held_out=30)
@@ -136,6 +139,7 @@ def test_fourteen_sites_of_one_class(nih: Path) -> None:
     assert own == [(name,) for name in NIH]
 
 
+@pytest.mark.complete
 def test_two_data_sets_are_two_sites(nih: Path) -> None:
     root = write_chexpert(nih.parent / "chexpert")
     simulation = ChestSites(nih=str(nih), chexpert=str(root))

@@ -55,6 +55,7 @@ def ending(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     monkeypatch.setattr(simulator.subprocess, "Popen", other)
 
 
+@pytest.mark.complete
 def test_a_simulator_that_fails_says_why_in_one_line_and_nothing_of_the_run_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,6 +73,7 @@ def test_a_simulator_that_fails_says_why_in_one_line_and_nothing_of_the_run_befo
         run_job(SMALL, "sim", out, resume=True)
 
 
+@pytest.mark.complete
 def test_the_command_ends_with_code_1_and_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ending(monkeypatch, "raise SystemExit(7)")
     done = CliRunner().invoke(app, ["run", "demo", "--env", "sim", "--out", str(tmp_path / "r")])
@@ -107,6 +109,7 @@ def test_an_error_of_a_site_comes_first_unless_it_is_of_an_earlier_run(tmp_path:
     assert with_first_error(tmp_path, "too few") == "harbor: labels.csv, row 3: write 0 or 1 (too few)"
 
 
+@pytest.mark.complete
 def test_processes_are_at_most_one_for_each_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 

@@ -116,6 +116,7 @@ def test_what_works_without_end_is_lost_after_all() -> None:
     assert calls.lost(Seen({SIMULATOR: 0}), LONGEST) == Lost(None, "did not start")
 
 
+@pytest.mark.complete
 @given(
     st.lists(
         st.tuples(st.sampled_from(["", "a", "b", "ab"]), st.booleans(), st.booleans()),
@@ -208,6 +209,7 @@ def _runs(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.complete
 def test_a_simulator_that_has_lost_a_site_is_started_again_and_leaves_no_process(started: Any) -> None:
     out = started("a", "ab")
     simulate(out, 2)
@@ -217,6 +219,7 @@ def test_a_simulator_that_has_lost_a_site_is_started_again_and_leaves_no_process
     assert not _runs(left)
 
 
+@pytest.mark.complete
 def test_a_site_that_is_lost_twice_is_named_with_the_first_error(started: Any) -> None:
     out = started("a", "a", "ab")
     with pytest.raises(
@@ -227,6 +230,7 @@ def test_a_site_that_is_lost_twice_is_named_with_the_first_error(started: Any) -
     assert len(list(out.glob("turn-*"))) == 2
 
 
+@pytest.mark.complete
 def test_the_end_of_an_earlier_job_ends_no_watch(started: Any) -> None:
     out = started("a", "ab")
     write_json(out / "run.json", {"status": "failed", "error": "earlier", "finished": "2026-11-22"})
@@ -234,6 +238,7 @@ def test_the_end_of_an_earlier_job_ends_no_watch(started: Any) -> None:
     assert len(list(out.glob("turn-*"))) == 2
 
 
+@pytest.mark.complete
 def test_a_simulator_that_starts_no_process_is_named(started: Any) -> None:
     out = started("", "", "ab", heard=("", "", "ab"), logged=False)
     with pytest.raises(FederationError, match=r"^FLARE's simulator did not start a client process, twice; "):
@@ -241,6 +246,7 @@ def test_a_simulator_that_starts_no_process_is_named(started: Any) -> None:
     assert len(list(out.glob("turn-*"))) == 2
 
 
+@pytest.mark.complete
 def test_a_run_whose_earlier_simulator_still_works_is_refused(
     started: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +261,7 @@ def test_a_run_whose_earlier_simulator_still_works_is_refused(
     simulate(out, 2)
 
 
+@pytest.mark.complete
 def test_sites_that_share_processes_are_not_watched(started: Any) -> None:
     out = started("ab")
     write_json(out / "job.json", {"sites": ["a", "b", "c"]})
@@ -262,6 +269,7 @@ def test_sites_that_share_processes_are_not_watched(started: Any) -> None:
     assert len(list(out.glob("turn-*"))) == 1
 
 
+@pytest.mark.complete
 def test_a_simulator_in_which_a_site_is_silent_is_started_again(started: Any) -> None:
     out = started("ab", "ab", heard=("a", "ab"))
     simulate(out, 2)
@@ -269,6 +277,7 @@ def test_a_simulator_in_which_a_site_is_silent_is_started_again(started: Any) ->
     assert not any(_runs(pid) for pid in json.loads((out / "pids-0").read_text()))
 
 
+@pytest.mark.complete
 def test_a_site_that_is_silent_twice_is_named(started: Any) -> None:
     out = started("ab", "ab", "ab", heard=("a", "a", "ab"), logged=False)
     with pytest.raises(
@@ -279,6 +288,7 @@ def test_a_site_that_is_silent_twice_is_named(started: Any) -> None:
     assert len(list(out.glob("turn-*"))) == 2
 
 
+@pytest.mark.complete
 def test_a_simulator_is_ended_when_the_server_says_that_its_work_is_done(
     started: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +302,7 @@ def test_a_simulator_is_ended_when_the_server_says_that_its_work_is_done(
     assert not (out / ".messages").exists()
 
 
+@pytest.mark.complete
 def test_a_simulator_begins_when_it_is_told_and_leaves_no_process_and_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,6 +329,7 @@ def test_a_simulator_begins_when_it_is_told_and_leaves_no_process_and_no_file(
     assert sorted(path.name for path in out.iterdir()) == [LOCK, LOG]
 
 
+@pytest.mark.complete
 def test_one_whose_first_process_was_killed_is_ended_with_all_that_it_has_started() -> None:
     """As where memory is full: the others would go on, and finish a run that has failed."""
     script = (
@@ -339,6 +351,7 @@ def test_one_whose_first_process_was_killed_is_ended_with_all_that_it_has_starte
     assert not any(map(_runs, pids))
 
 
+@pytest.mark.complete
 def test_one_that_leads_no_session_is_ended_and_those_beside_it_are_not() -> None:
     ended, beside = (START([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(2))
     end(ended)
@@ -348,6 +361,7 @@ def test_one_that_leads_no_session_is_ended_and_those_beside_it_are_not() -> Non
     beside.wait()
 
 
+@pytest.mark.complete
 def test_an_earlier_simulator_cannot_say_that_another_one_is_over(
     started: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,12 +383,14 @@ def test_an_earlier_simulator_cannot_say_that_another_one_is_over(
     assert not (out / ".messages").exists()
 
 
+@pytest.mark.complete
 def test_a_simulator_whose_starter_has_ended_does_not_begin(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "suture.flare.simulate", str(tmp_path / "none")]
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.complete
 def test_a_site_whose_answer_never_comes_is_named(started: Any) -> None:
     out = started("ab", "ab", "ab", answered=("a", "a", "ab"), logged=False)
     with pytest.raises(

@@ -56,6 +56,7 @@ def run(study: Path | str, out: Path, *settings: str, resume: bool = False) -> P
     return run_job(with_settings(load_job(study), settings), "local", out, resume=resume)
 
 
+@pytest.mark.complete
 def test_a_study_runs_from_another_folder_and_after_it_was_moved(
     study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +74,7 @@ def test_a_study_runs_from_another_folder_and_after_it_was_moved(
     assert not study.exists(), "nothing was written where the study was"
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("simulation", ["None", "StudySites()", "StudySites(folder='../study')"])
 def test_a_job_py_gives_the_same_model_as_a_job_toml(
     simulation: str, study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -87,6 +89,7 @@ def test_a_job_py_gives_the_same_model_as_a_job_toml(
     assert model(run("study/job.py", tmp_path / "py" / "r")) == model(toml)
 
 
+@pytest.mark.complete
 def test_a_job_py_of_a_study_is_a_command_too(
     study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +125,7 @@ def test_a_study_of_two_jobs_asks_which(study: Path) -> None:
     assert load_job(study / "job.py").rounds == load_job(study / "job.toml").rounds
 
 
+@pytest.mark.complete
 def test_a_study_runs_from_within(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its runs are no sites of it."""
     monkeypatch.chdir(study)
@@ -163,6 +167,7 @@ def test_the_folder_of_a_job_toml_starts_at_the_file(
     assert list(load_job(tmp_path / "jobs").simulation.configs()) == ["beta"]  # type: ignore[union-attr]
 
 
+@pytest.mark.complete
 def test_a_run_continues_with_the_same_bytes_and_another_begins_elsewhere(
     study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +185,7 @@ def test_a_run_continues_with_the_same_bytes_and_another_begins_elsewhere(
     assert first.name.startswith("moved-")
 
 
+@pytest.mark.complete
 def test_a_site_added_later_takes_part(study: Path, tmp_path: Path) -> None:
     out = run(study, tmp_path / "r", "rounds=1")
     write_hospital(study / "delta", ("Hernia",), 25, 9)
@@ -189,6 +195,7 @@ def test_a_site_added_later_takes_part(study: Path, tmp_path: Path) -> None:
     assert set(last["sites"]) == {*LABELS, "delta"}
 
 
+@pytest.mark.complete
 def test_two_runs_at_once_keep_apart(study: Path, tmp_path: Path) -> None:
     """A run writes nothing into the study but the cache of decoded images."""
     before = {path.relative_to(study) for path in study.rglob("*")}

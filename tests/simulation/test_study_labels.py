@@ -242,6 +242,7 @@ def test_of_hundreds_of_numbered_names_each_is_compared_with_few(monkeypatch: py
     assert 0 < compared <= 600 * study_labels._COMPARED
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("sites", [1, 20])
 def test_the_pairs_of_thousands_of_names_are_not_all_looked_at(
     monkeypatch: pytest.MonkeyPatch, sites: int
@@ -259,6 +260,7 @@ def test_the_pairs_of_thousands_of_names_are_not_all_looked_at(
 SYLLABLES = ["ca", "ti", "lo", "pne", "mo", "ple", "ra", "ver", "te", "bra", "ster", "no", "cos", "tal", "my"]
 
 
+@pytest.mark.complete
 def test_pairs_do_not_depend_on_the_order_in_which_python_hashes() -> None:
     code = (
         "from suture.core.atlas import Atlas\n"

@@ -13,6 +13,9 @@ from suture.simulation.job import load_job, with_settings
 from suture.simulation.run import run_job
 from suture_papers.chest_xrays.openi import FINDINGS, THIRTEEN
 
+pytestmark = pytest.mark.complete
+
+
 REPORTS: list[Report] = [
     (f"It shows {FINDINGS[i % 8].lower()}.", "", (f"{FINDINGS[i % 8]}/mild",))
     if i % 2

@@ -55,6 +55,7 @@ def copied(gamma: Table, tmp_path: Path) -> Path:
     return tmp_path / "copies"
 
 
+@pytest.mark.complete
 def test_a_table_of_the_hospital_itself_is_counted_and_the_remedy_measures_new_images(
     run: Path, gamma: Table
 ) -> None:
@@ -99,6 +100,7 @@ def test_where_the_images_of_the_training_are_not_here_a_table_without_splits_sa
     assert suture.evaluate(tmp_path / "model", labelled(gamma, copied, splits=True)).remark == ""
 
 
+@pytest.mark.complete
 def test_the_terminal_the_file_and_the_other_commands_say_it(
     run: Path, gamma: Table, copied: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -307,6 +307,7 @@ anything = st.recursive(
 KEYS = ("status", "code", "subject", "encounter", "effectiveDateTime", "valueBoolean", "valueCodeableConcept")
 
 
+@pytest.mark.complete
 @examples(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.dictionaries(st.sampled_from([*KEYS, "focus", "valueInteger"]), anything, max_size=3))
 def test_an_observation_of_anything_is_read_or_a_fault(site: dict[str, Any], changes: dict[str, Any]) -> None:

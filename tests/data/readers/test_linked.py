@@ -62,6 +62,7 @@ found = st.builds(
 )
 
 
+@pytest.mark.complete
 @examples(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(answers=st.lists(found, max_size=12), random=st.randoms(use_true_random=False))
 def test_labels_are_those_of_the_answers_that_belong_to_an_image(

@@ -149,6 +149,7 @@ def test_no_message_names_a_person_visit_or_date(given: dict[str, Any]) -> None:
         assert secret not in said
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("kind", ["parquet", "xlsx", "csv.gz"])
 def test_other_files_of_the_same_rows(given: dict[str, Any], kind: str, tmp_path: Path) -> None:
     for key in ("measurements", "observations"):

@@ -28,6 +28,7 @@ def kit_of(make_kit: MakeKit, name: str, script: str = SCRIPT) -> Kit:
     return read_kit(folder)
 
 
+@pytest.mark.complete
 def test_what_was_started_is_stopped_with_its_children(
     make_kit: MakeKit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,6 +53,7 @@ def test_what_was_started_is_stopped_with_its_children(
     assert "elsewhere" not in printed
 
 
+@pytest.mark.complete
 def test_only_what_does_not_live_is_started(make_kit: MakeKit, tmp_path: Path) -> None:
     kits = [kit_of(make_kit, name) for name in ("a", "b", "c")]
     a, b, c = start(tmp_path, kits)
@@ -68,6 +70,7 @@ def test_only_what_does_not_live_is_started(make_kit: MakeKit, tmp_path: Path) -
         assert sorted(stop(tmp_path)) == ["a", "b", "c"]
 
 
+@pytest.mark.complete
 def test_a_process_id_that_went_to_another_is_let_alone(make_kit: MakeKit, tmp_path: Path) -> None:
     (party,) = start(tmp_path, [kit_of(make_kit, "a")])
     other = dataclasses.replace(party, started=party.started - 60)
@@ -78,6 +81,7 @@ def test_a_process_id_that_went_to_another_is_let_alone(make_kit: MakeKit, tmp_p
     assert stop(tmp_path) == ["a"]
 
 
+@pytest.mark.complete
 def test_a_process_that_ends_at_once_is_told_with_its_words(make_kit: MakeKit, tmp_path: Path) -> None:
     kit = kit_of(make_kit, "a", "echo port taken; exit 1\n")
     begun = start(tmp_path, [kit])

@@ -59,6 +59,7 @@ def done(tmp_path: Path, tiny: Any) -> Path:
     return workspace
 
 
+@pytest.mark.complete
 def test_results_lie_where_a_run_of_the_simulator_leaves_them(
     done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,6 +71,7 @@ def test_results_lie_where_a_run_of_the_simulator_leaves_them(
     assert (out / "metrics.json").read_bytes() == (done / "metrics.json").read_bytes()
 
 
+@pytest.mark.complete
 def test_a_followed_run_keeps_its_environment_and_hears_the_end(done: Path, tmp_path: Path) -> None:
     out = tmp_path / "mine"
     Record(out).update(env="prod", flare_job="j", experiment="demo-1")
@@ -83,6 +85,7 @@ def test_a_followed_run_keeps_its_environment_and_hears_the_end(done: Path, tmp_
     assert "prod" in (out / "report.html").read_text()
 
 
+@pytest.mark.complete
 def test_another_experiments_folder_is_not_touched(done: Path, tmp_path: Path) -> None:
     out = tmp_path / "mine"
     Record(out).update(experiment="demo-0")
@@ -127,6 +130,7 @@ def test_a_damaged_folder_does_not_hide_why_the_job_was_refused(
         download(Remote(workspace, META), KIT, "j", out)  # type: ignore[arg-type]
 
 
+@pytest.mark.complete
 def test_a_run_that_failed_tells_the_servers_own_reason(done: Path, tmp_path: Path) -> None:
     run = json.loads((done / "run.json").read_text())
     (done / "run.json").write_text(json.dumps({**run, "status": "failed", "error": "two rounds failed"}))
@@ -135,6 +139,7 @@ def test_a_run_that_failed_tells_the_servers_own_reason(done: Path, tmp_path: Pa
     assert (tmp_path / "mine" / "history.jsonl").is_file()
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("owner", ["admin", "another"])
 def test_the_first_error_of_a_site_on_this_machine_is_told_to_the_submitter(
     owner: str, done: Path, tmp_path: Path, make_kit: MakeKit
@@ -165,6 +170,7 @@ def crashed(done: Path, tmp_path: Path) -> Path:
     return workspace
 
 
+@pytest.mark.complete
 def test_what_a_crashed_job_committed_is_taken_from_a_server_on_this_machine(
     crashed: Path, done: Path, tmp_path: Path, make_kit: MakeKit
 ) -> None:
@@ -181,6 +187,7 @@ def test_what_a_crashed_job_committed_is_taken_from_a_server_on_this_machine(
     assert (out / "report.html").is_file()
 
 
+@pytest.mark.complete
 def test_elsewhere_a_crashed_job_says_where_its_rounds_are_and_how_it_goes_on(
     crashed: Path, tmp_path: Path, make_kit: MakeKit
 ) -> None:
@@ -211,6 +218,7 @@ def test_a_waiting_job_says_what_it_waits_for() -> None:
     assert state({"status": "RUNNING", "job_deploy_detail": ["server: OK"]}) == ""
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", ["../../x", "/tmp/x", "a/../../x", "..", ""])
 def test_a_server_names_no_place_outside_of_runs(
     name: str, done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -229,6 +237,7 @@ def test_a_server_names_no_place_outside_of_runs(
         download(Remote(done, crashed), KIT, "j", None)  # type: ignore[arg-type]
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
 def test_a_damaged_run_of_a_server_is_named(text: str, done: Path, tmp_path: Path) -> None:
     (done / "run.json").write_text(text)

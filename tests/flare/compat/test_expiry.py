@@ -126,6 +126,7 @@ def test_flare_sets_a_flag_and_no_signal_when_it_ends_a_job() -> None:
 # launcher.py
 
 
+@pytest.mark.complete
 def test_flare_reports_a_killed_process_as_a_failure_of_the_job(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     process.send_signal(signal.SIGKILL)

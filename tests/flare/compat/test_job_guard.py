@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.complete
 
-@pytest.mark.complete
+
 def test_the_cases_hold_in_a_process_of_their_own() -> None:
     cases = Path(__file__).with_name("job_guard_cases.py")
     command = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider", str(cases)]

@@ -39,6 +39,7 @@ WRONG = "raise SystemExit(1)"
 LONG = "import time; time.sleep(60)"
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("scripts", "restarts", "starts", "code"),
     [
@@ -60,6 +61,7 @@ def test_only_a_killed_process_is_started_again(
     assert handle.poll() == code
 
 
+@pytest.mark.complete
 def test_a_running_process_has_no_code_and_an_aborted_one_stays_dead() -> None:
     machine = Machine(LONG)
     handle = TolerantHandle(machine.launch, 3)
@@ -72,6 +74,7 @@ def test_a_running_process_has_no_code_and_an_aborted_one_stays_dead() -> None:
     assert handle.poll() == JobReturnCode.UNKNOWN
 
 
+@pytest.mark.complete
 def test_the_process_that_took_the_place_is_the_one_that_is_ended() -> None:
     machine = Machine(LONG, LONG)
     handle = TolerantHandle(machine.launch, 3)
@@ -85,6 +88,7 @@ def test_the_process_that_took_the_place_is_the_one_that_is_ended() -> None:
     assert machine.started[1].poll() == -signal.SIGKILL
 
 
+@pytest.mark.complete
 def test_the_launcher_starts_what_flares_own_would(monkeypatch: pytest.MonkeyPatch) -> None:
     machine, asked = Machine(DIE, WELL), []
 
@@ -99,6 +103,7 @@ def test_the_launcher_starts_what_flares_own_would(monkeypatch: pytest.MonkeyPat
     assert asked == [({"job_id": "j"}, context)] * 2
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(("set_before", "found"), [(None, "45"), ("900", "900")])
 def test_a_lost_piece_is_asked_for_again_when_the_launcher_or_the_environment_says(
     set_before: str | None, found: str, monkeypatch: pytest.MonkeyPatch

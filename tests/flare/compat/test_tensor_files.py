@@ -45,6 +45,7 @@ def received(message: bytes) -> dict[str, Tensor]:
     return dict(from_shareable_(fobs.loads(message, fobs_ctx={})).tensors)
 
 
+@pytest.mark.complete
 @given(
     st.lists(
         st.tuples(

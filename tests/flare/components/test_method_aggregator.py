@@ -226,6 +226,7 @@ def _settings(method: Method) -> dict[str, Any]:
     return asdict(method)  # type: ignore[call-overload,no-any-return]
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", FEDERATED)
 @examples(6, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())

@@ -51,6 +51,7 @@ def assert_alike(ours: nn.Module, theirs: nn.Module, x: Tensor) -> None:
         torch.testing.assert_close(ours.double()(x.double()), theirs.double()(x.double()))
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", ["test_vit", "test_convnext", "test_resnet", "test_efficientnet"])
 def test_features_are_timms_own(name: str, tmp_path: Path) -> None:
     import timm
@@ -69,6 +70,7 @@ def test_features_are_timms_own(name: str, tmp_path: Path) -> None:
     assert ours.head.in_features == theirs.num_features
 
 
+@pytest.mark.complete
 def test_a_folder_that_states_another_normalisation_is_refused(tmp_path: Path) -> None:
     import timm
 
@@ -101,6 +103,7 @@ def test_positions_of_another_size_are_those_that_timm_resamples(tmp_path: Path)
     assert torch.equal(ours.blocks[0].mlp.fc1.weight, theirs.blocks[0].mlp.fc1.weight)
 
 
+@pytest.mark.complete
 def test_positions_of_torchvisions_transformer_are_interpolated(tmp_path: Path) -> None:
     import torchvision
 
@@ -120,6 +123,7 @@ def test_positions_of_torchvisions_transformer_are_interpolated(tmp_path: Path) 
         built("torchvision:vit_b_32", 64, tmp_path / "odd.pth")
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "shufflenet_v2_x0_5"])
 def test_features_are_torchvisions_own(name: str, tmp_path: Path) -> None:
     import torchvision
@@ -131,6 +135,7 @@ def test_features_are_torchvisions_own(name: str, tmp_path: Path) -> None:
     assert_alike(nn.Sequential(ours.backbone, last), theirs, images(64))
 
 
+@pytest.mark.complete
 def test_a_swin_transformer_shares_no_table_of_indices() -> None:
     model = built("torchvision:swin_t", 64)
     assert all(t.is_floating_point() for t in model.state_dict().values())
@@ -138,6 +143,7 @@ def test_a_swin_transformer_shares_no_table_of_indices() -> None:
     assert Exchange("frozen").shared(model) == Exchange("average").shared(model)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
@@ -157,6 +163,7 @@ def test_features_are_monais_own(name: str, sizes: dict[str, int], tmp_path: Pat
     assert built(f"monai:{name}", 64, color=True)({"image": images(64)}).shape == (2, 2)
 
 
+@pytest.mark.complete
 def test_a_saved_encoder_opens_without_its_weights(tmp_path: Path) -> None:
     import timm
 
@@ -177,6 +184,7 @@ def test_the_same_seed_gives_the_same_tensors() -> None:
     assert all(torch.equal(first[name], tensor) for name, tensor in again.items())
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("name", "size", "said"),
     [
@@ -258,6 +266,7 @@ def other(case: str, path: Path) -> tuple[str, Path, str]:
     return vit, path / "absent", r"absent do not exist; name a file or a folder"
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("case", ["deeper", "wider", "patches", "twice", "whole", "empty", "absent"])
 def test_a_file_of_another_network_is_refused(case: str, tmp_path: Path) -> None:
     name, path, said = other(case, tmp_path)
@@ -317,6 +326,7 @@ def test_positions_of_torchvision_that_cannot_be_are_refused(
         built("torchvision:vit_b_16", 64, tmp_path / "a.pth")
 
 
+@pytest.mark.complete
 def test_a_network_that_cannot_train_on_one_image_can_be_a_frozen_encoder() -> None:
     """Batch norm of a pooled image has one value for each channel, which training refuses."""
     with pytest.raises(ConfigError, match=r"resnest14d.*or model\.train='head'"):
@@ -325,6 +335,7 @@ def test_a_network_that_cannot_train_on_one_image_can_be_a_frozen_encoder() -> N
     assert model.features({"image": images(64)}).shape == (2, 2048)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", ["regnet_y_400mf", "swin_t", "shufflenet_v2_x0_5"])
 def test_a_network_that_cannot_be_built_without_memory_is_measured(
     name: str, monkeypatch: pytest.MonkeyPatch

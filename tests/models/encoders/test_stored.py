@@ -288,6 +288,7 @@ def xrv_file(path: Path, **metadata: str) -> torch.nn.Module:
     return theirs.eval()
 
 
+@pytest.mark.complete
 def test_an_xrv_file_reads_gray_images_in_its_own_range(tmp_path: Path) -> None:
     path = tmp_path / "xrv.safetensors"
     theirs = xrv_file(path, range="[-1024, 1024]", labels='["Mass", "Edema"]', size="224")
@@ -303,6 +304,7 @@ def test_an_xrv_file_reads_gray_images_in_its_own_range(tmp_path: Path) -> None:
         built(f"xrv:{path}", 64, color=True)
 
 
+@pytest.mark.complete
 def test_a_file_that_is_not_xrv_s_is_answered_with_the_line_that_writes_one(tmp_path: Path) -> None:
     import torchvision
 

@@ -98,6 +98,7 @@ def test_an_earlier_layout_and_a_folder_of_transformers_alone(tmp_path: Path) ->
     )
 
 
+@pytest.mark.complete
 def test_sites_need_no_folder_and_a_saved_model_predicts_without_it(tmp_path: Path) -> None:
     sentence_folder(tmp_path / "encoder")
     spec = ModelSpec(f"hf:{tmp_path / 'encoder'}", train="head")
@@ -174,6 +175,7 @@ def test_a_table_of_embeddings_is_computed_by_the_same_folders(make: Any, tmp_pa
     assert cached.is_file()
 
 
+@pytest.mark.complete
 @given(st.lists(st.text(max_size=60), max_size=5), st.integers(3, 12))
 def test_any_document_has_tokens_that_the_encoder_knows(texts: list[str], longest: int) -> None:
     spec = described_spec(longest=longest)

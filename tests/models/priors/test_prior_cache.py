@@ -150,6 +150,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.complete
 def test_memory_does_not_grow_with_the_number_of_rows(tmp_path: Path) -> None:
     """400 MB, and as many taken from them, take less than 100 MB of a process's own: mapped pages can go."""
     code = """

@@ -40,6 +40,7 @@ def official(model: torch.nn.Module) -> dict[str, object]:
     return {"epoch": 800, "arch": "resnet50", "state_dict": state}
 
 
+@pytest.mark.complete
 def test_moco_gives_torchvisions_features(theirs: torch.nn.Module, tmp_path: Path) -> None:
     path = tmp_path / "moco_v2_800ep_pretrain.pth.tar"
     torch.save(official(theirs), path)
@@ -110,6 +111,7 @@ def test_clips_encoder_is_its_definition() -> None:
         torch.testing.assert_close(tower(x), expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.complete
 def test_files_that_are_not_clips_say_so(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     save_file({"vision_model.x": torch.ones(1)}, path)

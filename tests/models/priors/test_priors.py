@@ -102,6 +102,7 @@ def test_the_prior_of_the_package() -> None:
     assert (folder / "phantoms.safetensors").stat().st_size < 500_000
 
 
+@pytest.mark.complete
 def test_efficientnet_lite0() -> None:
     prior = load_prior(PriorSpec("efficientnet_lite0"))
     assert prior.width == 1280

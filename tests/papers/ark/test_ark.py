@@ -132,6 +132,7 @@ def test_a_site_starts_from_the_student_and_compares_with_the_teacher(
     assert all(torch.equal(own[name], rows) for name, rows in update.head.items())
 
 
+@pytest.mark.complete
 @BOTH
 def test_with_one_owner_of_each_class_and_no_teacher_it_is_surgical_aggregation(
     label_type: LabelType, monkeypatch: pytest.MonkeyPatch
@@ -149,6 +150,7 @@ def test_with_one_owner_of_each_class_and_no_teacher_it_is_surgical_aggregation(
     assert not same(alone, federated(Ark(local=LOCAL, momentum=0), label_type))
 
 
+@pytest.mark.complete
 def test_the_teacher_predicts_and_the_student_trains() -> None:
     method = conformant("ark")
     with Trial(method, SMALL, "multilabel", rounds=1) as federation:

@@ -103,6 +103,7 @@ def test_a_hospital_table_is_not_an_nih_table(tmp_path: Path) -> None:
         load_table(config(path))
 
 
+@pytest.mark.complete
 @pytest.mark.data
 def test_the_whole_of_nih_is_read(data_root: Path) -> None:
     folder = data_root / "nih_metadata"

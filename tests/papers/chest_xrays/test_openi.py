@@ -84,6 +84,7 @@ def test_a_cut_and_a_missing_archive_are_named(tmp_path: Path) -> None:
             load_table(config(wrong))
 
 
+@pytest.mark.complete
 @pytest.mark.data
 def test_the_archive_is_read(data_root: Path) -> None:
     reading = read_table(config(data_root / "openi_reports" / "NLMCXR_reports.tgz", labels=FINDINGS))

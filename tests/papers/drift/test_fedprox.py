@@ -47,6 +47,7 @@ def test_the_penalty_and_a_step_of_sgd_by_hand() -> None:
     assert model.weights.tolist() == pytest.approx([0.85, 2.15])
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("label_type", "settings"),
     [
@@ -79,6 +80,7 @@ def test_the_loss_is_equation_2(label_type: LabelType) -> None:
     assert objective(batch).item() == pytest.approx(expected, abs=1e-10)
 
 
+@pytest.mark.complete
 def test_a_stronger_penalty_keeps_the_model_nearer() -> None:
     """The distance of what alpha sends from what it received, in one round of three steps."""
     apart = []

@@ -52,6 +52,7 @@ def test_the_contrast_by_hand(
     assert contrast(one, two, three, 0.5).item() == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("label_type", "settings"),
     [
@@ -66,6 +67,7 @@ def test_without_the_term_it_is_fedavg_with_the_neck(label_type: LabelType, sett
     assert not same(federated(MOON(local=LOCAL, **settings), label_type), plain)
 
 
+@pytest.mark.complete
 def test_its_first_round_is_one_of_fedavg() -> None:
     plain = federated(FedAvg(local=LOCAL), model=WITH_NECK, rounds=1)
     assert same(federated(MOON(local=LOCAL, contrastive=Contrastive(mu=10)), rounds=1), plain)
@@ -163,6 +165,7 @@ def test_received_and_previous_model_are_in_eval_mode_and_stay_as_they_are(
     assert all(not torch.equal(t, before[name]) for name, t in trained.items() if "running_mean" in name)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("stopped_in", ["between", "within"])
 def test_continued_it_ends_as_without_interruption(stopped_in: str, tiny: Any) -> None:
     """Stopped after round 2, or in round 3 with every site trained and nothing committed."""
@@ -181,6 +184,7 @@ def test_continued_it_ends_as_without_interruption(stopped_in: str, tiny: Any) -
     assert (again.round, same(again.model, whole.model)) == (4, True)
 
 
+@pytest.mark.complete
 def test_resumed_on_the_command_line_it_ends_as_without_interruption(tmp_path: Path) -> None:
     small = ["method=moon", "simulation.images=60", "simulation.held_out=40", "method.local.lr=0.01"]
     job = with_settings(load_job("demo"), [*small, "rounds=3"])
@@ -192,6 +196,7 @@ def test_resumed_on_the_command_line_it_ends_as_without_interruption(tmp_path: P
     assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
 
 
+@pytest.mark.complete
 def test_it_trains_on_documents(tmp_path: Path) -> None:
     reports: list[Report] = [
         (f"It shows {FINDINGS[i % 8].lower()}.", "", (FINDINGS[i % 8], FINDINGS[i % 5])) for i in range(240)

@@ -232,6 +232,7 @@ def _layout() -> Any:
     return Layout({}, {})
 
 
+@pytest.mark.complete
 def test_a_federation_counts_and_says_so(tiny: Any) -> None:
     server = tiny(METHOD, rounds=3).run()
     lines = [json.loads(x) for x in (server.record.folder / "history.jsonl").read_text().splitlines()]
@@ -252,6 +253,7 @@ def test_without_iterations_a_round_is_whole_passes(tiny: Any) -> None:
     assert float(optimiser_state["head.bias/step"]) == 6  # three passes over 15 images in batches of 8
 
 
+@pytest.mark.complete
 def test_a_warm_up_may_draw_more_than_a_round(tiny: Any) -> None:
     local = replace(METHOD.local, iterations=1, warmup_epochs=3)
     server = tiny(replace(METHOD, local=local), rounds=2).run()
@@ -265,6 +267,7 @@ def test_batches_of_mixtures_alone_are_refused(tiny: Any) -> None:
         MeanTeacher(METHOD.teaching, context, tiny_batches, None)
 
 
+@pytest.mark.complete
 def test_a_warm_up_returns_its_best_epoch(tiny: Any) -> None:
     """At this learning rate the loss jumps about, and the last epoch is not the best."""
     warm_up = Phase("warm-up", 1, "head", 5.0, 3, keep_best=True)

@@ -291,6 +291,7 @@ def test_a_model_of_other_heads_or_width_is_refused_before_anything_begins() -> 
     planned(METHOD, projection=5)  # and how wide a checkpoint is, when it reads it
 
 
+@pytest.mark.complete
 def test_rows_of_the_second_head_are_averaged_and_kept(tiny: Any) -> None:
     method = replace(PROGRAM, prior=PriorSpec("phantoms"), local=LocalTraining(lr=1e-2, batch_size=8))
     federation = tiny(method, model=replace(CNN, projection=128, second_head=True))

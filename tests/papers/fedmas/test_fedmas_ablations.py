@@ -53,6 +53,7 @@ def test_the_best_epoch_of_the_warm_up_is_kept(tiny: Any) -> None:
     assert kept.weight == ends[2].weight
 
 
+@pytest.mark.complete
 def test_without_a_projector_the_backbones_own_features_are_compared(tiny: Any) -> None:
     federation = tiny(PHANTOMS, model=CNN)
     done = federation.run().model

@@ -69,6 +69,7 @@ def test_sites_with_different_priors_do_not_begin() -> None:
         agree(infos, Agreement())
 
 
+@pytest.mark.complete
 def test_a_site_with_another_checkpoint_ends_it_before_the_first_round(tiny: Any, tmp_path: Path) -> None:
     spec = PriorSpec("checkpoint", str(checkpoint(tmp_path / "prior", 1)))
     federation = tiny(replace(METHOD, prior=spec), model=WIDE, rounds=1)
@@ -87,6 +88,7 @@ def with_checkpoint(tiny: Any, tmp_path: Path) -> Any:
     return federation
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("sites", [("beta",), ("alpha", "beta", "gamma")])
 def test_a_run_is_not_continued_with_another_prior(sites: tuple[str, ...], tiny: Any, tmp_path: Path) -> None:
     """Also where all sites have changed it together, which leaves nothing to compare among them."""
@@ -106,6 +108,7 @@ def test_a_run_is_not_continued_with_another_prior(sites: tuple[str, ...], tiny:
     assert federation.run().round == 2
 
 
+@pytest.mark.complete
 def test_the_prior_is_in_the_states_the_record_and_the_report(tiny: Any, tmp_path: Path) -> None:
     federation = with_checkpoint(tiny, tmp_path)
     folder = federation.folder / "run"
@@ -118,6 +121,7 @@ def test_the_prior_is_in_the_states_the_record_and_the_report(tiny: Any, tmp_pat
     assert f"checkpoint, digest {held['digest'][:12]}<" in (folder / "report.html").read_text()
 
 
+@pytest.mark.complete
 def test_weights_and_shares_of_each_round_are_in_metrics(tiny: Any) -> None:
     federation = tiny(METHOD, model=WIDE)
     federation.run()

@@ -76,6 +76,7 @@ def test_any_other_is_taken(factor: float) -> None:
     check_rescue(factor, "beta", 3)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("factor", [math.nan, math.inf, 0.0, -1.0])
 def test_the_others_are_merged_without_that_site(factor: float, tiny: Any, spoil: Spoil) -> None:
     federation = tiny(METHOD, model=WIDE, rounds=1, min_sites=2)
@@ -94,6 +95,7 @@ def test_the_others_are_merged_without_that_site(factor: float, tiny: Any, spoil
     assert ABSTAINED in (folder / "report.html").read_text()
 
 
+@pytest.mark.complete
 def test_a_site_whose_images_have_no_class_has_none(tiny: Any) -> None:
     federation = tiny(METHOD, model=WIDE, rounds=1, min_sites=0.5)
     table: Path = federation.configs["beta"].data.table
@@ -105,6 +107,7 @@ def test_a_site_whose_images_have_no_class_has_none(tiny: Any) -> None:
     assert server.round == 1
 
 
+@pytest.mark.complete
 def test_where_none_is_left_the_model_stays_to_the_byte(tiny: Any, spoil: Spoil) -> None:
     federation = tiny(METHOD, model=WIDE, rounds=1, min_sites=0.5, max_failed_rounds=2)
     before = federation.run()
@@ -124,6 +127,7 @@ def test_where_none_is_left_the_model_stays_to_the_byte(tiny: Any, spoil: Spoil)
     assert all(at["reason"] == ABSTAINED for line in failed for at in line["sites"].values())
 
 
+@pytest.mark.complete
 def test_one_that_is_forged_is_refused_by_its_name(tiny: Any) -> None:
     def forge(site: str, task: TaskData, answer: Packed) -> Packed:
         update = unpack(answer)
@@ -139,6 +143,7 @@ def test_one_that_is_forged_is_refused_by_its_name(tiny: Any) -> None:
     assert line["reason"].startswith("weight is 0.0, outside [1e-12, ")
 
 
+@pytest.mark.complete
 def test_merged_by_numbers_of_images_no_factor_is_needed(tiny: Any, spoil: Spoil) -> None:
     spoil({"beta"}, math.nan)
     assert tiny(replace(METHOD, aggregation="images"), model=WIDE, rounds=1).run().round == 1

@@ -79,6 +79,7 @@ def test_a_key_comes_back_to_its_image_from_another_group() -> None:
     torch.testing.assert_close(trainer.keys(rows), expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.complete
 def test_it_learns_and_the_same_seed_gives_the_same_tensors() -> None:
     state = torch.get_rng_state()
     one, again = (pretrain(scenes(), SHORT, 1) for _ in range(2))
@@ -112,6 +113,7 @@ WORDS = ["--size", "16", "--epochs", "2"]
 WORDS += ["--set", "batch_size=16", "--set", "lr=0.3", "--set", "momentum=0.9"]
 
 
+@pytest.mark.complete
 def test_the_command_writes_a_prior(tmp_path: Path, hospital: Callable[..., Path]) -> None:
     sites = [str(hospital(tmp_path / name, ("Mass",), 30, i)) for i, name in enumerate(("a", "b"))]
     out = tmp_path / "made" / "prior"
@@ -137,6 +139,7 @@ def test_the_command_writes_a_prior(tmp_path: Path, hospital: Callable[..., Path
     broken_files_say_so(out)
 
 
+@pytest.mark.complete
 def test_views_can_be_changed(tmp_path: Path, hospital: Callable[..., Path]) -> None:
     config = str(hospital(tmp_path / "a", ("Mass",), 30, 0))
     command = ["pretrain", config, *WORDS, "--out", str(tmp_path / "out")]

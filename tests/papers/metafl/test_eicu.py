@@ -150,6 +150,7 @@ def test_tables_without_any_text_or_label(path: Path) -> None:
         load_table(config(path))
 
 
+@pytest.mark.complete
 @pytest.mark.data
 def test_the_demo_is_read(data_root: Path) -> None:
     path = data_root / "eicu_demo" / "patient.csv.gz"

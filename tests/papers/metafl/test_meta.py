@@ -229,6 +229,7 @@ def close(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> None:
 LOCAL = replace(INNER, lr=0.05, iterations=2)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("half", [True, False])
 def test_twenty_server_steps_equal_the_program_in_one_process(order: Literal[1, 2], half: bool) -> None:

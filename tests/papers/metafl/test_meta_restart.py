@@ -17,6 +17,9 @@ from suture.protocol.packing import Packed, load
 from suture_papers.metafl.inner_loop import INNER
 from suture_papers.metafl.pmfl import PMFL
 
+pytestmark = pytest.mark.complete
+
+
 METHOD = PMFL(local=INNER, batches=2)
 LABELS = {"alpha": ("Mass",), "beta": ("Nodule",)}
 

@@ -78,6 +78,7 @@ def halves(made: Any, out: str) -> dict[str, dict[str, torch.Tensor]]:
     }
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("init", ["server", "own"])
 def test_a_sites_own_half_begins_where_the_job_says(init: Any, tiny: Any) -> None:
     method = PMFL(local=replace(INNER, lr=1e-30), batches=2, share=Share(init=init))
@@ -113,6 +114,7 @@ def test_settings_that_the_inner_loop_would_ignore_are_refused(name: str, wrong:
         kind(**wrong)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(("weights", "sent"), [("equal", [1.0, 1.0]), ("images", [15.0, 6.0])])
 def test_a_site_of_fl_sends_its_number_of_images_where_that_counts(
     weights: Any, sent: list[float], tiny: Any

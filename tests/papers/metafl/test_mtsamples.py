@@ -52,6 +52,7 @@ def test_what_is_wrong_is_named(path: Path) -> None:
         load_table(config(path))
 
 
+@pytest.mark.complete
 @pytest.mark.data
 def test_the_whole_table_is_read(data_root: Path) -> None:
     table = load_table(config(data_root / "mtsamples" / "mtsamples.csv.gz"))

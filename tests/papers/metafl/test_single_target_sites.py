@@ -185,6 +185,7 @@ def run(made: Job, out: Path, *, resume: bool = False) -> bytes:
     return (out / "tuned.json").read_bytes()
 
 
+@pytest.mark.complete
 def test_a_run_ends_with_its_model_fine_tuned_and_a_page_that_says_so(openi: Path, tmp_path: Path) -> None:
     """And one that was cut off after its rounds goes on with what is missing."""
     out = tmp_path / "r"
@@ -204,6 +205,7 @@ def test_a_run_ends_with_its_model_fine_tuned_and_a_page_that_says_so(openi: Pat
     assert (out / "tuned.json").stat().st_mtime_ns > before
 
 
+@pytest.mark.complete
 def test_where_no_site_tests_the_page_shows_the_tasks_alone(openi: Path, tmp_path: Path) -> None:
     out = tmp_path / "r"
     run(with_settings(job(openi), ["simulation.test=0"]), out)

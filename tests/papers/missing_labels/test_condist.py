@@ -82,6 +82,7 @@ def test_the_weight_rises_along_a_straight_line() -> None:
     assert value(step_of(zero, zero, zero, zero.bool())).item() == pytest.approx(0.2575 * math.log(2))
 
 
+@pytest.mark.complete
 @BOTH
 def test_without_weight_it_is_fedavg_of_known_labels(label_type: LabelType) -> None:
     fedavg = FedAvg(local=LOCAL, rows="owners", unknown="masked")
@@ -90,6 +91,7 @@ def test_without_weight_it_is_fedavg_of_known_labels(label_type: LabelType) -> N
     assert not same(none, federated(ConDist(local=LOCAL), label_type))
 
 
+@pytest.mark.complete
 @BOTH
 def test_where_all_is_known_it_is_fedavg(label_type: LabelType, monkeypatch: Any) -> None:
     monkeypatch.setattr(trial, "SITES", dict.fromkeys(("alpha", "beta"), trial.CLASSES))

@@ -385,6 +385,7 @@ def test_anchors_begin_at_names_and_so_does_a_class_that_joins(tiny: Any) -> Non
     assert grown.channels[F1].tolist() == pytest.approx([0.9] * 4 + [0.0])
 
 
+@pytest.mark.complete
 def test_the_server_keeps_the_mean_f1_of_each_class(tiny: Any) -> None:
     model = tiny(FedAlign(local=LOCAL), rounds=2).run().model
     assert model.channels.keys() == {F1}

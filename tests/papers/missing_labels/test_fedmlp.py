@@ -453,6 +453,7 @@ def test_what_crosses_is_declared() -> None:
 # Reductions, and the equations as written
 
 
+@pytest.mark.complete
 def test_without_tags_the_second_stage_is_fedavg_of_known_labels(tiny: Any) -> None:
     """Bit for bit over two rounds, whatever the rows and weights."""
     for rows in ("all", "owners"):
@@ -521,6 +522,7 @@ def literal_prototypes(f: Tensor, y: Tensor, c: int, value: int) -> tuple[list[f
     return [t / max(len(chosen), 1) for t in total], len(chosen)
 
 
+@pytest.mark.complete
 @given(st.integers(0, 10**6))
 def test_the_equations_as_written(seed: int) -> None:
     g = torch.Generator().manual_seed(seed)

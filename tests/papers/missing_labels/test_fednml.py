@@ -143,6 +143,7 @@ def test_unknown_labels_begin_as_0(tiny: Any) -> None:
     assert not replaced.all()
 
 
+@pytest.mark.complete
 def test_what_stands_at_an_unknown_label_changes_nothing() -> None:
     """In rounds with soft labels, with 0 or .5 there in every batch: the same update and the same state."""
     method = FedNML(local=LOCAL, start=0.0)
@@ -160,6 +161,7 @@ def test_what_stands_at_an_unknown_label_changes_nothing() -> None:
 # Rounds at a site
 
 
+@pytest.mark.complete
 def test_labels_are_refined_every_fifth_round(tiny: Any) -> None:
     _, _, one = soft_round(tiny, 1)
     changed = []
@@ -249,6 +251,7 @@ def test_the_first_agreement_is_over_own_classes(tiny: Any, monkeypatch: pytest.
 # Reductions, refusals, egress
 
 
+@pytest.mark.complete
 def test_before_the_start_it_is_fedavg_of_known_labels(tiny: Any) -> None:
     shared: dict[str, Any] = {
         "local": LOCAL,
@@ -261,6 +264,7 @@ def test_before_the_start_it_is_fedavg_of_known_labels(tiny: Any) -> None:
     assert same(one, two)
 
 
+@pytest.mark.complete
 def test_a_federation_through_both_phases(tiny: Any) -> None:
     federation = tiny(FedNML(local=LOCAL, soft_labels=SoftLabels(every=2)), rounds=4)
     one, two = (federation.run(name).model.head["head.bias"] for name in ("one", "two"))

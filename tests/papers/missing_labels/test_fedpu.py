@@ -76,6 +76,7 @@ def test_one_prior_is_that_of_each_class_and_of_rho() -> None:
     assert loss_of(method, step, OWN, Y) == pytest.approx(0.392692, abs=5e-6)
 
 
+@pytest.mark.complete
 def test_without_weight_it_is_fedavg() -> None:
     plain = federated(FedAvg(local=LOCAL), "multiclass")
     none = FedPU(local=LOCAL, positive_unlabelled=PositiveUnlabelled(weight=0, prior=0.2))
@@ -83,6 +84,7 @@ def test_without_weight_it_is_fedavg() -> None:
     assert not same(federated(FedPU(local=LOCAL), "multiclass"), plain)
 
 
+@pytest.mark.complete
 def test_without_unlabelled_images_it_is_fedavg(monkeypatch: Any) -> None:
     """Bit for bit the cross-entropy of all classes, whatever the prior: it is a share of no image."""
     monkeypatch.setattr(trial, "SITES", dict.fromkeys(("alpha", "beta"), trial.CLASSES))

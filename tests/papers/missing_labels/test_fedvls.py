@@ -59,6 +59,7 @@ def full(monkeypatch: Any) -> None:
         assert (trial._samples(site, "multiclass")[1]["train"].y.sum(dim=0) > 0).all()
 
 
+@pytest.mark.complete
 def test_with_images_of_every_class_nothing_is_distilled(monkeypatch: Any) -> None:
     """And without suppression it is FedAvg with balanced softmax: e does not show beside a share."""
     full(monkeypatch)
@@ -69,6 +70,7 @@ def test_with_images_of_every_class_nothing_is_distilled(monkeypatch: Any) -> No
     assert not same(one, plain)
 
 
+@pytest.mark.complete
 def test_both_parts_have_an_effect() -> None:
     method = FedVLS(local=LOCAL)
     one = federated(method, "multiclass")

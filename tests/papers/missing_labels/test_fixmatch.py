@@ -107,6 +107,7 @@ def test_whole_images_by_hand() -> None:
 # Where it is FedAvg
 
 
+@pytest.mark.complete
 @BOTH
 def test_without_weight_it_is_fedavg_of_known_labels(label_type: LabelType) -> None:
     """With one label an image, what FedAvg teaches as absent is true: a labelled image has no other class."""
@@ -116,6 +117,7 @@ def test_without_weight_it_is_fedavg_of_known_labels(label_type: LabelType) -> N
     assert not same(federated(method_of(), label_type), fedavg)
 
 
+@pytest.mark.complete
 @BOTH
 def test_where_all_is_known_it_is_fedavg(label_type: LabelType, monkeypatch: Any) -> None:
     """Under the job's augmentation, here none. No second view is drawn: it would move batch norm."""

@@ -53,6 +53,7 @@ def test_a_step_by_hand() -> None:
     assert model.head.weight.item() == pytest.approx(1.1)
 
 
+@pytest.mark.complete
 @BOTH
 def test_where_the_head_alone_is_trained_it_is_fedavg_of_owners(label_type: LabelType) -> None:
     """As in a warm-up: A is what FedAvg draws, in each epoch, and B has nothing to teach."""
@@ -157,6 +158,7 @@ def test_mixed_precision_trains_the_extractor_too() -> None:
     assert frozen == []
 
 
+@pytest.mark.complete
 def test_a_loss_that_is_no_number_ends_the_round() -> None:
     site, received = at_site(FPSL(local=SGD))
     site.model.float()

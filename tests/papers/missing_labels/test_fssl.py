@@ -55,6 +55,7 @@ def test_the_single_label_example() -> None:
     assert term.begin(site, ROUND)(step).item() == pytest.approx(0.203803, abs=1e-6)
 
 
+@pytest.mark.complete
 @BOTH
 def test_without_weight_it_is_fedavg_of_known_labels(label_type: LabelType) -> None:
     """With one label an image, what FedAvg teaches as absent is true: a labelled image has no other class."""
@@ -65,6 +66,7 @@ def test_without_weight_it_is_fedavg_of_known_labels(label_type: LabelType) -> N
     assert not same(federated(FSSL(local=LOCAL, received_labels=replace(term, weight=1)), label_type), fedavg)
 
 
+@pytest.mark.complete
 @BOTH
 def test_where_all_is_known_it_is_fedavg(label_type: LabelType, monkeypatch: Any) -> None:
     """Under the job's augmentation, here none. No second view is drawn: it would move batch norm."""

@@ -160,6 +160,7 @@ def test_the_sites_half_is_the_papers() -> None:
     assert torch.equal(found.flatten(1).any(dim=1), present)
 
 
+@pytest.mark.complete
 def test_backbone_and_head_are_those_of_fedavg() -> None:
     """Bit for bit: to measure gradients moves neither the model nor what training draws."""
     plain = FedAvg(local=METHOD.local, class_weights="none")
@@ -174,6 +175,7 @@ def test_backbone_and_head_are_those_of_fedavg() -> None:
         )
 
 
+@pytest.mark.complete
 def test_it_predicts_with_the_re_trained_head() -> None:
     with federation(rounds=1) as trial:
         trial.payload("alpha")
@@ -244,6 +246,7 @@ def test_a_class_that_nobody_ever_sent_keeps_its_row_and_has_no_features() -> No
     assert torch.equal(two.channels[RETRAINED][2], joined(two.head)[2])
 
 
+@pytest.mark.complete
 def test_features_match_gradients_under_the_head_that_the_sites_used() -> None:
     """It is psi~ of the round before: neither psi, received or merged, nor the head of this round."""
     rows = torch.randn(3, 3, generator=torch.Generator().manual_seed(4))
@@ -293,6 +296,7 @@ def test_finite_gradients_of_any_size_leave_finite_features_and_rows() -> None:
             assert bool(torch.isfinite(tensor).all())
 
 
+@pytest.mark.complete
 def test_the_head_learns_from_gradients_alone_to_tell_classes_apart() -> None:
     """Six clouds of features at the sites; the server sees six mean gradients, and no feature."""
     g = torch.Generator().manual_seed(0)
@@ -317,6 +321,7 @@ def test_the_head_learns_from_gradients_alone_to_tell_classes_apart() -> None:
     assert learned > 0.75
 
 
+@pytest.mark.complete
 def test_a_continued_federation_keeps_the_features() -> None:
     with federation(rounds=2) as whole:
         whole.run()

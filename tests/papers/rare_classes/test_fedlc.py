@@ -107,6 +107,7 @@ def test_a_row_of_one_known_class_or_of_none_teaches_nothing(known: list[list[bo
     assert (value.item(), gradient.tolist()) == (0, [[0, 0, 0]])
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("more", [{}, {"rows": "owners"}, {"label_view": "own", "unknown": "masked"}])
 def test_without_tau_it_is_fedavg(more: dict[str, Any]) -> None:
     local = LocalTraining(lr=1e-2, batch_size=8)

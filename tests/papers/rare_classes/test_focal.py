@@ -25,6 +25,7 @@ def test_the_focal_loss_by_hand() -> None:
     assert focal_ce(logits, FIRST, ALL_KNOWN, 0.0).item() == pytest.approx(0.399254, abs=1e-6)
 
 
+@pytest.mark.complete
 def test_with_gamma_0_it_is_fedavg() -> None:
     plain = federated(FedAvg(local=LOCAL), "multiclass")
     assert same(federated(FocalFedAvg(local=LOCAL, focal=Focal(0)), "multiclass"), plain)

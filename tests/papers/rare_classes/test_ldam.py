@@ -149,6 +149,7 @@ def test_rows_without_a_label_teach_nothing() -> None:
     assert (loss.item(), gradient.abs().sum().item()) == (0, 0)
 
 
+@pytest.mark.complete
 def test_without_margins_and_weights_it_is_fedavg_with_a_cosine_head() -> None:
     cosine = replace(SMALL, head="cosine")
     plain = LDAM(local=LOCAL, margin=LabelDistributionMargin(largest=0, start=1))

@@ -156,6 +156,7 @@ def test_skin_tones(tmp_path: Path) -> None:
         tones(path)
 
 
+@pytest.mark.complete
 @pytest.mark.data
 def test_the_real_lists_are_the_training_images_of_the_real_table(data_root: Path) -> None:
     folder = data_root / "flamby_isic"

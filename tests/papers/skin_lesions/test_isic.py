@@ -186,6 +186,7 @@ def test_a_partial_download_is_counted(tmp_path: Path) -> None:
     assert reading.absent == 139
 
 
+@pytest.mark.complete
 @pytest.mark.data
 def test_the_real_metadata_are_read(data_root: Path) -> None:
     folder = data_root / "ham10000_112px"

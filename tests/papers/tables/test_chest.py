@@ -15,6 +15,9 @@ from suture_papers.tables.outcome import collect
 from suture_papers.tables.results import ResultStore
 from suture_papers.tables.spec import Preset, TableSpec
 
+pytestmark = pytest.mark.complete
+
+
 SMALL = {
     "simulation.nih": "{data}/nih",
     "simulation.chexpert": "{data}/chexpert",

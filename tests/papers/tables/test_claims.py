@@ -163,6 +163,7 @@ def test_a_metric_without_a_margin_is_refused(tmp_path: Path) -> None:
         load_claims(path)
 
 
+@pytest.mark.complete
 def test_the_list_is_the_one_that_was_fixed_and_its_page_is_of_the_stored_results() -> None:
     """Who changes the list changes the digest, and says why in the commit."""
     claims, digest = load_claims(LIST)

@@ -40,6 +40,7 @@ def small(name: str) -> Table:
     return replace(spec, presets={"small": preset}).preset(None)
 
 
+@pytest.mark.complete
 def test_models_are_compared_once_on_the_images_that_were_held_out(tmp_path: Path) -> None:
     write_nih(tmp_path / "data" / "nih")
     table = small("nih_overlap")

@@ -91,6 +91,7 @@ def test_personal_models_are_measured_at_home_by_name_or_all_together() -> None:
     assert mean_of(spec, "pfl", None, home) is None
 
 
+@pytest.mark.complete
 def test_models_are_found_and_tested_after_their_run(tmp_path: Path) -> None:
     from suture.simulation.job import load_job, with_settings
 

@@ -361,10 +361,12 @@ def test_the_page_shows_no_p_over_one_block(tmp_path: Path, monkeypatch: pytest.
     assert "p (Holm) < .001" in page.replace("&lt;", "<")  # of the study
 
 
+@pytest.mark.complete
 def test_without_a_study_there_is_no_leaderboard(tmp_path: Path) -> None:
     assert write_leaderboard(tmp_path) == []
 
 
+@pytest.mark.complete
 def test_a_study_runs_from_its_plan_to_its_page(tmp_path: Path) -> None:
     """At toy size: two rows, two seeds, on phantoms, each seed with images of its own."""
     small = {"simulation.images": 20, "simulation.held_out": 40, "model.size": 32, "rounds": 1}

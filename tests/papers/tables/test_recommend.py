@@ -22,6 +22,7 @@ def called(*words: str) -> Result:
     return CliRunner().invoke(app, [*words])
 
 
+@pytest.mark.complete
 def test_the_command_of_a_study_runs_as_it_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

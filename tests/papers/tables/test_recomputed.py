@@ -90,6 +90,7 @@ def as_toml(rows: dict[str, Any], preset: dict[str, Any], tune: dict[str, Any]) 
     return "\n".join(lines)
 
 
+@pytest.mark.complete
 def test_published_studies_are_recomputed() -> None:
     """Every study with runs in the repository, preset by preset."""
     for name, path in known_tables().items():

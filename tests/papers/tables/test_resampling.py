@@ -23,6 +23,7 @@ def test_average_precision_by_hand() -> None:
     assert math.isnan(weighted_ap(weights, truth, score)[2])
 
 
+@pytest.mark.complete
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(0, 4), st.integers(0, 3)), min_size=2, max_size=20).filter(
         lambda rows: any(y and w for y, _, w in rows)

@@ -68,6 +68,7 @@ def test_tables_share_records_and_each_is_stored_once(tmp_path: Path) -> None:
     assert names(tmp_path / "second.jsonl") == ["b"]
 
 
+@pytest.mark.complete
 def test_processes_and_threads_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), first]) for first in "xy"]
     with ThreadPoolExecutor(4) as pool:

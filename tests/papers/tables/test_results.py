@@ -27,6 +27,7 @@ def published() -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.complete
 def test_every_complete_table_is_published_and_no_other() -> None:
     complete = []
     for name, preset in PRESETS:
@@ -47,6 +48,7 @@ def test_every_complete_table_is_published_and_no_other() -> None:
     assert len({path.stem for path in RESULTS.glob("*.md")} - {"README", *others}) == len(complete)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(("name", "preset"), published())
 def test_a_table_is_rendered_from_its_runs(name: str, preset: str, tmp_path: Path) -> None:
     spec = load_spec(name)
@@ -56,6 +58,7 @@ def test_a_table_is_rendered_from_its_runs(name: str, preset: str, tmp_path: Pat
     assert page.read_text() == (RESULTS / page.name).read_text()
 
 
+@pytest.mark.complete
 def test_each_run_is_stored_once_on_a_line_in_the_order_of_names() -> None:
     everywhere: list[str] = []
     for path in RUNS.iterdir():

@@ -98,6 +98,7 @@ def test_the_bootstrap_has_both_levels() -> None:
     assert all(math.isnan(bound) for bound in two_level(np.empty((0, 5))))
 
 
+@pytest.mark.complete
 def test_the_bootstrap_covers_where_test_sets_of_seeds_share_patients() -> None:
     """Ten seeds, each with a fifth of the same 200 patients: drawn for each seed anew, 95 % were 86 %."""
     rng, found = np.random.default_rng(4), 0
@@ -110,6 +111,7 @@ def test_the_bootstrap_covers_where_test_sets_of_seeds_share_patients() -> None:
     assert 0.93 < found / 300 < 0.995
 
 
+@pytest.mark.complete
 def test_the_corrected_interval_covers_there_too() -> None:
     rng = np.random.default_rng(5)
     patients = rng.normal(size=(1000, 200))
@@ -132,6 +134,7 @@ def signed_rank_p(d: list[float]) -> float:
     return min(1.0, 2 * min(np.mean(sums <= seen), np.mean(sums >= seen)))
 
 
+@pytest.mark.complete
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=8).filter(any))
 def test_p_over_blocks_is_exact_also_with_ties_and_zeros(d: list[int]) -> None:
     effects = {"row": {str(i): [x / 100] for i, x in enumerate(d)}}

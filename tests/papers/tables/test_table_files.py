@@ -32,6 +32,7 @@ def made(job: str, *settings: str) -> Job:
     return with_settings(made(job, *settings[:-1]), settings[-1:]) if settings else load_job(job)
 
 
+@pytest.mark.complete
 def test_every_table_of_the_repository_can_be_run() -> None:
     """Each row of each preset is a job whose settings exist; nothing is trained. One seed stands for all."""
     assert known_tables()
@@ -256,6 +257,7 @@ def test_over_classes_a_class_that_one_of_them_does_not_know_is_no_pair(tmp_path
     assert ours.estimates["AUROC, all classes"].text == "0.700 ± 0.100"  # population SD over classes
 
 
+@pytest.mark.complete
 def test_runs_are_done_once(tmp_path: Path) -> None:
     small = {"simulation.images": 20, "simulation.held_out": 30, "model.size": 32, "rounds": 1}
     spec = table_spec(presets={"tiny": {"note": "", "seeds": [1], "set": small}})
@@ -320,6 +322,7 @@ def test_nothing_of_a_user_is_deleted_after_a_run(name: str, tmp_path: Path) -> 
         assert left == {*others, "sites/server/suture.toml", ".folder.json", ".preparing"}
 
 
+@pytest.mark.complete
 def test_what_two_runs_failed_of_before_they_trained_ends_the_others(tmp_path: Path) -> None:
     (tmp_path / "data" / "nih").mkdir(parents=True)
     set_ = {"simulation.root": "{data}/nih"}

@@ -104,6 +104,7 @@ def house(tmp_path: Path) -> House:
     return House(tmp_path)
 
 
+@pytest.mark.complete
 def test_data_and_a_model_are_drawn_and_shown_with_what_they_are(house: House) -> None:
     found = house.draw()
     assert set(found) == {f"two-{name}.svg" for name in ("frequencies", "together", "features", "related")}
@@ -119,6 +120,7 @@ def test_data_and_a_model_are_drawn_and_shown_with_what_they_are(house: House) -
     }
 
 
+@pytest.mark.complete
 def test_a_model_is_drawn_again_only_when_it_is_younger(house: House) -> None:
     house.draw()
     house.draw()
@@ -144,6 +146,7 @@ def test_a_lost_model_is_reported_with_the_remedy(house: House) -> None:
     assert any("holds no model; delete the run's line in" in line for line in house.reported)
 
 
+@pytest.mark.complete
 def test_the_page_shows_the_plots_with_their_captions(house: House) -> None:
     house.draw()
     words = ["table", str(house.path), "--results", str(house.results), "--render"]
