@@ -18,7 +18,15 @@ SECONDS = 1.0
 TRIES = 3
 """The first run of a test may be the one that imports a library, or that prepares what others share."""
 
-BY_NAME: tuple[str, ...] = ()
+BY_NAME = (
+    "tests/cli/test_cli.py::test_second_run_report_and_predict",
+    "tests/cli/test_own_hospitals.py::test_hospitals_as_they_come_give_a_model",
+    "tests/flare/test_open_federation.py::test_what_sites_hide_sums_to_the_loops_plain_figures",
+    "tests/flare/test_simulator.py::test_adapters_and_secure_aggregation_give_what_the_loop_gives",
+    "tests/methods/test_conformance.py::test_a_federation_learns_and_shows_sites_what_is_declared",
+    "tests/methods/test_conformance.py::test_its_half_at_the_sites_keeps_the_contract",
+    "tests/methods/test_example.py::test_it_has_at_most_25_lines_and_keeps_the_contract",
+)
 """Beginnings of the node ids of tests that stay in the fast tier whatever they cost."""
 
 

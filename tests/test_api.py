@@ -28,6 +28,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> suture.Results:
         return suture.run("demo", rounds=2, out="runs/first", settings=SMALL)
 
 
+@pytest.mark.complete
 def test_importing_it_imports_nothing_heavy() -> None:
     script = "import sys, suture; print([m for m in ('torch', 'pandas', 'nvflare') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -43,6 +44,7 @@ def test_every_name_is_there_and_no_other() -> None:
     assert set(suture.__all__) <= set(dir(suture))
 
 
+@pytest.mark.complete
 def test_no_subpackage_takes_the_place_of_a_public_name() -> None:
     """Whatever was imported before: a subpackage becomes an attribute of the package when it is imported."""
     script = (
@@ -55,6 +57,7 @@ def test_no_subpackage_takes_the_place_of_a_public_name() -> None:
     assert done.stdout.strip() == "['testing']"
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     "line",
     [
@@ -67,6 +70,7 @@ def test_the_checks_of_a_method_are_a_module(line: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.complete
 def test_results_are_frames(results: suture.Results) -> None:
     assert results.info.status == "finished"
     assert results.report.is_file()
@@ -170,6 +174,7 @@ def near() -> Iterator[type[suture.Method]]:
     del METHODS["near"]
 
 
+@pytest.mark.complete
 def test_a_method_of_the_notebook_runs_here(near: type[suture.Method], tmp_path: Path) -> None:
     assert suture.known_methods()["near"] is near
     job = suture.Job(
@@ -220,6 +225,7 @@ def test_only_a_complete_method_is_registered(what: Any) -> None:
         suture.register(what)
 
 
+@pytest.mark.complete
 def test_settings_are_those_of_the_command_line(results: suture.Results, tmp_path: Path) -> None:
     """None is a value, the order does not matter, and a named argument wins, as an option does."""
     job = replace(suture.load_job("demo"), patience=3)

@@ -101,7 +101,6 @@ def test_a_process_of_its_own_says_the_same_and_ends_with_the_code(tmp_path: Pat
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.complete
 def test_second_run_report_and_predict(run: Path, tmp_path: Path) -> None:
     again = suture("run", "demo", *SMALL, "--out", str(run))
     assert again.returncode == 2

@@ -18,8 +18,6 @@ from suture.cli.app import app
 from suture.cli.common import console
 from suture.simulation.actions import evaluate
 
-pytestmark = pytest.mark.complete
-
 
 @pytest.fixture(autouse=True)
 def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,6 +56,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sound_study(tmp_path_factory.mktemp("sound") / "study")
 
 
+@pytest.mark.complete
 def test_a_sound_study_has_no_problem_and_none_of_the_faults(sound: Path) -> None:
     said, code = suture("check", str(sound))
     assert code == 0, said
@@ -66,6 +65,7 @@ def test_a_sound_study_has_no_problem_and_none_of_the_faults(sound: Path) -> Non
         assert not found(fault, said, int(fault.stops)), f"{fault.name}: its sentence is there without it"
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_check_names_a_planted_fault(fault: Fault, sound: Path, tmp_path: Path) -> None:
     study = shutil.copytree(sound, tmp_path / "study")

@@ -88,7 +88,6 @@ def test_steps_go_on_beyond_an_epoch_in_full_batches(steps: int) -> None:
     assert [len(batch) for batch in batches] == [4] * steps
 
 
-@pytest.mark.complete
 @given(COUNTS, st.permutations(range(5)), st.integers(1, 12), st.sampled_from([None, 7]))
 def test_the_order_of_the_classes_does_not_matter(
     counts: list[int], order: list[int], size: int, steps: int | None

@@ -284,6 +284,7 @@ def test_what_stands_beside_the_pixels_of_a_png_is_bounded(kind: bytes, content:
         tracemalloc.stop()
 
 
+@pytest.mark.complete
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["TIFF", "PNG"])
 def test_tags_that_share_their_bytes_do_not_multiply_them(kind: str) -> None:
@@ -316,6 +317,7 @@ def test_tags_that_share_their_bytes_do_not_multiply_them(kind: str) -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.complete
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_small_file_does_not_fill_the_memory(name: str, tmp_path: Path) -> None:
@@ -326,6 +328,7 @@ def test_a_small_file_does_not_fill_the_memory(name: str, tmp_path: Path) -> Non
     assert peak < (PEAK_OF_TABLES if name.endswith((".xlsx", ".parquet")) else PEAK)
 
 
+@pytest.mark.complete
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
 def test_the_largest_image_that_is_read_does_not_fill_it_either(tmp_path: Path) -> None:
     (tmp_path / "large.png").write_bytes(png(6400, 6250, 16))
@@ -575,6 +578,7 @@ def understated(method: int, size: int) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_a_zip_that_understates_the_size_of_a_report_is_unpacked_no_further(
     method: int, tmp_path: Path

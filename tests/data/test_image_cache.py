@@ -212,6 +212,7 @@ def test_an_archive_is_not_indexed_for_a_cached_table(
 TRIES = int(os.environ.get("SUTURE_CACHE_TRIES", "15"))
 
 
+@pytest.mark.complete
 def test_makers_of_one_entry_never_take_it_from_one_another(
     table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +251,7 @@ def _make(table: Table, folder: Path, max_faults: float = 0.5) -> None:
     assert images[:, 0, 0, 0].tolist() == [0, 1, 2, 4, 5, 6, 7]
 
 
+@pytest.mark.complete
 def test_what_a_killed_maker_left_goes_with_the_next_and_a_live_ones_stays(
     table: Table, folder: Path
 ) -> None:

@@ -54,6 +54,7 @@ def test_what_would_fill_the_memory_has_a_looser_bound() -> None:
     assert 1_000 < found < math.inf
 
 
+@pytest.mark.complete
 def test_the_noise_for_an_epsilon_is_the_least() -> None:
     steps, count = [Mechanism(0.0, 0.05, 20)], Mechanism(10.0)
     found = multiplier_for(4.0, 1e-5, steps, count)

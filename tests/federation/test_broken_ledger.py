@@ -87,6 +87,7 @@ TAMPERED: Mapping[str, Any] = {
 }
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("how", TAMPERED)
 def test_a_ledger_that_was_tampered_with_states_no_smaller_epsilon(how: str, house: House) -> None:
     """Of two runs of two rounds ε is 24.4; it became 15.5, 15.5 and 15.6, without a note."""
@@ -102,6 +103,7 @@ def test_a_ledger_that_was_tampered_with_states_no_smaller_epsilon(how: str, hou
     assert "a lower bound: its administrator has accepted that at least" in note_of(house.run("two"))
 
 
+@pytest.mark.complete
 def test_a_whole_backup_that_is_brought_back_shows_against_the_servers_digest(house: House) -> None:
     house.run("one", rounds=1)
     state = house.state("alpha")
@@ -124,6 +126,7 @@ def test_a_whole_backup_that_is_brought_back_shows_against_the_servers_digest(ho
     assert "sent an update of round 2" in older[0]
 
 
+@pytest.mark.complete
 def test_other_sites_go_on_without_the_one_whose_ledger_is_broken(house: House) -> None:
     house.federation.schedule = replace(house.federation.schedule, min_sites=1)
     house.run("one")
@@ -134,6 +137,7 @@ def test_other_sites_go_on_without_the_one_whose_ledger_is_broken(house: House) 
     assert note.startswith("alpha releases nothing")
 
 
+@pytest.mark.complete
 def test_a_ledger_that_breaks_in_a_run_is_noted_once(house: House) -> None:
     house.federation.schedule = replace(house.federation.schedule, min_sites=1)
 
@@ -150,6 +154,7 @@ def test_a_ledger_that_breaks_in_a_run_is_noted_once(house: House) -> None:
     assert [n.startswith("alpha releases nothing") for n in server.record.run["notes"]].count(True) == 1
 
 
+@pytest.mark.complete
 def test_a_state_that_was_lost_or_restored_is_noted_and_an_unbroken_run_is_not(house: House) -> None:
     house.run("one", rounds=2)
     folder = house.state("alpha") / EXPERIMENTS / "one"
@@ -201,6 +206,7 @@ def task_of(house: House) -> TaskData:
     return replace(task, ledger=None)
 
 
+@pytest.mark.complete
 def test_epsilon_has_a_bound_over_all_experiments(house: House) -> None:
     """120 experiments reached 106, and their mean had a tenth of the noise."""
     task, sent = task_of(house), []
@@ -237,6 +243,7 @@ def test_experiments_have_a_bound(house: House) -> None:
     assert isinstance(reply_of(house.site("alpha", "e-3", max_experiments=3), task), Update)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("bound", [{"max_epsilon": 20.0}, {"max_experiments": 2}])
 def test_bounds_hold_for_experiments_that_run_at_once(bound: dict[str, Any], house: House) -> None:
     """Four processes train at the same time, and all have passed the check before any has written."""

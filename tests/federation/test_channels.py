@@ -92,6 +92,7 @@ def test_what_leaves_is_on_the_page_of_the_run(small: Any) -> None:
     assert not listed.keys() & {"control", "own_control"}
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -154,6 +155,7 @@ def test_half_precision_leaves_channels_as_they_are(tiny: Any) -> None:
     assert {str(t.dtype) for t in answer.channels.values()} == {"torch.float32"}
 
 
+@pytest.mark.complete
 def test_a_class_that_joins_begins_with_zeros_at_server_and_site(tiny: Any) -> None:
     before = tiny(METHOD, TWO, rounds=1).run().model
     federation = tiny(METHOD, {**TWO, "gamma": ("Nodule", "Fibrosis")}, rounds=2)
@@ -169,6 +171,7 @@ def test_a_class_that_joins_begins_with_zeros_at_server_and_site(tiny: Any) -> N
     assert server.round == 2
 
 
+@pytest.mark.complete
 def test_a_continued_federation_equals_a_whole_one(tiny: Any) -> None:
     tiny(METHOD, rounds=2).run()
     server, whole = (tiny(METHOD, rounds=4).run(out) for out in ("run", "whole"))

@@ -53,6 +53,7 @@ def ranked(tiny: Any) -> Any:
     return made
 
 
+@pytest.mark.complete
 def test_a_site_is_told_of_its_own_classes_on_every_axis(
     ranked: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,6 +139,7 @@ def check_pairs(pairs: Tensor, labels: tuple[str, ...]) -> None:
                 assert (share, code) == (0, 0)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("view", ["own", "all"])
 def test_both_axes_go_up_and_down_by_name(view: str, federation: Any) -> None:
     small = spelt(federation, view=view)
@@ -167,6 +168,7 @@ def test_by_name_by_hand() -> None:
     assert by_name(sent, ("B", "A"), ("C",), axis=1).tolist() == [[0], [0]]
 
 
+@pytest.mark.complete
 def test_a_class_that_joins_begins_with_zeros_on_both_axes(federation: Any) -> None:
     two = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia")}
     before = federation(Pairs(local=LOCAL), two, rounds=1).run().model
@@ -183,6 +185,7 @@ def test_a_class_that_joins_begins_with_zeros_on_both_axes(federation: Any) -> N
     assert not pairs[:, 0].any()
 
 
+@pytest.mark.complete
 def test_a_continued_federation_equals_a_whole_one(federation: Any) -> None:
     federation(Pairs(local=LOCAL), rounds=1).run()
     server, whole = (federation(Pairs(local=LOCAL), rounds=2).run(out) for out in ("run", "whole"))
@@ -193,6 +196,7 @@ def test_a_continued_federation_equals_a_whole_one(federation: Any) -> None:
     assert torch.equal(stored.channels["pairs"], server.model.channels["pairs"])
 
 
+@pytest.mark.complete
 def test_a_class_that_nobody_sends_keeps_its_tensor(federation: Any) -> None:
     """No image of beta has a Hernia any more: its pairs stay, and are no NaN."""
     federation(Pairs(local=LOCAL), rounds=1).run()
@@ -277,6 +281,7 @@ def test_a_site_that_clips_takes_no_part(federation: Any) -> None:
     assert "clip and noise do not cover pairs, which Pairs sends" in log
 
 
+@pytest.mark.complete
 def test_classes_below_the_smallest_count_are_sent_as_zeros(federation: Any) -> None:
     """alpha has 9 training images with a Mass, and one with a Nodule."""
     small = federation(Pairs(local=LOCAL))
@@ -299,6 +304,7 @@ def test_classes_below_the_smallest_count_are_sent_as_zeros(federation: Any) -> 
     ]
 
 
+@pytest.mark.complete
 def test_the_check_of_the_smallest_count_finds_a_careless_method() -> None:
     check = checks.channels_respect_the_smallest_count
     with pytest.raises(AssertionError, match="pairs of classes with fewer images than min_count leaves"):
@@ -306,6 +312,7 @@ def test_the_check_of_the_smallest_count_finds_a_careless_method() -> None:
     check(subject_of(Pairs()))
 
 
+@pytest.mark.complete
 def test_updates_are_read_from_disk_at_each_walk(federation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two walks are equal and share no memory; between them the server holds no tensor of a site."""
     reads: list[str] = []
@@ -333,6 +340,7 @@ def test_updates_are_read_from_disk_at_each_walk(federation: Any, monkeypatch: p
         assert not getattr(reply, "channels", {})
 
 
+@pytest.mark.complete
 def test_the_server_keeps_an_open_update_on_disk_alone(
     federation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,6 +365,7 @@ def test_what_leaves_is_declared() -> None:
     }
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("method", [FedMLP(), CReFF()], ids=lambda method: method.about.name)
 def test_a_run_says_how_many_numbers_of_each_class_leave(method: Method) -> None:
     """Before the model is known no length; after the start that of the tensors that sites send."""
@@ -405,6 +414,7 @@ class Negated(FedAvg):
         return replace(merged, channels={"minus": -rows})
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("selection", ["last", "server_metric"])
 def test_the_predictor_is_measured_selected_and_exported_and_training_goes_on_from_the_merged_rows(
     selection: str, federation: Any

@@ -44,6 +44,7 @@ def model(run: Any) -> tuple[bytes, dict[str, Any]]:
     return (folder / "model.safetensors").read_bytes(), read_json(folder / "model.json")
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("selection", ["site_loss", "server_metric"])
 def test_a_class_of_two_names_and_one_code_is_trained_as_one_byte_by_byte(
     tiny: Any, sites: Path, selection: str
@@ -67,6 +68,7 @@ def test_a_class_of_two_names_and_one_code_is_trained_as_one_byte_by_byte(
     assert figures[0] == figures[1]
 
 
+@pytest.mark.complete
 def test_a_run_that_continues_has_the_same_classes_and_bytes(tiny: Any, sites: Path) -> None:
     call(sites / "alpha", "Raumforderung", 'Raumforderung = "RADLEX:RID1"')
     call(sites / "beta", "Geschwulst", 'Geschwulst = "RADLEX:RID1"')

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rounds import configured, reply_of
 from suture.core.privacy import PrivacyConfig
 from suture.federation.loop import Loop
@@ -33,6 +35,7 @@ def test_a_run_in_which_nothing_improves_is_stopped_by_patience() -> None:
     assert not standings.over(5, 2)
 
 
+@pytest.mark.complete
 def test_a_tightened_limit_does_not_hold_back_the_open_round(tiny: Any) -> None:
     """The kept answer has six digits, which the site's own filter would refuse again and again."""
     federation = tiny(METHOD, n=300)

@@ -208,6 +208,7 @@ def test_the_report_says_what_the_sites_state() -> None:
     assert "it did not report" in silent
 
 
+@pytest.mark.complete
 def test_a_federation_whose_site_protects_itself(tiny: Any) -> None:
     federation = tiny(SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8)))
     config = federation.configs["alpha"]

@@ -47,6 +47,7 @@ def encoder(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.complete
 def test_a_federation_starts_from_the_folder_of_the_server_and_its_model_needs_none(
     tiny: Any, tmp_path: Path
 ) -> None:

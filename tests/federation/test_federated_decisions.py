@@ -56,6 +56,7 @@ def open_sites(federation: Any, **limits: Any) -> Any:
     return federation
 
 
+@pytest.mark.complete
 def test_the_model_carries_its_decisions_and_the_results_how_well_they_do(tiny: Any) -> None:
     server = run(open_sites(tiny(METHOD, n=60, decision=DECISION)))
     kept, results = (
@@ -75,6 +76,7 @@ def test_the_model_carries_its_decisions_and_the_results_how_well_they_do(tiny: 
             assert (found["own"] is None) == ("sensitivity" not in own)
 
 
+@pytest.mark.complete
 def test_a_sites_curves_are_those_of_the_counts_it_has_sent_once(tiny: Any) -> None:
     """Nothing else leaves for them: the same counts, read by themselves, give every point."""
     answers: dict[str, list[Scores]] = {}
@@ -102,6 +104,7 @@ def test_a_sites_curves_are_those_of_the_counts_it_has_sent_once(tiny: Any) -> N
     assert all(f'aria-label="{site}: ROC of' in page for site in drawn)
 
 
+@pytest.mark.complete
 def test_without_the_setting_nothing_more_is_asked(tiny: Any) -> None:
     asked = set()
 
@@ -115,12 +118,14 @@ def test_without_the_setting_nothing_more_is_asked(tiny: Any) -> None:
     assert written(server, "metrics.json")["decisions"] == {}
 
 
+@pytest.mark.complete
 def test_sites_that_hold_a_part_of_the_model_are_not_asked(tiny: Any) -> None:
     server = run(tiny(PersonalisedFL(local=METHOD.local), decision=DECISION))
     assert not server.decides
     assert written(server, "metrics.json")["decisions"] == {}
 
 
+@pytest.mark.complete
 def test_a_site_counts_its_validation_images_once_in_the_ledger(tiny: Any) -> None:
     federation = open_sites(tiny(METHOD, n=60, decision=DECISION))
     answers: dict[str, Scores] = {}
@@ -147,6 +152,7 @@ def test_a_site_counts_its_validation_images_once_in_the_ledger(tiny: Any) -> No
         assert released[0].numbers > 0
 
 
+@pytest.mark.complete
 def test_no_count_is_of_fewer_patients_than_the_limit(tiny: Any) -> None:
     """Every image of these sites is of a patient of its own."""
     seen = []
@@ -164,6 +170,7 @@ def test_no_count_is_of_fewer_patients_than_the_limit(tiny: Any) -> None:
     assert min(seen) >= 4
 
 
+@pytest.mark.complete
 def test_a_server_that_asks_for_counts_of_many_models_spends_the_sites_answers(tiny: Any) -> None:
     """Each round has another model; a site counts for one, and answers anew three times."""
     federation = open_sites(tiny(METHOD, n=60, rounds=6, selection="last"))
@@ -179,6 +186,7 @@ def test_a_server_that_asks_for_counts_of_many_models_spends_the_sites_answers(t
     assert asked[-1].reason == "budget"
 
 
+@pytest.mark.complete
 def test_rounded_counts_show_no_cell_as_empty(tiny: Any) -> None:
     """A run whose sites round to twice their `min_count` decides all classes that they show."""
     tried = []
@@ -213,6 +221,7 @@ UNDECLARED: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
 }
 
 
+@pytest.mark.complete
 def test_the_sites_filter_refuses_counts_that_were_not_declared(tiny: Any) -> None:
     federation = open_sites(tiny(METHOD, n=120, decision=DECISION), min_count=4)
     tried = []
@@ -236,6 +245,7 @@ def test_the_sites_filter_refuses_counts_that_were_not_declared(tiny: Any) -> No
     assert len(tried) == 3
 
 
+@pytest.mark.complete
 def test_a_site_that_does_not_answer_uses_the_threshold_of_the_others(tiny: Any) -> None:
     def silent(site: str, task: TaskData, answer: Packed) -> Packed | None:
         return None if site == "alpha" and task.task == "calibrate" else answer
@@ -250,6 +260,7 @@ def test_a_site_that_does_not_answer_uses_the_threshold_of_the_others(tiny: Any)
         assert found["half"] is not None
 
 
+@pytest.mark.complete
 def test_figures_of_decisions_that_were_not_asked_for_are_refused(tiny: Any) -> None:
     federation = open_sites(tiny(METHOD, n=60, decision=DECISION))
     refused = []
@@ -278,6 +289,7 @@ def with_sexes(federation: Any) -> Any:
     return federation
 
 
+@pytest.mark.complete
 def test_each_group_is_decided_and_shown(tiny: Any) -> None:
     server = run(with_sexes(open_sites(tiny(METHOD, n=120, decision=DECISION))))
     found = written(server, "metrics.json")["decisions"]
@@ -295,6 +307,7 @@ def test_each_group_is_decided_and_shown(tiny: Any) -> None:
     assert ">gap</td>" in page
 
 
+@pytest.mark.complete
 def test_a_group_that_the_site_has_not_named_is_refused(tiny: Any) -> None:
     federation = with_sexes(open_sites(tiny(METHOD, n=120, decision=DECISION)))
 
@@ -329,6 +342,7 @@ def test_what_was_first_said_of_a_group_stands(tiny: Any, tmp_path: Path) -> Non
     assert sent(tmp_path / "b", M=DecidedGroup(9, 9, 1.0, 1.0)) == {}
 
 
+@pytest.mark.complete
 def test_the_pooled_threshold_is_that_of_all_images_together(tiny: Any) -> None:
     """With every cell shown, it is a quantile of the scores up to the width of a cell."""
     federation = open_sites(tiny(METHOD, n=120, decision=DECISION))

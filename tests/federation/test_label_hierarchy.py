@@ -95,6 +95,7 @@ class Recorded(Loop):
         return super().exchange(task, payloads, received)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     "name",
     [
@@ -176,6 +177,7 @@ def test_a_site_without_names_and_parents_of_its_own_has_no_such_line(hierarchy:
     assert lines(tmp_path) == []
 
 
+@pytest.mark.complete
 def test_a_spelling_of_a_site_stays_there(hierarchy: Any, tmp_path: Path) -> None:
     federation = hierarchy(METHOD)
     table = federation.configs["alpha"].data.table
@@ -222,6 +224,7 @@ def row(server: Server, name: str) -> torch.Tensor:
     return server.model.head["head.weight"][server.model.labels.index(name)]
 
 
+@pytest.mark.complete
 def test_a_parent_and_a_class_that_are_added_later_continue_the_run(hierarchy: Any, tmp_path: Path) -> None:
     federation = hierarchy(METHOD)
     plain = sites_of(federation, tmp_path, atlas=None, contradictions="refuse")
@@ -240,6 +243,7 @@ def test_a_parent_and_a_class_that_are_added_later_continue_the_run(hierarchy: A
     assert [json.loads(line)["status"] for line in history] == ["committed"] * 3
 
 
+@pytest.mark.complete
 def test_a_renamed_class_keeps_its_row_by_the_sites_synonym(hierarchy: Any, tmp_path: Path) -> None:
     federation = hierarchy(METHOD)
     first, _ = continued(federation, 1, sites_of(federation, tmp_path))
@@ -253,6 +257,7 @@ def test_a_renamed_class_keeps_its_row_by_the_sites_synonym(hierarchy: Any, tmp_
     assert not server.record.run.get("new_labels")
 
 
+@pytest.mark.complete
 def test_a_class_that_is_split_stays_as_the_parent_of_its_parts(hierarchy: Any, tmp_path: Path) -> None:
     """Zebra Sign becomes Left and Right Zebra Sign: its column stays, blank, and the atlas fills it."""
     federation = hierarchy(METHOD)
@@ -286,6 +291,7 @@ def test_the_record_of_a_run_has_the_parents_of_its_classes(hierarchy: Any, tmp_
     assert server.record.run["parents"] == {"Consolidation": ["Lung Opacity"]}
 
 
+@pytest.mark.complete
 def test_an_unrelated_class_changes_no_byte_of_the_others_rows(tiny: Any, tmp_path: Path) -> None:
     """On a frozen encoder, of the relations alone and with a site that annotates it, and its parent."""
     heads: list[dict[str, bytes]] = []

@@ -19,6 +19,9 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.decisions import DecisionSettings
 from suture.simulation.method_checks import subject_of
 
+pytestmark = pytest.mark.complete
+
+
 LOCAL = LocalTraining(lr=1e-3, batch_size=8)
 CLASSES = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia"), "late": ("Mass", "Fibrosis")}
 DECIDED = {"decision": DecisionSettings()}

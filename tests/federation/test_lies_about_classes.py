@@ -92,12 +92,14 @@ def test_both_sides_refuse_what_is_outside_the_declaration(kind: str) -> None:
                 check_reply(in_tensor(name, change)(update), expected)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("kind", ["huge prototypes", "negative counts", "an F1 of others", "huge gradients"])
 def test_the_result_is_that_of_the_other_sites(kind: str) -> None:
     chosen, name, change, _ = LIES[kind]
     assert lied(METHODS[chosen], in_tensor(name, change))[1] == lied(METHODS[chosen], None)[1]
 
 
+@pytest.mark.complete
 def test_prototypes_out_of_all_proportion_are_bounded_by_the_model() -> None:
     """A million times the honest ones is in range, and more than `max_update` times the model's norm."""
     lie = in_tensor("prototypes", lambda t: t * 1e6)

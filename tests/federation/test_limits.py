@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -12,6 +13,9 @@ from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.disclosure import BOUND, may_be
 from suture.protocol.records import read_history
+
+pytestmark = pytest.mark.complete
+
 
 LABELS = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia")}
 

@@ -56,6 +56,7 @@ class FirstIsBest(Loop):
         return super().exchange(task, payloads, hear)
 
 
+@pytest.mark.complete
 def test_models_of_fed_mas_make_the_global_one_by_their_rescue_factors(tiny: Any) -> None:
     method = FedMAS(local=METHOD.local, keep_local=True)
     federation = tiny(method, model=ModelSpec("cnn", size=16, projection=128), selection="last")
@@ -72,6 +73,7 @@ def test_models_of_fed_mas_make_the_global_one_by_their_rescue_factors(tiny: Any
     assert list(metrics(federation)["local_models"]["sites"]) == ["alpha", "beta", "gamma"]
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(("transport", "selected"), [(Loop, 4), (FirstIsBest, 1)])
 def test_the_kept_models_are_those_that_made_the_global_one(tiny: Any, transport: Any, selected: int) -> None:
     """The sites are of one size: the mean of their models is the global model of the selected round."""
@@ -97,6 +99,7 @@ def test_the_kept_models_are_those_that_made_the_global_one(tiny: Any, transport
     )
 
 
+@pytest.mark.complete
 def test_a_site_ends_with_its_own_model_and_figures_are_of_the_right_one(tiny: Any) -> None:
     slow = LocalTraining(lr=1e-4, batch_size=8)
     federation = tiny(replace(METHOD, local=slow), selection="last", n=60)
@@ -116,6 +119,7 @@ def test_a_site_ends_with_its_own_model_and_figures_are_of_the_right_one(tiny: A
     assert found["global"]["auroc"] != found["local"]["auroc"]
 
 
+@pytest.mark.complete
 def test_what_rests_at_a_site_is_kept_once(tiny: Any) -> None:
     """Frozen batch norm is the site's already; it is not written a second time."""
     federation = tiny(replace(METHOD, batch_norm="frozen"), selection="last", rounds=1)
@@ -136,6 +140,7 @@ class Losing(Loop):
         return super().exchange(task, rest, receive) | dict.fromkeys(lost, "no answer")
 
 
+@pytest.mark.complete
 def test_a_site_that_missed_the_selected_round_has_no_model_of_it(tiny: Any) -> None:
     federation = tiny(METHOD, selection="last", min_sites=2)
     server = federation.server()
@@ -144,6 +149,7 @@ def test_a_site_that_missed_the_selected_round_has_no_model_of_it(tiny: Any) -> 
     assert not (federation.folder / "run" / "sites" / "alpha" / "model").exists()
 
 
+@pytest.mark.complete
 def test_nothing_is_kept_unless_the_method_says_so(tiny: Any) -> None:
     federation = tiny(replace(METHOD, keep_local=False), selection="last", rounds=1)
     federation.run()

@@ -78,6 +78,7 @@ def accuracy(folder: Path, site: Path, own: tuple[str, ...], candidates: tuple[s
     return sum(right) / len(right)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", ["surgical", "vanilla", "fedavg", "fedlsm", "condist", "fssl", "fedvls"])
 def test_a_federation_ends_with_a_model_of_one_class_an_image(name: str, data: Path, tiny: Any) -> None:
     more = {"iterations": 4} if name == "fedlsm" else {}
@@ -102,6 +103,7 @@ def test_a_federation_ends_with_a_model_of_one_class_an_image(name: str, data: P
     assert metrics["overall"]["accuracy"] == pytest.approx(sum(expected) / 3)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", ["surgical", "vanilla", "fedavg", "fedlsm"])
 def test_images_of_no_known_class_teach_nothing(name: str, data: Path, tiny: Any) -> None:
     """Every image of alpha is of a class that it does not know: its loss is 0, and it has no accuracy."""
@@ -120,6 +122,7 @@ def test_images_of_no_known_class_teach_nothing(name: str, data: Path, tiny: Any
     assert overall["accuracy"] == pytest.approx(alone)
 
 
+@pytest.mark.complete
 def test_what_no_site_sees_together_is_told_apart(data: Path, tiny: Any) -> None:
     """Hernia is known at one site and Fibrosis at another; the model that is left knows both."""
     server = tiny(method("fedavg"), LABELS, rounds=8, selection="last").run()
@@ -128,6 +131,7 @@ def test_what_no_site_sees_together_is_told_apart(data: Path, tiny: Any) -> None
     assert metrics["mean_auroc"] > 0.9
 
 
+@pytest.mark.complete
 def test_the_task_survives_a_restart(data: Path, tiny: Any) -> None:
     federation = tiny(method("surgical"), LABELS, rounds=1)
     federation.run()
@@ -149,6 +153,7 @@ def test_a_site_of_another_label_type_stops_the_federation(data: Path, tiny: Any
         tiny(method("fedavg"), LABELS).run()
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", ["fedavg", "fedlsm"])
 def test_no_site_sends_counts_that_nobody_uses(name: str, data: Path, tiny: Any) -> None:
     """Class weights are of binary cross-entropies; here there are none, and no word of counts withheld."""

@@ -45,6 +45,7 @@ class Watched(Loop):
         return super().exchange(task, payloads, keep)
 
 
+@pytest.mark.complete
 def test_a_round_travels_in_halves_and_an_evaluation_in_full() -> None:
     with trial(rounds=2) as run:
         loop = Watched(run.sites)
@@ -103,6 +104,7 @@ def test_the_ledger_has_the_digest_of_the_halves_and_the_same_task_gets_the_same
         assert digest(pack(kept)) == run.sites["beta"].releases.ledger.releases()[-1].answer
 
 
+@pytest.mark.complete
 def test_a_run_that_stops_in_between_ends_with_the_same_bytes() -> None:
     with trial(rounds=3) as whole, trial(rounds=3) as parted:
         whole.run()
@@ -141,6 +143,7 @@ def test_an_experiment_continues_only_with_its_own_transport() -> None:
             check_unchanged(fixed_settings(run.plan), fixed_settings(full), "run")
 
 
+@pytest.mark.complete
 def test_eight_bits_travel_both_ways_and_the_run_repeats_and_learns() -> None:
     with trial("int8", rounds=3) as run, trial("int8", rounds=3) as again, trial("float32", rounds=3) as full:
         loop = Watched(run.sites)

@@ -75,6 +75,7 @@ def history(server: Server) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (server.record.folder / "history.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.complete
 def test_the_model_is_that_of_the_plain_run(tiny: Any) -> None:
     """And the server holds integers: no tensor of an update is near the plain one."""
     seen = {}
@@ -111,6 +112,7 @@ def test_weights_of_sites_and_rows(name: str, tiny: Any) -> None:
     assert "Secure aggregation" in (masked.record.folder / "report.html").read_text()
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("step", ["update", "survivors", "reveal"])
 def test_one_of_four_drops_out(step: str, tiny: Any) -> None:
     """Before its update arrives, it is left out of the sum; afterwards, it is part of it."""
@@ -126,6 +128,7 @@ def test_one_of_four_drops_out(step: str, tiny: Any) -> None:
     assert history(masked)[-1]["sites"]["delta"]["status"] == ("missing" if step == "update" else "accepted")
 
 
+@pytest.mark.complete
 def test_a_class_that_loses_an_owner_costs_an_attempt_and_no_training(tiny: Any) -> None:
     """Its row cannot be unmasked with two sites left; in the next attempt it stays as it was."""
     federation, asked = secured(tiny(METHOD, FOUR, rounds=1, selection="last", min_sites=3)), []
@@ -149,6 +152,7 @@ def test_a_class_that_loses_an_owner_costs_an_attempt_and_no_training(tiny: Any)
         assert not torch.equal(tensor[1 - row], start.model.head[name][1 - row])
 
 
+@pytest.mark.complete
 def test_a_restarted_site_takes_part_from_the_next_attempt_on(tiny: Any) -> None:
     federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last"))
     plain = run(replace(federation, plan=replace(federation.plan, secure_aggregation=None)), "plain")
@@ -171,6 +175,7 @@ def test_a_restarted_site_takes_part_from_the_next_attempt_on(tiny: Any) -> None
     assert furthest(plain, server) < 1e-6
 
 
+@pytest.mark.complete
 def test_a_server_that_is_killed_goes_on_with_new_keys(tiny: Any) -> None:
     federation = secured(tiny(METHOD, FOUR, rounds=2, selection="last"))
     numbers = set()
@@ -202,6 +207,7 @@ def test_a_server_that_is_killed_goes_on_with_new_keys(tiny: Any) -> None:
     assert furthest(run(federation, "other"), server) == 0
 
 
+@pytest.mark.complete
 def test_a_round_is_not_added_up_over_two_lists_of_sites(tiny: Any) -> None:
     """The server has the sum of four and asks for that of three: the difference would be delta's update."""
     federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", min_sites=3, max_failed_rounds=1))
@@ -285,6 +291,7 @@ def lied_to(tiny: Any, labels: dict[str, tuple[str, ...]], method: Any = METHOD,
     return Liar(federation.sites("lied-to"), tasks, numbers)
 
 
+@pytest.mark.complete
 def test_two_groups_of_sites_do_not_reveal_for_two_lists(tiny: Any) -> None:
     """a, d and p are most of five, b and c most of three; d alone has the row that is more in one sum."""
     both = ("Mass", "Nodule")
@@ -298,6 +305,7 @@ def test_two_groups_of_sites_do_not_reveal_for_two_lists(tiny: Any) -> None:
     assert (liar.add_up("abcdp", "abcdp", "abc").rows[row] == five).all()
 
 
+@pytest.mark.complete
 def test_a_round_is_repeated_among_the_same_sites(tiny: Any) -> None:
     """Sites that have masked nothing yet in the round could not tell that another sum was revealed."""
     both = ("Mass", "Nodule")
@@ -309,6 +317,7 @@ def test_a_round_is_repeated_among_the_same_sites(tiny: Any) -> None:
             liar.add_up(members, members, members[3:])
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("names", [("Cyst", "Edema"), ("Edema", "Mass"), ("Cyst", "Mass", "Nodule")])
 @pytest.mark.parametrize("name", ["surgical", "vanilla"])
 def test_sites_that_train_other_classes_hide_nobody(name: str, names: tuple[str, ...], tiny: Any) -> None:
@@ -330,6 +339,7 @@ def test_sites_that_train_other_classes_hide_nobody(name: str, names: tuple[str,
     assert "the server asks to train with" in said
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("change", ["plan", "rounds"])
 def test_sites_with_another_plan_hide_nobody(change: str, tiny: Any) -> None:
     """With a learning rate of nothing, three of four would send the model as it came."""
@@ -343,6 +353,7 @@ def test_sites_with_another_plan_hide_nobody(change: str, tiny: Any) -> None:
         liar.add_up("abcd", "abcd", "abc")
 
 
+@pytest.mark.complete
 def test_an_update_of_another_plan_is_not_kept_for_this_one(tiny: Any) -> None:
     """Its sum with updates of a learning rate of nothing would be the kept one."""
     liar = lied_to(tiny, dict.fromkeys("abcd", ("Mass", "Nodule")))
@@ -359,6 +370,7 @@ def test_an_update_of_another_plan_is_not_kept_for_this_one(tiny: Any) -> None:
     assert all(torch.allclose(total[n] / 4, t, atol=1e-7) for n, t in weights.items())
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("sites", ["abcd", "a"])
 @pytest.mark.parametrize("change", ["model", "state"])
 def test_a_round_is_added_up_from_one_model_and_state(change: str, sites: str, tiny: Any) -> None:
@@ -387,6 +399,7 @@ def test_rows_from_which_sites_learn_are_those_of_all_sites() -> None:
     assert shared(task, False) == shared(others, False)
 
 
+@pytest.mark.complete
 def test_an_experiment_that_began_without_it_has_none(tiny: Any) -> None:
     """The server could have given some sites another state or encoder, which no site has noted."""
     federation = tiny(METHOD, FOUR, rounds=1, selection="last")
@@ -397,6 +410,7 @@ def test_an_experiment_that_began_without_it_has_none(tiny: Any) -> None:
     assert "the experiment had none, and this job has secure aggregation" in said
 
 
+@pytest.mark.complete
 def test_a_frozen_encoder_is_that_of_all_sites(tiny: Any) -> None:
     """Else one that is dead at all sites but one would make their sum the update of that one."""
     model = replace(CNN, train="head", hidden=8, views=0)
@@ -440,6 +454,7 @@ def test_masks_depend_on_all_that_decides_an_update() -> None:
         assert [i for i in range(3) if changed[i] != same[i]] == parts
 
 
+@pytest.mark.complete
 def test_classes_keep_their_numbers(tiny: Any) -> None:
     """A server that exchanged two classes of a site would add a row to those of another class."""
     federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", max_failed_rounds=1))
@@ -452,6 +467,7 @@ def test_classes_keep_their_numbers(tiny: Any) -> None:
         run(replace(federation, schedule=replace(federation.schedule, rounds=2)), "out")
 
 
+@pytest.mark.complete
 def test_an_update_outside_of_an_attempt_is_refused(tiny: Any) -> None:
     federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last"))
     tasks: dict[str, TaskData] = {}
@@ -477,6 +493,7 @@ def test_an_update_outside_of_an_attempt_is_refused(tiny: Any) -> None:
         assert answer.reason == "masking"
 
 
+@pytest.mark.complete
 def test_a_job_without_it_gets_no_update_that_was_masked(tiny: Any) -> None:
     """Else a second job of the experiment would get the kept update as it is."""
     federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last"))
@@ -493,6 +510,7 @@ def test_a_job_without_it_gets_no_update_that_was_masked(tiny: Any) -> None:
     assert "had secure aggregation" in (site.folder / "errors.jsonl").read_text()
 
 
+@pytest.mark.complete
 def test_a_site_can_demand_it(tiny: Any) -> None:
     federation = tiny(METHOD, FOUR, rounds=1, selection="last", min_sites=1)
     own = federation.configs["alpha"]
@@ -512,6 +530,7 @@ def test_a_site_can_demand_it(tiny: Any) -> None:
     assert "alpha" in run(secured(federation), "masked").registry.members
 
 
+@pytest.mark.complete
 def test_the_site_checks_what_the_server_cannot(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An update of 200 times the model's norm, and one with a number beyond the fixed point."""
     federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", max_failed_rounds=1))
@@ -535,6 +554,7 @@ def test_the_site_checks_what_the_server_cannot(tiny: Any, monkeypatch: pytest.M
         assert "max_update" not in told
 
 
+@pytest.mark.complete
 def test_a_site_cannot_list_a_row_that_it_was_not_asked_for(tiny: Any) -> None:
     """The number of another's class, which it has from the others' keys, would stop the server."""
     federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", min_sites=3))
@@ -561,6 +581,7 @@ def test_a_site_cannot_list_a_row_that_it_was_not_asked_for(tiny: Any) -> None:
     assert (line["status"], line["reason"]) == ("rejected", said)
 
 
+@pytest.mark.complete
 def test_a_lying_site_that_sends_a_plain_update_is_rejected(tiny: Any) -> None:
     federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", max_failed_rounds=1))
 
@@ -726,6 +747,7 @@ LIES: dict[str, tuple[str, Callable[[Site, Masking], Masking], str, int]] = {
 }
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("lie", LIES)
 def test_a_lie_is_named_and_costs_one_attempt_at_most(lie: str, tiny: Any) -> None:
     at, change, said, attempts = LIES[lie]
@@ -752,6 +774,7 @@ def test_a_lie_is_named_and_costs_one_attempt_at_most(lie: str, tiny: Any) -> No
     assert any(said in str(one.get("reason")) for one in named) or f"delta {said}" in noted or said in noted
 
 
+@pytest.mark.complete
 def test_one_that_never_sends_its_update_costs_one_attempt(tiny: Any) -> None:
     """Its class then has too few owners, and stays as it was; the round goes on without it."""
     federation = secured(tiny(METHOD, FOUR, rounds=2, selection="last", min_sites=3))
@@ -773,6 +796,7 @@ def accepted(line: dict[str, Any]) -> list[str]:
     return [site for site, of in line["sites"].items() if of["status"] == "accepted"]
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("sites", "more"), [(SAME, [2, 1]), (FOUR | {"delta": SAME["delta"], "beta": ("Mass",)}, [3, 2])]
 )
@@ -793,6 +817,7 @@ def test_of_two_that_were_lost_none_is_left_out_by_its_name(sites: Any, more: li
     assert [sum(line["round"] == r for line in history(server)) for r in (1, 2)] == more
 
 
+@pytest.mark.complete
 def test_nobody_is_left_out_who_was_not_asked(tiny: Any) -> None:
     """Two are lost before the others are asked for their updates."""
     federation = secured(tiny(METHOD, SAME, rounds=1, selection="last", min_sites=3))
@@ -809,6 +834,7 @@ def test_nobody_is_left_out_who_was_not_asked(tiny: Any) -> None:
     assert accepted(second) == sorted(FOUR)
 
 
+@pytest.mark.complete
 def test_one_that_comes_late_takes_no_other_ones_place(tiny: Any) -> None:
     """delta cannot take part in the round any more: gamma, once lost, is needed."""
     federation = secured(tiny(METHOD, SAME, rounds=1, selection="last", min_sites=3))
@@ -825,6 +851,7 @@ def test_one_that_comes_late_takes_no_other_ones_place(tiny: Any) -> None:
     assert accepted(second) == ["alpha", "beta", "gamma"]
 
 
+@pytest.mark.complete
 def test_no_more_are_left_out_than_the_votes_permit(tiny: Any) -> None:
     """Four of eight are lost once: the four others are enough for `min_sites`, and too few to vote."""
     names = [f"site-{i}" for i in range(8)]
@@ -843,6 +870,7 @@ def test_no_more_are_left_out_than_the_votes_permit(tiny: Any) -> None:
     assert accepted(second) == names
 
 
+@pytest.mark.complete
 def test_whose_shares_are_enough_is_not_left_out_for_another(tiny: Any) -> None:
     """delta seals noise, so that its seed is lost, and denies the share of alpha, which four others hold."""
     federation = secured(tiny(METHOD, SAME | {"eta": ("Mass",)}, rounds=1, selection="last", min_sites=3))
@@ -860,6 +888,7 @@ def test_whose_shares_are_enough_is_not_left_out_for_another(tiny: Any) -> None:
     assert accepted(second) == ["alpha", "beta", "eta", "gamma"]
 
 
+@pytest.mark.complete
 def test_a_row_that_loses_an_owner_for_good_leaves_no_site(tiny: Any) -> None:
     """From round 2 on two sites are left of those that train it: they do not, and the report says so."""
     federation = secured(tiny(METHOD, FOUR, rounds=3, selection="last", min_sites=3))
@@ -885,6 +914,7 @@ def test_a_row_that_loses_an_owner_for_good_leaves_no_site(tiny: Any) -> None:
         assert not torch.equal(tensor[1 - row], heads[1][name][1 - row])
 
 
+@pytest.mark.complete
 def test_a_later_job_has_no_fewer_colluders(tiny: Any) -> None:
     """With fewer, another list of survivors of a round would have votes enough."""
     federation = secured(tiny(METHOD, SAME, rounds=1, selection="last"), 1)
@@ -901,6 +931,7 @@ def test_a_later_job_has_no_fewer_colluders(tiny: Any) -> None:
     assert "had secure_aggregation.colluders=1, and this job has 0" in said
 
 
+@pytest.mark.complete
 def test_who_denies_shares_of_several_is_left_out(tiny: Any) -> None:
     """Of one dispute nothing can be told, and it stops no sum while a share is to spare."""
     federation = secured(tiny(METHOD, FOUR, rounds=3, selection="last", min_sites=3))
@@ -923,6 +954,7 @@ def test_who_denies_shares_of_several_is_left_out(tiny: Any) -> None:
     assert any("delta or alpha lied about a share" in note for note in server.record.run["notes"])
 
 
+@pytest.mark.complete
 def test_who_denies_a_share_that_it_has_said_to_hold_lies(tiny: Any) -> None:
     federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", min_sites=3))
 
@@ -937,6 +969,7 @@ def test_who_denies_a_share_that_it_has_said_to_hold_lies(tiny: Any) -> None:
     assert any("delta has revealed shares of other sites" in note for note in server.record.run["notes"])
 
 
+@pytest.mark.complete
 def test_shares_of_no_secret_are_found_when_they_are_revealed(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -957,6 +990,7 @@ def test_shares_of_no_secret_are_found_when_they_are_revealed(
     assert any("delta has sent shares" in note for note in server.record.run["notes"])
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(("part", "rows"), [("shared", 2), ("head", 2), ("head", 1)])
 def test_a_masked_update_of_noise_is_no_model(part: str, rows: int, tiny: Any) -> None:
     """Whose it was is one of those that send this part: the run ends, says so, and keeps the model."""
@@ -1018,6 +1052,7 @@ def test_a_class_whose_owner_is_late_is_left_out_of_a_round(lie: bool, tiny: Any
 THREE = dict.fromkeys(["alpha", "beta", "gamma"], ("Mass", "Nodule"))
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("denied", [False, True])
 def test_a_sum_of_three_needs_the_shares_of_two(denied: bool, tiny: Any) -> None:
     """One that says it holds no share of another, or is lost before it reveals, does not stop it."""
@@ -1038,6 +1073,7 @@ def test_a_sum_of_three_needs_the_shares_of_two(denied: bool, tiny: Any) -> None
     assert furthest(plain, masked) < 1e-6
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("liars", [2, 3])
 def test_as_many_liars_as_colluders_do_not_have_an_honest_site_left_out(liars: int, tiny: Any) -> None:
     """Each says that alpha has sealed no share for it."""
@@ -1082,6 +1118,7 @@ def at_home(federation: Any, experiment: str, names: Collection[str], seed: int 
     }
 
 
+@pytest.mark.complete
 def test_an_update_is_not_masked_in_two_experiments(tiny: Any) -> None:
     """The same job among three of the four sites: the difference of the sums would be delta's update."""
     federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", max_failed_rounds=1))
@@ -1096,6 +1133,7 @@ def test_an_update_is_not_masked_in_two_experiments(tiny: Any) -> None:
     federate(other.server("third"), Between(at_home(federation, "third", three, seed=2), honest))
 
 
+@pytest.mark.complete
 def test_nor_in_one_whose_folder_was_deleted(tiny: Any) -> None:
     """With it the site has lost of which sums it has revealed shares."""
     federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", max_failed_rounds=1))
@@ -1108,6 +1146,7 @@ def test_nor_in_one_whose_folder_was_deleted(tiny: Any) -> None:
         federate(federation.server("first"), Between(three, honest))
 
 
+@pytest.mark.complete
 def test_experiments_at_the_same_time_note_their_updates_in_turn(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1125,6 +1164,7 @@ def test_experiments_at_the_same_time_note_their_updates_in_turn(
     assert len(looked) == len(FOUR)
 
 
+@pytest.mark.complete
 def test_a_row_alone_is_not_masked_in_two_experiments(tiny: Any) -> None:
     """Where the server has changed another tensor a little, so that no update is whole the same."""
     federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", max_failed_rounds=1))
@@ -1139,6 +1179,7 @@ def test_a_row_alone_is_not_masked_in_two_experiments(tiny: Any) -> None:
     assert "set another seed" in (sites["alpha"].folder / "errors.jsonl").read_text()
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("numbers", [{"Nodule": 7}, {}])
 def test_a_class_that_nobody_else_trains_is_not_trained(numbers: dict[str, int], tiny: Any) -> None:
     """With the other rows at zero, the shared tensors of the sum would be the update of this site."""
@@ -1285,6 +1326,7 @@ WRONG = {
 }
 
 
+@pytest.mark.complete
 @examples(8, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_message_of_one_site_is_taken_or_refused_by_its_name(tiny: Any, data: st.DataObject) -> None:

@@ -71,6 +71,7 @@ def _sites(process: psutil.Process) -> bool:
         return False
 
 
+@pytest.mark.complete
 def test_what_a_site_logs_and_how_it_fails_reaches_the_server(
     workers: Workers, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -90,6 +91,7 @@ def test_what_a_site_logs_and_how_it_fails_reaches_the_server(
     assert list(received) == ["quiet"]
 
 
+@pytest.mark.complete
 def test_a_killed_process_costs_no_committed_round_and_no_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,12 +30,14 @@ FIRST = 10**9
 """Other seeds than those of `make fuzz`."""
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", TARGETS)
 def test_no_input_ends_in_an_untyped_error(name: str) -> None:
     cases = int(CASES[name] * float(os.environ.get("SUTURE_FUZZ", "1")))
     assert [str(found) for found in fuzz(TARGETS[name], range(FIRST, FIRST + cases))] == []
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", TARGETS)
 def test_what_was_found_stays_repaired(name: str) -> None:
     assert FOUND[name]
@@ -66,6 +68,7 @@ def raising(error: Exception) -> Callable[[object], None]:
     return read
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("read", "says"),
     [

@@ -83,6 +83,7 @@ def test_weights_that_were_asked_for_and_not_told_stop_the_site() -> None:
     assert received_weights(silent, "known", "multiclass") is None
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", ["fedavg", "fedlsm"])
 def test_every_payload_of_a_federation_carries_them(
     name: str, tiny: Any, monkeypatch: pytest.MonkeyPatch

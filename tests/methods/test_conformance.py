@@ -93,6 +93,9 @@ TAUGHT = {
 ALL = pytest.mark.parametrize("name", sorted(METHODS), scope="module")
 """A test after the other of one method, so that they share its federations."""
 
+FAST = {"creff", "fedavg", "fedlsm", "pmfl", "surgical"}
+"""Methods whose half at the sites the fast tests check: one with each way of training."""
+
 AT_THE_SERVER = {
     "it_describes_itself",
     "aggregation_is_a_function_of_the_updates",
@@ -139,13 +142,17 @@ def test_a_federation_learns_and_shows_sites_what_is_declared(name: str) -> None
         assert write_report(federation.folder / "run").is_file()
 
 
+@pytest.mark.complete
 @ALL
 def test_a_federation_repeats(name: str) -> None:
     """That of the first type of labels: with every type a round does."""
     federations_run_and_repeat(subject(name), subject(name).label_types[:1])
 
 
-@ALL
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in FAST else pytest.mark.complete) for name in sorted(METHODS)],
+)
 def test_its_half_at_the_sites_keeps_the_contract(name: str) -> None:
     keeps(name, EVERY - AT_THE_SERVER - OF_A_FEDERATION)
 

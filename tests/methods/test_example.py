@@ -35,6 +35,7 @@ def test_it_has_at_most_25_lines_and_keeps_the_contract(example: None) -> None:
     suture.testing.check_method(kind())
 
 
+@pytest.mark.complete
 def test_it_runs_from_the_command_line(example: None, tmp_path: Path) -> None:
     words = ["run", "demo", "--env", "local", "--rounds", "1", "--out", str(tmp_path / "r")]
     done = CliRunner().invoke(app, [*words, "--set", "method=fedprox_l1", "--set", "method.mu=10", *SMALL])

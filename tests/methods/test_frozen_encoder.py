@@ -49,6 +49,7 @@ def plan(method: Method, model: ModelSpec) -> Plan:
         return trial.plan
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", CHECKED)
 def test_keeps_the_contract(name: str) -> None:
     subject = subject_of(conformant(name), model=model_of(name))
@@ -57,6 +58,7 @@ def test_keeps_the_contract(name: str) -> None:
         check(subject)
 
 
+@pytest.mark.complete
 @ALL
 def test_the_encoder_is_sent_once_and_stays_as_it_is(name: str) -> None:
     method = conformant(name)

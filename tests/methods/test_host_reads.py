@@ -165,6 +165,7 @@ def label_types(method: Method) -> tuple[LabelType, ...]:
     return subject_of(method).label_types
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("name", "label_type"), [(name, kind) for name in METHODS for kind in label_types(conformant(name))]
 )
@@ -174,6 +175,7 @@ def test_a_step_waits_for_nothing(name: str, label_type: LabelType) -> None:
     assert operations <= MOST.get(name, 2.0) * of_fedavg(label_type)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("name", "label_type"), [(name, kind) for name in OTHERS for kind in label_types(OTHERS[name])]
 )
@@ -184,11 +186,13 @@ def test_nor_does_it_with_other_settings(name: str, label_type: LabelType) -> No
     assert operations <= MOST.get(name, 2.0) * of_fedavg(label_type)
 
 
+@pytest.mark.complete
 def test_fedvls_looks_for_labels_only_where_some_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "SITES", dict.fromkeys(("alpha", "beta"), trial.CLASSES))
     assert waits_a_step(conformant("fedvls"), "multiclass") == {}
 
 
+@pytest.mark.complete
 def test_fedlsm_waits_where_its_pseudo_labels_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = SimpleNamespace(record=None, observe=lambda *_: None, write=lambda *_: None)
     monkeypatch.setattr(Trainer, "_diagnostics", SimpleNamespace(watching=lambda _: watch))
@@ -206,6 +210,7 @@ def test_views_wait_for_nothing(spec: Augmentation) -> None:
     assert not WAITS
 
 
+@pytest.mark.complete
 def test_a_wait_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     kind: Any = METHODS["surgical"]
     loss = kind.loss
@@ -214,6 +219,7 @@ def test_a_wait_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert waits_a_step(conformant("surgical"), "multilabel") == {where: 1}
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", ["surgical", "fedmas", "fedlsm"])
 def test_between_tasks_sites_leave_the_device_to_others(name: str) -> None:
     """Otherwise the memory would be full of the models, priors and gradients of sites that do nothing."""
@@ -228,11 +234,13 @@ def test_between_tasks_sites_leave_the_device_to_others(name: str) -> None:
         assert live_bytes() - before < 1000
 
 
+@pytest.mark.complete
 def test_what_is_not_stored_is_not_copied() -> None:
     waits = costs(conformant("fedavg"), "multilabel")[1].waits
     assert not [where for where in waits if "stored_parameters" in where]
 
 
+@pytest.mark.complete
 def test_what_a_method_leaves_on_the_device_is_stored_and_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU its author would not have noticed."""
     kind: Any = METHODS["surgical"]

@@ -75,6 +75,7 @@ def one_round(server: Server, loop: Loop) -> None:
     server.close_round(loop.exchange("train", server.assign(), server.receiver()))
 
 
+@pytest.mark.complete
 def test_it_outlives_the_phase_that_moments_end_with(tiny: Any) -> None:
     method = Counting(local=replace(LOCAL, warmup_epochs=1))
     tiny(method, rounds=3).run()
@@ -84,6 +85,7 @@ def test_it_outlives_the_phase_that_moments_end_with(tiny: Any) -> None:
     assert kept_by("alpha") == [0, 1, 2]
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("name", "tensor", "why"),
     [
@@ -143,6 +145,7 @@ def test_a_method_keeps_what_it_declares(tensors: dict[str, Tensor], why: str, t
     assert site.states.files.rounds() == []
 
 
+@pytest.mark.complete
 def test_a_channel_may_have_a_name_with_a_slash(tiny: Any) -> None:
     tiny(Counting(local=LOCAL), rounds=2).run()
     kept = rounds_of("alpha")[-1].kept
@@ -150,12 +153,14 @@ def test_a_channel_may_have_a_name_with_a_slash(tiny: Any) -> None:
     assert torch.equal(kept["rows/head.weight"], kept["before/head.weight"])
 
 
+@pytest.mark.complete
 def test_it_outlives_the_process(tiny: Any) -> None:
     tiny(Counting(local=LOCAL), rounds=2).run()
     tiny(Counting(local=LOCAL), rounds=4).run()
     assert kept_by("alpha") == [0, 1, 2, 3]
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_round_that_is_not_committed_leaves_no_trace(restarted: bool, tiny: Any) -> None:
     """Round 2 is trained and lost; trained again, it begins with what round 1 has left, and so do others."""
@@ -181,6 +186,7 @@ def test_a_round_that_is_not_committed_leaves_no_trace(restarted: bool, tiny: An
     assert kept_by("alpha") == [0, 1, 1, 2]
 
 
+@pytest.mark.complete
 def test_rows_follow_their_classes_when_others_join(tiny: Any) -> None:
     """Hernia, Mass and Nodule are three, then four: Fibrosis comes first and begins with zeros."""
     method, both = Counting(local=LOCAL), {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia")}
@@ -195,6 +201,7 @@ def test_rows_follow_their_classes_when_others_join(tiny: Any) -> None:
     assert joined.kept["rounds"].tolist() == [1]
 
 
+@pytest.mark.complete
 def test_a_site_that_missed_a_round_has_what_it_kept_last(tiny: Any) -> None:
     federation = tiny(Counting(local=LOCAL), rounds=3, min_sites=2)
     loop = Loop(federation.sites())

@@ -76,6 +76,7 @@ def merged(node: Update | Tree, shared: Mapping[str, Tensor] = SHARED) -> Update
     )
 
 
+@pytest.mark.complete
 @examples(300)
 @given(st.lists(TREES, min_size=1, max_size=4))
 def test_a_merge_of_merges_is_the_merge(nodes: list[Update | Tree]) -> None:

@@ -15,6 +15,9 @@ from suture.methods import METHODS
 from suture.methods.fedavg import FedAvg
 from suture.simulation.method_checks import subject_of
 
+pytestmark = pytest.mark.complete
+
+
 EVERY = {
     **{name: conformant(name) for name in METHODS},
     **OTHERS,

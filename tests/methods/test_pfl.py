@@ -40,6 +40,7 @@ def test_only_the_backbone_is_averaged() -> None:
     assert torch.equal(after.head["head.weight"], before.head["head.weight"])
 
 
+@pytest.mark.complete
 def test_heads_never_leave_their_sites(tiny: Any) -> None:
     federation = tiny(PersonalisedFL(local=FAST))
     server, sites = federation.server(), federation.sites()
@@ -61,6 +62,7 @@ def test_heads_never_leave_their_sites(tiny: Any) -> None:
     assert not (server.record.folder / "model").exists()
 
 
+@pytest.mark.complete
 def test_fedbn_keeps_batch_norm_at_the_site(tiny: Any) -> None:
     name = "fixed/backbone.norm1.running_mean"
     local = tiny(PersonalisedFL(local=FAST, batch_norm="local"))
@@ -71,6 +73,7 @@ def test_fedbn_keeps_batch_norm_at_the_site(tiny: Any) -> None:
     assert torch.equal(server.model.fixed["backbone.norm1.running_mean"], torch.zeros(16))
 
 
+@pytest.mark.complete
 def test_fedavg_averages_batch_norm_and_keeps_the_head_alone(tiny: Any) -> None:
     averaged = tiny(PersonalisedFL(local=FAST))
     server, kept = averaged.run(), states(averaged.folder, "alpha")
@@ -89,6 +92,7 @@ def test_fedbn_of_a_global_method_is_refused(tiny: Any) -> None:
         tiny(SurgicalAggregation(local=FAST, batch_norm="local"))
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("method", [PersonalisedFL(local=FAST), Individual(local=FAST)])
 def test_an_interrupted_run_goes_on_with_the_same_personal_tensors(method: Any, tiny: Any) -> None:
     whole = tiny(method, rounds=4)
@@ -114,6 +118,7 @@ def test_an_interrupted_run_goes_on_with_the_same_personal_tensors(method: Any, 
     assert all(torch.equal(t, expected[k]) for k, t in again.items())
 
 
+@pytest.mark.complete
 def test_a_site_leaves_with_the_head_of_the_selected_round(tiny: Any) -> None:
     """A learning rate that overshoots makes an early round the best; its head is the one that is kept."""
     method = PersonalisedFL(local=LocalTraining(lr=0.3, batch_size=8))
@@ -152,6 +157,7 @@ def test_a_new_class_adds_a_row_to_a_personal_head(tiny: Any) -> None:
     assert torch.equal(context.model.head.weight[0], before[0])
 
 
+@pytest.mark.complete
 def test_individual_models_do_not_touch_each_other(tiny: Any) -> None:
     """What a site ends with does not depend on who else is there."""
     both = tiny(Individual(local=FAST), {"alpha": ("Mass",), "beta": ("Nodule",)}, rounds=3)
@@ -167,6 +173,7 @@ def test_individual_models_do_not_touch_each_other(tiny: Any) -> None:
     assert model.labels.names == ("Mass",)
 
 
+@pytest.mark.complete
 def test_each_site_keeps_its_own_best_round(tiny: Any) -> None:
     federation = tiny(Individual(local=LocalTraining(lr=0.05, batch_size=8)), rounds=6)
     server = federation.run()

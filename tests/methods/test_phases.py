@@ -56,6 +56,7 @@ def test_the_warm_up_is_the_first_round_and_has_its_own_learning_rate(tiny: Any)
     assert (main.lr, main.epochs) == (0.3, 1)
 
 
+@pytest.mark.complete
 def test_the_backbone_rests_while_the_head_warms_up(tiny: Any) -> None:
     local = LocalTraining(lr=1e-2, batch_size=8, warmup_epochs=3)
     federation = tiny(SurgicalAggregation(local=local), rounds=2)
@@ -99,6 +100,7 @@ def test_an_own_start_without_a_warm_up_is_refused(tiny: Any) -> None:
         tiny(SurgicalAggregation(local=LocalTraining(warmup_init="independent")))
 
 
+@pytest.mark.complete
 def test_moments_of_the_warm_up_end_with_it(tiny: Any) -> None:
     """Adam of the main phase begins afresh: its first step has been taken once per batch since."""
     local = LocalTraining(lr=1e-2, batch_size=8, warmup_epochs=3)
@@ -193,6 +195,7 @@ def test_the_best_epoch_is_kept(tiny: Any) -> None:
     assert settled(LocalTraining(epochs=2), RoundContext(1, Phase("main", 1), 0)).epochs == 2
 
 
+@pytest.mark.complete
 def test_patience_stops_a_run_that_gets_no_better(tiny: Any) -> None:
     method = SurgicalAggregation(local=LocalTraining(lr=0.2, batch_size=8))
     server = tiny(method, rounds=30, patience=3).run()

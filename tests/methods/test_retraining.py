@@ -110,6 +110,7 @@ def test_several_labels_an_image_are_refused(method: Method) -> None:
         trial.payload("alpha")
 
 
+@pytest.mark.complete
 def test_before_it_begins_and_without_it_all_is_fedavg() -> None:
     """Two rounds of FedAvg give the bytes of two rounds before a re-training, and of none."""
     never = Decoupling(local=LOCAL, retrain=None)
@@ -125,6 +126,7 @@ def test_before_it_begins_and_without_it_all_is_fedavg() -> None:
     assert same(fedavg, before)
 
 
+@pytest.mark.complete
 def test_the_backbone_rests_and_the_head_is_another() -> None:
     """The mean of equal tensors of three sites is that tensor, to the last bit."""
     with Trial(CRT, SMALL, "multiclass", rounds=1) as trial:
@@ -135,6 +137,7 @@ def test_the_backbone_rests_and_the_head_is_another() -> None:
     assert not torch.equal(second.head["head.weight"], first.head["head.weight"])
 
 
+@pytest.mark.complete
 def test_the_head_is_drawn_anew_for_all_sites_alike() -> None:
     """At a learning rate of nothing every site sends the rows that were drawn, which nobody had before."""
     method = replace(CRT, retrain=replace(RETRAIN, lr=1e-30))
@@ -163,6 +166,7 @@ class Loud(Term):
         raise AssertionError
 
 
+@pytest.mark.complete
 def test_losses_and_terms_of_the_method_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = sent(FedAvg(local=LOCAL, retrain=RETRAIN))
     others = [FedAvg(local=LOCAL, retrain=RETRAIN, softmax="balanced"), CRT]
@@ -239,6 +243,7 @@ def losses(trial: Trial) -> list[float]:
     return [line["validation"]["loss"] for line in trial.history()]
 
 
+@pytest.mark.complete
 def test_the_result_is_a_model_after_the_retraining_even_where_one_before_is_better() -> None:
     """Rows that are hardly trained are worse than those of FedAvg; they are what the method gives."""
     method = replace(CRT, retrain=replace(RETRAIN, lr=1e-9))
@@ -265,6 +270,7 @@ class AtServer:
     def take_names(self, registry: object) -> None: ...
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(("method", "expected"), [(CRT, 4), (FedAvg(local=LOCAL), 1)])
 def test_so_it_is_where_the_server_measures(method: Method, expected: int) -> None:
     with Trial(method, SMALL, "multiclass", rounds=3) as trial:
@@ -275,6 +281,7 @@ def test_so_it_is_where_the_server_measures(method: Method, expected: int) -> No
         assert trial.server.selected_round == expected
 
 
+@pytest.mark.complete
 def test_patience_does_not_end_a_run_before_its_retraining() -> None:
     """At a learning rate of 0 nothing gets better in any round of the main phase."""
     method = replace(CRT, local=replace(LOCAL, lr=1e-30))
@@ -298,6 +305,7 @@ def restarted(trial: Trial, rounds: int) -> None:
     trial.sites = {name: trial._site(name, rounds) for name in SITES}
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("method", [CRT, FedMAS(local=LOCAL, retrain=RETRAIN)])
 @pytest.mark.parametrize("stop", [2, 3])
 def test_a_run_continues_within_the_retraining_with_the_same_bytes(method: Any, stop: int) -> None:
@@ -316,6 +324,7 @@ def test_a_run_continues_within_the_retraining_with_the_same_bytes(method: Any, 
         assert losses(cut) == losses(whole)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("stop", "rounds", "was", "now"), [(3, 6, "retraining", "main"), (2, 3, "main", "retraining")]
 )
@@ -331,6 +340,7 @@ def test_rounds_that_change_phase_are_refused(stop: int, rounds: int, was: str, 
             next(step_by_step(trial))
 
 
+@pytest.mark.complete
 def test_more_rounds_before_the_retraining_are_none_of_another_phase() -> None:
     with Trial(CRT, SMALL, "multiclass", rounds=2) as trial:
         stopped(trial, 1)

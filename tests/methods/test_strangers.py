@@ -148,6 +148,7 @@ CASES = [
 PAPERS = pytest.mark.parametrize(("method", "paper"), CASES, ids=lambda value: getattr(value, "__name__", ""))
 
 
+@pytest.mark.complete
 @PAPERS
 def test_it_is_the_algorithm_of_its_paper(method: Any, paper: Any, tiny: Any) -> None:
     """Four rounds, in the second of which a site is not sampled: every parameter, to 1e-6."""
@@ -176,6 +177,7 @@ def test_it_is_the_algorithm_of_its_paper(method: Any, paper: Any, tiny: Any) ->
     assert moved > 1e-2
 
 
+@pytest.mark.complete
 @PAPERS
 def test_it_is_another_algorithm_than_fedavg(method: Any, paper: Any, tiny: Any) -> None:
     """Else the test above might hold for it."""
@@ -199,6 +201,7 @@ def test_it_takes_at_most_40_lines(name: str) -> None:
     assert "suture.federation" not in text
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("kind", [Scaffold, FedDyn, FedAdam], ids=lambda kind: kind.about.name)
 def test_it_keeps_the_contract(kind: Any) -> None:
     """Without what holds for a mean alone; and their steps are those of plain SGD, which has no state."""

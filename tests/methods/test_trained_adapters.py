@@ -71,6 +71,7 @@ def small(model: ModelSpec) -> Classifier:
     return build(model, LabelSet(("A", "B")), 0, pretrained=False)
 
 
+@pytest.mark.complete
 @ALL
 def test_a_federation_runs(name: str) -> None:
     if name == "afl":
@@ -83,6 +84,7 @@ def test_a_federation_runs(name: str) -> None:
         assert {line["round"] for line in trial.history()} >= {1, 2}
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", CHECKED)
 def test_keeps_the_contract(name: str) -> None:
     subject = subject_of(conformant(name), model=LORA)
@@ -91,6 +93,7 @@ def test_keeps_the_contract(name: str) -> None:
         check(subject)
 
 
+@pytest.mark.complete
 @KINDS
 def test_only_adapters_and_the_head_are_trained_and_travel(model: ModelSpec) -> None:
     names = trained_names(model)
@@ -139,6 +142,7 @@ def test_the_encoder_is_in_eval_mode_and_copies_share_what_is_frozen(model: Mode
     assert all(p.requires_grad for n, p in network.named_parameters() if n not in network.frozen_names)
 
 
+@pytest.mark.complete
 @KINDS
 def test_the_saved_model_has_the_figures_of_the_last_round(model: ModelSpec) -> None:
     with Trial(conformant("surgical"), model, "multilabel", rounds=2) as trial:
@@ -151,6 +155,7 @@ def test_the_saved_model_has_the_figures_of_the_last_round(model: ModelSpec) -> 
         assert (saved(images) - served(images)).abs().max() <= 1e-6
 
 
+@pytest.mark.complete
 def test_exports_have_the_figures_of_the_last_round(tmp_path: Path) -> None:
     """As ONNX, as a program and as a bundle: encoder, merged adapters and head."""
     ort = pytest.importorskip("onnxruntime")

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
 from suture.federation.server.assignments import Assigner, Task
@@ -93,6 +94,7 @@ METHOD = FedLSM(
 """Every guess of the teacher is a positive pseudo-label: 3 steps of 8 - 4 images without the mixtures."""
 
 
+@pytest.mark.complete
 def test_a_run_writes_its_label_type_its_notes_and_the_weight_of_each_row(tiny: Any) -> None:
     """The site's own name of a class is not in the record, and no site has a Hernia: alpha guesses some."""
     labels = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia")}

@@ -185,6 +185,7 @@ def test_look_alikes_of_one_code_are_one_class_and_need_no_decision() -> None:
         agree({"a": info(Lung_Scar=ONE), "b": info(Lung_Scra="")}, Agreement())
 
 
+@pytest.mark.complete
 def test_a_hostile_site_cannot_make_the_comparison_slow() -> None:
     def steps_for(classes: int) -> int:
         sites = {

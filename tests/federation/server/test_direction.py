@@ -103,6 +103,7 @@ def changed(factor: float, liars: tuple[str, ...] = ("alpha",)) -> Any:
 SITES = dict.fromkeys(("alpha", "beta", "delta", "epsilon", "gamma"), ("Mass", "Nodule"))
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("factor", "marks"),
     [

@@ -10,6 +10,7 @@ import pytest
 from suture.federation.server.ledgers import LEDGERS, SiteLedgers
 
 
+@pytest.mark.complete
 def test_jobs_at_the_same_time_lose_no_digest_of_a_site(tmp_path: Path) -> None:
     children = []
     for job in range(4):

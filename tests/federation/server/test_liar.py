@@ -24,6 +24,9 @@ from suture.protocol.messages import Evaluation, Reply, SiteInfo, TaskData, Upda
 from suture.protocol.packing import Packed, load, pack, unpack
 from suture.reports.report import write_report
 
+pytestmark = pytest.mark.complete
+
+
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 
 Change = Callable[[Any], Packed]

@@ -67,6 +67,7 @@ WITHOUT: dict[bool, bytes] = {}
 """The model without alpha, of a continued experiment or not; every test has the same data."""
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("continued", [False, True], ids=["at the start", "in a continued experiment"])
 @pytest.mark.parametrize("kind", [k for k in LIES if k != "another prior"])
 def test_it_costs_the_site_its_place(kind: str, continued: bool, tiny: Any) -> None:
@@ -131,6 +132,7 @@ def test_a_site_without_a_place_counts_against_the_quorum(tiny: Any) -> None:
         federate(federation.server(), Between(federation.sites(), lie))
 
 
+@pytest.mark.complete
 def test_ten_thousand_classes_are_agreed_on_and_no_more() -> None:
     half = MOST_CLASSES // 2
     sites = {
@@ -147,6 +149,7 @@ def test_ten_thousand_classes_are_agreed_on_and_no_more() -> None:
     assert "exceed 10000" in misfits({**OTHERS, "liar": flood}, Agreement((), {}, True))["liar"]
 
 
+@pytest.mark.complete
 def test_a_union_of_ten_thousand_classes_has_results() -> None:
     """No site has them all, so no single message has shown that they are too many."""
     halves = [tuple(f"Finding {n:05d}" for n in range(at, at + 5_000)) for at in (0, 5_000)]

@@ -149,6 +149,7 @@ def test_small_updates_of_before_do_not_shut_a_site_out() -> None:
         bound.check("alpha", Norms(10.1, 10.0))
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", ["surgical", "fedavg", "metafl"])
 def test_an_update_a_thousand_times_too_large_costs_itself_alone(name: str, tiny: Any) -> None:
     """After an honest one; of methods that send weights, and of those that send gradients."""
@@ -160,11 +161,13 @@ def test_an_update_a_thousand_times_too_large_costs_itself_alone(name: str, tiny
     assert events.count("(max_update)") == 2
 
 
+@pytest.mark.complete
 def test_a_first_update_of_a_hundred_thousand_times_the_model_costs_itself_alone(tiny: Any) -> None:
     servers = [lied(tiny, out, METHOD, x) for out, x in (("lied", 1e5), ("lost", None))]
     assert model(servers[0]) == model(servers[1])
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", ["afl", "creff", "fedavg", "fedmlp", "metafl", "pfl", "surgical"])
 def test_two_of_three_who_send_next_to_nothing_take_nobody_out(name: str) -> None:
     """Of sums, gradients beside a head of its own, all rows, prototypes, gradients, no head, and own rows."""
@@ -195,6 +198,7 @@ def _scaled(tensor: Tensor, base: Tensor | None, factor: float) -> Tensor:
     return tensor * factor if base is None else (tensor - base) * factor + base
 
 
+@pytest.mark.complete
 def test_the_job_sets_the_bound(tiny: Any) -> None:
     honest = lied(tiny, "honest", METHOD, 1.0, rounds=1)
     assert model(honest) == model(lied(tiny, "unbounded", METHOD, 1.0, rounds=1, max_update=None))

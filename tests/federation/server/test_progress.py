@@ -26,6 +26,7 @@ from suture.protocol.packing import Packed, load, save
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -63,6 +64,7 @@ def test_a_plan_is_the_same_after_it_was_written_down(tiny: Any) -> None:
     check_unchanged({}, fixed_settings(plan), plan.experiment)
 
 
+@pytest.mark.complete
 def test_a_corrupt_best_model_is_named_and_the_newest_takes_its_place(tiny: Any) -> None:
     federation = tiny(METHOD, rounds=6, selection="last")
     states = federation.run().states
@@ -83,6 +85,7 @@ def test_a_corrupt_best_model_is_named_and_the_newest_takes_its_place(tiny: Any)
     assert again.selected().labels
 
 
+@pytest.mark.complete
 def test_a_torn_line_of_the_history_does_not_stop_a_run(tiny: Any) -> None:
     """A process that was killed while it wrote; the line is of a round that was committed before."""
     federation = tiny(METHOD, rounds=2)
@@ -96,6 +99,7 @@ def test_a_torn_line_of_the_history_does_not_stop_a_run(tiny: Any) -> None:
     assert rounds == [1, 2, 3]
 
 
+@pytest.mark.complete
 def test_code_that_changes_during_an_experiment_is_noted_for_good(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +171,7 @@ def test_a_run_that_continues_by_another_rule_does_not_compare_its_values_with_t
     assert not standings.over(5, 2)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
@@ -195,6 +200,7 @@ def test_a_state_with_strange_facts_is_refused(key: str, value: Any, says: str, 
         federation.run()
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     "change",
     [

@@ -173,6 +173,7 @@ def test_values_of_a_site_get_the_federations_names() -> None:
     }
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     "made",
     [lambda i: f"{i * 7919 % 100003:06d}" * 30, lambda i: f"{'a' * 90}{i:05d}{'b' * 90}"],

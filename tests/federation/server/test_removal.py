@@ -39,6 +39,7 @@ def run_of(trial: Trial, without: str = "") -> Server:
     return trial.server
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("site", ["alpha", "gamma"])
 def test_the_model_is_that_of_a_federation_without_the_site(site: str) -> None:
     """Gamma alone has Fibrosis, which the model then lacks."""
@@ -119,6 +120,7 @@ def test_another_folder_is_refused(tmp_path: Path) -> None:
         forget(tmp_path, "alpha")
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("step", ["save", "keep", "save_model"])
 def test_a_removal_that_was_broken_off_is_repeated(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the new state is there, nothing has changed; after it, a job could continue from it."""

@@ -74,6 +74,7 @@ def distance(one: Server, other: Server) -> float:
     return float(torch.cat([(a - b).flatten() for a, b in pairs]).norm())
 
 
+@pytest.mark.complete
 def test_liars_who_agree_move_the_model_less_than_with_the_mean(tiny: Any) -> None:
     """As many as the merge is for, who send the same multiple of an honest change.
 
@@ -92,6 +93,7 @@ def test_liars_who_agree_move_the_model_less_than_with_the_mean(tiny: Any) -> No
         assert moved(kind, {"kind": kind, "liars": len(liars)}) < 0.4 * by_mean, kind
 
 
+@pytest.mark.complete
 def test_rows_that_too_few_sites_send_are_listed_before_the_first_round(tiny: Any) -> None:
     server = merged(tiny, "run", {"kind": "trimmed", "liars": 1})
     run = json.loads((server.record.folder / "run.json").read_text())
@@ -114,6 +116,7 @@ def test_rows_that_too_few_sites_send_are_listed_before_the_first_round(tiny: An
     )
 
 
+@pytest.mark.complete
 def test_a_row_that_an_absent_site_leaves_unprotected_is_noted(tiny: Any) -> None:
     federation = tiny(
         METHOD, FOUR, selection="last", min_sites=3, robust={"kind": "median", "liars": 1}, rounds=2
@@ -151,6 +154,7 @@ def test_a_method_with_another_merge_is_refused(tiny: Any) -> None:
         federation.server()
 
 
+@pytest.mark.complete
 def test_a_merge_goes_on_where_it_was(tiny: Any) -> None:
     """The radius and the last change of the model are those of the committed rounds."""
     robust = {"kind": "centered", "liars": 1}
@@ -162,6 +166,7 @@ def test_a_merge_goes_on_where_it_was(tiny: Any) -> None:
     assert set(whole.state.bound.radii) == {"", "Mass", "Nodule"}
 
 
+@pytest.mark.complete
 def test_what_a_merge_keeps_of_a_site_is_recorded(tiny: Any) -> None:
     server = merged(tiny, "run", {"kind": "krum", "liars": 2}, ("alpha", "beta"), SEVEN)
     lines = [
@@ -171,6 +176,7 @@ def test_what_a_merge_keeps_of_a_site_is_recorded(tiny: Any) -> None:
     assert sum(site["kept"] for site in lines[0]["sites"].values()) == 5
 
 
+@pytest.mark.complete
 def test_a_site_that_opposes_the_others_is_named_in_the_events(tiny: Any) -> None:
     server = merged(tiny, "run", None, ("alpha",), SEVEN, times=-20.0)
     events = [json.loads(line) for line in (server.record.folder / "events.jsonl").read_text().splitlines()]
@@ -202,6 +208,7 @@ class AsInFlare(Loop):
         return {}
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("kind", ["median", "centered", "krum"])
 def test_a_robust_merge_is_the_same_in_the_loop_and_in_flare(
     kind: str, tiny: Any, monkeypatch: pytest.MonkeyPatch

@@ -61,6 +61,7 @@ def lines(server: Server) -> list[dict[str, Any]]:
     return [json.loads(text) for text in (server.record.folder / "history.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("selection", ["last", "site_loss"])
 def test_a_diverged_model_is_taken_back_and_its_site_excluded(selection: str, tiny: Any) -> None:
     server = run(tiny, "poisoned", poison, selection=selection)
@@ -77,6 +78,7 @@ def test_a_diverged_model_is_taken_back_and_its_site_excluded(selection: str, ti
         assert model(server) == model(run(tiny, "lost", lose, selection=selection))
 
 
+@pytest.mark.complete
 def test_a_run_that_dies_after_the_step_back_ends_with_the_same_model(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +103,7 @@ def test_a_run_that_dies_after_the_step_back_ends_with_the_same_model(
         assert [line["round"] for line in lines(again) if line["status"] == "committed"] == [1, 2, 3, 4]
 
 
+@pytest.mark.complete
 def test_where_every_site_is_needed_the_run_stops_with_the_model_before(tiny: Any) -> None:
     federation = tiny(METHOD, rounds=4, max_update=None)
     server = federation.server()
@@ -110,6 +113,7 @@ def test_where_every_site_is_needed_the_run_stops_with_the_model_before(tiny: An
     assert server.states.newest()[0] == 1  # type: ignore[index]
 
 
+@pytest.mark.complete
 def test_a_site_cannot_have_another_excluded(tiny: Any) -> None:
     """It claims that the model cannot be trained; the others train, or there are too few to tell."""
 
@@ -182,6 +186,7 @@ def test_a_learning_rate_that_diverges_at_every_site_is_blamed_on_none(tiny: Any
     assert not server.state.excluded
 
 
+@pytest.mark.complete
 def test_two_sites_cannot_have_the_third_excluded_by_claims(tiny: Any) -> None:
     """They send next to nothing, so that its update is the largest, and say that the model has diverged."""
 
@@ -202,6 +207,7 @@ def test_two_sites_cannot_have_the_third_excluded_by_claims(tiny: Any) -> None:
     assert server.round == 1
 
 
+@pytest.mark.complete
 def test_claims_change_nothing_where_a_site_without_a_part_in_the_model_trains(tiny: Any) -> None:
     """Two sites made the model of round 2 alone, and say in round 3 that it has diverged."""
 

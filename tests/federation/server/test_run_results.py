@@ -98,6 +98,7 @@ def test_foreign_classes_are_refused() -> None:
         Results(("Edema",), {}, measured({}), AT_SERVER, {"a": score})
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(("method", "notes"), [(FedLSM(local=LOCAL), ["a note"]), (PartialLoss(), [])])
 def test_rows_that_pseudo_labels_took_over_are_noted_of_methods_that_make_some(
     method: Any, notes: list[str], tiny: Any, monkeypatch: pytest.MonkeyPatch

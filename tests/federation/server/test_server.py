@@ -70,6 +70,7 @@ WITHOUT_ALPHA: list[Any] = []
 """The state without the site that lies; every test has the same data."""
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_lying_site_is_rejected_whole_and_the_round_goes_on(kind: str, tiny: Any) -> None:
     """The result is the one without that site, bit by bit."""
@@ -97,6 +98,7 @@ def test_a_lying_site_is_rejected_whole_and_the_round_goes_on(kind: str, tiny: A
     assert line["reason"]
 
 
+@pytest.mark.complete
 def test_identity_comes_from_the_transport(tiny: Any) -> None:
     """An answer of a site that was not asked, or a second one, changes nothing."""
     federation = tiny(METHOD)
@@ -117,6 +119,7 @@ def test_identity_comes_from_the_transport(tiny: Any) -> None:
     assert same(state(server), state(federation.run("plain")))
 
 
+@pytest.mark.complete
 def test_too_few_updates_leave_the_model_as_it_was_and_say_why(tiny: Any) -> None:
     federation = tiny(METHOD)
     server = federation.server()
@@ -133,6 +136,7 @@ def test_too_few_updates_leave_the_model_as_it_was_and_say_why(tiny: Any) -> Non
     assert server.states.newest() is not None
 
 
+@pytest.mark.complete
 def test_a_passing_failure_costs_one_round_and_no_difference(tiny: Any) -> None:
     federation = tiny(METHOD)
     server = federation.server()
@@ -152,6 +156,7 @@ class Died(Exception):
     """Stands for kill -9 of the server."""
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("moment", ["after the answers", "after the commit", "in the last validation"])
 def test_a_dead_server_continues_to_the_same_bytes(
     moment: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
@@ -193,6 +198,7 @@ def _die_at(server: Server, number: int) -> None:
         raise Died
 
 
+@pytest.mark.complete
 def test_more_rounds_continue_a_finished_run(tiny: Any) -> None:
     federation = tiny(METHOD, rounds=2)
     federation.run("grown")
@@ -202,6 +208,7 @@ def test_more_rounds_continue_a_finished_run(tiny: Any) -> None:
     assert same(state(grown), state(federation.run("whole")))
 
 
+@pytest.mark.complete
 def test_a_new_site_adds_rows_and_a_removed_class_keeps_its_own(tiny: Any) -> None:
     labels = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia")}
     federation = tiny(METHOD, labels, rounds=1)
@@ -215,6 +222,7 @@ def test_a_new_site_adds_rows_and_a_removed_class_keeps_its_own(tiny: Any) -> No
     assert second.record.run["new_labels"] == ["Fibrosis"]
 
 
+@pytest.mark.complete
 def test_a_typo_stops_the_job_and_the_label_map_settles_it(tiny: Any) -> None:
     labels = {"alpha": ("Mass", "Nodule"), "beta": ("Nodul", "Hernia")}
     write = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia")}
@@ -247,6 +255,7 @@ def test_a_spelling_of_the_label_map_that_no_site_has_is_told(tiny: Any) -> None
     assert "did you mean" in note
 
 
+@pytest.mark.complete
 def test_a_full_disk_at_the_server_commits_nothing(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     federation = tiny(METHOD, rounds=3)
     server = federation.server()
@@ -266,6 +275,7 @@ def test_a_full_disk_at_the_server_commits_nothing(tiny: Any, monkeypatch: pytes
     assert same(state(again), state(federation.run("whole")))
 
 
+@pytest.mark.complete
 def test_a_full_disk_at_a_site_is_an_abstention_without_a_path(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,6 +303,7 @@ class _Full:
         return None
 
 
+@pytest.mark.complete
 def test_frozen_batch_norm_is_sent_once(tiny: Any) -> None:
     method = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8), batch_norm="frozen")
     server = tiny(method, rounds=3).run()
@@ -305,6 +316,7 @@ def test_frozen_batch_norm_is_sent_once(tiny: Any) -> None:
     assert not any("norm" in name for name in server.model.shared)
 
 
+@pytest.mark.complete
 def test_a_site_that_lost_its_state_is_sent_everything_again(tiny: Any) -> None:
     method = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8), batch_norm="frozen")
     federation = tiny(method, rounds=3)
@@ -322,6 +334,7 @@ def test_a_site_that_lost_its_state_is_sent_everything_again(tiny: Any) -> None:
     assert server.round == 3
 
 
+@pytest.mark.complete
 def test_selection_keeps_the_best_round(tiny: Any) -> None:
     server = tiny(METHOD, rounds=4).run()
     losses = [line["validation"]["loss"] for line in history(server)]
@@ -331,6 +344,7 @@ def test_selection_keeps_the_best_round(tiny: Any) -> None:
     assert tiny(METHOD, rounds=4, selection="last").run("last").selected_round == 4
 
 
+@pytest.mark.complete
 def test_server_metric_needs_labelled_data_at_the_server(tiny: Any) -> None:
     with pytest.raises(FederationError, match=r"server's suture\.toml"):
         tiny(METHOD, selection="server_metric").server()
@@ -368,6 +382,7 @@ def test_class_without_positives_is_null_never_zero(tiny: Any) -> None:
     assert "Hernia" in metrics["undefined"]
 
 
+@pytest.mark.complete
 def test_models_spec_of_the_run_is_written(tiny: Any) -> None:
     server = tiny(METHOD, rounds=1).run()
     written = json.loads((server.record.folder / "model" / "model.json").read_text())

@@ -23,6 +23,7 @@ FROZEN = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8), batch_n
 NOTE = "mean 0 and variance 1"
 
 
+@pytest.mark.complete
 def test_batch_norm_frozen_at_no_training_is_noted_on_the_page_and_in_the_terminal(
     tiny: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,6 +57,7 @@ def test_only_frozen_norms_without_pretraining_are(
     assert notes[-1] == "Mass is rare."
 
 
+@pytest.mark.complete
 def test_a_model_without_batch_norm_and_a_size_that_is_not_the_pretraining_s_are_noted(tiny: Any) -> None:
     model = ModelSpec("timm:test_vit", size=32, weights="vit.safetensors")
     plan = replace(tiny(replace(FROZEN, batch_norm="frozen")).plan, model=model)
@@ -69,6 +71,7 @@ def test_a_model_without_batch_norm_and_a_size_that_is_not_the_pretraining_s_are
     assert method_notes(first, usual, ClassFacts()) == []
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("train", ["head", "adapters"])
 @pytest.mark.parametrize(("weights", "count"), [(None, 1), ("download", 0)])
 def test_a_frozen_encoder_without_pretraining_is_noted(

@@ -151,6 +151,7 @@ def with_truth(federation: Any) -> Any:
     return federation
 
 
+@pytest.mark.complete
 def test_a_federation_writes_at_its_sites_what_it_guessed(tiny: Any) -> None:
     """Four images in each of three steps: 12 guesses for each class that a site does not know."""
     federation = with_truth(tiny(METHOD))
@@ -166,6 +167,7 @@ def test_a_federation_writes_at_its_sites_what_it_guessed(tiny: Any) -> None:
         assert found[site] == [{"site": site, "round": n, "classes": classes} for n in (1, 2)]
 
 
+@pytest.mark.complete
 def test_watching_changes_nothing_and_nothing_of_it_leaves(tiny: Any) -> None:
     """Every message of a site is the same with and without a truth, but for the time it took."""
     answers: dict[str, list[Packed]] = {}
@@ -193,6 +195,7 @@ def test_watching_changes_nothing_and_nothing_of_it_leaves(tiny: Any) -> None:
     assert update.scalars == {"pseudo_positive": 24, "pseudo_negative": 0}
 
 
+@pytest.mark.complete
 def test_a_method_that_guesses_nothing_needs_no_truth(tiny: Any) -> None:
     federation = with_truth(tiny(SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8)), rounds=1))
     for config in federation.configs.values():
@@ -209,6 +212,7 @@ def test_the_truth_is_not_what_a_site_trains_on(tiny: Any) -> None:
     assert min(min(counts) for counts in info.counts.values()) > 0  # the truth has no image without a mass
 
 
+@pytest.mark.complete
 def test_a_simulations_report_shows_what_was_right(tmp_path: Path) -> None:
     made = Job(
         name="small",

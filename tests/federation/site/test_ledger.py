@@ -98,6 +98,7 @@ def test_a_release_is_written_once_and_read_by_another_process(tmp_path: Path) -
     assert [r.round for r in own.releases()] == [1, 2, 3]
 
 
+@pytest.mark.complete
 def test_jobs_at_the_same_time_lose_no_line_and_share_the_budget(tmp_path: Path) -> None:
     ledger(tmp_path)
     limits = LIMITS.model_copy(update={"max_figures": 70})
@@ -263,6 +264,7 @@ def history(draw: random.Random, folder: Path) -> tuple[str, list[float]]:
     return note, noises
 
 
+@pytest.mark.complete
 def test_the_report_is_never_below_an_independent_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,7 @@ def refusal(site: Site) -> str:
     return f"{reply.reason}: {json.loads(recorded)['message']}"
 
 
+@pytest.mark.complete
 def test_a_run_spends_its_epsilon_and_no_exact_number_leaves(tiny: Any) -> None:
     federation = protected(tiny(METHOD, ALPHA, rounds=2))
     server = federation.run("one")
@@ -116,6 +117,7 @@ def first_task(federation: Any) -> TaskData:
     return replace(task, ledger=None)
 
 
+@pytest.mark.complete
 def test_the_same_task_has_the_same_bytes_and_a_lost_state_costs_again(tiny: Any) -> None:
     federation = protected(tiny(METHOD, ALPHA, rounds=8), max_epsilon=30.0)
     task, site = first_task(federation), site_of(federation, "own")
@@ -147,6 +149,7 @@ def trained_lines(site: Site) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.complete
 def test_a_model_that_diverges_after_noisy_steps_costs_them(tiny: Any) -> None:
     """A job whose models overflow by the sign of a gradient would read one bit of new noise each time."""
     overflow = replace(METHOD, local=replace(METHOD.local, lr=1e38, optimiser="sgd", iterations=50))
@@ -214,6 +217,7 @@ def test_a_state_whose_answer_a_crash_kept_back_costs_once_it_is_used(
         assert len(trained_lines(again)) == 1
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("change", ["another model", "other rounds", "another rate", "larger batches"])
 def test_a_server_that_changes_task_or_job_gets_no_more_than_epsilon(change: str, tiny: Any) -> None:
     federation = protected(tiny(METHOD, ALPHA, rounds=2))
@@ -263,6 +267,7 @@ def test_a_changed_epsilon_holds_from_the_next_answer_on(tiny: Any) -> None:
     assert len(trained_lines(site)) == 1
 
 
+@pytest.mark.complete
 def test_the_number_of_patients_is_sent_once_with_noise(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # With too few patients for a batch, as noise may have it, there would be no answer.
     monkeypatch.setattr("suture.federation.site.releases.gaussian", lambda shape: gaussian(shape).abs())
@@ -280,6 +285,7 @@ def test_the_number_of_patients_is_sent_once_with_noise(tiny: Any, monkeypatch: 
     assert len(others) > 1
 
 
+@pytest.mark.complete
 def test_max_epsilon_holds_across_experiments(tiny: Any) -> None:
     federation = protected(tiny(METHOD, ALPHA), max_epsilon=9.0)
     federation.run("one")
@@ -343,6 +349,7 @@ def test_a_class_aware_phase_is_refused(tiny: Any) -> None:
         mechanism_of_round(site.plan, site.config, 2, 1, 20)
 
 
+@pytest.mark.complete
 def test_a_personal_head_is_protected_too(tiny: Any) -> None:
     method = PersonalisedFL(local=METHOD.local, batch_norm="frozen")
     federation = protected(tiny(method, ALPHA, rounds=1))

@@ -112,6 +112,7 @@ def test_where_only_the_state_is_lost_the_kept_answer_leaves(tiny: Any) -> None:
     assert [line["noise"] for line in lines(asked.site()) if line["experiment"] == "one"] == [1.0]
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("moment", ["kept", "in the ledger"])
 @pytest.mark.parametrize("task", ["train", "evaluate"])
 def test_a_site_that_is_killed_before_it_sends_says_the_same_bytes_again(
@@ -261,6 +262,7 @@ def test_a_corrupt_kept_answer_or_state_is_made_again(path: str, same_answer: bo
     assert asked.site().states.files.is_whole(1)
 
 
+@pytest.mark.complete
 def test_a_federation_keeps_few_answers_and_a_line_for_each(tiny: Any) -> None:
     federation = tiny(METHOD, ALPHA, rounds=RETAINED + 3)
     sites = federation.sites()
@@ -275,6 +277,7 @@ def test_a_federation_keeps_few_answers_and_a_line_for_each(tiny: Any) -> None:
     assert all(line["figures"] == {"Mass": 1, "Nodule": 1} for line in lines(site)[1:])
 
 
+@pytest.mark.complete
 def test_a_run_of_sites_with_noise_says_their_epsilon(tiny: Any) -> None:
     """Three noisy rounds after one without noise are not a small ε, whatever the server's history says."""
     federation = tiny(METHOD, ALPHA, rounds=2)

@@ -123,6 +123,7 @@ def test_a_round_with_a_broken_step_leaves_nothing_behind(
     assert said(one, second) == said(two, second)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(("backend", "used"), [("eager", True), ("none such", False)])
 def test_a_backbone_is_compiled_once_or_the_site_abstains(
     backend: str, used: bool, tiny: Any, monkeypatch: pytest.MonkeyPatch
@@ -404,6 +405,7 @@ def test_a_job_of_another_version_is_an_abstention_that_says_what_to_do(site: Si
     assert "install the same version, or export the job again" in errors(site)[-1]["message"]
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     "method",
     [SurgicalAggregation(local=LOCAL), FedAvg(local=LOCAL), PersonalisedFL(local=LOCAL)],

@@ -17,6 +17,8 @@ from suture.federation.site.site import LOCK
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Abstain, SiteInfo, TaskData
 
+pytestmark = pytest.mark.complete
+
 
 def other_process(path: Path) -> int:
     """A process that holds the lock until it is killed; returns its number."""

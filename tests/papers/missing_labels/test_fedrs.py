@@ -68,7 +68,6 @@ def test_several_labels_by_hand() -> None:
     assert 3 * loss_of(Restricted(0.5), site, apart, [0, 0, 0]).item() == pytest.approx(1.701413, abs=1e-6)
 
 
-@pytest.mark.complete
 @pytest.mark.parametrize(
     ("label_type", "graded", "settings"),
     [
