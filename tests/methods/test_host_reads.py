@@ -134,13 +134,14 @@ def costs(method: Method, label_type: LabelType) -> tuple[list[Costs], Costs]:
 
 def cost_a_step(method: Method, label_type: LabelType) -> tuple[dict[str, float], float]:
     """Where and how often a step waits, and its operations."""
-    between, two = costs(lasting(method, 2), label_type)
+    between, _ = costs(lasting(method, 2), label_type)
+    steps = len(between)
     if not between:  # meta-learning takes its steps by hand
-        between = [two - costs(lasting(method, 1), label_type)[1]] + [Costs(Counter(), 0)] * (ROUNDS - 1)
+        one, two = (costs(lasting(method, n), label_type)[1] for n in (1, 2))
+        between, steps = [two - one], ROUNDS
     waits = sum((step.waits for step in between), Counter[str]())
-    operations = sum(step.operations for step in between)
-    found = {where: n / len(between) for where, n in waits.items() if where != EACH_EPOCH}
-    return found, operations / len(between)
+    found = {where: n / steps for where, n in waits.items() if where != EACH_EPOCH}
+    return found, sum(step.operations for step in between) / steps
 
 
 @functools.cache
