@@ -96,6 +96,7 @@ def test_results_are_frames(results: suture.Results) -> None:
     pd.testing.assert_frame_equal(again.classes, classes)
 
 
+@pytest.mark.complete
 def test_a_model_is_called_on_tensors_and_on_files(results: suture.Results) -> None:
     model = suture.load_model(results.folder / "model")
     assert isinstance(model, suture.Model)

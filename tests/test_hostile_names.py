@@ -471,7 +471,7 @@ CAPTURE = "1.2.840.10008.5.1.4.1.1.7"
 
 @pytest.mark.complete
 def test_structured_reports(tmp_path: Path) -> None:
-    hd = pytest.importorskip("highdicom")
+    import highdicom as hd
     from pydicom import dcmread
 
     from suture.model_export.dicom_report import Reporter, _read, concept, report
@@ -498,8 +498,10 @@ def test_structured_reports(tmp_path: Path) -> None:
     assert len(found.ManufacturerModelName) <= 64
 
 
+@pytest.mark.complete
 def test_the_metadata_of_onnx(tmp_path: Path, unruled: None) -> None:
-    onnx = pytest.importorskip("onnx")
+    import onnx
+
     folder = saved(tmp_path, NAMES)
     proto = onnx.ModelProto()
     onnx.helper.set_model_props(proto, metadata(open_model(folder), read_json(folder / "model.json")))
@@ -522,6 +524,7 @@ def test_the_toml_that_init_writes() -> None:
 
 
 def test_flare_reads_settings_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyhocon
     from nvflare.fuel.utils.config_factory import ConfigFactory
     from nvflare.fuel.utils.json_scanner import JsonScanner
     from nvflare.fuel.utils.secret_utils import resolve_secret_refs
@@ -531,7 +534,6 @@ def test_flare_reads_settings_as_they_are(tmp_path: Path, monkeypatch: pytest.Mo
     from suture.flare.compat.plain_json import faults
     from suture.flare.recipe import export_job
 
-    pyhocon = pytest.importorskip("pyhocon")
     monkeypatch.setenv("HOME", "evaluated")
     settings = {"label_map": {name: name for name in NAMES}, "accept_labels": list(NAMES)}
     folder = export_job(load_job("demo"), tmp_path, "trial", ("alpha",)) / "app_server" / "config"

@@ -117,6 +117,7 @@ def test_a_licence_is_spelt_in_two_ways(
     assert str(model) in suture("model", "verify", place / "run", "--key", keys[1])
 
 
+@pytest.mark.complete
 def test_paths_are_checked_before_anything_is_read_or_asked(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

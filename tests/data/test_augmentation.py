@@ -75,6 +75,7 @@ def test_contrast_leaves_a_gray_image_gray() -> None:
     torch.testing.assert_close(out, out[:, :1].expand_as(out))
 
 
+@pytest.mark.complete
 def test_same_numbers_as_monai() -> None:
     from monai.networks.layers import AffineTransform  # here, since it takes every worker seconds
 

@@ -45,7 +45,8 @@ def of(of_table: Table, name: str) -> list[float]:
 
 def sheet(path: Path, rows: Sequence[Sequence[object]], title: str = "", more: str = "") -> None:
     """Write a workbook, with lines of titles above its rows and maybe another sheet."""
-    openpyxl = pytest.importorskip("openpyxl")
+    import openpyxl
+
     book = openpyxl.Workbook()
     for row in [[title], [], *rows] if title else rows:
         book.active.append(row)

@@ -148,6 +148,7 @@ def left(folder: Path) -> list[str]:
     return [path.name for path in folder.rglob("*") if path.name.endswith(".tmp")]
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("number", NUMBERS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__)
 def test_a_full_disk_at_any_step_is_one_line_that_names_the_path(

@@ -9,8 +9,6 @@ import pytest
 
 from suture.federation.accounting import MULTIPLIERS, Mechanism, composed, epsilon, multiplier_for
 
-pytest.importorskip("opacus")
-
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_history_has_the_epsilon_of_opacus_and_the_looser_bound(seed: int) -> None:

@@ -268,6 +268,7 @@ def test_a_site_trains_on_no_tensors_of_another_form(
     assert why in (sites["alpha"].folder / "errors.jsonl").read_text()
 
 
+@pytest.mark.complete
 def test_a_site_that_clips_takes_no_part(federation: Any) -> None:
     path = federation(Pairs()).configs["alpha"].data.table.parent / "suture.toml"
     path.write_text(path.read_text() + "clip = 1.0\nnoise = 0.5\n")

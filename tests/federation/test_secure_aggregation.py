@@ -100,6 +100,7 @@ def test_the_model_is_that_of_the_plain_run(tiny: Any) -> None:
     assert any("is experimental" in note for note in masked.record.run["notes"])
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", ["fedavg", "vanilla", "condist"])
 def test_weights_of_sites_and_rows(name: str, tiny: Any) -> None:
     """By numbers of images, by owners."""
@@ -1022,6 +1023,7 @@ def test_a_masked_update_of_noise_is_no_model(part: str, rows: int, tiny: Any) -
     assert server.round == 0
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("lie", [False, True])
 def test_a_class_whose_owner_is_late_is_left_out_of_a_round(lie: bool, tiny: Any) -> None:
     """Two would train it: they train their other class, and both from the next round on."""
@@ -1234,6 +1236,7 @@ def test_owners_of_a_class_are_those_of_the_attempt(tiny: Any) -> None:
     assert not moves(liar, "adef", "adef")
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("first", ["alone", "again", "twice", "unlike"])
 def test_moments_of_one_site_are_not_a_sum(first: str, tiny: Any) -> None:
     """a has trained round 1 alone, again from another model, or from other rows; then all get a dead one."""
@@ -1266,6 +1269,7 @@ def test_moments_of_one_site_are_not_a_sum(first: str, tiny: Any) -> None:
     assert not moves(liar, "abcd", "abcd")
 
 
+@pytest.mark.complete
 def test_moments_of_a_sum_go_on(tiny: Any) -> None:
     """Else a clean run would not be the plain one."""
     liar = lied_to(tiny, dict.fromkeys("abcd", ("Mass", "Nodule")), ONE_STEP, rounds=2)
@@ -1290,6 +1294,7 @@ def test_where_one_class_is_right_all_sites_have_the_same(tiny: Any) -> None:
         check_same_classes(SecureAggregation(), METHOD, "multiclass", owners, 4)
 
 
+@pytest.mark.complete
 def test_who_missed_a_round_begins_afresh(tiny: Any) -> None:
     """Its state is nobody else's; the others go on from theirs."""
     federation = secured(tiny(METHOD, SAME, rounds=3, selection="last", min_sites=3))

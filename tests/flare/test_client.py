@@ -131,9 +131,6 @@ def folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_
 def test_each_script_of_the_example_learns(
     folder: Path, at_site: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip(
-        {"with_lightning": "lightning", "with_huggingface": "transformers"}.get(folder.name, "torch")
-    )
     monkeypatch.setattr(sys, "argv", ["client.py", "Mass", "Nodule"])
     torch.manual_seed(0)
     net = import_module("net")

@@ -76,6 +76,7 @@ def test_what_computes_something_else_is_refused(
         compiled_by(off_by(factor), monkeypatch, context())
 
 
+@pytest.mark.complete
 def test_what_cannot_be_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(graph: Any, inputs: Any) -> Any:
         raise RuntimeError("no compiler\nof C++")

@@ -85,6 +85,7 @@ def test_no_more_logits_are_kept_there_than_its_memory_bears(
         assert torch.equal(found, predict(site("cpu"), samples(20)))
 
 
+@pytest.mark.complete
 def test_a_saved_model_predicts_and_says_where_it_looks() -> None:
     with Simulated():
         there, here = saved(NAME), saved("cpu")

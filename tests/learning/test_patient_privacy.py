@@ -117,7 +117,8 @@ def test_the_gradients_of_images_are_those_of_batches_of_one() -> None:
 
 def test_a_round_is_that_of_opacus_with_the_same_draws() -> None:
     """Opacus' hooks, clipping and division, on the batches that we draw, and with our noise."""
-    opacus = pytest.importorskip("opacus")
+    import opacus
+
     site = private(context(), 0.7)
     assert site.private
     model = build(SPEC, site.model.labels, 1, pretrained=False)

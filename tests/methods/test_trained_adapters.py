@@ -158,8 +158,8 @@ def test_the_saved_model_has_the_figures_of_the_last_round(model: ModelSpec) -> 
 @pytest.mark.complete
 def test_exports_have_the_figures_of_the_last_round(tmp_path: Path) -> None:
     """As ONNX, as a program and as a bundle: encoder, merged adapters and head."""
-    ort = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
+    import onnxruntime as ort
+
     model = replace(LORA, name="timm:test_vit")
     with Trial(conformant("surgical"), model, "multilabel") as trial:
         trial.run()

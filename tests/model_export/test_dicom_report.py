@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import highdicom as hd
 import numpy as np
 import pandas as pd
 import pydicom
@@ -41,7 +42,7 @@ from suture.models import ModelSpec, build
 from suture.models.saved import save_model
 from suture.protocol.decisions import Calibration, Decisions, DecisionSettings, Operating
 
-hd = pytest.importorskip("highdicom")
+pytestmark = pytest.mark.complete
 
 LABELS = ("Edema", "Mass", "Größe", "Hernia")
 DECISIONS = Decisions(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 import torch
 from torch import Tensor, nn
@@ -21,8 +22,7 @@ from suture.model_export.program import Program, example_inputs, write_torch
 from suture.models import ModelSpec, build
 from suture.models.saved import save_model
 
-ort = pytest.importorskip("onnxruntime")
-pytest.importorskip("onnxscript")
+pytestmark = pytest.mark.complete
 
 LABELS = ("Edema", "Mass", "Nodule")
 

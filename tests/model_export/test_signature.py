@@ -51,6 +51,7 @@ def in_folder(folder: Path, name: str = "x") -> None:
     (folder / name).touch()
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
@@ -74,7 +75,6 @@ def in_folder(folder: Path, name: str = "x") -> None:
 def test_what_was_done_to_a_signed_folder_is_named(
     damage: Callable[[Path], object], says: str, model: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("model_signing")
     private, public = keys(tmp_path, "ours")
     (model / "README.md").write_text("a card")
     sign(model, private)
@@ -86,8 +86,8 @@ def test_what_was_done_to_a_signed_folder_is_named(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.complete
 def test_other_keys_are_refused(model: Path, tmp_path: Path) -> None:
-    pytest.importorskip("model_signing")
     private, public = keys(tmp_path, "ours")
     sign(model, private)
     with pytest.raises(DataError, match="theirs"):
@@ -104,10 +104,12 @@ def test_other_keys_are_refused(model: Path, tmp_path: Path) -> None:
     verify(model, public)
 
 
+@pytest.mark.complete
 def test_a_signature_of_another_tool_that_leaves_files_out_is_no_signature_of_all(
     model: Path, tmp_path: Path
 ) -> None:
-    package = pytest.importorskip("model_signing")
+    import model_signing as package
+
     private, public = keys(tmp_path, "ours")
     config = package.signing.Config().use_elliptic_key_signer(private_key=private)
     config.set_hashing_config(package.hashing.Config().set_ignored_paths(paths=["model.sig", "extra"]))
@@ -120,10 +122,10 @@ def test_a_signature_of_another_tool_that_leaves_files_out_is_no_signature_of_al
         shutil.rmtree(path)
 
 
+@pytest.mark.complete
 def test_it_covers_every_file_and_needs_no_network(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("model_signing")
 
     def connect(*_: object) -> None:
         raise AssertionError("a connection was opened")
@@ -144,8 +146,8 @@ def test_it_covers_every_file_and_needs_no_network(
         verify(model, public)
 
 
+@pytest.mark.complete
 def test_files_of_any_name_are_named_as_they_are(model: Path, tmp_path: Path) -> None:
-    pytest.importorskip("model_signing")
     private, public = keys(tmp_path, "ours")
     names = [
         "o'brien.txt",
@@ -164,8 +166,8 @@ def test_files_of_any_name_are_named_as_they_are(model: Path, tmp_path: Path) ->
     assert f"changed: {', '.join(sorted(names))}; get" in str(caught.value)
 
 
+@pytest.mark.complete
 def test_another_key_and_a_changed_signature_are_told_apart(model: Path, tmp_path: Path) -> None:
-    pytest.importorskip("model_signing")
     private, public = keys(tmp_path, "ours")
     sign(model, private)
     with pytest.raises(DataError, match=r"model\.sig was made with another key; ask"):
@@ -191,7 +193,6 @@ def certificate(folder: Path, private: Path) -> Path:
 def test_what_a_file_holds_in_place_of_a_key_is_told_with_the_command_that_makes_one(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("model_signing")
     monkeypatch.chdir(tmp_path)
     private, _ = keys(tmp_path, "our key")
     flare, _ = keys(tmp_path, "client", rsa_key=True)
@@ -232,8 +233,8 @@ def test_without_a_key_the_weights_are_compared(model: Path) -> None:
         check_digest(model)
 
 
+@pytest.mark.complete
 def test_the_command_signs_and_verifies(model: Path, tmp_path: Path) -> None:
-    pytest.importorskip("model_signing")
     private, public = keys(tmp_path, "ours")
     for words in (
         ["model", "sign", str(model), "--key", str(private)],

@@ -15,6 +15,7 @@ from suture.models.classifier import train_mode
 LABELS = LabelSet(("Edema", "Mass"))
 
 
+@pytest.mark.complete
 def test_densenet_has_121_batch_norms_and_none_is_called_bn() -> None:
     model = build(ModelSpec("densenet121", size=32), LABELS, 1, pretrained=False)
     names = [n for n, m in model.named_modules() if isinstance(m, nn.BatchNorm2d)]

@@ -47,6 +47,7 @@ def test_every_class_and_ancestor_is_a_line_below_each_of_its_parents(
         assert node.depth <= before.depth + 1
 
 
+@pytest.mark.complete
 def test_a_chain_of_thousands_is_no_recursion() -> None:
     parents = {str(i): (str(i - 1),) for i in range(1, 3000)}
     assert class_tree(["2999"], Relations(parents))[-1].depth == 2999

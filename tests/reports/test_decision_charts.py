@@ -95,6 +95,7 @@ def test_a_site_without_a_threshold_of_its_own_has_no_dot() -> None:
     assert [len(plot.traces) for plot in site.plots[:2]] == [2, 2], "the curves alone"
 
 
+@pytest.mark.complete
 def test_a_class_without_curves_is_named_and_sites_without_any_are_left_out(tmp_path: Path) -> None:
     folder = write_decided_run(tmp_path)
     metrics = json.loads((folder / "metrics.json").read_text())

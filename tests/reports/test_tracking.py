@@ -135,8 +135,8 @@ def test_a_missing_extra_is_one_line(tmp_path: Path, tracker: Any, monkeypatch: 
         Tracking(tmp_path, tracker)
 
 
+@pytest.mark.complete
 def test_event_files_hold_each_round_once(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     def read() -> dict[str, list[tuple[int, float]]]:
@@ -249,6 +249,7 @@ def test_a_run_of_mlflow_that_a_copied_folder_names_stays(tmp_path: Path, mlflow
     assert first in mlflow
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow.db", "mlruns"])
 def test_nothing_is_tracked_through_a_link(name: str, tmp_path: Path, mlflow: dict[str, Any]) -> None:
     folder, elsewhere = run_folder(made(tmp_path / "r")), tmp_path / "elsewhere"
@@ -263,9 +264,9 @@ def test_nothing_is_tracked_through_a_link(name: str, tmp_path: Path, mlflow: di
     assert [path.name for path in elsewhere.iterdir()] == ["events.out.tfevents.1.mine"]
 
 
+@pytest.mark.complete
 def test_only_own_event_files_are_deleted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Not those of another program, nor those that the note of a copied folder names."""
-    pytest.importorskip("tensorboard")
     folder = run_folder(made(tmp_path / "r"))
     (folder / "tensorboard").mkdir()
     mine = folder / "tensorboard" / "events.out.tfevents.1.mine"

@@ -113,6 +113,7 @@ def test_the_shareable_report_stays_without_images(run: Path) -> None:
     assert page.count("<img ") == 2 * len(every(example_images(run)))  # each with its map
 
 
+@pytest.mark.complete
 def test_a_plain_report_writes_no_examples(run: Path) -> None:
     assert CliRunner().invoke(app, ["report", str(run)]).exit_code == 0
     assert not (run / "report_with_examples.html").exists()

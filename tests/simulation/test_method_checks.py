@@ -221,6 +221,7 @@ class FedNova(LocalAveraging):
         return super().aggregate(previous, normalised, ctx)
 
 
+@pytest.mark.complete
 def test_a_method_that_reads_what_it_declares_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     of_the_server = (
         checks.aggregation_is_a_function_of_the_updates,

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sentence_folder import sentence_folder
 from suture.core.atlas import Atlas, Decision
 from suture.core.errors import ConfigError
 from suture.core.labels import canonical
@@ -330,8 +331,7 @@ def test_letters_go_before_meaning_and_a_decision_before_both(monkeypatch: pytes
 
 
 def test_the_vectors_of_an_encoder_of_text_have_the_length_one(tmp_path: Path) -> None:
-    folders = pytest.importorskip("sentence_folder")
-    folders.sentence_folder(tmp_path / "encoder", "bert")
+    sentence_folder(tmp_path / "encoder", "bert")
     found = study_labels._vectors(tmp_path / "encoder", ["no effusion", "heart"])
     named = study_labels._vectors(Path(f"hf:{tmp_path / 'encoder'}"), ["no effusion", "heart"])
     assert np.array_equal(named, found), "a folder may be named as in a job, too"

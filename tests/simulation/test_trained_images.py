@@ -69,6 +69,7 @@ def test_a_table_of_the_hospital_itself_is_counted_and_the_remedy_measures_new_i
     assert (len(new.patients), new.remark) == (gamma.split.count("test"), "")
 
 
+@pytest.mark.complete
 def test_copies_are_known_by_their_bytes_and_other_images_of_the_same_names_are_not(
     run: Path, gamma: Table, copied: Path
 ) -> None:

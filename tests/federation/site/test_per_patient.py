@@ -162,6 +162,7 @@ def test_a_model_that_diverges_after_noisy_steps_costs_them(tiny: Any) -> None:
     assert all(line["steps"] and not line["update"] for line in spent)
 
 
+@pytest.mark.complete
 def test_a_failure_of_any_kind_after_steps_costs_them(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     federation = protected(tiny(METHOD, ALPHA, rounds=2))
     task, site = first_task(federation), site_of(federation, "own")
@@ -191,6 +192,7 @@ def test_an_aborted_round_from_which_nothing_left_costs_nothing(
     assert isinstance(reply_of(site, task), Update)
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("how", ["train", "evaluate", "calibrate"])
 def test_a_state_whose_answer_a_crash_kept_back_costs_once_it_is_used(
     how: str, tiny: Any, monkeypatch: pytest.MonkeyPatch

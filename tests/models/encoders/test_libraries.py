@@ -91,6 +91,7 @@ def test_a_folder_that_states_another_normalisation_is_refused(tmp_path: Path) -
         built("timm:test_vit", 64, tmp_path)
 
 
+@pytest.mark.complete
 def test_positions_of_another_size_are_those_that_timm_resamples(tmp_path: Path) -> None:
     import timm
     from timm.layers import resample_abs_pos_embed
