@@ -84,8 +84,8 @@ class Exchange:
 
     @property
     def head_at_site(self) -> bool:
-        """Whether the head stays at each site."""
-        return self.personal != "nothing" or (self.share is not None and self.share.fraction < 1)
+        """Whether the head stays at each site, which exchanges what is before it."""
+        return self.personal == "head" or (self.share is not None and self.share.fraction < 1)
 
     def shared(self, model: Classifier) -> tuple[str, ...]:
         """Names of the tensors outside the head that are exchanged each round, sorted."""
