@@ -61,6 +61,7 @@ def test_a_decision_is_recorded_with_who_and_when_and_the_job_follows_it(study: 
     said = suture("labels", str(study), "--same", "lesion of the lung=Lung Lesion", "--by", "M. Ruiz")
     assert "Lung Lesion x x x 3" in said
     assert "the same as" not in said
+    assert "decide" not in suture("labels", str(study)), "nothing is left to decide"
     text = (study / "labels.toml").read_text()
     assert 'by = "M. Ruiz"' in text
     assert f"on = {datetime.date.today().isoformat()}" in text

@@ -218,6 +218,13 @@ def sent(classes: dict[str, float], weight: float, seed: int = 0) -> Update:
     )
 
 
+def test_a_row_that_was_re_trained_predicts_and_the_heads_own_where_none_was() -> None:
+    head = model().head
+    predicts = METHOD.predictor(head, {RETRAINED: torch.tensor([[1.0, 2, 3], [0, 0, 0], [4, 5, 6]])})
+    assert predicts["head.weight"].tolist() == [[1, 2], head["head.weight"][1].tolist(), [4, 5]]
+    assert predicts["head.bias"].tolist() == [3, head["head.bias"][1].item(), 6]
+
+
 def test_gradients_are_averaged_equally_over_the_sites_that_have_the_class() -> None:
     updates = [sent({"A": 1.0, "B": 2.0}, weight=100), sent({"A": 4.0}, weight=1), sent({"A": 1.0}, weight=7)]
     mean, classes = creff.mean_gradients(model(), updates)
