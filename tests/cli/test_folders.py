@@ -83,7 +83,6 @@ def test_a_run_is_taken_for_its_model(place: Path, tmp_path: Path) -> None:
     assert (tmp_path / "tuned" / "tuned.json").is_file()
 
 
-@pytest.mark.complete
 def test_a_folder_is_taken_for_the_files_of_its_sites(place: Path, tmp_path: Path) -> None:
     study = place / "study"
     files = [study / name / "suture.toml" for name in ("alpha", "beta")]
@@ -103,7 +102,6 @@ def test_a_folder_is_taken_for_the_files_of_its_sites(place: Path, tmp_path: Pat
     assert len((tmp_path / "all.csv").read_text().splitlines()) == 1 + 280 + 79  # one row has no image
 
 
-@pytest.mark.complete
 @pytest.mark.parametrize("spelling", ["--licence", "--license"])
 def test_a_licence_is_spelt_in_two_ways(
     spelling: str, place: Path, tmp_path: Path, keys: tuple[Path, Path]

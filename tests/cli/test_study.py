@@ -193,7 +193,6 @@ def test_one_question_for_each_doubtful_thing(tmp_path: Path, monkeypatch: pytes
     assert f"then: suture run '{tmp_path}/my study' --env local" in result.output
 
 
-@pytest.mark.complete
 def test_a_column_called_label_is_named_or_stops_the_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

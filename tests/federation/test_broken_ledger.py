@@ -137,7 +137,6 @@ def test_other_sites_go_on_without_the_one_whose_ledger_is_broken(house: House) 
     assert note.startswith("alpha releases nothing")
 
 
-@pytest.mark.complete
 def test_a_ledger_that_breaks_in_a_run_is_noted_once(house: House) -> None:
     house.federation.schedule = replace(house.federation.schedule, min_sites=1)
 

@@ -56,7 +56,6 @@ def open_sites(federation: Any, **limits: Any) -> Any:
     return federation
 
 
-@pytest.mark.complete
 def test_the_model_carries_its_decisions_and_the_results_how_well_they_do(tiny: Any) -> None:
     server = run(open_sites(tiny(METHOD, n=60, decision=DECISION)))
     kept, results = (
@@ -221,7 +220,6 @@ UNDECLARED: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
 }
 
 
-@pytest.mark.complete
 def test_the_sites_filter_refuses_counts_that_were_not_declared(tiny: Any) -> None:
     federation = open_sites(tiny(METHOD, n=120, decision=DECISION), min_count=4)
     tried = []

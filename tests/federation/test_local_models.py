@@ -119,7 +119,6 @@ def test_a_site_ends_with_its_own_model_and_figures_are_of_the_right_one(tiny: A
     assert found["global"]["auroc"] != found["local"]["auroc"]
 
 
-@pytest.mark.complete
 def test_what_rests_at_a_site_is_kept_once(tiny: Any) -> None:
     """Frozen batch norm is the site's already; it is not written a second time."""
     federation = tiny(replace(METHOD, batch_norm="frozen"), selection="last", rounds=1)

@@ -468,7 +468,6 @@ def test_classes_keep_their_numbers(tiny: Any) -> None:
         run(replace(federation, schedule=replace(federation.schedule, rounds=2)), "out")
 
 
-@pytest.mark.complete
 def test_an_update_outside_of_an_attempt_is_refused(tiny: Any) -> None:
     federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last"))
     tasks: dict[str, TaskData] = {}
@@ -531,7 +530,6 @@ def test_a_site_can_demand_it(tiny: Any) -> None:
     assert "alpha" in run(secured(federation), "masked").registry.members
 
 
-@pytest.mark.complete
 def test_the_site_checks_what_the_server_cannot(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """An update of 200 times the model's norm, and one with a number beyond the fixed point."""
     federation = secured(tiny(METHOD, FOUR, rounds=1, selection="last", max_failed_rounds=1))
@@ -775,7 +773,6 @@ def test_a_lie_is_named_and_costs_one_attempt_at_most(lie: str, tiny: Any) -> No
     assert any(said in str(one.get("reason")) for one in named) or f"delta {said}" in noted or said in noted
 
 
-@pytest.mark.complete
 def test_one_that_never_sends_its_update_costs_one_attempt(tiny: Any) -> None:
     """Its class then has too few owners, and stays as it was; the round goes on without it."""
     federation = secured(tiny(METHOD, FOUR, rounds=2, selection="last", min_sites=3))
@@ -871,7 +868,6 @@ def test_no_more_are_left_out_than_the_votes_permit(tiny: Any) -> None:
     assert accepted(second) == names
 
 
-@pytest.mark.complete
 def test_whose_shares_are_enough_is_not_left_out_for_another(tiny: Any) -> None:
     """delta seals noise, so that its seed is lost, and denies the share of alpha, which four others hold."""
     federation = secured(tiny(METHOD, SAME | {"eta": ("Mass",)}, rounds=1, selection="last", min_sites=3))
@@ -970,7 +966,6 @@ def test_who_denies_a_share_that_it_has_said_to_hold_lies(tiny: Any) -> None:
     assert any("delta has revealed shares of other sites" in note for note in server.record.run["notes"])
 
 
-@pytest.mark.complete
 def test_shares_of_no_secret_are_found_when_they_are_revealed(
     tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

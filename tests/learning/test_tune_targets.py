@@ -112,7 +112,6 @@ def test_the_one_class_of_a_table_or_its_target_is_the_task(tmp_path: Path) -> N
     assert task_name(load_site_config(path)) == "Edema"
 
 
-@pytest.mark.complete
 def test_every_target_of_a_run_is_in_tuned_json(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no task to fine-tune on"):
         tune_targets(tmp_path, HOW, 1)

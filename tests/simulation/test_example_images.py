@@ -91,7 +91,6 @@ def test_each_class_has_a_few_held_out_images_with_the_models_probability(run: P
     assert example_images(run) == found
 
 
-@pytest.mark.complete
 def test_probabilities_are_those_of_predict(run: Path, tmp_path: Path) -> None:
     label, outcomes = next(iter(example_images(run).items()))
     model = open_model(run / "model")

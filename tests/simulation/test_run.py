@@ -201,7 +201,6 @@ def test_sites_or_a_schedule_that_cannot_be_made_leave_no_folder(
     assert (out / "run.json").read_bytes() == before
 
 
-@pytest.mark.complete
 def test_an_error_of_a_methods_own_code_ends_the_run_and_keeps_its_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

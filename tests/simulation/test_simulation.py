@@ -139,7 +139,6 @@ def test_fourteen_sites_of_one_class(nih: Path) -> None:
     assert own == [(name,) for name in NIH]
 
 
-@pytest.mark.complete
 def test_two_data_sets_are_two_sites(nih: Path) -> None:
     root = write_chexpert(nih.parent / "chexpert")
     simulation = ChestSites(nih=str(nih), chexpert=str(root))

@@ -101,7 +101,6 @@ def test_where_the_images_of_the_training_are_not_here_a_table_without_splits_sa
     assert suture.evaluate(tmp_path / "model", labelled(gamma, copied, splits=True)).remark == ""
 
 
-@pytest.mark.complete
 def test_the_terminal_the_file_and_the_other_commands_say_it(
     run: Path, gamma: Table, copied: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -103,7 +103,6 @@ def test_a_run_that_dies_after_the_step_back_ends_with_the_same_model(
         assert [line["round"] for line in lines(again) if line["status"] == "committed"] == [1, 2, 3, 4]
 
 
-@pytest.mark.complete
 def test_where_every_site_is_needed_the_run_stops_with_the_model_before(tiny: Any) -> None:
     federation = tiny(METHOD, rounds=4, max_update=None)
     server = federation.server()

@@ -344,7 +344,6 @@ def test_selection_keeps_the_best_round(tiny: Any) -> None:
     assert tiny(METHOD, rounds=4, selection="last").run("last").selected_round == 4
 
 
-@pytest.mark.complete
 def test_server_metric_needs_labelled_data_at_the_server(tiny: Any) -> None:
     with pytest.raises(FederationError, match=r"server's suture\.toml"):
         tiny(METHOD, selection="server_metric").server()

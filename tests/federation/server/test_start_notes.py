@@ -57,7 +57,6 @@ def test_only_frozen_norms_without_pretraining_are(
     assert notes[-1] == "Mass is rare."
 
 
-@pytest.mark.complete
 def test_a_model_without_batch_norm_and_a_size_that_is_not_the_pretraining_s_are_noted(tiny: Any) -> None:
     model = ModelSpec("timm:test_vit", size=32, weights="vit.safetensors")
     plan = replace(tiny(replace(FROZEN, batch_norm="frozen")).plan, model=model)

@@ -219,7 +219,6 @@ def test_killed_at_any_step_of_a_release_the_chain_is_whole(
     assert [r.round for r in ledger(tmp_path).releases()] == list(range(40))
 
 
-@pytest.mark.complete
 def test_the_command_shows_what_is_missing_and_accepts_it(tmp_path: Path) -> None:
     """With the bounds of the site's suture.toml, and by which rule ε is composed."""
     local = tmp_path / "local"
