@@ -34,6 +34,9 @@ from suture.reports.report import write_report
 from suture.simulation import PhantomSites
 from suture.simulation import run as running
 
+pytestmark = pytest.mark.complete
+
+
 JOB = SMALL
 MOST = 30
 """Steps of a command that are tried; the images of a simulation are more."""
@@ -148,7 +151,6 @@ def left(folder: Path) -> list[str]:
     return [path.name for path in folder.rglob("*") if path.name.endswith(".tmp")]
 
 
-@pytest.mark.complete
 @pytest.mark.parametrize("number", NUMBERS, ids=errno.errorcode.get)
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.__name__)
 def test_a_full_disk_at_any_step_is_one_line_that_names_the_path(

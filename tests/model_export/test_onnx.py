@@ -78,7 +78,6 @@ SPECS = {
 }
 
 
-@pytest.mark.complete
 @pytest.mark.parametrize("name", SPECS)
 def test_onnx_gives_the_probabilities_of_the_model(tmp_path: Path, name: str) -> None:
     folder = saved(tmp_path / "model", SPECS[name], "multiclass" if name == "gray" else "multilabel")
@@ -96,7 +95,6 @@ def test_onnx_gives_the_probabilities_of_the_model(tmp_path: Path, name: str) ->
     assert facts["digest"] == model.digest
 
 
-@pytest.mark.complete
 @pytest.mark.parametrize("to", ["onnx", "torch"])
 def test_a_process_without_suture_gives_its_probabilities(
     small: Path, files: dict[str, Path], tmp_path: Path, to: str
@@ -122,7 +120,6 @@ class Shifted(nn.Module):
         return cast(Tensor, self.right(*inputs)) + 2e-5
 
 
-@pytest.mark.complete
 @pytest.mark.parametrize("to", ["onnx", "torch"])
 def test_a_wrong_graph_is_refused(
     small: Path, tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch
@@ -134,7 +131,6 @@ def test_a_wrong_graph_is_refused(
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("model.")]
 
 
-@pytest.mark.complete
 def test_operating_points_and_modalities_travel_in_the_file(tmp_path: Path) -> None:
     spec = ModelSpec("cnn", size=16, modalities=("MG",))
     points = {"settings": {}, "pooled": {"Mass": {"thresholds": {"sensitivity": 0.25}}}}
@@ -152,7 +148,6 @@ def test_an_opset_that_torch_lacks_is_refused(small: Path, tmp_path: Path, opset
         write_onnx(small, tmp_path, opset)
 
 
-@pytest.mark.complete
 def test_an_opset_that_the_runtime_lacks_is_refused(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
