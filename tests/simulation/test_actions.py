@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,15 @@ def test_scores_and_predictions_name_images_and_patients_alike(
     both = scores.merge(predicted, on=["image", "patient"], validate="one_to_one")
     assert len(both) == 60
     assert np.allclose(both["Fibrosis_x"], both["Fibrosis_y"], atol=2e-6)
+
+
+def test_a_class_without_negatives_gets_no_threshold(run: Path, external: Path, tmp_path: Path) -> None:
+    frame = pd.read_csv(external)
+    frame.loc[frame["Fibrosis"] == 0, "Fibrosis"] = np.nan
+    frame.to_csv(external, index=False)
+    points = suture.decide(shutil.copytree(run, tmp_path / "run"), external)
+    assert points
+    assert "Fibrosis" not in points
 
 
 @pytest.mark.complete
