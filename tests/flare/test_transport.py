@@ -14,6 +14,7 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import ReservedHeaderKey, make_reply
 from nvflare.apis.signal import Signal
 
+from own_clock import own_clock
 from suture.federation.server.collector import UpdateCollector
 from suture.flare.codec import to_shareable
 from suture.flare.controller import Aborted, FlareTransport
@@ -128,8 +129,7 @@ def test_an_answer_that_cannot_be_read_costs_its_site_and_nothing_else(ask: Ask)
 
 def test_all_are_waited_for_without_a_grace(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000))
-    monkeypatch.setattr("suture.flare.controller.time.sleep", lambda _: None)
-    monkeypatch.setattr("suture.flare.controller.time.monotonic", lambda: next(clock))
+    own_clock(monkeypatch, "suture.flare.controller", sleep=lambda _: None, monotonic=lambda: next(clock))
     monkeypatch.setattr(Tasks, "get_num_standing_tasks", lambda _: next(clock) < 20)
     _, _, missing = ask({"a": good(), "b": good()}, grace=None, timeout=5)
     assert missing == {"c": "no answer within 5 s"}

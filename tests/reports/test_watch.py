@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from example_run import history_records, metrics_record, run_record, write_run
+from own_clock import own_clock
 from suture.core.errors import ConfigError
 from suture.reports import watch
 from suture.reports.report import write_report
@@ -94,7 +95,7 @@ def test_an_open_page_still_gets_the_finished_report(
     with served(begin(tmp_path / "run"), 0) as page:
         if opened:
             ask(page)
-            monkeypatch.setattr(watch.time, "sleep", lambda _: texts.append(ask(page)[1]))
+            own_clock(monkeypatch, "suture.reports.watch", sleep=lambda _: texts.append(ask(page)[1]))
         (page.folder / "run.json").write_text(json.dumps(run_record()))
     assert ["0.893" in text for text in texts] == [True] * opened
     with pytest.raises(ConnectionRefusedError):
@@ -102,7 +103,7 @@ def test_an_open_page_still_gets_the_finished_report(
 
 
 def test_an_interrupted_command_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch.time, "sleep", lambda _: pytest.fail("waited"))
+    own_clock(monkeypatch, "suture.reports.watch", sleep=lambda _: pytest.fail("waited"))
 
     def interrupted() -> None:
         with served(begin(tmp_path / "run"), 0) as page:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from own_clock import own_clock
 from suture.federation.server.attendance import LATE, MOST_LATE, PATIENCE
 from suture.federation.server.collector import Receiver, UpdateCollector
 from suture.protocol.check import AllowedReply
@@ -62,7 +63,7 @@ class Rounds:
 def rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rounds:
     made = Rounds(tmp_path)
     for module in ("collector", "attendance"):
-        monkeypatch.setattr(f"suture.federation.server.{module}.time.monotonic", lambda: made.now)
+        own_clock(monkeypatch, f"suture.federation.server.{module}", monotonic=lambda: made.now)
     return made
 
 

@@ -12,6 +12,7 @@ import torch
 
 import suture.federation.server.collector as collecting
 import suture.protocol.packing as packing
+from own_clock import own_clock
 from suture.core.errors import FederationError
 from suture.federation.server.collector import UpdateCollector
 from suture.protocol.check import AllowedReply
@@ -44,7 +45,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr("suture.federation.server.collector.time.monotonic", lambda: self.now)
+        for module in ("collector", "attendance"):
+            own_clock(monkeypatch, f"suture.federation.server.{module}", monotonic=lambda: self.now)
 
 
 def test_a_quorum_and_its_grace_are_enough(

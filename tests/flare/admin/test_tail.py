@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import suture.flare.admin.remote as remote
+from own_clock import own_clock
 from suture.flare.admin.kit import Kit
 from suture.flare.admin.remote import Tail
 from suture.flare.controller import EventFeed
@@ -103,8 +104,8 @@ def test_a_run_that_is_followed_for_a_day_writes_few_lines_into_the_servers_audi
     """FLARE writes a line for each command and never begins the file anew; it was two a second."""
     clock = [0.0]
     server = Polled(clock, 86_400 if rate < 1 else 7_200, rate)
-    monkeypatch.setattr(remote.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(remote.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    moved = {"monotonic": lambda: clock[0], "sleep": lambda s: clock.__setitem__(0, clock[0] + s)}
+    own_clock(monkeypatch, "suture.flare.admin.remote", **moved)
     monkeypatch.setattr("suture.flare.admin.session.connected", lambda _: nullcontext(server))
     monkeypatch.setattr(remote, "following", lambda *_: nullcontext())
     monkeypatch.setattr(remote, "download", lambda *_: None)
