@@ -102,6 +102,7 @@ def test_a_folder_is_taken_for_the_files_of_its_sites(place: Path, tmp_path: Pat
     assert len((tmp_path / "all.csv").read_text().splitlines()) == 1 + 280 + 79  # one row has no image
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("spelling", ["--licence", "--license"])
 def test_a_licence_is_spelt_in_two_ways(
     spelling: str, place: Path, tmp_path: Path, keys: tuple[Path, Path]
