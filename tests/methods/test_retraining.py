@@ -137,7 +137,6 @@ def test_the_backbone_rests_and_the_head_is_another() -> None:
     assert not torch.equal(second.head["head.weight"], first.head["head.weight"])
 
 
-@pytest.mark.complete
 def test_the_head_is_drawn_anew_for_all_sites_alike() -> None:
     """At a learning rate of nothing every site sends the rows that were drawn, which nobody had before."""
     method = replace(CRT, retrain=replace(RETRAIN, lr=1e-30))
@@ -166,7 +165,6 @@ class Loud(Term):
         raise AssertionError
 
 
-@pytest.mark.complete
 def test_losses_and_terms_of_the_method_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = sent(FedAvg(local=LOCAL, retrain=RETRAIN))
     others = [FedAvg(local=LOCAL, retrain=RETRAIN, softmax="balanced"), CRT]

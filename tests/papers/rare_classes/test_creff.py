@@ -253,7 +253,6 @@ def test_a_class_that_nobody_ever_sent_keeps_its_row_and_has_no_features() -> No
     assert torch.equal(two.channels[RETRAINED][2], joined(two.head)[2])
 
 
-@pytest.mark.complete
 def test_features_match_gradients_under_the_head_that_the_sites_used() -> None:
     """It is psi~ of the round before: neither psi, received or merged, nor the head of this round."""
     rows = torch.randn(3, 3, generator=torch.Generator().manual_seed(4))
