@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,9 @@ from typer.testing import CliRunner, Result
 
 from small_hospitals import EVERY, LABELS, small_study, write_hospital
 from suture.cli.app import app
-from suture.core.errors import ConfigError
+from suture.core.errors import ConfigError, DataError
 from suture.simulation.job import load_job, with_settings
-from suture_papers.tables.recommend import METHODS, commands, limits, reasons, summary
-from suture_papers.tables.recommendation import Expected, SiteFacts, Situation, situation, stored_fit
+from suture_papers.tables.recommend import METHODS, SiteFacts, commands, facts_of, reasons
 
 
 def called(*words: str) -> Result:
@@ -66,7 +64,7 @@ def test_a_method_that_a_site_refuses_is_not_recommended(tmp_path: Path) -> None
     assert "vanilla" not in found.output.splitlines()[-1]
 
 
-def test_nothing_is_told_where_every_site_annotates_every_class(tmp_path: Path) -> None:
+def test_the_control_alone_is_left_where_every_site_annotates_every_class(tmp_path: Path) -> None:
     study = small_study(tmp_path / "study")
     for seed, name in enumerate(LABELS):
         folder = study / name
@@ -77,8 +75,7 @@ def test_nothing_is_told_where_every_site_annotates_every_class(tmp_path: Path) 
 
     found = called("recommend", str(study))
 
-    assert "no gain is predicted: every site annotates every class" in found.output
-    assert "outside of the fitted range" not in found.output
+    assert "every site annotates every class" in found.output
     assert found.output.splitlines()[-1].endswith("--compare vanilla --seeds 3")
 
 
@@ -91,47 +88,24 @@ def test_a_folder_without_sites_is_one_clear_error(tmp_path: Path) -> None:
     assert isinstance(found.exception, ConfigError | SystemExit)
 
 
+def test_one_site_alone_is_refused(tmp_path: Path) -> None:
+    configs = load_job(small_study(tmp_path / "study")).simulation.configs()
+
+    with pytest.raises(DataError, match=r"second site.*alpha"):
+        facts_of({"alpha": configs["alpha"]})
+
+
 def test_reasons_are_in_the_users_words() -> None:
     sites = {
         "alpha": SiteFacts(50, {"Mass": 5, "Edema": 1}),
-        "beta": SiteFacts(150, {"Mass": 15}, (90.0, 4.0)),
+        "beta": SiteFacts(150, {"Mass": 15}),
     }
 
-    said = list(reasons(situation(sites), sites))
+    said = list(reasons(sites))
 
     assert said[1] == "1 of 2 classes is annotated at one site only."
     assert said[2].startswith("37.5% of the pairs of training image and class are of a class that")  # 150/400
     assert said[3] == "Positive training images of a class (median): 10.5."  # of 20 and 1
-    assert "were not compared" in said[4]
-
-
-def test_a_number_outside_of_the_fitted_range_is_printed_as_in_the_reasons() -> None:
-    by = replace(stored_fit(), outside_told=0)
-    of = Situation(0.5, 0.5, 12, 12_345.5, 1.0)
-
-    said = list(limits(of, by, by.outside(of)))
-
-    assert said[0] == "outside of the fitted range: number of sites 12, fitted 2 to 8"
-    assert said[1].startswith(
-        "outside of the fitted range: positive images of a class (median) 12,345.5, fitted"
-    )
-
-
-@pytest.mark.parametrize(
-    ("intervals", "said"),
-    [
-        ([(0.01, 0.02), (-0.1, 0.1)], ""),
-        ([(-0.01, 0.02), (-0.03, -0.01)], "nothing can be told"),
-        ([(-0.02, -0.01), (-0.03, -0.01)], "plain averaging is predicted to be better"),
-    ],
-)
-def test_the_summary_says_what_the_intervals_leave_open(
-    intervals: list[tuple[float, float]], said: str
-) -> None:
-    found = summary([Expected(sum(mean) / 2, mean, mean) for mean in intervals])
-
-    assert found.startswith(said)
-    assert bool(found) == bool(said)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -146,15 +120,3 @@ def test_the_method_that_is_tried_replaces_the_users_own(own: str) -> None:
     assert lines == [
         f"suture run demo --env local --set rounds=3 --set method={name}" for name in ("surgical", "vanilla")
     ]
-
-
-def test_fedavg_is_compared_on_its_own_as_other_methods_would_keep_its_settings(tmp_path: Path) -> None:
-    job = load_job(small_study(tmp_path / "study"))
-
-    first, second = commands("study", job, [], ["combined", "fedavg", "fedprox", "individual", "vanilla"])
-
-    assert first.endswith("method.distil.last=1 --compare combined,fedprox,vanilla --seeds 3")
-    assert "--compare fedavg,vanilla" in second
-    sets = [word for word in shlex.split(first) if word.startswith("method")]
-    prox = with_settings(with_settings(job, sets), ["method=fedprox"]).method
-    assert prox == with_settings(job, ["method=fedprox"]).method

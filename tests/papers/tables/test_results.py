@@ -36,15 +36,7 @@ def test_every_complete_table_is_published_and_no_other() -> None:
         if all(outcome.results.values()):
             complete.append((name, preset))
     assert complete == published()
-    others = {
-        "attacks",
-        "claims",
-        "decisions",
-        "fedlsm_counts",
-        "hierarchy",
-        "phantom_maps",
-        "recommendations",
-    }
+    others = {"attacks", "claims", "decisions", "fedlsm_counts", "hierarchy"}
     assert len({path.stem for path in RESULTS.glob("*.md")} - {"README", *others}) == len(complete)
 
 
