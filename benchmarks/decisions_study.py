@@ -38,9 +38,9 @@ from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.protocol.decisions import DecisionSettings
-from suture.simulation import StudySites
 from suture.simulation.job import Job
 from suture.simulation.run import run_job
+from suture.simulation.study import StudySites
 from suture_papers.chest_xrays.chest_sites import nih_release
 
 FINDINGS = ("Infiltration", "Atelectasis", "Effusion")

@@ -35,7 +35,7 @@ from rich.table import Table
 from suture.core.files import read_json, read_records
 from suture.core.labels import LabelSet
 from suture.data.batch import FEATURES
-from suture.methods.exchange import Exchange
+from suture.methods.sharing import SharingSpec
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.adapters import Adapters
@@ -151,7 +151,7 @@ def travelling(spec: ModelSpec) -> int:
     """Numbers of a model that a round carries in each direction."""
     model = build(spec, LABELS, 0, pretrained=False)
     state = model.state_dict()
-    return sum(state[n].numel() for n in (*Exchange("average").shared(model), "head.weight", "head.bias"))
+    return sum(state[n].numel() for n in (*SharingSpec("average").shared(model), "head.weight", "head.bias"))
 
 
 def row(cell: Run, rates: Sequence[float], seeds: int, records: Path, pretrained: str | None) -> list[str]:

@@ -20,7 +20,7 @@ CLASS = f"{MODULE}.Prox"
 TEXT = '''
 """FedProx (Li et al., MLSys 2020): the local objective has a proximal term, mu / 2 |w - w_received|^2."""
 
-from suture import About, LabelUse, LocalAveraging, hyperparameters
+from suture.sdk import About, LabelUse, LocalAveraging, hyperparameters
 
 
 @hyperparameters

@@ -3,8 +3,8 @@
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.simulation import PhantomSites
 from suture.simulation.job import Job
+from suture.simulation.phantom_hospitals import PhantomSites
 
 SMALL = Job(
     name="small",

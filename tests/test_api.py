@@ -240,3 +240,12 @@ def test_settings_are_those_of_the_command_line(results: suture.Results, tmp_pat
 def test_the_reference_names_everything() -> None:
     page = (Path(__file__).resolve().parents[1] / "docs" / "reference" / "python.md").read_text()
     assert [name for name in suture.__all__ if name not in page] == []
+
+
+def test_what_authors_import_is_there_and_no_other() -> None:
+    from suture import sdk
+
+    for name in sdk.__all__:
+        assert getattr(sdk, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Methods'"):
+        sdk.Methods  # noqa: B018

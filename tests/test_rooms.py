@@ -40,7 +40,7 @@ def test_there_are_these_rooms_and_nothing_lies_beside_them() -> None:
         ROOMS
     )
     files = {p.name for p in package.iterdir() if p.is_file()}
-    assert files == {"__init__.py", "__main__.py", "py.typed", "testing.py"}
+    assert files == {"__init__.py", "__main__.py", "py.typed", "sdk.py", "testing.py"}
 
 
 @pytest.mark.complete

@@ -61,8 +61,8 @@ from suture.learning.patient_privacy import PatientPrivacy
 from suture.learning.samples import load_samples
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import GlobalModel, local_round
-from suture.methods.exchange import layout_of
 from suture.methods.robust import RobustMerge, robustly_merged
+from suture.methods.sharing import layout_of
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier, load_tensors

@@ -14,9 +14,7 @@ from pathlib import Path
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe import PocEnv, ProdEnv, SimEnv, set_per_site_config
 
-from suture.core.errors import SutureError
-from suture.flare.admin.kit import read_kit
-from suture.flare.components import DeclaredResultFilter, MethodAggregator, SiteRowsFilter
+from suture.sdk import DeclaredResultFilter, MethodAggregator, SiteRowsFilter, SutureError, read_kit
 
 LABELS = ["Edema", "Hernia", "Mass", "Nodule", "Pneumonia"]
 SITES = {"site-1": ["Mass", "Nodule"], "site-2": ["Hernia", "Nodule"], "site-3": ["Edema", "Mass", "Nodule"]}

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from suture import About, LabelUse, LocalAveraging, hyperparameters
+from suture.sdk import About, LabelUse, LocalAveraging, hyperparameters
 
 
 @hyperparameters

@@ -21,10 +21,10 @@ from suture.federation.server.record import what_leaves
 from suture.federation.server.server import Server
 from suture.learning.training import LocalTraining
 from suture.methods.base import GlobalModel, hyperparameters
-from suture.methods.exchange import layout_of
+from suture.methods.sharing import layout_of
 from suture.models.classifier import Layout
 from suture.protocol.check import check_reply
-from suture.protocol.egress import ALIKE, CLASSES, Channel, Egress, within
+from suture.protocol.egress import CLASSES, SCALE_OF_MODEL, Channel, Egress, strip_prefix
 from suture.protocol.messages import Abstain, TaskData, Update, ones
 from suture.protocol.packing import Packed, pack, unpack
 from suture.simulation.method_checks import aggregation_returns_the_channels, subject_of
@@ -42,7 +42,7 @@ class Bounded(Scaffold):
     def egress(self, layout: Layout) -> Egress:
         egress = super().egress(layout)
         *others, change = egress.channels
-        return replace(egress, channels=(*others, replace(change, range=ALIKE)))
+        return replace(egress, channels=(*others, replace(change, range=SCALE_OF_MODEL)))
 
 
 def begun(server: Server, loop: Loop) -> Server:
@@ -72,14 +72,14 @@ def small(tiny: Any) -> Any:
 
 def test_a_site_is_sent_every_tensor_and_the_rows_that_it_may_see(small: Any) -> None:
     server, sites, payloads = small
-    control = within("control", server.model.channels)
+    control = strip_prefix("control", server.model.channels)
     assert control.keys() == server.model.trained.keys()
     assert not control.keys() & server.model.buffers
     assert all(bool(tensor.any()) for tensor in control.values())
     for name, payload in payloads.items():
         assert payload.labels == sites[name].trainer.data[0].names
         where = server.model.where(payload.labels)
-        for key, tensor in within("control", payload.channels).items():
+        for key, tensor in strip_prefix("control", payload.channels).items():
             expected = control[key][where] if key in server.model.head else control[key]
             assert torch.equal(tensor, expected), key
 
@@ -162,8 +162,8 @@ def test_a_class_that_joins_begins_with_zeros_at_server_and_site(tiny: Any) -> N
     loop = Loop(federation.sites())
     server = begun(federation.server(), loop)
     assert (before.labels, server.model.labels) == (EVERY[1:], EVERY)
-    for name, tensor in within("control", server.model.channels).items():
-        held = within("control", before.channels)[name]
+    for name, tensor in strip_prefix("control", server.model.channels).items():
+        held = strip_prefix("control", before.channels)[name]
         rows = name in server.model.head
         assert torch.equal(tensor[1:] if rows else tensor, held)
         assert not (rows and tensor[0].any())
@@ -228,7 +228,7 @@ def test_a_channel_says_what_it_is() -> None:
         "c/head.bias": ((CLASSES,), "torch.float32"),
     }
     tensors: dict[str, Tensor] = {"c/w": torch.ones(1), "cc/w": torch.ones(2), "c": torch.ones(3)}
-    assert within("c", tensors).keys() == {"w"}
+    assert strip_prefix("c", tensors).keys() == {"w"}
 
 
 def test_messages_take_no_other_names() -> None:

@@ -29,7 +29,7 @@ from suture.models.classifier import Layout
 from suture.models.saved import load_model
 from suture.protocol.check import check_reply
 from suture.protocol.egress import CLASSES, Channel, Egress, declared
-from suture.protocol.messages import Abstain, TaskData, Update, by_name
+from suture.protocol.messages import Abstain, TaskData, Update, align_rows
 from suture.protocol.packing import Packed, unpack
 from suture.simulation import method_checks as checks
 from suture.simulation.method_checks import SMALL, subject_of
@@ -81,7 +81,7 @@ class Pairs(LocalAveraging):
         self.walks.append(list(updates))
         self.walks.append(list(updates))
         for update in updates:
-            pairs = by_name(update.channels["pairs"], update.labels, previous.labels, axis=1)
+            pairs = align_rows(update.channels["pairs"], update.labels, previous.labels, axis=1)
             mean.add_rows(update.labels, {"pairs": pairs}, pairs.flatten(1).any(dim=1))
         return replace(super().aggregate(previous, updates, ctx), channels=mean.head())
 
@@ -162,10 +162,10 @@ def test_both_axes_go_up_and_down_by_name(view: str, federation: Any) -> None:
 
 def test_by_name_by_hand() -> None:
     sent = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    assert by_name(sent, ("B", "A"), ("A", "C", "B")).tolist() == [[3, 4], [0, 0], [1, 2]]
-    assert by_name(sent, ("B", "A"), ("A", "C", "B"), axis=1).tolist() == [[2, 0, 1], [4, 0, 3]]
-    assert by_name(sent, ("B", "A"), ("A",)).tolist() == [[3, 4]]
-    assert by_name(sent, ("B", "A"), ("C",), axis=1).tolist() == [[0], [0]]
+    assert align_rows(sent, ("B", "A"), ("A", "C", "B")).tolist() == [[3, 4], [0, 0], [1, 2]]
+    assert align_rows(sent, ("B", "A"), ("A", "C", "B"), axis=1).tolist() == [[2, 0, 1], [4, 0, 3]]
+    assert align_rows(sent, ("B", "A"), ("A",)).tolist() == [[3, 4]]
+    assert align_rows(sent, ("B", "A"), ("C",), axis=1).tolist() == [[0], [0]]
 
 
 @pytest.mark.complete

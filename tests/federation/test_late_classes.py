@@ -67,13 +67,13 @@ def test_a_class_that_is_newer_than_the_selected_round_is_not_measured(name: str
     server, found = in_turn(tiny, method, steps)
     assert server.record.run["status"] == "finished"
     assert "Fibrosis" in found["auroc"]
-    if method.exchange.personal == "model":  # each site selects a round of its own
+    if method.sharing.personal == "model":  # each site selects a round of its own
         return
     assert server.selected_round == 1
     assert found["auroc"]["Fibrosis"] is None
     assert "joined after round 1" in found["undefined"]["Fibrosis"]
     assert found["counts"]["Mass"] != [None, None], "what the model has is measured"
-    if method.exchange.personal == "nothing":
+    if method.sharing.personal == "nothing":
         assert found["sites"]["late"].keys() == {"Mass"}
 
 

@@ -28,10 +28,10 @@ def test_a_method_of_images_is_refused_a_model_of_text(name: str) -> None:
 def test_a_second_head_that_nobody_trains_is_refused() -> None:
     spec = ModelSpec("cnn", projection=8, second_head=True)
     for kind in METHODS.values():
-        if kind().exchange.prior is None:
+        if kind().sharing.prior is None:
             with pytest.raises(ConfigError, match=r"a second head; set model.second_head=false"):
                 Plan(kind(), spec, Augmentation(), 1, "run", "code")
-    assert {name for name, kind in METHODS.items() if kind().exchange.prior is not None} == {"fedmas"}
+    assert {name for name, kind in METHODS.items() if kind().sharing.prior is not None} == {"fedmas"}
 
 
 TITLE: Any = {"name": "five", "title": "five rounds"}

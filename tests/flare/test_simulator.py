@@ -31,10 +31,12 @@ from suture.core.errors import FederationError
 from suture.learning.finetuning import FineTuning
 from suture.models import ModelSpec
 from suture.protocol.packing import load
-from suture.simulation import PhantomSites, StudySites, start_watch
+from suture.simulation import start_watch
 from suture.simulation.job import Job, load_job, with_settings
+from suture.simulation.phantom_hospitals import PhantomSites
 from suture.simulation.run import run_job
 from suture.simulation.run_files import files_of_run
+from suture.simulation.study import StudySites
 from suture_papers.metafl.pmfl import PMFL
 from suture_papers.metafl.single_target import SingleTargetSites
 

@@ -11,12 +11,12 @@ from suture.core.errors import ConfigError
 from suture.methods.averaging import LocalAveraging
 from suture.methods.base import About, LabelUse, Method, hyperparameters
 from suture.methods.composed import Composed
-from suture.methods.exchange import Exchange, Share
 from suture.methods.fedavg import FedAvg
 from suture.methods.pfl import PersonalisedFL
+from suture.methods.sharing import Share, SharingSpec
 
 MEMBERS = {
-    *("about", "labels", "local", "exchange", "phases", "adapted", "egress"),
+    *("about", "labels", "local", "sharing", "phases", "adapted", "egress"),
     *("loss", "train", "class_facts", "predictor", "aggregate", "merges_by_mean"),
 }
 
@@ -44,8 +44,8 @@ class Halves(LocalAveraging):
 
 
 def test_what_travels_follows_the_hyperparameters_of_those_names() -> None:
-    assert Halves().exchange == Exchange()
+    assert Halves().sharing == SharingSpec()
     settings: dict[str, Any] = {"share": Share(0.25), "keep_local": True, "batch_norm": "frozen"}
-    assert replace(Halves(), **settings).exchange == Exchange(**settings)
-    assert Halves(share=Share()).exchange.part_at_site
-    assert PersonalisedFL(batch_norm="local").exchange == Exchange("local", "head")
+    assert replace(Halves(), **settings).sharing == SharingSpec(**settings)
+    assert Halves(share=Share()).sharing.part_at_site
+    assert PersonalisedFL(batch_norm="local").sharing == SharingSpec("local", "head")

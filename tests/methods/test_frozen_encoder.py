@@ -145,7 +145,7 @@ def test_nothing_of_a_frozen_encoder_is_declared() -> None:
     """What may leave, the bound of norms and the clipping of a site follow this declaration."""
     method = SurgicalAggregation()
     model = build(FROZEN, LabelSet(("A", "B")), 0, pretrained=False)
-    egress = method.egress(method.exchange.layout(model))
+    egress = method.egress(method.sharing.layout(model))
     assert egress.shared == {}
     assert set(egress.head) == {"head.weight", "head.bias"}
     assert method.egress(Layout({}, {})).shared == {}

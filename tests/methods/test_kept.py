@@ -18,7 +18,7 @@ from suture.learning.training import LocalRound, LocalTraining, SiteContext
 from suture.methods.averaging import LocalAveraging
 from suture.methods.base import About, LabelUse, hyperparameters
 from suture.models.classifier import Layout
-from suture.protocol.egress import CLASSES, Channel, Egress, prefixed
+from suture.protocol.egress import CLASSES, Channel, Egress, add_prefix
 from suture.protocol.messages import Abstain, TaskData, Update
 from suture.protocol.packing import unpack
 
@@ -47,7 +47,7 @@ class Counting(LocalAveraging):
         update, state = super().train(site, received, round_)
         kept = {name: round_.kept[name] + 1 for name in ("rounds", "of_classes")}
         trained = dict(site.model.named_parameters())
-        model = prefixed("before", trained) | prefixed("rows", trained)
+        model = add_prefix("before", trained) | add_prefix("rows", trained)
         return update, state | kept | model | self.undeclared
 
 

@@ -15,7 +15,7 @@ from hypothesis_profiles import examples
 from suture.methods import METHODS
 from suture.methods.averaging import WeightedMean
 from suture.methods.base import GlobalModel, Phase, RoundContext
-from suture.methods.exchange import with_channels
+from suture.methods.sharing import with_channels
 from suture.protocol.messages import Labels, Update, ones
 
 CLASSES: Labels = ("Edema", "Hernia", "Mass", "Nodule", "Pneumonia")
@@ -117,7 +117,7 @@ def test_the_server_of_a_method_makes_the_same_model_of_branches_as_of_sites(nam
     method = METHODS[name]()
     head = {"head": torch.full((5, WIDTH), 9.0, dtype=torch.float64)}
     begun = with_channels(GlobalModel(CLASSES, SHARED, head), method)
-    exchanged, _ = method.exchange.parts(SHARED, begun.head)
+    exchanged, _ = method.sharing.parts(SHARED, begun.head)
 
     def site(labels: Labels, weight: float) -> Update:
         g = torch.Generator().manual_seed(int(weight))

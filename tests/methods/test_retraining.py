@@ -27,7 +27,7 @@ from suture.methods.base import GlobalModel, Method, RoundContext
 from suture.methods.composed import Composed
 from suture.methods.fedavg import FedAvg
 from suture.methods.retraining import RETRAINING, Retraining
-from suture.methods.roles import Step, Term, Value
+from suture.methods.roles import LossTerm, Step, Value
 from suture.models import ModelSpec
 from suture.models.heads import head_rows
 from suture.protocol.messages import Update
@@ -155,7 +155,7 @@ def sent(method: Method, model: ModelSpec = SMALL) -> Update:
         return update
 
 
-class Loud(Term):
+class Loud(LossTerm):
     """A term that no re-training may begin."""
 
     def begin(self, site: SiteContext, round_: LocalRound) -> Value:

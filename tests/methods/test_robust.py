@@ -271,7 +271,7 @@ def test_of_equal_updates_a_robust_merge_is_the_mean(name: str, kind: Any) -> No
         return
     before = zeros()
     one = some(1, 1)[0]
-    own = one if method.exchange.personal == "nothing" else replace(one, head={})
+    own = one if method.sharing.personal == "nothing" else replace(one, head={})
     mean = method.aggregate(before, [own] * 5, FIRST)
     found = robustly_merged(RobustMerge(kind), before, None, [own] * 5, {})
     for key, value in tensors(method.aggregate(before, found.updates, FIRST)).items():

@@ -189,7 +189,7 @@ def test_it_is_another_algorithm_than_fedavg(method: Any, paper: Any, tiny: Any)
 
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "fedadam"])
 def test_it_takes_at_most_40_lines(name: str) -> None:
-    """Lines of code: neither blank, nor comments, nor docstrings."""
+    """Lines of code: neither blank, nor comments, nor docstrings; an import is one line."""
     text = (FOLDER / f"{name}.py").read_text()
     lines = {
         i for i, line in enumerate(text.splitlines(), 1) if line.strip() and not line.strip().startswith("#")
@@ -197,8 +197,10 @@ def test_it_takes_at_most_40_lines(name: str) -> None:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
             lines -= {*range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)}
+        if isinstance(node, ast.ImportFrom):
+            lines -= {*range(node.lineno + 1, (node.end_lineno or 0) + 1)}
     assert 20 < len(lines) <= 40
-    assert "suture.federation" not in text
+    assert "suture." not in text.replace("suture.sdk", "")
 
 
 @pytest.mark.complete

@@ -101,7 +101,7 @@ def test_only_adapters_and_the_head_are_trained_and_travel(model: ModelSpec) -> 
     assert {n for n, p in built.named_parameters() if p.requires_grad} == names | HEAD
     assert built.frozen_names == set(built.names) - names - HEAD
     method = SurgicalAggregation(local=conformant("surgical").local)
-    egress = method.egress(method.exchange.layout(built))
+    egress = method.egress(method.sharing.layout(built))
     assert (set(egress.shared), set(egress.head)) == (names, HEAD)
     with Trial(method, model, "multilabel", rounds=2) as trial:
         payload, update = trial.payload("alpha"), trial.update("alpha")

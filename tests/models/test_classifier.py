@@ -11,7 +11,7 @@ from torch import nn
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.core.validation import parse
-from suture.methods.exchange import Exchange
+from suture.methods.sharing import SharingSpec
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier, Layout, relabelled, split_state
 from suture.models.heads import head_rows
@@ -44,7 +44,7 @@ def test_names_and_shapes_of_what_is_shared() -> None:
     shared, head = split_state(model.state_dict())
     assert {name.split(".")[0] for name in shared} == {"backbone", "hidden"}
     assert {name: tuple(t.shape) for name, t in head.items()} == {"head.weight": (2, 4), "head.bias": (2,)}
-    layout = Layout.of({name: shared[name] for name in Exchange("average").shared(model)}, head)
+    layout = Layout.of({name: shared[name] for name in SharingSpec("average").shared(model)}, head)
     assert layout.head == {"head.weight": ((4,), "torch.float32"), "head.bias": ((), "torch.float32")}
     assert layout.shared["hidden.0.weight"] == ((4, 128), "torch.float32")
 
@@ -52,7 +52,7 @@ def test_names_and_shapes_of_what_is_shared() -> None:
 def test_the_rows_of_a_second_head_are_classes_too() -> None:
     model = build(ModelSpec("cnn", projection=5, second_head=True), AB, 1, pretrained=False)
     shared, head = split_state(model.state_dict())
-    layout = Layout.of({name: shared[name] for name in Exchange("average").shared(model)}, head)
+    layout = Layout.of({name: shared[name] for name in SharingSpec("average").shared(model)}, head)
     assert {name: shape for name, (shape, _) in layout.head.items()} == {
         "head.weight": (128,),
         "head.bias": (),

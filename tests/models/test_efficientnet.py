@@ -9,7 +9,7 @@ import torch
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
-from suture.methods.exchange import Exchange
+from suture.methods.sharing import SharingSpec
 from suture.models import ModelSpec, build
 
 LABELS = LabelSet(("Edema",))
@@ -36,7 +36,7 @@ def test_the_weights_of_the_package_are_the_networks_own() -> None:
 def test_its_batch_norm_can_stay_frozen() -> None:
     model = build(SPEC, LABELS, 1, pretrained=False)
     assert len(model.norm_names) == 4 * 49
-    assert not set(model.norm_names) & set(Exchange("frozen").shared(model))
+    assert not set(model.norm_names) & set(SharingSpec("frozen").shared(model))
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

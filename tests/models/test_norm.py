@@ -8,7 +8,7 @@ from torch import nn
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
-from suture.methods.exchange import Exchange
+from suture.methods.sharing import SharingSpec
 from suture.models import ModelSpec, build
 from suture.models.classifier import train_mode
 
@@ -30,14 +30,14 @@ def test_frozen_leaves_124_trainable_tensors() -> None:
     model = build(ModelSpec("densenet121", size=32, hidden=256, dropout=0.3), LABELS, 1, pretrained=False)
     train_mode(model, "frozen")
     assert sum(p.requires_grad for p in model.parameters()) == 124
-    assert len(Exchange("frozen").shared(model)) == 122
+    assert len(SharingSpec("frozen").shared(model)) == 122
 
 
 def test_what_crosses_under_each_policy() -> None:
     model = build(ModelSpec("cnn", size=32), LABELS, 1, pretrained=False)
-    average, local = Exchange("average").shared(model), Exchange("local").shared(model)
+    average, local = SharingSpec("average").shared(model), SharingSpec("local").shared(model)
     assert set(average) - set(local) == model.norm_names
-    assert local == Exchange("frozen").shared(model)
+    assert local == SharingSpec("frozen").shared(model)
     assert not set(average) & model.counters
     assert not any(name.startswith("head.") for name in average)
 

@@ -1,4 +1,4 @@
-"""`init` recognises published tables, by the layouts of their readers and of the hospital's own reader."""
+"""`init` recognises published tables, by the published of their readers and of the hospital's own reader."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hospitals import image, table
 from suture.data.config import load_site_config
 from suture.data.description import Discovery
 from suture.data.discovery import discover
-from suture.data.layouts import Layout
+from suture.data.published import PublishedTable
 from suture.data.readers import DATASETS, load_reading
 from suture.data.table import Table
 from suture.simulation.new_study import write_study
@@ -189,8 +189,8 @@ def test_the_reader_of_another_package_is_recognised_and_a_broken_one_is_not_in_
         rows.append([f"{i}.png", ("Mass", "No Finding")[i % 2], str(i), "x"])
     write(tmp_path / "x" / "t.csv", ("Image Index", "Finding Labels", "Patient ID", "their own"), rows)
     nih = DATASETS.find("nih")
-    theirs = replace(nih, layouts=(Layout("Theirs", ("their own",), {"split": "patients"}),))
-    broken = replace(nih, layouts=(Layout("Broken", ("their own",), {"split": "official"}),))
+    theirs = replace(nih, published=(PublishedTable("Theirs", ("their own",), {"split": "patients"}),))
+    broken = replace(nih, published=(PublishedTable("Broken", ("their own",), {"split": "official"}),))
     monkeypatch.setitem(DATASETS._values, "nih", theirs)
     assert discover(tmp_path / "x").title == "Theirs"
     monkeypatch.setitem(DATASETS._values, "nih", broken)

@@ -16,7 +16,7 @@ from suture.methods.base import Method
 from suture.methods.fedavg import FedAvg
 from suture.models.classifier import Layout
 from suture.protocol.check import AllowedReply, check_reply
-from suture.protocol.egress import IMAGES, Egress
+from suture.protocol.egress import NUM_SAMPLES, Egress
 from suture.protocol.messages import Abstain, ClassScore, Evaluation, Figures, Metrics, SiteInfo, Update, ones
 from suture.protocol.packing import pack, unpack
 from suture_papers.fedlsm.fedlsm import FedLSM
@@ -178,7 +178,7 @@ def test_counts_are_asked_of_the_tasks_that_use_them() -> None:
 
 
 def test_a_weight_of_images_is_the_number_that_was_announced() -> None:
-    expected = replace(EXPECTED, egress=replace(EXPECTED.egress, weight=IMAGES), images=12)
+    expected = replace(EXPECTED, egress=replace(EXPECTED.egress, weight=NUM_SAMPLES), images=12)
     check_reply(replace(GOOD, weight=12.0), expected)
     for weight in (1.0, 11.0, 12.5):
         with pytest.raises(RejectedUpdate, match=rf"weight is {weight}, outside \[12.0, 12.0\]"):

@@ -14,7 +14,7 @@ from suture.methods import METHODS
 from suture.methods.averaging import LocalAveraging
 from suture.methods.base import About, LabelUse, hyperparameters
 from suture.models import ModelSpec
-from suture.protocol.egress import ANY, CLASSES, Channel, Egress, Layout, Way, check_declared
+from suture.protocol.egress import CLASSES, VARIABLE, Channel, Egress, Layout, Way, check_declared
 from suture.testing import check_method
 
 LAYOUT = Layout({"w": ((2,), "torch.float32")}, {"head.weight": ((2,), "torch.float32")})
@@ -30,8 +30,8 @@ WRONG = {
     "let its shape begin with CLASSES": (Channel("a", "up", (2, CLASSES), rows="own"),),
     "tells of each class: let its shape": (Channel("a", "facts", (2, CLASSES)),),
     "so does another channel: give each a": (Channel("a", "facts", (CLASSES,)), Channel("a", "down")),
-    "axis ANY and goes down": (Channel("a", "down", (CLASSES, ANY)),),
-    "axis ANY and goes server": (Channel("a", "server", (CLASSES, ANY)),),
+    "axis ANY and goes down": (Channel("a", "down", (CLASSES, VARIABLE)),),
+    "axis ANY and goes server": (Channel("a", "server", (CLASSES, VARIABLE)),),
 }
 
 

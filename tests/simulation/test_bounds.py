@@ -27,8 +27,9 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.protocol.messages import Abstain, TaskData
 from suture.protocol.packing import unpack
-from suture.simulation import PhantomSites, Simulation
 from suture.simulation.job import Job, with_settings
+from suture.simulation.kinds import Simulation
+from suture.simulation.phantom_hospitals import PhantomSites
 from suture_papers.fedmas.pretraining import Pretraining
 
 JOB = Job(

@@ -85,7 +85,7 @@ def test_every_number_that_a_method_declares_is_on_the_page(name: str) -> None:
     for loss, (low, high) in egress.losses.items():
         assert f"| {loss} | a number in [{low:g}, {high:g}]; withheld below `min_loss` samples |" in section
     assert ("| counts |" in section) == bool(egress.counts)
-    assert ("| prior |" in section) == (method.exchange.prior is not None)
+    assert ("| prior |" in section) == (method.sharing.prior is not None)
     reasons = {row["field"]: row["why"] for row in declared(egress)}
     assert ("| shared |" in section) == ("shared" in reasons)
-    assert ("| head |" in section) == ("head" in reasons and method.exchange.share is None)
+    assert ("| head |" in section) == ("head" in reasons and method.sharing.share is None)

@@ -11,10 +11,10 @@ import pytest
 from suture.core.errors import ConfigError
 from suture.federation.plan import Plan, Schedule
 from suture.methods.surgical import SurgicalAggregation
-from suture.simulation import PhantomSites
 from suture.simulation.job import load_job, with_settings
 from suture.simulation.job_files import known_jobs
 from suture.simulation.kinds import SIMULATIONS
+from suture.simulation.phantom_hospitals import PhantomSites
 from suture_papers.chest_xrays.chest_sites import NihSites
 
 

@@ -12,9 +12,9 @@ from suture.cli.jobs import show_run
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.simulation import StudySites
 from suture.simulation.job import Job
 from suture.simulation.run import run_job
+from suture.simulation.study import StudySites
 
 pytestmark = pytest.mark.complete
 

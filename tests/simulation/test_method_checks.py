@@ -22,7 +22,7 @@ from suture.methods import METHODS
 from suture.methods.averaging import LocalAveraging
 from suture.methods.base import About, GlobalModel, LabelUse, RoundContext, hyperparameters
 from suture.models.classifier import Classifier
-from suture.protocol.egress import Channel, Egress, Layout, prefixed, within
+from suture.protocol.egress import Channel, Egress, Layout, add_prefix, strip_prefix
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.precision import Transport
 from suture.simulation import method_checks as checks
@@ -151,11 +151,11 @@ class MovesByMomentum(FedProx):
         return replace(super().egress(layout), channels=(Channel("m", "server", layout.trained),))
 
     def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
-        mean, m = super().aggregate(previous, updates, ctx), within("m", previous.channels)
+        mean, m = super().aggregate(previous, updates, ctx), strip_prefix("m", previous.channels)
         x, y = previous.trained, mean.trained
         m = {name: m[name] / 2 + y[name] - x[name] for name in x}
         moved = mean.moved_to({name: x[name] + m[name] for name in x})
-        return replace(moved, channels=prefixed("m", m))
+        return replace(moved, channels=add_prefix("m", m))
 
 
 class Undecorated(FedProx):

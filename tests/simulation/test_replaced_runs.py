@@ -15,8 +15,8 @@ from suture.core.errors import ConfigError
 from suture.core.files import is_temporary
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.simulation import PhantomSites
 from suture.simulation.job import Job
+from suture.simulation.phantom_hospitals import PhantomSites
 from suture.simulation.run import check_folder, preparing
 from suture.simulation.run_files import LOCK, MADE, PREPARING, REPLACED, begin_here
 

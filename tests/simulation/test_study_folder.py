@@ -27,7 +27,7 @@ JOB_PY = """\
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.simulation import StudySites
+from suture.simulation.study import StudySites
 from suture.simulation.job import Job
 
 JOB = Job(

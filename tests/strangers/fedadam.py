@@ -8,8 +8,16 @@ from dataclasses import replace
 
 import torch
 
-from suture import About, LabelUse, LocalAveraging, LocalTraining, hyperparameters
-from suture.protocol.egress import Channel, prefixed, within
+from suture.sdk import (
+    About,
+    Channel,
+    LabelUse,
+    LocalAveraging,
+    LocalTraining,
+    add_prefix,
+    hyperparameters,
+    strip_prefix,
+)
 
 
 @hyperparameters
@@ -31,7 +39,7 @@ class FedAdam(LocalAveraging):
     def aggregate(self, previous, updates, ctx):
         mean = super().aggregate(previous, updates, ctx)
         x, y = previous.trained, mean.trained
-        m, v = within("m", previous.channels), within("v", previous.channels)
+        m, v = strip_prefix("m", previous.channels), strip_prefix("v", previous.channels)
         delta = {name: y[name] - x[name] for name in m}
         v = {name: torch.where(old == 0, self.tau**2, old) for name, old in v.items()}
         m = {name: self.beta1 * m[name] + (1 - self.beta1) * d for name, d in delta.items()}
@@ -41,4 +49,4 @@ class FedAdam(LocalAveraging):
         unsent = previous.where([label for label in previous.labels if label not in sent])
         for name in previous.head:  # else their momentum would move them
             moved[name][unsent] = x[name][unsent]
-        return replace(mean.moved_to(moved), channels=prefixed("m", m) | prefixed("v", v))
+        return replace(mean.moved_to(moved), channels=add_prefix("m", m) | add_prefix("v", v))

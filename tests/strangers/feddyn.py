@@ -6,9 +6,17 @@ Regularization. ICLR 2021, Algorithm 1.
 
 from dataclasses import replace
 
-from suture import About, LabelUse, LocalAveraging, LocalTraining, hyperparameters
-from suture.learning.training import fit
-from suture.protocol.egress import Channel, prefixed, within
+from suture.sdk import (
+    About,
+    Channel,
+    LabelUse,
+    LocalAveraging,
+    LocalTraining,
+    add_prefix,
+    fit,
+    hyperparameters,
+    strip_prefix,
+)
 
 
 @hyperparameters
@@ -25,7 +33,7 @@ class FedDyn(LocalAveraging):
         return replace(super().egress(layout), channels=channels)
 
     def train(self, site, received, round_):
-        gradient = {name: t.to(site.device) for name, t in within("gradient", round_.kept).items()}
+        gradient = {name: t.to(site.device) for name, t in strip_prefix("gradient", round_.kept).items()}
         theta = dict(site.model.named_parameters())
         start = {name: theta[name].detach().clone() for name in gradient}
 
@@ -37,17 +45,17 @@ class FedDyn(LocalAveraging):
         fitted = fit(site, self.objective_at(site), round_, before_step=regularised)
         new = {k: g - self.alpha * (theta[k].detach() - start[k]) for k, g in gradient.items()}
         update = self.weighted(site, received, round_, fitted)
-        return update, fitted.optimiser_state | prefixed("gradient", new)
+        return update, fitted.optimiser_state | add_prefix("gradient", new)
 
     def aggregate(self, previous, updates, ctx):
         mean = super().aggregate(previous, updates, ctx)
         before, theta = previous.trained, mean.trained
         part = self.alpha * sum(1 for _ in updates) / ctx.sites
-        h = within("h", previous.channels)
+        h = strip_prefix("h", previous.channels)
         h = {name: h[name] - part * (theta[name] - before[name]) for name in h}
         moved = {name: theta[name] - h[name] / self.alpha for name in h}
         sent = {label for update in updates for label in update.labels}
         unsent = previous.where([label for label in previous.labels if label not in sent])
         for name in previous.head:  # else h would move them
             moved[name][unsent] = before[name][unsent]
-        return replace(mean.moved_to(moved), channels=prefixed("h", h))
+        return replace(mean.moved_to(moved), channels=add_prefix("h", h))

@@ -6,11 +6,19 @@ Learning. ICML 2020, Algorithm 1 with option II.
 
 from dataclasses import replace
 
-from suture import About, LabelUse, LocalAveraging, LocalTraining, hyperparameters
-from suture.core.errors import ConfigError
-from suture.learning.training import fit
-from suture.methods.averaging import mean_of_channel
-from suture.protocol.egress import Channel, prefixed, within
+from suture.sdk import (
+    About,
+    Channel,
+    ConfigError,
+    LabelUse,
+    LocalAveraging,
+    LocalTraining,
+    add_prefix,
+    fit,
+    hyperparameters,
+    mean_of_channel,
+    strip_prefix,
+)
 
 
 @hyperparameters
@@ -32,7 +40,8 @@ class Scaffold(LocalAveraging):
         return replace(super().egress(layout), channels=(*kept, Channel("change", "up", like, why=why)))
 
     def train(self, site, received, round_):
-        c, own, steps = within("control", received.channels), within("own_control", round_.kept), []
+        c, own = strip_prefix("control", received.channels), strip_prefix("own_control", round_.kept)
+        steps = []
         y = dict(site.model.named_parameters())
         x = {k: y[k].detach().cpu().clone() for k in c}
         shift = {k: (c[k] - own[k]).to(site.device) for k in c}
@@ -44,13 +53,16 @@ class Scaffold(LocalAveraging):
 
         fitted = fit(site, self.objective_at(site), round_, before_step=corrected)
         new = {name: own[name] - c[name] + (x[name] - y[name].detach().cpu()) / sum(steps) for name in c}
-        change = prefixed("change", {name: new[name] - own[name] for name in c})
+        change = add_prefix("change", {name: new[name] - own[name] for name in c})
         update = self.weighted(site, received, round_, fitted)
-        return replace(update, channels=change), fitted.optimiser_state | prefixed("own_control", new)
+        return replace(update, channels=change), fitted.optimiser_state | add_prefix("own_control", new)
 
     def aggregate(self, previous, updates, ctx):
         mean, x = super().aggregate(previous, updates, ctx), previous.trained
         y, share = mean.trained, sum(1 for _ in updates) / ctx.sites
-        c, change = within("control", previous.channels), mean_of_channel(updates, "change", previous.labels)
+        c, change = (
+            strip_prefix("control", previous.channels),
+            mean_of_channel(updates, "change", previous.labels),
+        )
         moved = mean.moved_to({name: x[name] + self.server_lr * (y[name] - x[name]) for name in c})
-        return replace(moved, channels=prefixed("control", {k: c[k] + share * change[k] for k in c}))
+        return replace(moved, channels=add_prefix("control", {k: c[k] + share * change[k] for k in c}))

@@ -24,9 +24,9 @@ def simulate(
     trust: Trust = False,
 ) -> None:
     """Write the sites of a job's simulation as ordinary hospital folders, for a POC on this machine."""
-    from suture.simulation import StudySites
     from suture.simulation.run_files import claim
     from suture.simulation.sites import compute_on
+    from suture.simulation.study import StudySites
 
     compute_on(device)
     chosen = job_with(job, settings, trust)

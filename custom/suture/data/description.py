@@ -17,8 +17,8 @@ from suture.data.cells import Cells
 from suture.data.gathering import with_patients, with_splits
 from suture.data.image_columns import ImageColumn, Images, other_images
 from suture.data.label_discovery import Labels, discover_labels
-from suture.data.layouts import HOSPITAL
 from suture.data.patient_columns import patient_columns
+from suture.data.published import HOSPITAL
 from suture.data.readers.image_list import SPLIT_WORDS
 from suture.data.reading import Sheet, fault, rows_text
 from suture.data.table_form import Form
@@ -106,8 +106,8 @@ def described(
         DataError: a person has to correct the table first.
         LabelError: two columns are one label.
     """
-    layout = next((one for one in HOSPITAL if one.recognises(form.sheet, files.paths)), None)
-    known = layout.keys(form.sheet.path.parent) if layout else {}
+    table = next((one for one in HOSPITAL if one.recognises(form.sheet, files.paths)), None)
+    known = table.keys(form.sheet.path.parent) if table else {}
     paths = [images.find(cell) if cell else None for cell in form.sheet.column(images.name, "")]
     columns = form.sheet.columns()
     split = next((name for name in columns if name != images.name and _is_split(columns[name])), None)
@@ -124,7 +124,7 @@ def described(
     )
     _say_images(guess, form, paths, images, files)
     patient, why, remarks = _patient(sheet, images.name, told)
-    why = f"that of {layout.title}" if layout and told else why
+    why = f"that of {table.title}" if table and told else why
     guess.note("patient_column", patient or images.name, why)
     guess.warnings.extend(remarks)
     taken = {images.name, guess.data["patient_column"], images.text}
@@ -151,8 +151,8 @@ def described(
     renamed = {name: of for name, of in renamed.items() if name in labels.data["labels"]}
     if used := {**renamed, **synonyms, **labels.data.pop("synonyms", {})}:
         guess.note("synonyms", used, "as you answered" if answers.names else "the names of the classes")
-    if layout:
-        guess.reasons["table"] = f"recognised as {layout.title}"
+    if table:
+        guess.reasons["table"] = f"recognised as {table.title}"
     return Discovery(
         data=guess.data | labels.data,
         reasons=guess.reasons | labels.reasons,
@@ -165,7 +165,7 @@ def described(
         rows=len(form.sheet.rows),
         sheet=form.sheet if form.made else None,
         made=form.made,
-        title=layout.title if layout else "",
+        title=table.title if table else "",
     )
 
 

@@ -16,8 +16,8 @@ from suture.data.description import Answers, Discovery, described
 from suture.data.image_columns import ImageColumn, Images, images_of, like_images, named_elsewhere
 from suture.data.images import ARCHIVES
 from suture.data.inspection import true_depth
-from suture.data.layouts import Layout
 from suture.data.patient_columns import patient_columns
+from suture.data.published import PublishedTable
 from suture.data.readers import DATASETS, DataSet, read_table
 from suture.data.reading import Sheet
 from suture.data.table_form import JSON, TABLES, Form, doubtful_encoding, tables
@@ -101,7 +101,7 @@ def _read(paths: Sequence[Sequence[Path]]) -> _Tables:
 def _published(given: _Tables, folder: Path, images: Images) -> Discovery | None:
     """The [data] of a public data set that has a reader of its own, which finds images of the table.
 
-    Each reader's layouts are asked, also those of other packages. None where none fits.
+    Each reader's published tables are asked, also those of other packages. None where none fits.
     """
     readers: dict[str, DataSet] = {}
     refused = ""
@@ -113,25 +113,25 @@ def _published(given: _Tables, folder: Path, images: Images) -> Discovery | None
         # What was put together is not the file that a reader gets; a list in JSON is.
         if form.made and not form.sheet.path.name.lower().endswith(JSON):
             continue
-        layouts = [(word, layout) for word, reader in readers.items() for layout in reader.layouts]
-        fitting = [(word, layout) for word, layout in layouts if layout.recognises(form.sheet, images.paths)]
-        for (word, layout), root in product(fitting, roots):
+        published = [(word, table) for word, reader in readers.items() for table in reader.published]
+        fitting = [(word, table) for word, table in published if table.recognises(form.sheet, images.paths)]
+        for (word, table), root in product(fitting, roots):
             try:
-                return _by_reader(word, layout, form.sheet, root)
+                return _by_reader(word, table, form.sheet, root)
             except SutureError as error:
                 name = form.sheet.path.name
-                refused = f"{name} looks like {layout.title}, but its reader refuses it: {error}"
+                refused = f"{name} looks like {table.title}, but its reader refuses it: {error}"
     given.faults.extend([refused] if refused else [])
     return None
 
 
-def _by_reader(word: str, layout: Layout, sheet: Sheet, root: Path) -> Discovery:
+def _by_reader(word: str, table: PublishedTable, sheet: Sheet, root: Path) -> Discovery:
     """The [data] of a recognised table.
 
     Raises:
         SutureError: its reader refuses it.
     """
-    keys = layout.keys(sheet.path.parent)
+    keys = table.keys(sheet.path.parent)
     data: dict[str, Any] = {"dataset": word, "root": str(root), "table": str(sheet.path), **keys}
     reading = read_table(parse_data(data | {"partial": True}, str(sheet.path)))
     said = [*reading.faults[:3], *reading.notes]
@@ -140,11 +140,11 @@ def _by_reader(word: str, layout: Layout, sheet: Sheet, root: Path) -> Discovery
         said.append(f"{reading.absent:,} rows of {sheet.path.name} without an image are left out")
     return Discovery(
         data,
-        {"dataset": f"the table is that of {layout.title}", "root": "holds the images"},
+        {"dataset": f"the table is that of {table.title}", "root": "holds the images"},
         tuple(said),
         columns=tuple(filter(None, sheet.header)),
         rows=len(sheet.rows),
-        title=layout.title,
+        title=table.title,
     )
 
 

@@ -28,7 +28,7 @@ from suture.core.noise import Draw, gaussian
 from suture.core.privacy import PrivacyConfig
 from suture.learning.optimisers import NonFiniteLoss
 from suture.protocol.disclosure import training_loss
-from suture.protocol.egress import prefixed, within
+from suture.protocol.egress import add_prefix, strip_prefix
 from suture.protocol.messages import Spent, TaskData, Trait, Update, fields_with, rounded
 from suture.protocol.precision import VARIANCE
 
@@ -61,8 +61,8 @@ class Noise:
         """
         _refuse_uncovered(update)
         gradient = update.kind == "gradient"
-        sent = prefixed("shared", update.shared) | prefixed("head", update.head)
-        base = {} if gradient else prefixed("shared", received.shared) | prefixed("head", received.head)
+        sent = add_prefix("shared", update.shared) | add_prefix("head", update.head)
+        base = {} if gradient else add_prefix("shared", received.shared) | add_prefix("head", received.head)
         deltas = {n: t.double() - base[n].double() if base else t.double() for n, t in sorted(sent.items())}
         norm = math.sqrt(sum(float(d.square().sum()) for d in deltas.values()))
         if not math.isfinite(norm):
@@ -74,7 +74,7 @@ class Noise:
             changed = delta * factor + noise * self.multiplier * self.clip
             value = (changed + base[name].double() if base else changed).to(sent[name].dtype)
             done[name] = value.clamp_min(0) if name.endswith(VARIANCE) and not gradient else value
-        return replace(update, shared=within("shared", done), head=within("head", done))
+        return replace(update, shared=strip_prefix("shared", done), head=strip_prefix("head", done))
 
 
 def _refuse_uncovered(update: Update) -> None:

@@ -40,10 +40,10 @@ def expected_answer(
         own,
         egress,
         images,
-        method.exchange.keep_local,
+        method.sharing.keep_local,
         transport if task.task == "train" else "float32",
         limits,
         tuple(task.decisions),
-        prior=method.exchange.prior is not None,
+        prior=method.sharing.prior is not None,
         mask=task.mask,
     )

@@ -88,8 +88,8 @@ class Plan:
     def __post_init__(self) -> None:
         check_experiment(self.experiment)
         check_portable(self.model, "a job")
-        exchange = self.method.exchange
-        if exchange.batch_norm == "local" and exchange.personal == "nothing":
+        sharing = self.method.sharing
+        if sharing.batch_norm == "local" and sharing.personal == "nothing":
             raise ConfigError(
                 "batch_norm='local' (FedBN) leaves no global model to evaluate, so "
                 f"{self.method.about.title} cannot use it; choose 'average' (FedAvg) or 'frozen' (FedBN+)"
@@ -98,7 +98,7 @@ class Plan:
             raise ConfigError(
                 "warmup_init='independent' needs a warm-up; set warmup_epochs, or remove warmup_init"
             )
-        if self.model.second_head and exchange.prior is None:
+        if self.model.second_head and sharing.prior is None:
             raise ConfigError(
                 f"{self.method.about.title} does not train a second head; set model.second_head=false"
             )
@@ -108,7 +108,7 @@ class Plan:
                 f"{self.method.about.title} needs images, and the model {self.model.name!r} reads {reads}; "
                 f"choose a model of images, or one of the methods that take both: {others}"
             )
-        if self.model.name_vectors and exchange.part_at_site:
+        if self.model.name_vectors and sharing.part_at_site:
             raise ConfigError(
                 f"model.name_vectors: only the server reads the file, and {self.method.about.title} "
                 "begins rows at the sites; remove it: named rows need no file"
@@ -122,19 +122,19 @@ class Plan:
 
     def _check_frozen_encoder(self) -> None:
         """Refuse a method whose exchange is about the backbone, where that is a frozen encoder."""
-        exchange, model, title = self.method.exchange, self.model, self.method.about.title
+        exchange, model, title = self.method.sharing, self.model, self.method.about.title
         if model.reads_features and self.method.about.pixels:
             raise ConfigError(
                 f"{title} {self.method.about.pixels}, and with model.train='head' sites train on stored "
                 "features; set model.views=0, with which the encoder reads every image in each step"
             )
-        if exchange.batch_norm == "local":
+        if self.method.sharing.batch_norm == "local":
             raise ConfigError(
                 "batch_norm='local' (FedBN) keeps each site's batch norm, but "
                 f"model.train={model.train!r} freezes its statistics at every site; set "
                 "method.batch_norm='average', or model.train='all'"
             )
-        if model.adapters and model.adapters.kind == "bias" and exchange.batch_norm == "frozen":
+        if model.adapters and model.adapters.kind == "bias" and self.method.sharing.batch_norm == "frozen":
             raise ConfigError(
                 "batch_norm='frozen' (FedBN+) keeps batch norm as it was, but model.adapters.kind='bias' "
                 "trains it; set method.batch_norm='average', or model.adapters.kind='lora'"

@@ -15,7 +15,7 @@ from suture.data.batch import Batch
 from suture.learning.training import Fitted, LocalRound, LocalTraining, Objective, SiteContext, fit
 from suture.methods.base import GlobalModel, Method, RoundContext, hyperparameters
 from suture.models.classifier import Classifier, Layout, NormPolicy, frozen_copy, split_state
-from suture.protocol.egress import Egress, within
+from suture.protocol.egress import Egress, strip_prefix
 from suture.protocol.messages import Labels, TaskData, Update, ones
 
 _BLOCK = 2**16
@@ -135,7 +135,7 @@ def mean_of_channel(updates: Iterable[Update], name: str, labels: Labels) -> dic
     """
     mean: WeightedMean | None = None
     for update in updates:
-        shared, head = split_state(within(name, update.channels))
+        shared, head = split_state(strip_prefix(name, update.channels))
         if mean is None:
             rows = {key: rows.new_zeros(len(labels), *rows.shape[1:]) for key, rows in head.items()}
             mean = WeightedMean(labels, {key: torch.zeros_like(t) for key, t in shared.items()}, rows)
@@ -173,7 +173,7 @@ class LocalAveraging(Method):
 
     def egress(self, layout: Layout) -> Egress:
         unused = {"nothing": (), "head": ("head",), "model": tuple(WHY.keys() - {"metrics"})}
-        why = {name: text for name, text in WHY.items() if name not in unused[self.exchange.personal]}
+        why = {name: text for name, text in WHY.items() if name not in unused[self.sharing.personal]}
         return Egress(shared=layout.shared, head=layout.head, why=why)
 
     def objective(self, model: Classifier, batch: Batch, reference: Classifier) -> Tensor:
@@ -212,7 +212,7 @@ class LocalAveraging(Method):
         return lambda model, batch: self.objective(model, batch, reference)
 
     def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
-        sent = previous if self.exchange.personal == "nothing" else replace(previous, head={})
+        sent = previous if self.sharing.personal == "nothing" else replace(previous, head={})
         return weighted_mean(sent, updates).applied_to(previous)
 
 

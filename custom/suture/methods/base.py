@@ -22,10 +22,10 @@ from suture.core.labels import LabelType
 from suture.core.validation import STRICT
 from suture.learning.losses import LabelLoss, masked_loss
 from suture.learning.training import LocalRound, LocalTraining, Loss, SiteContext
-from suture.methods.exchange import Exchange
+from suture.methods.sharing import SharingSpec
 from suture.models import ModelSpec
 from suture.models.classifier import Layout
-from suture.protocol.egress import ANY, Channel, Egress, blank, in_order, misfit
+from suture.protocol.egress import VARIABLE, Channel, Egress, reorder_axis, shape_mismatch, zeros
 from suture.protocol.messages import Counts, Labels, TaskData, Update
 from suture.protocol.packing import Packed
 
@@ -262,11 +262,11 @@ class Method(ABC):
         """
 
     @property
-    def exchange(self) -> Exchange:
+    def sharing(self) -> SharingSpec:
         """Which part of the model travels; by default as the method's hyperparameters of these names say."""
-        names = {part.name for part in fields(Exchange)}
+        names = {part.name for part in fields(SharingSpec)}
         own = [part.name for part in fields(self) if part.name in names]  # type: ignore[arg-type]
-        return Exchange(**{name: getattr(self, name) for name in own})
+        return SharingSpec(**{name: getattr(self, name) for name in own})
 
     def phases(self, rounds: int) -> tuple[Phase, ...]:
         """The phases of a run of `rounds` rounds; by default a warm-up of the head, and the main phase.
@@ -380,13 +380,13 @@ def local_round(method: Method, site: SiteContext, state: Packed, ctx: RoundCont
         ConfigError: what it kept has another form than the method declares.
     """
     phase, labels = ctx.phase, site.model.labels
-    egress = method.egress(method.exchange.layout(site.model))
+    egress = method.egress(method.sharing.layout(site.model))
     before = tuple(state.header.get("labels", labels.names))
     where = f"{site.name}'s state of round {state.header.get('round')}"
     moments = {name: tensor for name, tensor in state.tensors.items() if name not in egress.forms("site")}
     return LocalRound(
         settled(method.local, ctx, site.lr, site.batch_size),
-        method.exchange.batch_norm,
+        method.sharing.batch_norm,
         ctx.seed,
         ctx.round,
         moments if state.header.get("phase") == phase.name else {},
@@ -407,15 +407,15 @@ def _kept(
     kept: dict[str, Tensor] = {}
     for channel in declared:
         if not channel.forms.keys() & stored.keys():
-            new = {name: form for name, form in channel.forms.items() if ANY not in form[0]}
-            kept |= {name: blank(form, len(now)) for name, form in new.items()}
+            new = {name: form for name, form in channel.forms.items() if VARIABLE not in form[0]}
+            kept |= {name: zeros(form, len(now)) for name, form in new.items()}
             continue
         for name, form in channel.forms.items():
-            if wrong := misfit(form, stored.get(name), len(before)):
+            if wrong := shape_mismatch(form, stored.get(name), len(before)):
                 raise ConfigError(
                     f"{where}: {name} is {wrong}; restore it from a backup, or begin a new experiment"
                 )
-            kept[name] = in_order(form, stored[name], before, now)
+            kept[name] = reorder_axis(form, stored[name], before, now)
     return kept
 
 
@@ -456,5 +456,5 @@ def learns_one_sided(method: Method) -> bool:
 
     Rows that stay at a site, pooled data, and tasks of one class have no other party's negatives.
     """
-    alone = method.exchange.personal != "nothing" or method.about.pooled or method.about.local_only
+    alone = method.sharing.personal != "nothing" or method.about.pooled or method.about.local_only
     return method.labels.view != "target" and not alone

@@ -44,16 +44,16 @@ from suture.methods.class_weights import ClassWeights, class_weights, counted, t
 from suture.methods.retraining import RETRAINED_TYPES, RETRAINING, Retraining, then_retrained
 from suture.methods.roles import (
     BalancedSoftmax,
+    Component,
     CrossEntropy,
-    Part,
+    LossTerm,
     Step,
     Supervised,
-    Term,
     check_needs,
 )
 from suture.models import ModelSpec, encoder_of
 from suture.models.classifier import Classifier, Layout, frozen_copy
-from suture.protocol.egress import IMAGES, OWNERS, WEIGHT, Egress
+from suture.protocol.egress import NUM_SAMPLES, OWNED_CLASSES, WEIGHT, Egress
 from suture.protocol.messages import TaskData, Update, ones
 
 
@@ -110,15 +110,15 @@ class Composed(LocalAveraging):
         return loss
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def terms(self) -> tuple[LossTerm, ...]:
         """What is added to it: the terms among the parts."""
-        return tuple(part for part in self.parts if isinstance(part, Term))
+        return tuple(part for part in self.parts if isinstance(part, LossTerm))
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[Component, ...]:
         """The fields that are parts, the loss first; without a loss the cross-entropy, as `softmax` says."""
         fields_ = (getattr(self, one.name) for one in fields(self))
-        parts = [part for part in fields_ if isinstance(part, Part)]
+        parts = [part for part in fields_ if isinstance(part, Component)]
         loss = next((part for part in parts if isinstance(part, Supervised)), None)
         if loss is None:
             loss = BalancedSoftmax() if self.softmax == "balanced" else CrossEntropy(self.class_weights)
@@ -152,8 +152,8 @@ class Composed(LocalAveraging):
         return Egress(
             shared=layout.shared,
             head=layout.head,
-            weight=IMAGES if self.weights == "images" else (1.0, 1.0),
-            class_weight=OWNERS if self.rows == "owners" else WEIGHT,
+            weight=NUM_SAMPLES if self.weights == "images" else (1.0, 1.0),
+            class_weight=OWNED_CLASSES if self.rows == "owners" else WEIGHT,
             channels=(
                 *(told_weights(self.class_weights) if counts else ()),
                 *(channel for term in self.terms for channel in term.channels(layout)),
@@ -180,7 +180,7 @@ class Composed(LocalAveraging):
         training = _Training(supervised, terms, site, received, round_)
         fitted = fit(site, training.objective, round_, batches=partial(training.batches, round_.local))
         update = self.weighted(site, received, round_, fitted)
-        declared = self.egress(self.exchange.layout(site.model)).forms("site")
+        declared = self.egress(self.sharing.layout(site.model)).forms("site")
         kept = {
             name: tensor.detach().cpu().clone()
             for term in terms
@@ -216,7 +216,7 @@ class _Training:
     def __init__(
         self,
         supervised: Supervised,
-        terms: tuple[Term, ...],
+        terms: tuple[LossTerm, ...],
         site: SiteContext,
         received: TaskData,
         round_: LocalRound,

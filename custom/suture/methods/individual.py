@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from suture.methods.averaging import LocalAveraging
 from suture.methods.base import About, LabelUse, hyperparameters
-from suture.methods.exchange import Exchange
+from suture.methods.sharing import SharingSpec
 
 
 @hyperparameters
@@ -31,5 +31,5 @@ class Individual(LocalAveraging):
     labels = LabelUse(view="own")
 
     @property
-    def exchange(self) -> Exchange:
-        return replace(super().exchange, personal="model")
+    def sharing(self) -> SharingSpec:
+        return replace(super().sharing, personal="model")

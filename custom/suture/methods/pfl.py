@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from suture.methods.averaging import LocalAveraging
 from suture.methods.base import About, LabelUse, hyperparameters
-from suture.methods.exchange import Exchange
+from suture.methods.sharing import SharingSpec
 
 
 @hyperparameters
@@ -33,5 +33,5 @@ class PersonalisedFL(LocalAveraging):
     labels = LabelUse(view="own")
 
     @property
-    def exchange(self) -> Exchange:
-        return replace(super().exchange, personal="head")
+    def sharing(self) -> SharingSpec:
+        return replace(super().sharing, personal="head")

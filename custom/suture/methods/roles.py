@@ -34,7 +34,7 @@ from suture.protocol.messages import TaskData
 
 
 @dataclass(frozen=True)
-class Needs:
+class Requirements:
     """What a part cannot do without.
 
     Attributes:
@@ -91,17 +91,17 @@ Value = Callable[[Step], Tensor]
 """A term of one step, a scalar."""
 
 
-class Part:
+class Component:
     """A part of local training."""
 
-    needs: ClassVar[Needs] = Needs()
+    needs: ClassVar[Requirements] = Requirements()
 
     def adapted(self, spec: ModelSpec) -> ModelSpec:
         """The model with what the part cannot do without; see `Method.adapted`."""
         return spec
 
 
-class Supervised(Part, ABC):
+class Supervised(Component, ABC):
     """The loss of known labels."""
 
     @abstractmethod
@@ -109,7 +109,7 @@ class Supervised(Part, ABC):
         """The loss of one round: logits, y and known ``[n, c]`` to a scalar."""
 
 
-class Term(Part, ABC):
+class LossTerm(Component, ABC):
     """What is added to it."""
 
     @property
@@ -177,7 +177,7 @@ class CrossEntropy(Supervised):
 class BalancedSoftmax(Supervised):
     """Balanced softmax by the site's own counts (Ren et al., NeurIPS 2020)."""
 
-    needs: ClassVar[Needs] = Needs(label_types=("multiclass",))
+    needs: ClassVar[Requirements] = Requirements(label_types=("multiclass",))
 
     def of(self, site: SiteContext, received: TaskData, round_: LocalRound) -> Loss:
         counts = class_counts(site).to(site.device)
@@ -194,7 +194,7 @@ def all_labelled(site: SiteContext) -> bool:
     return bool((torch.nan_to_num(site.samples["train"].y).sum(dim=1) > 0).all())
 
 
-def check_needs(parts: tuple[Part, ...], use: LabelUse) -> None:
+def check_needs(parts: tuple[Component, ...], use: LabelUse) -> None:
     """Refuse parts that do not get what they need.
 
     Raises:
@@ -209,6 +209,6 @@ def check_needs(parts: tuple[Part, ...], use: LabelUse) -> None:
                 raise ConfigError(
                     f"{type(part).__name__} {part.needs.why}; set method.{key}={needed}, or leave it out"
                 )
-    views = [type(part).__name__ for part in parts if isinstance(part, Term) and part.second_view]
+    views = [type(part).__name__ for part in parts if isinstance(part, LossTerm) and part.second_view]
     if len(views) > 1:
         raise ConfigError(f"{views[0]} and {views[1]} both need a second view of an image; leave one out")

@@ -12,7 +12,7 @@ from suture.core.validation import STRICT
 from suture.methods import METHODS
 from suture.methods.base import Method
 from suture.methods.robust import RobustMerge
-from suture.protocol.egress import OWNERS, Layout
+from suture.protocol.egress import OWNED_CLASSES, Layout
 from suture.protocol.messages import MOST_SITES
 from suture.protocol.precision import Transport
 
@@ -72,13 +72,13 @@ def unfit(method: Method) -> str | None:
         return method.about.local_only
     if not method.merges_by_mean:
         return "makes more of the updates than their weighted sum"
-    if method.exchange.head_at_site:
+    if method.sharing.head_at_site:
         return "keeps heads at the sites, which a server could begin so that all sites but one learn nothing"
     if up := egress.going("up"):
         return f"also sends {', '.join(channel.name for channel in up)}, which would not be masked"
     if any(isinstance(w, tuple) and w[0] <= 0 for w in (egress.weight, egress.class_weight)):
         return "may give a site or a row the weight 0, so that a sum would be of fewer sites than it seems"
     masked = method.labels.view == "all" and method.labels.unknown == "masked"
-    if masked and egress.class_weight != OWNERS:
+    if masked and egress.class_weight != OWNED_CLASSES:
         return "sends rows of classes that a site has not trained, so that a sum would be of fewer sites"
     return None

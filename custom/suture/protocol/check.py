@@ -14,7 +14,18 @@ from suture.core.errors import LabelError, RejectedUpdate
 from suture.core.privacy import PrivacyConfig
 from suture.protocol.decisions import CELLS, JOINED, Decided, DecidedGroup
 from suture.protocol.disclosure import BOUND, is_multiple, may_be
-from suture.protocol.egress import ALIKE, ANY, CLASSES, IMAGES, WEIGHT, Channel, Egress, Range, Shapes, whole
+from suture.protocol.egress import (
+    CLASSES,
+    NUM_SAMPLES,
+    SCALE_OF_MODEL,
+    VARIABLE,
+    WEIGHT,
+    Channel,
+    Egress,
+    Range,
+    Shapes,
+    resolve_shape,
+)
 from suture.protocol.messages import (
     KEYS,
     LARGEST,
@@ -239,15 +250,15 @@ def _check_channel(channel: Channel, update: Update, expected: AllowedReply) -> 
 
 
 def _range_of(channel: Channel, images: int) -> Range:
-    if channel.range is None or channel.range == ALIKE:
+    if channel.range is None or channel.range == SCALE_OF_MODEL:
         return -LARGEST, LARGEST
-    return (0, images) if channel.range == IMAGES else channel.range
+    return (0, images) if channel.range == NUM_SAMPLES else channel.range
 
 
 def _check_weights(update: Update, expected: AllowedReply) -> None:
     """Check the weight of the site in the mean of shared tensors, and in that of each row."""
     egress = expected.egress
-    if egress.weight == IMAGES:
+    if egress.weight == NUM_SAMPLES:
         low = high = float(expected.images)
     else:
         low, high = egress.weight
@@ -389,15 +400,15 @@ def _check_rounded(name: str, value: float | None, declared: Range = (-math.inf,
         raise RejectedUpdate(f"{name} has more than six digits")
 
 
-def _whole(declared: Shapes, classes: int, own: int = ANY) -> Shapes:
-    return {name: (whole(shape, classes, own), dtype) for name, (shape, dtype) in declared.items()}
+def _whole(declared: Shapes, classes: int, own: int = VARIABLE) -> Shapes:
+    return {name: (resolve_shape(shape, classes, own), dtype) for name, (shape, dtype) in declared.items()}
 
 
 def _own(sent: Mapping[str, Tensor], declared: Shapes, classes: int) -> int:
-    """Return the length that the axes `ANY` of what goes up must have: that of the first, or the most."""
+    """Return the length that the axes `VARIABLE` of what goes up have: that of the first, or the most."""
     for name, (shape, _) in declared.items():
-        if ANY in shape and name in sent and sent[name].dim() == len(shape):
-            return min(sent[name].shape[shape.index(ANY)], classes)
+        if VARIABLE in shape and name in sent and sent[name].dim() == len(shape):
+            return min(sent[name].shape[shape.index(VARIABLE)], classes)
     return classes
 
 

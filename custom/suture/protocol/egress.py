@@ -11,7 +11,7 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
-from suture.protocol.messages import Labels, Trait, Update, by_name, fields_with
+from suture.protocol.messages import Labels, Trait, Update, align_rows, fields_with
 
 Range = tuple[float, float]
 Form = tuple[tuple[int, ...], str]
@@ -21,17 +21,17 @@ Shapes = Mapping[str, Form]
 Way = Literal["up", "down", "facts", "site", "server"]
 T = TypeVar("T")
 
-IMAGES: Literal["images"] = "images"
+NUM_SAMPLES: Literal["images"] = "images"
 """In place of a range of the site's weight: exactly the number of training images that it announced; in place
 of one of a channel: at most that number."""
 
 WEIGHT: Literal["weight"] = "weight"
 """In place of a range of the class weights: each row has exactly the site's weight."""
 
-OWNERS: Literal["owners"] = "owners"
+OWNED_CLASSES: Literal["owners"] = "owners"
 """Likewise, but only for the classes that the site annotates; every other row has weight 0."""
 
-ALIKE: Literal["alike"] = "alike"
+SCALE_OF_MODEL: Literal["alike"] = "alike"
 """In place of a range of a channel: `max_update` bounds its norm by that of the model, and of what was sent
 before."""
 
@@ -39,45 +39,45 @@ CLASSES = -1
 """In a shape, in place of a length: the number of classes, at a site of those that it has been sent. Such an
 axis is cut to them, and ordered by their names."""
 
-ANY = -2
+VARIABLE = -2
 """In a shape, in place of a length that is the site's own: of what it keeps, such as the number of its
 images; or of what goes up, one length in all channels of an update, at most the number of classes."""
 
 
-def whole(shape: tuple[int, ...], classes: int, own: int = ANY) -> tuple[int, ...]:
+def resolve_shape(shape: tuple[int, ...], classes: int, own: int = VARIABLE) -> tuple[int, ...]:
     """The shape for so many classes, and a length of the site's own."""
-    lengths = {CLASSES: classes, ANY: own}
+    lengths = {CLASSES: classes, VARIABLE: own}
     return tuple(lengths.get(length, length) for length in shape)
 
 
-def misfit(form: Form, tensor: Tensor | None, classes: int) -> str:
+def shape_mismatch(form: Form, tensor: Tensor | None, classes: int) -> str:
     """Say what a tensor of so many classes is instead of the form; empty where it has the form."""
-    shape, dtype = whole(form[0], classes), form[1]
+    shape, dtype = resolve_shape(form[0], classes), form[1]
     own = () if tensor is None else tuple(tensor.shape)
-    alike = len(shape) == len(own) and all(a in (ANY, b) for a, b in zip(shape, own, strict=True))
+    alike = len(shape) == len(own) and all(a in (VARIABLE, b) for a, b in zip(shape, own, strict=True))
     if tensor is not None and alike and str(tensor.dtype) == dtype:
         return ""
-    needs = str(shape).replace(str(ANY), "any")
+    needs = str(shape).replace(str(VARIABLE), "any")
     return f"{'missing' if tensor is None else f'{own} {tensor.dtype}'} instead of {needs} {dtype}"
 
 
-def misfits(forms: Shapes, tensors: Mapping[str, Tensor], classes: int) -> dict[str, str]:
+def shape_mismatches(forms: Shapes, tensors: Mapping[str, Tensor], classes: int) -> dict[str, str]:
     """What is wrong with tensors of so many classes, by name: not declared, missing, or of another form."""
     found = dict.fromkeys(tensors.keys() - forms.keys(), "not declared")
-    found |= {name: misfit(form, tensors.get(name), classes) for name, form in forms.items()}
+    found |= {name: shape_mismatch(form, tensors.get(name), classes) for name, form in forms.items()}
     return {name: wrong for name, wrong in sorted(found.items()) if wrong}
 
 
-def blank(form: Form, classes: int) -> Tensor:
+def zeros(form: Form, classes: int) -> Tensor:
     """Zeros of the form."""
-    return torch.zeros(whole(form[0], classes), dtype=getattr(torch, form[1].removeprefix("torch.")))
+    return torch.zeros(resolve_shape(form[0], classes), dtype=getattr(torch, form[1].removeprefix("torch.")))
 
 
-def in_order(form: Form, tensor: Tensor, before: Labels, now: Labels) -> Tensor:
+def reorder_axis(form: Form, tensor: Tensor, before: Labels, now: Labels) -> Tensor:
     """Return the tensor with every axis of the classes `before` as one of `now`; a new class gets zeros."""
     for axis, length in enumerate(form[0]):
         if length == CLASSES and before != now:
-            tensor = by_name(tensor, before, now, axis=axis)
+            tensor = align_rows(tensor, before, now, axis=axis)
     return tensor
 
 
@@ -128,13 +128,12 @@ class Channel:
             start, where the type of labels has it; or kept in the state of each ``site``, or of the
             ``server``.
         shape: of the tensor, with `CLASSES` for the number of classes; of what a site keeps or sends also
-            `ANY`. Or a
-            `Layout`, such as `Layout.trained`: a tensor for each of its own, of their shapes and types. What
-            the server keeps begins as zeros, as does what a site keeps where the shape is known, and the row
-            of a new class.
+            `VARIABLE`. Or a `Layout`, such as `Layout.trained`: a tensor for each of its own, of their shapes
+            and types. What the server keeps begins as zeros, as does what a site keeps where the shape is
+            known, and the row of a new class.
         dtype: where the shape is no layout.
-        range: of what goes up, the closed range of its numbers, `IMAGES` or `ALIKE`; None for any up to
-            `LARGEST`.
+        range: of what goes up, the closed range of its numbers, `NUM_SAMPLES` or `SCALE_OF_MODEL`;
+            None for any up to `LARGEST`.
         rows: of what goes up with a row for each class, the classes that it tells of: the site's ``own``, or
             all ``others``. The rest of its rows is zero; with None, every row may be sent.
         why: what goes up, and the facts, are for: a sentence of the report.
@@ -159,16 +158,16 @@ class Channel:
         if not isinstance(self.shape, Layout):
             return {self.name: (self.shape, self.dtype)}
         rows = {name: ((CLASSES, *row), dtype) for name, (row, dtype) in self.shape.head.items()}
-        return prefixed(self.name, {**self.shape.shared, **rows})
+        return add_prefix(self.name, {**self.shape.shared, **rows})
 
 
-def prefixed(name: str, values: Mapping[str, T]) -> dict[str, T]:
+def add_prefix(name: str, values: Mapping[str, T]) -> dict[str, T]:
     """Name the tensors of the model as those of a channel: ``name/tensor``."""
     return {f"{name}/{key}": value for key, value in values.items()}
 
 
-def within(name: str, values: Mapping[str, T]) -> dict[str, T]:
-    """Return the tensors of one channel by the names of the model's: what `prefixed` has named."""
+def strip_prefix(name: str, values: Mapping[str, T]) -> dict[str, T]:
+    """Return the tensors of one channel by the names of the model's: what `add_prefix` has named."""
     return {key.removeprefix(f"{name}/"): t for key, t in values.items() if key.startswith(f"{name}/")}
 
 
@@ -180,8 +179,8 @@ class Egress:
         shared: shape and type of each shared tensor, by name.
         head: shape of one row and type of each tensor of the head, by name.
         channels: what goes up, down, or is kept besides; see `Channel`.
-        weight: closed range of the site's weight; `IMAGES` for the number of training images.
-        class_weight: closed range of the class weights; `WEIGHT` or `OWNERS` for the site's own weight.
+        weight: closed range of the site's weight; `NUM_SAMPLES` for the number of training images.
+        class_weight: closed range of the class weights; `WEIGHT` or `OWNED_CLASSES` for the site's own.
         over_classes: whether the weight is a sum over the site's classes; the range is that of one.
         scalars: names and closed ranges of further numbers.
         losses: likewise, of further mean losses of the round, which a site withholds like its training loss.
@@ -252,7 +251,7 @@ def _fault(channel: Channel) -> str:
         kind = getattr(torch, dtype.removeprefix("torch."), None)
         if not isinstance(kind, torch.dtype) or str(kind) != dtype or kind.is_complex:
             return f"whose type is {dtype!r}: set it to that of real numbers, such as 'torch.float32'"
-        if ANY in shape and channel.way not in ("site", "up"):
+        if VARIABLE in shape and channel.way not in ("site", "up"):
             return f"which has an axis ANY and goes {channel.way}: only the ways site and up may have one"
     if channel.rows is not None and not channel.of_classes:
         return "whose rows are not classes: remove rows, or let its shape begin with CLASSES"
@@ -294,7 +293,7 @@ def declared(egress: Egress, *, local: bool = False, transport: str = "float32")
 
 
 def _weight(egress: Egress) -> str:
-    if egress.weight == IMAGES:
+    if egress.weight == NUM_SAMPLES:
         return "the number of training images"
     low, high = egress.weight
     return f"a number in [{low:g}, {high:g}]" + (" for each class of the site" if egress.over_classes else "")
@@ -303,7 +302,7 @@ def _weight(egress: Egress) -> str:
 def _class_weights(egress: Egress) -> str:
     if egress.class_weight == WEIGHT:
         return "the weight, for each class"
-    if egress.class_weight == OWNERS:
+    if egress.class_weight == OWNED_CLASSES:
         return "the weight for each class of the site, 0 for every other"
     low, high = egress.class_weight
     return f"a number per class in [{low:g}, {high:g}]"
@@ -325,15 +324,15 @@ def _shape(channel: Channel, known: bool) -> str:
     row, each = (channel.shape[1:], "for each class") if channel.of_classes else (channel.shape, "")
     if not row:
         return f"a number {each}".strip()
-    words = {CLASSES: "classes", ANY: "up to classes"}
+    words = {CLASSES: "classes", VARIABLE: "up to classes"}
     lengths = " × ".join(words.get(length, str(length)) for length in row)
     return f"{each} {lengths} numbers".strip() if known else f"numbers {each}".strip()
 
 
 def _range(channel: Channel) -> str:
-    if channel.range == IMAGES:
+    if channel.range == NUM_SAMPLES:
         return ", at most that of training images"
-    if channel.range is None or channel.range == ALIKE:
+    if channel.range is None or channel.range == SCALE_OF_MODEL:
         return ""
     low, high = channel.range
     return f" in [{low:g}, {high:g}]"

@@ -507,7 +507,7 @@ def ones(labels: Labels) -> Tensor:
     return torch.ones(len(labels), dtype=torch.float64)
 
 
-def by_name(tensor: Tensor, before: Labels, now: Labels, *, axis: int = 0) -> Tensor:
+def align_rows(tensor: Tensor, before: Labels, now: Labels, *, axis: int = 0) -> Tensor:
     """Return the tensor with its axis of the classes `before` as that of `now`; a new class gets zeros."""
     index = {name: i for i, name in enumerate(before)}
     known = [i for i, name in enumerate(now) if name in index]

@@ -165,16 +165,16 @@ def by_question() -> dict[str, dict[str, dict[str, Any]]]:
 def _sent(method: Any) -> str:
     """Return what a site sends in a round besides its figures, in words."""
     from suture.models.classifier import Layout
-    from suture.protocol.egress import IMAGES
+    from suture.protocol.egress import NUM_SAMPLES
 
     if method.about.local_only:
         return "nothing: it is a reference, not a federation"
     egress = method.egress(Layout({}, {}))
     part = "gradient" if egress.kind == "gradient" else "weights"
-    parts = [f"backbone {part}" + (" (a share of the rows)" if method.exchange.share else "")]
-    if not method.exchange.part_at_site:
+    parts = [f"backbone {part}" + (" (a share of the rows)" if method.sharing.share else "")]
+    if not method.sharing.part_at_site:
         parts.append("all rows" if method.labels.view == "all" else "own rows")
-    if egress.weight == IMAGES:
+    if egress.weight == NUM_SAMPLES:
         parts.append("number of images")
     elif egress.weight != (1.0, 1.0):
         parts.append("a weight of its own")
@@ -182,7 +182,7 @@ def _sent(method: Any) -> str:
     parts += [name.replace("_", " ") for name in (*besides, *egress.scalars, *egress.losses)]
     if egress.counts:
         parts.append("label counts (once)")
-    if method.exchange.prior:
+    if method.sharing.prior:
         parts.append("digest of its prior (once)")
     return ", ".join(parts)
 

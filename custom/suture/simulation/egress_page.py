@@ -94,7 +94,7 @@ def _method(method: Method) -> str:
 def _layout(method: Method) -> Layout:
     """Return names and shapes of the parameters of a small model that the method shares."""
     model = build(ModelSpec("cnn"), LabelSet(("A",)), 0, pretrained=False)
-    return method.exchange.layout(model)
+    return method.sharing.layout(model)
 
 
 def _sent(method: Method, egress: Egress) -> Iterable[tuple[str, str]]:
@@ -103,9 +103,9 @@ def _sent(method: Method, egress: Egress) -> Iterable[tuple[str, str]]:
     what = "gradients" if egress.kind == "gradient" else "weights"
     if egress.shared:
         types = "/".join(sorted({dtype.removeprefix("torch.") for _, dtype in egress.shared.values()}))
-        share = method.exchange.share
+        share = method.sharing.share
         part = f", {share.fraction:g} of the {share.of} of each" if share else ""
-        averaged = method.exchange.batch_norm == "average"
+        averaged = method.sharing.batch_norm == "average"
         norm = "with batch norm and its statistics" if averaged else "without batch norm"
         yield "shared", f"{types} {what} outside the head{part}, {norm}"
     if egress.head:
@@ -117,5 +117,5 @@ def _sent(method: Method, egress: Egress) -> Iterable[tuple[str, str]]:
     yield from numbers(egress)
     if egress.counts:
         yield "counts", f"two numbers per class of the site, with {' or '.join(egress.counts)} labels"
-    if method.exchange.prior:
+    if method.sharing.prior:
         yield "prior", "a digest"

@@ -290,7 +290,7 @@ def check_finetuning(job: Job) -> None:
     """
     if job.finetuning is None:
         return
-    if job.method.exchange.personal != "nothing":
+    if job.method.sharing.personal != "nothing":
         raise ConfigError(
             f"{job.method.about.title} does not produce a global model to fine-tune; choose another method"
         )

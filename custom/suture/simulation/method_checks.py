@@ -35,12 +35,12 @@ from suture.methods.base import (
     learns_one_sided,
     local_round,
 )
-from suture.methods.exchange import check_channels, layout_of, with_channels
 from suture.methods.retraining import Retraining
 from suture.methods.robust import RobustMerge, robustly_merged, unfit
+from suture.methods.sharing import check_channels, layout_of, with_channels
 from suture.models import ModelSpec
 from suture.models.classifier import Layout, split_state
-from suture.protocol.egress import CLASSES, Shapes, blank, check_declared, prefixed, whole
+from suture.protocol.egress import CLASSES, Shapes, add_prefix, check_declared, resolve_shape, zeros
 from suture.protocol.messages import TaskData, Update, ones
 from suture.protocol.packing import Packed, load, tensors_of, unpack
 from suture.protocol.precision import Transport
@@ -359,7 +359,7 @@ def classes_are_known_by_name(subject: Subject) -> None:
 def _sent(trial: Trial, method: Method, phase: Phase, turned: bool) -> dict[str, Tensor]:
     """What a site sends in the first round of a phase; `turned`: where it received its classes reversed."""
     payload = trial.payload("gamma")
-    egress = method.egress(method.exchange.layout(trial.context("gamma", payload).model))
+    egress = method.egress(method.sharing.layout(trial.context("gamma", payload).model))
     if turned:
         _, once = split_state(payload.fixed)
         tensors = {"head": payload.head, "once": once, "channels": payload.channels}
@@ -624,7 +624,7 @@ FIRST = RoundContext(1, Phase("main", 1), 0, sites=3)
 def _a_model(method: Method) -> GlobalModel:
     g = torch.Generator().manual_seed(0)
     head = {"head.weight": torch.randn(3, 4, generator=g), "head.bias": torch.randn(3, generator=g)}
-    shared = {} if method.exchange.personal == "model" else {"w": torch.randn(5, generator=g)}
+    shared = {} if method.sharing.personal == "model" else {"w": torch.randn(5, generator=g)}
     return with_channels(GlobalModel(LABELS, shared, head), method)
 
 
@@ -633,7 +633,7 @@ def _an_update(
 ) -> Update:
     """What a site of `own` classes sends: the model moved by noise, or noise as a gradient."""
     labels = LABELS if method.labels.view == "all" else own
-    shared, rows = method.exchange.parts(previous.shared, previous.rows(labels))
+    shared, rows = method.sharing.parts(previous.shared, previous.rows(labels))
     g, egress = torch.Generator().manual_seed(seed), method.egress(Layout.of(shared, rows))
     kind = egress.kind
 
@@ -643,7 +643,9 @@ def _an_update(
 
     shared, rows = ({name: moved(t) for name, t in group.items()} for group in (shared, rows))
     tensors = {
-        name: (noise * torch.rand(whole(form[0], len(labels), 1), generator=g)).to(blank(((), form[1]), 0))
+        name: (noise * torch.rand(resolve_shape(form[0], len(labels), 1), generator=g)).to(
+            zeros(((), form[1]), 0)
+        )
         for name, form in egress.forms("up").items()
     }
     ranges = {**egress.scalars, **egress.losses}
@@ -663,7 +665,7 @@ def _tensors(model: GlobalModel) -> dict[str, Tensor]:
 
 def _all_tensors(model: GlobalModel) -> dict[str, Tensor]:
     """What aggregation makes: the model, and the channels."""
-    return {**_tensors(model), **prefixed("channels", model.channels)}
+    return {**_tensors(model), **add_prefix("channels", model.channels)}
 
 
 def _same(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> bool:

@@ -110,12 +110,12 @@ class Destination:
     @property
     def tests_at_sites(self) -> bool:
         """Whether the sites hold test images too, for models that stay there."""
-        return self.method.exchange.personal != "nothing" or self.method.exchange.keep_local
+        return self.method.sharing.personal != "nothing" or self.method.sharing.keep_local
 
     @property
     def server_splits(self) -> tuple[Split, ...]:
         """The splits that the server holds."""
-        at_sites = self.method.exchange.personal != "nothing" or self.validation == "sites"
+        at_sites = self.method.sharing.personal != "nothing" or self.validation == "sites"
         return ("test",) if at_sites else ("validation", "test")
 
 
@@ -148,7 +148,7 @@ def write_sites(to: Destination, sites: Mapping[str, DataConfig]) -> list[str]:
 
 def _site_config(to: Destination, name: str, data: DataConfig, training: TrainingConfig) -> SiteConfig:
     folder = to.folder / name
-    prior = to.method.exchange.prior
+    prior = to.method.sharing.prior
     own = {
         "lr": to.learning_rates.get(name),
         "prior": Path(prior.path).expanduser().absolute() if prior and prior.path else None,

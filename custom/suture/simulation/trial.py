@@ -33,7 +33,7 @@ from suture.federation.store import experiment_folder
 from suture.learning.samples import SiteSamples
 from suture.learning.training import SiteContext
 from suture.methods.base import Method
-from suture.methods.exchange import layout_of
+from suture.methods.sharing import layout_of
 from suture.methods.source import code_hash
 from suture.models import ModelSpec, build
 from suture.models.classifier import load_tensors, split_state
@@ -128,7 +128,7 @@ class Trial:
         return restored(update, self.payload(site), answer.allowed.egress, self.plan.transport)
 
     def _received(self, site: str, payload: TaskData) -> TaskData:
-        layout = self.plan.method.exchange.layout(self.sites[site].trainer.model(payload.labels))
+        layout = self.plan.method.sharing.layout(self.sites[site].trainer.model(payload.labels))
         return received(payload, layout, self.plan.transport)
 
     def history(self) -> list[dict[str, Any]]:

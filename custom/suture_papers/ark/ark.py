@@ -45,7 +45,7 @@ from suture.methods.averaging import LocalAveraging
 from suture.methods.base import About, GlobalModel, LabelUse, RoundContext, hyperparameters
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier, Layout, frozen_copy, load_tensors
-from suture.protocol.egress import Channel, Egress, prefixed, within
+from suture.protocol.egress import Channel, Egress, add_prefix, strip_prefix
 from suture.protocol.messages import TaskData, Update
 
 NECK = 256
@@ -84,7 +84,7 @@ class Ark(LocalAveraging):
     def predictor(
         self, tensors: Mapping[str, Tensor], channels: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
-        return {name: tensors[name] + lag for name, lag in within(LAG, channels).items()}
+        return {name: tensors[name] + lag for name, lag in strip_prefix(LAG, channels).items()}
 
     def objective(self, model: Classifier, batch: Batch, reference: Classifier) -> Tensor:
         """L of a batch, a scalar; the reference is the teacher."""
@@ -99,19 +99,19 @@ class Ark(LocalAveraging):
     ) -> tuple[Update, dict[str, Tensor]]:
         teacher = frozen_copy(site.model)
         load_tensors(teacher, self.predictor({**received.shared, **received.head}, received.channels))
-        load_tensors(site.model, own_rows(received.head, within(ROWS, round_.kept)))
+        load_tensors(site.model, own_rows(received.head, strip_prefix(ROWS, round_.kept)))
         fitted = fit(site, lambda model, batch: self.objective(model, batch, teacher), round_)
         update = self.weighted(site, received, round_, fitted)
-        return update, fitted.optimiser_state | prefixed(ROWS, update.head)
+        return update, fitted.optimiser_state | add_prefix(ROWS, update.head)
 
     def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
         merged = super().aggregate(previous, updates, ctx)
         before, now = ({**model.shared, **model.head} for model in (previous, merged))
         lag = {  # m w^T + (1 - m) w - w
             name: self.momentum * (before[name] + old - now[name])
-            for name, old in within(LAG, previous.channels).items()
+            for name, old in strip_prefix(LAG, previous.channels).items()
         }
-        return replace(merged, channels=prefixed(LAG, lag))
+        return replace(merged, channels=add_prefix(LAG, lag))
 
 
 def own_rows(received: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from suture.core.errors import DataError
 from suture.core.labels import LabelSet
 from suture.data.dataset import ReleaseConfig
-from suture.data.layouts import Layout
+from suture.data.published import PublishedTable
 from suture.data.readers import DataSet
 from suture.data.reading import Reading, Sheet, fault, read_sheet, restricted, row_faults
 from suture.data.split import by_patient
@@ -157,7 +157,7 @@ def values(
     return y, faults
 
 
-_LAYOUT = Layout(
+_TABLE = PublishedTable(
     "CheXpert",
     ("Path", "Frontal/Lateral", *SPELLINGS),
     {"views": "frontal", "uncertain": "zeros"},
@@ -168,5 +168,5 @@ CHEXPERT = DataSet(
     ChexpertConfig,
     read_chexpert,
     "CheXpert in its official format: train.csv, valid.csv",
-    (_LAYOUT,),
+    (_TABLE,),
 )

@@ -23,8 +23,8 @@ from suture.core.files import contained
 from suture.core.labels import LabelSet
 from suture.data.archives import reports, unpacking
 from suture.data.dataset import DatasetConfig, ReleaseConfig
-from suture.data.layouts import Layout
 from suture.data.limits import FOLLOW
+from suture.data.published import PublishedTable
 from suture.data.readers import DataSet
 from suture.data.reading import Reading, Sheet, beside, fault, read_sheet, read_text, restricted, row_faults
 from suture.data.split import by_patient
@@ -299,8 +299,8 @@ MIMIC = DataSet(
     read_mimic,
     "MIMIC-CXR-JPG in its official format, or with the labels of CXR-LT",
     (
-        Layout("MIMIC-CXR-JPG", ("subject_id", "study_id", *SPELLINGS), _DRAWN, _OFFICIAL),
-        Layout("CXR-LT", ("dicom_id", "subject_id", "study_id", *CXR_LT[:8]), _DRAWN, _OFFICIAL),
+        PublishedTable("MIMIC-CXR-JPG", ("subject_id", "study_id", *SPELLINGS), _DRAWN, _OFFICIAL),
+        PublishedTable("CXR-LT", ("dicom_id", "subject_id", "study_id", *CXR_LT[:8]), _DRAWN, _OFFICIAL),
     ),
 )
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from suture.core.errors import nearest
 from suture.core.labels import LabelSet
 from suture.data.dataset import ReleaseConfig
-from suture.data.layouts import Layout
+from suture.data.published import PublishedTable
 from suture.data.readers import DataSet
 from suture.data.reading import (
     Reading,
@@ -143,13 +143,11 @@ def _names(config: NihConfig, name: str) -> frozenset[str]:
     return frozenset(read_text(beside(config.lists_folder, name, remedy)).split())
 
 
-_LAYOUT = Layout(
+_TABLE = PublishedTable(
     "NIH ChestX-ray14",
     ("Image Index", "Finding Labels", "Patient ID"),
     {"split": "patients"},
     beside={"test_list.txt": {"split": "official"}},
 )
 
-NIH = DataSet(
-    NihConfig, read_nih, "NIH ChestX-ray14 in its official format: Data_Entry_2017*.csv", (_LAYOUT,)
-)
+NIH = DataSet(NihConfig, read_nih, "NIH ChestX-ray14 in its official format: Data_Entry_2017*.csv", (_TABLE,))

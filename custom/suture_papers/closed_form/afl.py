@@ -41,7 +41,7 @@ from suture.methods.averaging import owned
 from suture.methods.base import About, GlobalModel, LabelUse, Method, RoundContext, hyperparameters
 from suture.models import ModelSpec
 from suture.models.classifier import Layout
-from suture.protocol.egress import ANY, CLASSES, Channel, Egress
+from suture.protocol.egress import CLASSES, VARIABLE, Channel, Egress
 from suture.protocol.messages import TaskData, Update
 
 LOG = logging.getLogger(__name__)
@@ -100,8 +100,8 @@ class AFL(Method):
         width = layout.features + 1
         bound, double = (-_MOST, _MOST), "torch.float64"
         channels = (
-            Channel(GRAM, "up", (ANY, width * (width + 1) // 2), double, bound, why=_WHY[GRAM]),
-            Channel(SETS, "up", (ANY, CLASSES), "torch.uint8", (0, 1), why=_WHY[SETS]),
+            Channel(GRAM, "up", (VARIABLE, width * (width + 1) // 2), double, bound, why=_WHY[GRAM]),
+            Channel(SETS, "up", (VARIABLE, CLASSES), "torch.uint8", (0, 1), why=_WHY[SETS]),
             Channel(MOMENTS, "up", (CLASSES, width), double, bound, "own", why=_WHY[MOMENTS]),
         )
         why = {

@@ -27,11 +27,11 @@ from suture.core.validation import STRICT
 from suture.learning.training import LocalRound, SiteContext
 from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed
-from suture.methods.roles import Step, Term, Value
+from suture.methods.roles import LossTerm, Step, Value
 
 
 @validated(frozen=True, config=STRICT)
-class Proximal(Term):
+class Proximal(LossTerm):
     """mu/2 ||w - w^t||^2, a sum over all parameters in training (Eq. 2).
 
     Attributes:

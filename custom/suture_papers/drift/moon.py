@@ -30,10 +30,10 @@ from suture.core.validation import STRICT
 from suture.learning.training import LocalRound, SiteContext
 from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed
-from suture.methods.roles import Step, Term, Value
+from suture.methods.roles import LossTerm, Step, Value
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier, Layout, frozen_copy, load_tensors, split_state
-from suture.protocol.egress import Channel, prefixed, within
+from suture.protocol.egress import Channel, add_prefix, strip_prefix
 
 _NECK = 256
 """Width of the neck in the authors' program."""
@@ -42,7 +42,7 @@ _PREVIOUS = "previous"
 
 
 @validated(frozen=True, config=STRICT)
-class Contrastive(Term):
+class Contrastive(LossTerm):
     """mu times the mean of l_con over a batch.
 
     Attributes:
@@ -76,7 +76,7 @@ class Contrastive(Term):
         return (Channel(_PREVIOUS, "site", Layout(layout.shared, {})),) if self.active else ()
 
     def kept(self, model: Classifier) -> dict[str, Tensor]:
-        return prefixed(_PREVIOUS, split_state(model.state_dict())[0])
+        return add_prefix(_PREVIOUS, split_state(model.state_dict())[0])
 
 
 def contrast(z: Tensor, received: Tensor, previous: Tensor, tau: float) -> Tensor:
@@ -93,7 +93,7 @@ def contrast(z: Tensor, received: Tensor, previous: Tensor, tau: float) -> Tenso
 
 def _previous(site: SiteContext, round_: LocalRound) -> Classifier | None:
     """The model that the site sent last time, frozen and in eval mode; None if it has not sent any."""
-    kept = within(_PREVIOUS, round_.kept)
+    kept = strip_prefix(_PREVIOUS, round_.kept)
     if not any(tensor.any() for tensor in kept.values()):
         return None
     previous = frozen_copy(site.model)

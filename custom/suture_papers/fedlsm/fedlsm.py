@@ -42,7 +42,7 @@ from suture.methods.class_weights import (
     why_counted,
 )
 from suture.models.classifier import Layout
-from suture.protocol.egress import IMAGES, OWNERS, Egress
+from suture.protocol.egress import NUM_SAMPLES, OWNED_CLASSES, Egress
 from suture.protocol.messages import TaskData, Update
 from suture_papers.fedlsm.mean_teacher import MeanTeacher, Teaching
 
@@ -92,8 +92,8 @@ class FedLSM(LocalAveraging):
         return Egress(
             shared=layout.shared,
             head=layout.head,
-            weight=IMAGES,
-            class_weight=OWNERS if self.proxies == "owners" else (0.0, self._most),
+            weight=NUM_SAMPLES,
+            class_weight=OWNED_CLASSES if self.proxies == "owners" else (0.0, self._most),
             scalars={"pseudo_positive": _COUNTED, "pseudo_negative": _COUNTED},
             channels=told_weights(self.class_weights),
             counts=counted(self.class_weights),

@@ -55,7 +55,7 @@ from suture.models.classifier import Classifier, Layout
 from suture.models.priors import PRIORS, Prior, PriorSpec
 from suture.models.priors.feature_cache import cached_features
 from suture.models.priors.prior import check_width
-from suture.protocol.egress import IMAGES, WEIGHT, Egress
+from suture.protocol.egress import NUM_SAMPLES, WEIGHT, Egress
 from suture.protocol.messages import TaskData, Update, ones
 
 Rescue = Literal["paper", "normalised"]
@@ -142,7 +142,7 @@ class FedMAS(LocalAveraging):
         return Egress(
             layout.shared,
             layout.head,
-            weight=IMAGES if by_images else (LEAST, self._most),
+            weight=NUM_SAMPLES if by_images else (LEAST, self._most),
             class_weight=WEIGHT,
             over_classes=not by_images and self.rescue == "paper",
             why=_WHY,

@@ -18,7 +18,7 @@ from suture.core.errors import ConfigError
 from suture.models.backbones import IMAGENET, LITE, efficientnet_lite0
 from suture.models.checkpoints import read_checkpoint
 from suture.models.classifier import Preprocessing
-from suture.models.priors import Entry
+from suture.models.priors import PriorEntry
 from suture.models.priors.prior import Prior, freeze
 from suture.models.weights import fill
 
@@ -177,7 +177,7 @@ def _read_part(path: Path, prefix: str, what: str) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in part.items() if isinstance(tensor, Tensor)}
 
 
-MOCO_RESNET50 = Entry(
+MOCO_RESNET50 = PriorEntry(
     "ResNet-50, MoCo v2 on ImageNet, 800 epochs",
     moco_resnet50,
     2048,
@@ -186,7 +186,7 @@ MOCO_RESNET50 = Entry(
     f"the file {_MOCO_FILE}",
 )
 
-CLIP_VITB32 = Entry(
+CLIP_VITB32 = PriorEntry(
     "image encoder of CLIP ViT-B/32",
     clip_vitb32,
     512,
@@ -195,7 +195,7 @@ CLIP_VITB32 = Entry(
     "a file with its tensors visual.* (docs/priors.md)",
 )
 
-EFFICIENTNET_LITE0 = Entry(
+EFFICIENTNET_LITE0 = PriorEntry(
     "EfficientNet-Lite0 with the ImageNet weights of its package (suture[lite])",
     efficientnet_lite0_prior,
     1280,

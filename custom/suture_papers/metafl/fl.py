@@ -25,7 +25,7 @@ from suture.learning.training import Fitted, LocalRound, LocalTraining, SiteCont
 from suture.methods.averaging import LocalAveraging, trained
 from suture.methods.base import About, LabelUse, hyperparameters
 from suture.models.classifier import Layout, NormPolicy
-from suture.protocol.egress import IMAGES, WEIGHT, Egress
+from suture.protocol.egress import NUM_SAMPLES, WEIGHT, Egress
 from suture.protocol.messages import TaskData, Update
 from suture_papers.metafl.inner_loop import INNER, adapted, check_inner
 
@@ -62,7 +62,7 @@ class FL(LocalAveraging):
         if self.weights == "equal":
             return equal
         n = {"weight": "n_k, the weight of the site in the mean", "class_weights": "the same"}
-        return replace(equal, weight=IMAGES, class_weight=WEIGHT, why={**equal.why, **n})
+        return replace(equal, weight=NUM_SAMPLES, class_weight=WEIGHT, why={**equal.why, **n})
 
     def weight(self, site: SiteContext) -> float:
         return 1.0 if self.weights == "equal" else float(len(site.samples["train"]))

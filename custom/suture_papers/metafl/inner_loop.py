@@ -32,7 +32,7 @@ from suture.learning.optimisers import SGD, Adam, NonFiniteLoss
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, ready_inputs
 from suture.methods.averaging import WeightedMean
 from suture.methods.base import GlobalModel, LabelUse, Method, RoundContext, hyperparameters
-from suture.methods.exchange import Exchange
+from suture.methods.sharing import SharingSpec
 from suture.models.classifier import NormPolicy, load_tensors, split_state, train_mode, train_parameters
 from suture.protocol.egress import Channel, Egress, Layout
 from suture.protocol.messages import TaskData, Update, ones
@@ -235,7 +235,7 @@ class MetaLearning(Method):
         done = adapted(site, self.loss, round_, self.batches, second_order=self.order == 2)
         grads = torch.autograd.grad(done.query_loss, list(done.wanted.values()))
         gradient = {name: g.detach().cpu() for name, g in zip(done.wanted, grads, strict=True)}
-        shared, head = self.exchange.parts(*split_state(gradient))
+        shared, head = self.sharing.parts(*split_state(gradient))
         update = Update(
             round_.round,
             received.labels,
@@ -249,14 +249,14 @@ class MetaLearning(Method):
         return update, {}
 
     def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
-        return stepped(self.exchange, previous, updates, self.server)
+        return stepped(self.sharing, previous, updates, self.server)
 
 
 def stepped(
-    exchange: Exchange, previous: GlobalModel, updates: Iterable[Update], step: ServerStep
+    sharing: SharingSpec, previous: GlobalModel, updates: Iterable[Update], step: ServerStep
 ) -> GlobalModel:
     """theta after one step along the mean gradient (Eq. 4); rows that do not cross keep their very bits."""
-    shared, head = exchange.parts(previous.shared, previous.head)
+    shared, head = sharing.parts(previous.shared, previous.head)
     # A class that nobody sent has a gradient of 0, not its previous row.
     zeros = [{name: torch.zeros_like(t) for name, t in group.items()} for group in (shared, head)]
     mean = WeightedMean(previous.labels, *zeros)
@@ -266,7 +266,7 @@ def stepped(
     for name, gradient in {**mean.shared(), **mean.head()}.items():
         theta[name].grad = gradient
     channels = _take_step(theta, previous, step)
-    whole = exchange.put({**previous.shared, **previous.head}, {n: t.detach() for n, t in theta.items()})
+    whole = sharing.put({**previous.shared, **previous.head}, {n: t.detach() for n, t in theta.items()})
     new_shared, new_head = split_state(whole)
     return replace(previous, shared=new_shared, head=new_head, channels=channels)
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import field
 
 from suture.methods.base import About, hyperparameters
-from suture.methods.exchange import Share
+from suture.methods.sharing import Share
 from suture_papers.metafl.inner_loop import MetaLearning
 
 

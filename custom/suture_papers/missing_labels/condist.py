@@ -36,7 +36,7 @@ from suture.data.batch import Batch
 from suture.learning.training import LocalRound, SiteContext
 from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed
-from suture.methods.roles import Needs, Step, Term, Value
+from suture.methods.roles import LossTerm, Requirements, Step, Value
 
 Distance = Literal["cross_entropy", "mse", "dice"]
 
@@ -45,7 +45,7 @@ _SMOOTH = 1e-5
 
 
 @validated(frozen=True, config=STRICT)
-class Distillation(Term):
+class Distillation(LossTerm):
     """The distance to the received model's probabilities of the classes that the site does not annotate.
 
     Attributes:
@@ -55,7 +55,7 @@ class Distillation(Term):
         distance: ``cross_entropy``, ``mse`` (squares), or ``dice``, the published one.
     """
 
-    needs: ClassVar[Needs] = Needs(
+    needs: ClassVar[Requirements] = Requirements(
         view="all", unknown="masked", why="learns from the received model what the site does not annotate"
     )
 

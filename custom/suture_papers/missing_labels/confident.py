@@ -34,7 +34,7 @@ from suture.learning.losses import probabilities
 from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.base import hyperparameters
 from suture.methods.composed import Composed
-from suture.methods.roles import Needs, Step, Supervised, Term, Value
+from suture.methods.roles import LossTerm, Requirements, Step, Supervised, Value
 from suture.protocol.messages import TaskData
 
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -148,7 +148,7 @@ def pseudo_loss(
 
 
 @validated(frozen=True, config=STRICT)
-class ConfidentLabels(Term):
+class ConfidentLabels(LossTerm):
     """Confident pseudo-labels of one view, learned in another one; a method says which model gives them.
 
     Attributes:
@@ -158,7 +158,7 @@ class ConfidentLabels(Term):
         strong: the view that learns the pseudo-labels.
     """
 
-    needs: ClassVar[Needs] = Needs(
+    needs: ClassVar[Requirements] = Requirements(
         view="all", unknown="masked", why="gives pseudo-labels for what the site does not annotate"
     )
 

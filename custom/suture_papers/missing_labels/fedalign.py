@@ -60,7 +60,7 @@ from suture.methods.base import About, GlobalModel, LabelUse, RoundContext, hype
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier, Layout
 from suture.protocol.disclosure import on_grid, share
-from suture.protocol.egress import CLASSES, OWNERS, Channel, Egress
+from suture.protocol.egress import CLASSES, OWNED_CLASSES, Channel, Egress
 from suture.protocol.messages import TaskData, Update
 from suture_papers.missing_labels.confident import of_no_other_class
 from suture_papers.missing_labels.prototypes import along
@@ -149,7 +149,7 @@ class FedAlign(LocalAveraging):
             shared=layout.shared,
             head=layout.head,
             channels=(*up, Channel(F1, "down", (CLASSES,))),
-            class_weight=OWNERS,
+            class_weight=OWNED_CLASSES,
             why=_WHY,
         )
 

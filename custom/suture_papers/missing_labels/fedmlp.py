@@ -61,7 +61,7 @@ from suture.methods.base import (
 )
 from suture.methods.class_weights import ClassWeights
 from suture.methods.composed import Composed
-from suture.methods.roles import Needs, Part
+from suture.methods.roles import Component, Requirements
 from suture.models.classifier import Classifier, Layout, frozen_copy
 from suture.protocol.egress import Egress
 from suture.protocol.messages import TaskData, Update
@@ -84,7 +84,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @validated(frozen=True, config=STRICT)
-class Tagging(Part):
+class Tagging(Component):
     """Which images are tagged in a round, class by class.
 
     Attributes:
@@ -94,7 +94,7 @@ class Tagging(Part):
             fewer than 1 / share images without labels of a class tags none.
     """
 
-    needs: ClassVar[Needs] = Needs(
+    needs: ClassVar[Requirements] = Requirements(
         label_types=("multilabel",),
         view="all",
         unknown="masked",

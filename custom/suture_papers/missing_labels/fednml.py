@@ -41,7 +41,7 @@ from suture.learning.training import LocalRound, LocalTraining, Objective, SiteC
 from suture.methods.base import About, Phase, hyperparameters, in_two
 from suture.methods.class_weights import ClassWeights
 from suture.methods.composed import Composed
-from suture.methods.roles import Needs, Part
+from suture.methods.roles import Component, Requirements
 from suture.models.classifier import Classifier, Layout, frozen_copy
 from suture.protocol.egress import CLASSES, Channel, Egress
 from suture.protocol.messages import TaskData, Update
@@ -66,14 +66,14 @@ TEACHER = 0.8
 
 
 @validated(frozen=True, config=STRICT)
-class SoftLabels(Part):
+class SoftLabels(Component):
     """How labels are refined.
 
     Attributes:
         every: rounds from one refinement to the next.
     """
 
-    needs: ClassVar[Needs] = Needs(
+    needs: ClassVar[Requirements] = Requirements(
         label_types=("multilabel",),
         view="all",
         unknown="masked",

@@ -35,7 +35,7 @@ from suture.learning.training import LocalRound, SiteContext
 from suture.methods.averaging import owned
 from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed
-from suture.methods.roles import Needs, Step, Term, Value, all_labelled
+from suture.methods.roles import LossTerm, Requirements, Step, Value, all_labelled
 
 _SMOOTH = 1e-6
 """Of the published program: l_i is finite where p_i is 1."""
@@ -71,7 +71,7 @@ def _mean(values: Tensor) -> Tensor:
 
 
 @validated(frozen=True, config=STRICT)
-class PositiveUnlabelled(Term):
+class PositiveUnlabelled(LossTerm):
     """What unlabelled images teach of the classes that the site annotates.
 
     Attributes:
@@ -79,7 +79,7 @@ class PositiveUnlabelled(Term):
         prior: pi of every class of I_k, and rho; 0 where all images of these classes are labelled.
     """
 
-    needs: ClassVar[Needs] = Needs(
+    needs: ClassVar[Requirements] = Requirements(
         label_types=("multiclass",),
         view="all",
         unknown="negative",

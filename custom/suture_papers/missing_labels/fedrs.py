@@ -29,12 +29,12 @@ from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.averaging import owned
 from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed
-from suture.methods.roles import Needs, Part, Supervised, class_counts
+from suture.methods.roles import Component, Requirements, Supervised, class_counts
 from suture.protocol.messages import TaskData
 
 
 @validated(frozen=True, config=STRICT)
-class Restricted(Part):
+class Restricted(Component):
     """How logits are restricted: a_c z_c.
 
     Attributes:
@@ -43,7 +43,7 @@ class Restricted(Part):
             classes of a site are restricted, too.
     """
 
-    needs: ClassVar[Needs] = Needs(
+    needs: ClassVar[Requirements] = Requirements(
         view="all", unknown="negative", why="restricts how a site teaches that classes of others are absent"
     )
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5

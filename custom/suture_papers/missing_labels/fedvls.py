@@ -33,7 +33,7 @@ from suture.learning.losses import masked_ce
 from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed
-from suture.methods.roles import Needs, Step, Supervised, Term, Value, all_labelled, class_counts
+from suture.methods.roles import LossTerm, Requirements, Step, Supervised, Value, all_labelled, class_counts
 from suture.protocol.messages import TaskData
 
 _ABSENT = 1e-9
@@ -48,7 +48,7 @@ class LogitSuppression(Supervised):
         weight: s.
     """
 
-    needs: ClassVar[Needs] = Needs(label_types=("multiclass",))
+    needs: ClassVar[Requirements] = Requirements(label_types=("multiclass",))
 
     weight: Annotated[float, Field(ge=0)] = 0.005
 
@@ -82,14 +82,14 @@ def suppressed(logits: Tensor, y: Tensor, prior: Tensor, *, every: bool = False)
 
 
 @validated(frozen=True, config=STRICT)
-class VacantDistillation(Term):
+class VacantDistillation(LossTerm):
     """The Kullback-Leibler divergence to the received model among the classes without images at the site.
 
     Attributes:
         weight: lambda; the authors' example on CIFAR-10 has .1.
     """
 
-    needs: ClassVar[Needs] = Needs(
+    needs: ClassVar[Requirements] = Requirements(
         label_types=("multiclass",), view="all", why="keeps what the received model knows of others' classes"
     )
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.learning.training import SiteContext
-from suture.protocol.egress import ANY, CLASSES, Channel
+from suture.protocol.egress import CLASSES, VARIABLE, Channel
 
 _OF = "images"
 """Name of a checksum of the images that it remembers something of."""
@@ -18,7 +18,7 @@ _OF = "images"
 
 def memory(**dtypes: str) -> tuple[Channel, ...]:
     """Declare tensors of each training image and class, of the given types, which `remember` keeps."""
-    of_images = (Channel(name, "site", (CLASSES, ANY), dtype) for name, dtype in dtypes.items())
+    of_images = (Channel(name, "site", (CLASSES, VARIABLE), dtype) for name, dtype in dtypes.items())
     return (*of_images, Channel(_OF, "site", (), "torch.int64"))
 
 

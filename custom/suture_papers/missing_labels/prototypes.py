@@ -18,7 +18,7 @@ from suture.learning.training import SiteContext, ready_inputs
 from suture.methods.averaging import WeightedMean, owned
 from suture.models.classifier import Layout
 from suture.protocol.disclosure import near
-from suture.protocol.egress import ALIKE, CLASSES, IMAGES, Channel, Egress
+from suture.protocol.egress import CLASSES, NUM_SAMPLES, SCALE_OF_MODEL, Channel, Egress
 from suture.protocol.messages import Labels, Update
 
 PROTOTYPES, DEGREE = "prototypes", "learning_degree"
@@ -48,10 +48,10 @@ def declared(egress: Egress, layout: Layout) -> Egress:
     """The declaration with what a site sends of prototypes, and P and d, which the server keeps."""
     means, each = (CLASSES, 2, layout.features), (CLASSES,)
     up = (
-        Channel(PROTOTYPES, "up", means, range=ALIKE, rows="own", why=WHY[PROTOTYPES]),
+        Channel(PROTOTYPES, "up", means, range=SCALE_OF_MODEL, rows="own", why=WHY[PROTOTYPES]),
         Channel(DEGREE, "up", each, range=(0.0, 1.0), rows="others", why=WHY[DEGREE]),
-        Channel(OF_PROTOTYPES, "up", (CLASSES, 2), range=IMAGES, rows="own", why=WHY[OF_PROTOTYPES]),
-        Channel(OF_DEGREE, "up", each, range=IMAGES, rows="others", why=WHY[OF_DEGREE]),
+        Channel(OF_PROTOTYPES, "up", (CLASSES, 2), range=NUM_SAMPLES, rows="own", why=WHY[OF_PROTOTYPES]),
+        Channel(OF_DEGREE, "up", each, range=NUM_SAMPLES, rows="others", why=WHY[OF_DEGREE]),
     )
     down = (Channel(PROTOTYPES, "down", means), Channel(DEGREE, "down", each))
     return replace(egress, channels=(*egress.channels, *up, *down))

@@ -35,12 +35,12 @@ from suture.methods.averaging import WeightedMean
 from suture.methods.base import About, GlobalModel, RoundContext, hyperparameters
 from suture.methods.class_weights import ClassWeights
 from suture.methods.composed import Composed
-from suture.methods.roles import Needs, Part, class_counts
+from suture.methods.roles import Component, Requirements, class_counts
 from suture.models import ModelSpec
 from suture.models.classifier import Layout
 from suture.models.heads import head_rows
 from suture.protocol.egress import CLASSES, Channel, Egress
-from suture.protocol.messages import TaskData, Update, by_name
+from suture.protocol.messages import TaskData, Update, align_rows
 from suture_papers.rare_classes.federated_features import FederatedFeatures, head_gradient
 from suture_papers.rare_classes.siamese import siamese
 
@@ -49,7 +49,7 @@ GRADIENTS, RETRAINED, FEATURES = "class_gradients", "retrained", "features"
 
 
 @validated(frozen=True, config=STRICT)
-class ClassGradients(Part):
+class ClassGradients(Component):
     """The gradients of the head that a site measures.
 
     Attributes:
@@ -57,7 +57,7 @@ class ClassGradients(Part):
         images: the most images of a draw.
     """
 
-    needs: ClassVar[Needs] = Needs(
+    needs: ClassVar[Requirements] = Requirements(
         label_types=("multiclass",), view="all", why="are compared over the classes of all sites"
     )
     draws: Annotated[int, Field(ge=1, le=LIMIT)] = 10
@@ -194,7 +194,7 @@ def mean_gradients(previous: GlobalModel, updates: Iterable[Update]) -> tuple[Te
     for update in updates:
         sent = update.channels[GRADIENTS]
         has = sent.flatten(1).any(dim=1)
-        mean.add_rows(update.labels, {GRADIENTS: by_name(sent, update.labels, labels, axis=1)}, has)
+        mean.add_rows(update.labels, {GRADIENTS: align_rows(sent, update.labels, labels, axis=1)}, has)
     return mean.head()[GRADIENTS], mean.class_weights.nonzero().flatten()
 
 

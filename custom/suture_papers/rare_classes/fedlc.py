@@ -25,7 +25,7 @@ from suture.learning.losses import masked_ce
 from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed
-from suture.methods.roles import Needs, Supervised, class_counts
+from suture.methods.roles import Requirements, Supervised, class_counts
 from suture.protocol.messages import TaskData
 
 _FEWEST = 1e-8
@@ -41,7 +41,7 @@ class Calibrated(Supervised):
         denominator: of the softmax: ``keep`` the true class in it, or leave it out, as the ``paper`` does.
     """
 
-    needs: ClassVar[Needs] = Needs(label_types=("multiclass",))
+    needs: ClassVar[Requirements] = Requirements(label_types=("multiclass",))
     tau: Annotated[float, Field(ge=0)] = 0.5
     denominator: Literal["keep", "paper"] = "keep"
 

@@ -24,7 +24,7 @@ from suture.learning.losses import ce_of_rows
 from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed
-from suture.methods.roles import Needs, Supervised
+from suture.methods.roles import Requirements, Supervised
 from suture.protocol.messages import TaskData
 
 
@@ -36,7 +36,7 @@ class Focal(Supervised):
         gamma: how little an image counts that the model gets right; 2 in the paper and in Fed-MAS's program.
     """
 
-    needs: ClassVar[Needs] = Needs(label_types=("multiclass",))
+    needs: ClassVar[Requirements] = Requirements(label_types=("multiclass",))
     gamma: Annotated[float, Field(ge=0)] = 2.0
 
     def of(self, site: SiteContext, received: TaskData, round_: LocalRound) -> Loss:

@@ -30,7 +30,7 @@ from suture.learning.losses import ce_of_rows
 from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.base import About, hyperparameters
 from suture.methods.composed import Composed
-from suture.methods.roles import Needs, Supervised, class_counts
+from suture.methods.roles import Requirements, Supervised, class_counts
 from suture.models import ModelSpec
 from suture.models.heads import SCALE
 from suture.protocol.messages import TaskData
@@ -47,7 +47,7 @@ class LabelDistributionMargin(Supervised):
             whole rounds; with 1 they never are.
     """
 
-    needs: ClassVar[Needs] = Needs(label_types=("multiclass",))
+    needs: ClassVar[Requirements] = Requirements(label_types=("multiclass",))
     largest: Annotated[float, Field(ge=0)] = 0.5
     beta: Annotated[float, Field(ge=0, lt=1)] = 0.9999
     start: Annotated[float, Field(ge=0, le=1)] = 0.8

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from suture.core.errors import DataError
 from suture.core.labels import LabelSet
 from suture.data.dataset import ReleaseConfig
-from suture.data.layouts import Layout
+from suture.data.published import PublishedTable
 from suture.data.readers import DataSet
 from suture.data.reading import Reading, Sheet, fault, read_sheet, restricted, row_faults, rows_text
 from suture.data.split import Codes, classes, divided, stratified
@@ -188,8 +188,8 @@ FLAMBY = DataSet(
     read_flamby,
     "ISIC 2019 as FLamby divides it: its split CSV, or the list of one of six centres",
     (
-        Layout("ISIC 2019 of FLamby", ("image", *SPELLINGS, "center", "fold"), {"split": "official"}),
-        Layout(
+        PublishedTable("ISIC 2019 of FLamby", ("image", *SPELLINGS, "center", "fold"), {"split": "official"}),
+        PublishedTable(
             "ISIC 2019",
             ("image", *SPELLINGS, "UNK"),
             {"split": "images"},

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from suture.core.errors import DataError, nearest
 from suture.core.labels import LabelSet
 from suture.data.dataset import ReleaseConfig
-from suture.data.layouts import Layout
+from suture.data.published import PublishedTable
 from suture.data.readers import DataSet
 from suture.data.reading import Reading, Sheet, beside, fault, read_sheet, restricted, row_faults, rows_text
 from suture.data.split import by_patient
@@ -157,9 +157,9 @@ ISIC = DataSet(
     read_isic,
     "ISIC 2018 Task 3 / HAM10000 in its official formats: ground truth or metadata CSV",
     (
-        Layout(
+        PublishedTable(
             "ISIC 2018 Task 3", ("image", *SPELLINGS), {"split": "images"}, {GROUPINGS: {"split": "lesions"}}
         ),
-        Layout("HAM10000", ("lesion_id", "image_id", "dx", "dx_type"), {"split": "lesions"}),
+        PublishedTable("HAM10000", ("lesion_id", "image_id", "dx", "dx_type"), {"split": "lesions"}),
     ),
 )

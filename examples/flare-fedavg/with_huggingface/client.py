@@ -7,7 +7,7 @@ import torch
 from net import Net
 
 from data import load
-from suture.flare.client import receive, send
+from suture.sdk import receive, send
 
 flare.init()
 x, y = load(flare.get_site_name(), labels := sys.argv[1:])  # the job names to each site its own classes

@@ -8,7 +8,7 @@ from net import Net
 from torch.utils.data import DataLoader, TensorDataset
 
 from data import load
-from suture.flare.client import receive, send
+from suture.sdk import receive, send
 
 flare.init()
 x, y = load(flare.get_site_name(), labels := sys.argv[1:])  # the job names to each site its own classes

@@ -32,8 +32,8 @@ from suture.flare.components import MethodAggregator
 from suture.flare.components.aggregator import _Updates
 from suture.methods import METHODS
 from suture.methods.base import GlobalModel, Method
-from suture.methods.exchange import layout_of, with_channels
-from suture.protocol.egress import ALIKE, IMAGES, OWNERS, WEIGHT, Channel
+from suture.methods.sharing import layout_of, with_channels
+from suture.protocol.egress import NUM_SAMPLES, OWNED_CLASSES, SCALE_OF_MODEL, WEIGHT, Channel
 from suture.protocol.messages import Update
 
 LABELS = ("Edema", "Hernia", "Mass", "Nodule", "Pneumonia")
@@ -169,13 +169,13 @@ def _channel(channel: Channel, name: str, rows: int, own: Tensor, n: int, rng: t
     """What a site sends of a channel, as it is declared."""
     shape, dtype = channel.forms[name]
     shape = tuple(rows if length == -1 else length for length in shape)
-    if channel.range in (None, ALIKE):
+    if channel.range in (None, SCALE_OF_MODEL):
         low, high = -1.0, 1.0
     else:
-        low, high = (0.0, float(n)) if channel.range == IMAGES else channel.range  # type: ignore[assignment]
+        low, high = (0.0, float(n)) if channel.range == NUM_SAMPLES else channel.range  # type: ignore[assignment]
         low, high = max(low, -1e3), min(high, 1e3)
     values = _numbers(rng, shape, low, high)
-    if channel.range == IMAGES or "int" in dtype:
+    if channel.range == NUM_SAMPLES or "int" in dtype:
         values = values.floor()
     if channel.rows is not None:
         shown = own if channel.rows == "own" else ~own
@@ -188,16 +188,16 @@ def random_update(method: Method, model: GlobalModel, own: tuple[str, ...], n: i
     rng = torch.Generator().manual_seed(seed)
     labels = own if method.labels.view != "all" else model.labels
     egress = method.egress(layout_of(model, method))
-    shared, head = method.exchange.parts(model.shared, model.rows(labels))
+    shared, head = method.sharing.parts(model.shared, model.rows(labels))
     drawn = [
         {name: torch.randn(t.shape, generator=rng) for name, t in part.items()} for part in (shared, head)
     ]
-    low, high = (n, n) if egress.weight == IMAGES else egress.weight
+    low, high = (n, n) if egress.weight == NUM_SAMPLES else egress.weight
     weight = float(_numbers(rng, (), low, min(high, 1e3)))
     mine = torch.tensor([name in own for name in labels])
     if egress.class_weight == WEIGHT:
         rows = torch.full((len(labels),), weight, dtype=torch.float64)
-    elif egress.class_weight == OWNERS:
+    elif egress.class_weight == OWNED_CLASSES:
         rows = weight * mine.double()
     else:
         low, high = egress.class_weight  # type: ignore[misc]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
-from suture.methods.exchange import Exchange
+from suture.methods.sharing import SharingSpec
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier
 from suture.models.encoders import described
@@ -141,7 +141,7 @@ def test_a_swin_transformer_shares_no_table_of_indices() -> None:
     model = built("torchvision:swin_t", 64)
     assert all(t.is_floating_point() for t in model.state_dict().values())
     assert not model.norm_names
-    assert Exchange("frozen").shared(model) == Exchange("average").shared(model)
+    assert SharingSpec("frozen").shared(model) == SharingSpec("average").shared(model)
 
 
 @pytest.mark.complete

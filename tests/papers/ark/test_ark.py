@@ -15,10 +15,10 @@ from suture.core.labels import LabelType
 from suture.data.batch import Batch
 from suture.learning.training import Fitted, SiteContext
 from suture.methods.base import GlobalModel, Phase, RoundContext
-from suture.methods.exchange import with_channels
+from suture.methods.sharing import with_channels
 from suture.methods.surgical import SurgicalAggregation
 from suture.models.classifier import frozen_copy
-from suture.protocol.egress import prefixed, within
+from suture.protocol.egress import add_prefix, strip_prefix
 from suture.protocol.messages import Update, ones
 from suture.simulation import trial
 from suture.simulation.method_checks import SMALL
@@ -76,7 +76,7 @@ def test_a_site_goes_on_from_the_rows_that_it_kept() -> None:
 
 def kept_rows(site: SiteContext, value: float = 0.0) -> dict[str, Tensor]:
     rows = {name: t for name, t in site.model.state_dict().items() if name.startswith("head.")}
-    return prefixed(ROWS, {name: torch.full(t.shape, value) for name, t in rows.items()})
+    return add_prefix(ROWS, {name: torch.full(t.shape, value) for name, t in rows.items()})
 
 
 @BOTH
@@ -118,7 +118,7 @@ def test_a_site_starts_from_the_student_and_compares_with_the_teacher(
 
     monkeypatch.setattr(Ark, "objective", record)
     monkeypatch.setattr(ark, "fit", one_step)
-    received = replace(task, channels=prefixed(LAG, lag))
+    received = replace(task, channels=add_prefix(LAG, lag))
     update, state = Ark().train(site, received, replace(ROUND, kept=kept_rows(site, 7.0)))
     assert not begun["training"]
     for name, tensor in task.shared.items():
@@ -127,7 +127,7 @@ def test_a_site_starts_from_the_student_and_compares_with_the_teacher(
     for name, rows in task.head.items():
         assert bool((begun["model"][name] == 7.0).all())
         assert torch.equal(begun["teacher"][name], rows + 0.5)
-    own = within(ROWS, state)
+    own = strip_prefix(ROWS, state)
     assert own.keys() == update.head.keys()
     assert all(torch.equal(own[name], rows) for name, rows in update.head.items())
 

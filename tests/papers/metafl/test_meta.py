@@ -18,7 +18,7 @@ from suture.data.batch import Batch, Samples
 from suture.learning.losses import masked_loss
 from suture.learning.training import SiteContext
 from suture.methods.base import GlobalModel, Phase, RoundContext
-from suture.methods.exchange import with_channels
+from suture.methods.sharing import with_channels
 from suture.models import ModelSpec, build
 from suture.models.backbones import TextLSTM
 from suture.models.classifier import Classifier, load_tensors, split_state
@@ -63,7 +63,7 @@ def test_two_steps_on_a_parabola(order: int, gradient: float, after: float) -> N
     method = MetaFL(server=ServerStep("sgd", 0.5))
     updates = [Update(1, (), {"w": g}, {}, ones(()), kind="gradient") for g in grads]
     model = with_channels(GlobalModel((), {"w": torch.ones(1, dtype=torch.float64)}, {}), method)
-    assert stepped(method.exchange, model, updates, method.server).shared["w"].item() == pytest.approx(after)
+    assert stepped(method.sharing, model, updates, method.server).shared["w"].item() == pytest.approx(after)
 
 
 def test_equal_losses_with_different_gradients_move_the_server_differently() -> None:
@@ -74,7 +74,7 @@ def test_equal_losses_with_different_gradients_move_the_server_differently() -> 
             1, (), {"w": torch.tensor([sign])}, {}, ones(()), kind="gradient", scalars={"query_loss": 0.7}
         )
         model = with_channels(GlobalModel((), {"w": torch.zeros(1)}, {}), MetaFL())
-        moved.append(stepped(MetaFL().exchange, model, [update], ServerStep()).shared["w"].item())
+        moved.append(stepped(MetaFL().sharing, model, [update], ServerStep()).shared["w"].item())
     assert moved == pytest.approx([-1e-3, 1e-3])
 
 
@@ -97,7 +97,7 @@ def test_fl_counts_every_site_once_or_by_its_samples() -> None:
 def test_half_of_the_text_model() -> None:
     model = text_model(1)
     state = model.state_dict()
-    half = {name: len(t) for name, t in PMFL().exchange.parts(state, {})[0].items()}
+    half = {name: len(t) for name, t in PMFL().sharing.parts(state, {})[0].items()}
     assert half.pop("backbone.embedding.weight") == 10
     assert half.keys() == {
         name for name in state if ".lstm." in name
@@ -146,9 +146,9 @@ def federation(
     for round_ in range(1, rounds + 1):
         updates = []
         for i, site in enumerate(SITES):
-            shared, rows = method.exchange.parts(server.shared, server.head)
+            shared, rows = method.sharing.parts(server.shared, server.head)
             model = models[site]
-            load_tensors(model, method.exchange.put(model.state_dict(), {**shared, **rows}))
+            load_tensors(model, method.sharing.put(model.state_dict(), {**shared, **rows}))
             update, _ = train_round(
                 method,
                 context(site, model, silo(i, sizes[i])),
@@ -272,9 +272,7 @@ def test_rows_that_do_not_cross_stay_bitwise_as_they_were() -> None:
 def test_a_round_of_pmfl_moves_half_of_what_fl_moves() -> None:
     state, head = split_state(text_model(0).state_dict())
     size = {
-        kind.about.name: sum(
-            t.numel() for group in kind().exchange.parts(state, head) for t in group.values()
-        )
+        kind.about.name: sum(t.numel() for group in kind().sharing.parts(state, head) for t in group.values())
         for kind in (FL, MetaFL, PMFL)
     }
     assert size["fl"] == size["metafl"] == 41_537 + 128 * WORDS
@@ -283,9 +281,9 @@ def test_a_round_of_pmfl_moves_half_of_what_fl_moves() -> None:
 
 def test_a_site_of_pmfl_keeps_its_whole_model() -> None:
     model = text_model(0)
-    assert set(PMFL().exchange.local(model)) == set(model.state_dict())
-    assert not MetaFL().exchange.local(model)
-    assert PMFL().exchange.shared(model) == tuple(
+    assert set(PMFL().sharing.local(model)) == set(model.state_dict())
+    assert not MetaFL().sharing.local(model)
+    assert PMFL().sharing.shared(model) == tuple(
         sorted(n for n in model.state_dict() if n.startswith("backbone"))
     )
 

@@ -18,7 +18,7 @@ from suture.data.batch import Samples
 from suture.data.config import TrainingConfig
 from suture.learning.training import SiteContext
 from suture.methods import METHODS
-from suture.methods.exchange import Exchange, Share
+from suture.methods.sharing import Share, SharingSpec
 from suture.models import ModelSpec, build
 from suture.protocol.messages import Abstain, TaskData
 from suture.protocol.packing import load
@@ -168,8 +168,8 @@ def test_half_of_the_units_of_an_lstm() -> None:
 
 def test_rows_go_back_to_their_places() -> None:
     share, whole = Share(0.5), {"x": torch.arange(5.0), "head.bias": torch.zeros(1)}
-    part = Exchange(share=share).parts(whole, {})[0]
+    part = SharingSpec(share=share).parts(whole, {})[0]
     assert part.keys() == {"x"}
-    again = Exchange(share=share).put(whole, {"x": torch.tensor([7.0, 8.0])})
+    again = SharingSpec(share=share).put(whole, {"x": torch.tensor([7.0, 8.0])})
     assert again["x"].tolist() == [7, 8, 2, 3, 4]
-    assert torch.equal(Exchange(share=share).put(whole, part)["x"], whole["x"])
+    assert torch.equal(SharingSpec(share=share).put(whole, part)["x"], whole["x"])

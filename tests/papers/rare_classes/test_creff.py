@@ -21,9 +21,9 @@ from suture.core.errors import ConfigError
 from suture.core.seeds import generator_for, seed_for
 from suture.learning.training import SiteContext, ready_inputs
 from suture.methods.base import GlobalModel, Phase, RoundContext
-from suture.methods.exchange import with_channels
 from suture.methods.fedavg import FedAvg
 from suture.methods.retraining import Retraining
+from suture.methods.sharing import with_channels
 from suture.models import ModelSpec
 from suture.protocol.messages import Update, ones
 from suture.simulation.trial import SITES, Trial

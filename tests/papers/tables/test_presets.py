@@ -160,5 +160,5 @@ def test_the_presets_of_surgical_aggregation_are_the_papers_settings(name: str) 
         local = job.method.local
         decays = {"final_lr": 1e-5} if run.row.endswith("decay") else {}
         assert local == replace(PAPER, **decays)
-        pooled = job.method.about.pooled or job.method.exchange.personal == "model"
+        pooled = job.method.about.pooled or job.method.sharing.personal == "model"
         assert not pooled or job.method.batch_norm == "average", "the paper's references train batch norm"

@@ -3,13 +3,21 @@
 import json
 from typing import Literal
 
-from suture.core.errors import DataError
-from suture.core.labels import canonical
-from suture.data.dataset import DatasetConfig
-from suture.data.layouts import Layout
-from suture.data.readers import DataSet
-from suture.data.reading import Reading, Sheet, indicators, read_lines, restricted, row_faults
-from suture.data.table import SPLITS, Table
+from suture.sdk import (
+    SPLITS,
+    DataError,
+    DataSet,
+    DatasetConfig,
+    PublishedTable,
+    Reading,
+    Sheet,
+    Table,
+    canonical,
+    indicators,
+    read_lines,
+    restricted,
+    row_faults,
+)
 
 KEYS = ("file", "person", "findings", "part")
 
@@ -59,5 +67,5 @@ def read_lines_table(config: LinesConfig) -> Reading:
 
 
 LINES = DataSet(
-    LinesConfig, read_lines_table, "lines: JSON Lines of images", (Layout("lines of JSON", KEYS),)
+    LinesConfig, read_lines_table, "lines: JSON Lines of images", (PublishedTable("lines of JSON", KEYS),)
 )

@@ -16,7 +16,7 @@ from suture.core.printable import number_of
 from suture.data.closing import closed
 from suture.data.dataset import DatasetConfig
 from suture.data.images import ImageSource, present
-from suture.data.layouts import Layout
+from suture.data.published import PublishedTable
 from suture.data.readers.fhir import FhirConfig, read_fhir
 from suture.data.readers.hospital import HospitalConfig, read_hospital
 from suture.data.readers.omop import OmopConfig, read_omop
@@ -34,13 +34,13 @@ class DataSet:
         config: the keys of ``[data]`` for this data set.
         read: reads the table of such a configuration.
         description: one line for people.
-        layouts: tables by which `suture init` recognises this data set.
+        published: tables by which `suture init` recognises this data set.
     """
 
     config: type[DatasetConfig]
     read: Callable[[Any], Reading]
     description: str
-    layouts: tuple[Layout, ...] = ()
+    published: tuple[PublishedTable, ...] = ()
 
 
 DATASETS: Registry[DataSet] = Registry(

@@ -21,7 +21,7 @@ from suture.federation.server.state import RunState
 from suture.learning.evaluation import NOTHING
 from suture.learning.metrics import mean_defined
 from suture.methods.base import GlobalModel, RoundContext
-from suture.methods.exchange import check_channels
+from suture.methods.sharing import check_channels
 from suture.protocol.check import all_finite
 from suture.protocol.messages import Metrics, Update
 
@@ -137,7 +137,7 @@ class Aggregator:
         if by_loss and loss is not None:
             every = {key: value for of in parts.values() for key, value in of.items()}
             standings = standings.after_losses(Best(number, -loss, auroc or 0.0, every))
-        if self.plan.method.exchange.personal == "model":
+        if self.plan.method.sharing.personal == "model":
             found = {s: Best(number, -value, own[s] or 0.0, parts[s]) for s, value in losses.items()}
             standings = standings.after_own(found)
         return replace(state, pending=line, standings=standings)

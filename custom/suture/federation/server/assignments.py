@@ -12,10 +12,10 @@ from torch import Tensor
 from suture.federation.expectation import expected_answer
 from suture.federation.server.registry import SiteRegistry
 from suture.methods.base import GlobalModel, Method
-from suture.methods.exchange import layout_of
+from suture.methods.sharing import layout_of
 from suture.protocol.check import AllowedReply
 from suture.protocol.decisions import Decision, Rule
-from suture.protocol.egress import Egress, in_order
+from suture.protocol.egress import Egress, reorder_axis
 from suture.protocol.messages import Labels, MaskTask, TaskData, TaskName
 from suture.protocol.precision import Transport
 
@@ -95,7 +95,7 @@ class Assigner:
     @cached_property
     def _exchanged(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The shared tensors, and the head's rows, as far as they are exchanged in each round."""
-        return self.method.exchange.parts(self.model.shared, self.model.head)
+        return self.method.sharing.parts(self.model.shared, self.model.head)
 
     @cached_property
     def _egress(self) -> Egress:
@@ -105,9 +105,9 @@ class Assigner:
         """Return the head's rows of some classes, and what goes down besides: the facts and the channels."""
         model, every = self.model, self.registry.labels
         facts, down = self._egress.forms("facts"), self._egress.forms("down")
-        told = {name: in_order(facts[name], tensor, every, labels) for name, tensor in self.facts.items()}
+        told = {name: reorder_axis(facts[name], tensor, every, labels) for name, tensor in self.facts.items()}
         for name, form in down.items():
-            told[name] = in_order(form, model.channels[name], model.labels, labels)
+            told[name] = reorder_axis(form, model.channels[name], model.labels, labels)
         return model.rows(labels), told
 
     def _payload(self, task: Task, site: str, rows: Labels, rows_of: Callable[[Labels], _Rows]) -> TaskData:
@@ -138,7 +138,7 @@ class Assigner:
             rows: the head's rows of the classes that it may see.
         """
         model = self.model
-        if self.method.exchange.share is not None:  # a site begins with a whole model of its own
+        if self.method.sharing.share is not None:  # a site begins with a whole model of its own
             return {**model.fixed, **model.shared, **rows}
         _, head = self._exchanged
         return {**model.fixed, **({} if head else rows)}

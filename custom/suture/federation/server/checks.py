@@ -48,7 +48,7 @@ def check_has_models(selection: Selection, method: Method) -> None:
     Raises:
         ConfigError: they stay at the sites.
     """
-    if selection in MEASURED_HERE and method.exchange.personal != "nothing":
+    if selection in MEASURED_HERE and method.sharing.personal != "nothing":
         raise ConfigError(
             f"{method.about.title} keeps its models at the sites, so the server cannot measure them; set "
             "selection = 'site_loss'"

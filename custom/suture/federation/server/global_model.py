@@ -15,10 +15,10 @@ from suture.core.labels import LabelSet, LabelType
 from suture.core.validation import OPEN, parse
 from suture.federation.plan import Plan
 from suture.methods.base import GlobalModel
-from suture.methods.exchange import layout_of, with_channels
+from suture.methods.sharing import layout_of, with_channels
 from suture.models import build
 from suture.models.classifier import Classifier, check_tensors, relabelled, split_state
-from suture.protocol.egress import in_order
+from suture.protocol.egress import reorder_axis
 from suture.protocol.messages import Labels
 from suture.protocol.packing import Packed
 
@@ -31,8 +31,8 @@ def initial(
     """Initialise the model for all sites. Pretrained weights are read here and nowhere else."""
     model = build(plan.model, LabelSet(labels, label_type), plan.seed, pretrained=pretrained)
     state, head = split_state(model.state_dict())
-    shared = plan.method.exchange.shared(model)
-    fixed = set(plan.method.exchange.local(model)) - {*shared, *head}
+    shared = plan.method.sharing.shared(model)
+    fixed = set(plan.method.sharing.local(model)) - {*shared, *head}
     begun = GlobalModel(
         labels,
         {name: state[name].clone() for name in shared},
@@ -49,7 +49,7 @@ def with_labels(model: GlobalModel, labels: Labels, plan: Plan) -> GlobalModel:
     spec = plan.model
     head = relabelled(model.head, model.labels, labels, plan.seed, spec.row_init, spec.name_vectors)
     forms = plan.method.egress(layout_of(model, plan.method)).forms("down", "server")
-    channels = {n: in_order(form, model.channels[n], model.labels, labels) for n, form in forms.items()}
+    channels = {n: reorder_axis(form, model.channels[n], model.labels, labels) for n, form in forms.items()}
     return replace(model, labels=labels, head=head, channels=channels)
 
 

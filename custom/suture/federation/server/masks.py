@@ -33,8 +33,8 @@ from suture.federation.server.collector import Line, UpdateCollector
 from suture.federation.server.norm_bound import LARGEST_UPDATE, distance, norm_of
 from suture.federation.server.registry import SiteRegistry
 from suture.methods.base import GlobalModel
-from suture.methods.exchange import layout_of
 from suture.methods.robust import Counted, Merged
+from suture.methods.sharing import layout_of
 from suture.models.classifier import Layout
 from suture.protocol.check import AllowedReply
 from suture.protocol.masked_updates import apart, fixed_of, received_of, ring_of
@@ -326,7 +326,7 @@ class Masks:
                 for name, values in apart(row, {n: t[i] for n, t in head.items()}).items():
                     head[name][i] = values.to(head[name].dtype)
         model = previous.moved_to({n: t.to(previous.shared[n].dtype) for n, t in mean.items()} | head)
-        norm = norm_of(*method.exchange.parts(previous.shared, previous.head))
+        norm = norm_of(*method.sharing.parts(previous.shared, previous.head))
         moved, furthest = distance(model, previous), LARGEST_UPDATE * norm * len(sent) ** 0.5
         if norm and moved > furthest:  # each row may be the longest of another site's: hence the root
             part, sites = self._suspects(model, previous, furthest)

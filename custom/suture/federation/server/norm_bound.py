@@ -17,7 +17,7 @@ from torch import Tensor
 from suture.core.errors import RejectedUpdate
 from suture.federation.server.direction import Direction, class_signs
 from suture.methods.base import GlobalModel
-from suture.protocol.egress import ALIKE, Egress
+from suture.protocol.egress import SCALE_OF_MODEL, Egress
 from suture.protocol.messages import TaskData, Update
 
 LARGEST_UPDATE = 100.0
@@ -35,7 +35,7 @@ class Norms:
         update: of its change to the parameters received, shared tensors and rows as one vector; or of its
             gradient.
         model: of these parameters.
-        channels: of each channel that is `ALIKE`: they have no common measure with one another.
+        channels: of each channel that is `SCALE_OF_MODEL`: they have no common measure with one another.
         direction: of the update; see `Direction.unit`.
     """
 
@@ -67,7 +67,7 @@ class Measure:
                     direction.add_rows(name, signs[start // row :][: len(rows)], rows)
                 else:
                     direction.add(name, start, block)
-        channels = [channel for channel in egress.going("up") if channel.range == ALIKE]
+        channels = [channel for channel in egress.going("up") if channel.range == SCALE_OF_MODEL]
         alike = {c.name: math.hypot(*(_norm(update.channels[name]) for name in c.forms)) for c in channels}
         model = math.hypot(*map(self._norm_received, base.values()))
         return Norms(math.hypot(*moved), model, alike, direction.unit())

@@ -45,7 +45,7 @@ def method_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]
     FedBN+ freezes the values of pretraining; without pretraining, each batch norm stays at mean 0 and
     variance 1. MetaFL leaves a small network no other choice: hence a note, and no error.
     """
-    notes, spec, policy = [], plan.model, plan.method.exchange.batch_norm
+    notes, spec, policy = [], plan.model, plan.method.sharing.batch_norm
     entry = encoder_of(spec)
     if spec.weights and entry.reads == "image" and entry.size not in (None, spec.size):
         notes.append(

@@ -128,7 +128,7 @@ def what_leaves(plan: Plan, layout: Layout, label_type: LabelType | None = None)
         label_type: of the federation; once it is known, label counts are listed only where they are sent.
     """
     egress = plan.method.egress(layout)
-    fields = declared(egress, local=plan.method.exchange.keep_local, transport=plan.transport)
+    fields = declared(egress, local=plan.method.sharing.keep_local, transport=plan.transport)
     uncounted = label_type is not None and label_type not in egress.counts
     return [field for field in fields if not (uncounted and field["field"] == "counts")]
 
@@ -138,7 +138,7 @@ def describe(record: Record, plan: Plan, schedule: Schedule, **facts: Any) -> No
     described, about = plan.to_dict(), plan.method.about
     method: dict[str, Any] = {"name": about.name, "title": about.title, "paper": about.paper}
     method |= {"hyperparameters": described["hyperparameters"]}
-    method |= {"personal": plan.method.exchange.personal, "pooled": about.pooled}
+    method |= {"personal": plan.method.sharing.personal, "pooled": about.pooled}
     started = record.run.get("started") if record.run.get("status") == "running" else None
     run: dict[str, Any] = {"job": schedule.name, "title": schedule.title, "method": method}
     run |= {key: described[key] for key in ("model", "augmentation")} | {"rounds": schedule.rounds}

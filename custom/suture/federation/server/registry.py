@@ -28,7 +28,7 @@ from suture.federation.server.classes import (
 )
 from suture.federation.server.collector import Line, list_reasons
 from suture.methods.base import LabelStatistics, LabelView, Method
-from suture.protocol.egress import OWNERS, Layout
+from suture.protocol.egress import OWNED_CLASSES, Layout
 from suture.protocol.messages import MOST_CLASSES, Labels, SiteInfo, Update
 
 _T = TypeVar("_T")
@@ -157,9 +157,9 @@ def senders(method: Method, trained: Mapping[str, int], sites: int) -> dict[str,
         trained: the number of sites that train each class.
         sites: of all.
     """
-    if method.exchange.personal != "nothing":
+    if method.sharing.personal != "nothing":
         return {}
-    own = method.labels.view == "own" or method.egress(Layout({}, {})).class_weight == OWNERS
+    own = method.labels.view == "own" or method.egress(Layout({}, {})).class_weight == OWNED_CLASSES
     return {name: number if own else sites for name, number in trained.items()}
 
 

@@ -93,7 +93,7 @@ def _stated(server: Server, history: Sequence[Round]) -> dict[str, Spent]:
 
 
 def _export(server: Server, model: GlobalModel) -> None:
-    if server.plan.method.exchange.personal == "nothing":
+    if server.plan.method.sharing.personal == "nothing":
         facts = {"round": server.selected_round, "job": server.record.run.get("job")}
         facts |= {"decisions": asdict(server.fitted.decisions)} if server.fitted else {}
         codes = codes_of(model.labels, server.registry.codes)
@@ -145,7 +145,7 @@ def _results(server: Server, model: GlobalModel, tested: Mapping[str, Metrics]) 
     selected, held_out = server.selected_round, server.held_out
     source: _Source = "sites' test data"
     by_site = {site: server.registry.named(site, m.classes) for site, m in sorted(tested.items())}
-    if held_out and held_out.has("test") and server.plan.method.exchange.personal == "nothing":
+    if held_out and held_out.has("test") and server.plan.method.sharing.personal == "nothing":
         source = AT_SERVER
         measured, interval = held_out.tested(model, selected, _BOOTSTRAP)
     else:

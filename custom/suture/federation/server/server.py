@@ -55,9 +55,9 @@ from suture.federation.server.selection import ModelSelection
 from suture.federation.server.state import Restored, RunState, pack_state, read_newest
 from suture.federation.store import Rounds
 from suture.methods.base import ClassFacts, GlobalModel, RoundContext
-from suture.methods.exchange import check_facts, layout_of
 from suture.methods.robust import Merged, check_fits, robustly_merged
 from suture.methods.secure_aggregation import check_secure
+from suture.methods.sharing import check_facts, layout_of
 from suture.models import WEIGHTS
 from suture.models.classifier import ENCODER
 from suture.models.weights import file_digest
@@ -171,7 +171,7 @@ class Server:
             if weights and weights not in WEIGHTS:
                 self.record.update(pretrained={"file": Path(weights).name, "sha256": file_digest(weights)})
             frozen = {n: t for n, t in model.fixed.items() if n.startswith(ENCODER) and "running_" not in n}
-            own = norm_of(*method.exchange.parts(model.shared, model.head))
+            own = norm_of(*method.sharing.parts(model.shared, model.head))
             bound = NormBound(initial=own, encoder=norm_of(frozen))
             self._commit(0, model, replace(self.state, bound=bound))
         if self.held_out:
@@ -204,7 +204,7 @@ class Server:
         plan, registry, record = self.plan, self.registry, self.record
         labels, members, rounds = list(registry.labels), registry.members, self.schedule.rounds
         added = [name for name in labels if found and name not in found.model.labels]
-        prior = plan.method.exchange.prior
+        prior = plan.method.sharing.prior
         held = {"name": prior.name, "digest": registry.prior} if prior and registry.prior else {}
         record.update(label_type=registry.label_type, prior=held)
         notes = notes_at_start(self.state, refused, registry, self.schedule.label_map)
@@ -445,7 +445,7 @@ class Server:
     @property
     def decides(self) -> bool:
         """Whether the job turns scores into decisions: of a model that is the same at every site."""
-        return self.schedule.decision is not None and self.plan.method.exchange.personal == "nothing"
+        return self.schedule.decision is not None and self.plan.method.sharing.personal == "nothing"
 
     def assign_scores(self) -> dict[str, Packed]:
         """Return the task to count the scores that the selected model gives to the sites' validation data."""
@@ -487,7 +487,7 @@ class Server:
         number = self.selected_round
         where = f"the state of round {number} in {self.states.folder}"
         model = served(read_model(self.states.read_best(number), self.plan, where), self.plan)
-        own = self.plan.method.exchange.personal == "model"
+        own = self.plan.method.sharing.personal == "model"
         return with_labels(model, self.registry.labels, self.plan) if own else model
 
     # Used by several steps

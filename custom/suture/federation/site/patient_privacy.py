@@ -94,5 +94,5 @@ def check_protected(site: str, plan: Plan, config: SiteConfig) -> None:
 def check_batch_norm(model: Classifier, plan: Plan, rounds: int) -> None:
     """Refuse a model whose batch norm would mix patients in a round; see `refuse_batch_norm`."""
     head_only = all(phase.trainable == "head" for phase in plan.method.phases(rounds))
-    train_mode(model, plan.method.exchange.batch_norm, head_only=head_only)
+    train_mode(model, plan.method.sharing.batch_norm, head_only=head_only)
     refuse_batch_norm(model)

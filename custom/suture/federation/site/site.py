@@ -34,7 +34,7 @@ from suture.models.classifier import Classifier, Layout, load_tensors
 from suture.models.priors.prior import check_width
 from suture.models.saved import save_model
 from suture.protocol.check import AllowedReply
-from suture.protocol.egress import OWNERS
+from suture.protocol.egress import OWNED_CLASSES
 from suture.protocol.masking import Identity, MaskingRefused
 from suture.protocol.messages import Evaluation, Labels, Metrics, Reply, Scores, SiteInfo, TaskData, Update
 from suture.protocol.packing import Packed, pack
@@ -153,7 +153,7 @@ class Site:
     def _masked(self, named: Labels) -> Labels:
         """Return the classes whose rows the site masks, of some."""
         own, method = self.trainer.data[0].names, self.plan.method
-        owned = method.labels.view != "all" or method.egress(Layout({}, {})).class_weight == OWNERS
+        owned = method.labels.view != "all" or method.egress(Layout({}, {})).class_weight == OWNED_CLASSES
         return tuple(name for name in named if name in own or not owned)
 
     @property
@@ -167,7 +167,7 @@ class Site:
         """Return the layout of what is exchanged; a task without tensors needs no model."""
         if task.task in ("handshake", "mask"):
             return Layout({}, {})
-        return self.plan.method.exchange.layout(self.trainer.model(task.labels))
+        return self.plan.method.sharing.layout(self.trainer.model(task.labels))
 
     def _perform(self, task: TaskData, allowed: AllowedReply) -> Reply:
         if task.task == "handshake":
@@ -244,7 +244,7 @@ class Site:
         if trained := self.states.local_model(task, state, context.model):
             load_tensors(context.model, trained)
             own = self._measure(context, "test", task.round)
-        if trained or plan.method.exchange.part_at_site:
+        if trained or plan.method.sharing.part_at_site:
             facts = {"site": self.name, "round": task.round, "experiment": plan.experiment}
             save_model(context.model, plan.model, self.folder / "model", facts)
         return Evaluation(measured, own)

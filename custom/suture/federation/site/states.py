@@ -24,7 +24,7 @@ from suture.federation.store import Rounds
 from suture.learning.optimisers import LOSS_SCALE
 from suture.models import build
 from suture.models.classifier import HEADS, Classifier, check_tensors, load_tensors, relabelled
-from suture.protocol.egress import Shapes, misfit, within
+from suture.protocol.egress import Shapes, shape_mismatch, strip_prefix
 from suture.protocol.messages import Count, Labels, TaskData
 from suture.protocol.packing import Packed, load, save
 
@@ -94,13 +94,13 @@ class States:
         """
         self._fill_encoder(task, model)
         first = {name: tensor for name, tensor in task.fixed.items() if name not in model.frozen_names}
-        share = self._method.exchange.share
+        share = self._method.sharing.share
         if first and share is not None and share.init == "own":
             seed = seed_for(self._plan.seed, self._site, "own")
             drawn = build(self._plan.model, model.labels, seed, pretrained=False).state_dict()
             first = {name: drawn[name] for name in first}
-        held = {**first, **within("fixed", state.tensors)}
-        names = [name for name in self._method.exchange.local(model) if name not in model.frozen_names]
+        held = {**first, **strip_prefix("fixed", state.tensors)}
+        names = [name for name in self._method.sharing.local(model) if name not in model.frozen_names]
         missing = [name for name in names if name not in held]
         if missing:
             raise MissingState(f"the site no longer holds {missing[0]} and {len(missing) - 1} more tensors")
@@ -130,8 +130,8 @@ class States:
 
     def local_model(self, task: TaskData, state: Packed, model: Classifier) -> dict[str, Tensor]:
         """Return the model that the site trained in the evaluated round; {} without one."""
-        trained = within("local", state.tensors)
-        if not (self._method.exchange.keep_local and trained) or state.header.get("round") != task.round:
+        trained = strip_prefix("local", state.tensors)
+        if not (self._method.sharing.keep_local and trained) or state.header.get("round") != task.round:
             return {}
         return self._with_rows(trained, task, state, model)
 
@@ -159,7 +159,7 @@ class States:
 
     def kept_by_method(self, state: Packed) -> dict[str, Tensor]:
         """Return what the method has kept, as it returned it: the optimiser state and its channels."""
-        return within("optimiser", state.tensors) | within("kept", state.tensors)
+        return strip_prefix("optimiser", state.tensors) | strip_prefix("kept", state.tensors)
 
     def save(self, task: TaskData, model: Classifier, keep: Mapping[str, Tensor], **facts: Any) -> None:
         """Store the state of a trained round.
@@ -180,24 +180,24 @@ class States:
                     f"{title} keeps {name!r} at a site and does not declare it; add a "
                     'Channel(..., way="site") to its egress'
                 )
-            if name in channels and (wrong := misfit(channels[name], tensor, len(model.labels))):
+            if name in channels and (wrong := shape_mismatch(channels[name], tensor, len(model.labels))):
                 raise ConfigError(
                     f"{title} keeps {name!r} at a site, which is {wrong}; change the tensor, or the "
                     "channel that its egress declares"
                 )
             kept[f"{'kept' if name in channels else 'optimiser'}/{name}"] = tensor.detach().cpu()
         header = {**self._training.computation, "labels": list(task.labels), "round": task.round, **facts}
-        state = Packed(self._method.exchange.stored(model) | kept, header)
+        state = Packed(self._method.sharing.stored(model) | kept, header)
         self.files.save(task.round, state, task.committed)
 
     def _channels(self, model: Classifier) -> Shapes:
         """Return the form of each tensor that the method declares to keep at a site."""
-        return self._method.egress(self._method.exchange.layout(model)).forms("site")
+        return self._method.egress(self._method.sharing.layout(model)).forms("site")
 
     def retain(self, best: int) -> None:
         """Retain the state of the best round so far, where it holds a part of the selected model."""
-        exchange = self._method.exchange
-        if exchange.part_at_site or exchange.keep_local:
+        sharing = self._method.sharing
+        if sharing.part_at_site or sharing.keep_local:
             earlier = self.files.latest(best)
             if earlier is not None:
                 self.files.keep(earlier)

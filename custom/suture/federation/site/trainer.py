@@ -33,7 +33,7 @@ from suture.methods.base import RoundContext, learns_one_sided, local_round, los
 from suture.models import build
 from suture.models.classifier import AMP_DTYPES, Classifier, load_tensors
 from suture.models.priors import Prior, load_prior
-from suture.protocol.egress import misfits
+from suture.protocol.egress import shape_mismatches
 from suture.protocol.messages import Labels, TaskData, Update
 from suture.protocol.packing import Packed
 
@@ -90,7 +90,7 @@ class Trainer:
     @cached_property
     def prior(self) -> Prior | None:
         """The frozen network that the method compares models with; it is read once."""
-        spec, own = self._plan.method.exchange.prior, self._config.training.prior
+        spec, own = self._plan.method.sharing.prior, self._config.training.prior
         if spec is None:
             return None
         return load_prior(replace(spec, path=str(own)) if own else spec)
@@ -131,15 +131,17 @@ class Trainer:
         config, method = self._config, self._plan.method
         training, privacy = config.training, config.privacy
         model = self.model(task.labels).to(training.device)
-        egress = method.egress(method.exchange.layout(model))
+        egress = method.egress(method.sharing.layout(model))
         told = {name: form for name, form in egress.forms("facts").items() if name in task.channels}
-        for name, wrong in misfits(egress.forms("down") | told, task.channels, len(task.labels)).items():
+        for name, wrong in shape_mismatches(
+            egress.forms("down") | told, task.channels, len(task.labels)
+        ).items():
             raise ConfigError(
                 f"the server's {name} of round {task.round} is {wrong}; run the same version of suture "
                 "on both sides"
             )
         own_part = self._states.own_part(task, state, model)
-        load_tensors(model, method.exchange.put(own_part, {**task.shared, **task.head}))
+        load_tensors(model, method.sharing.put(own_part, {**task.shared, **task.head}))
         (own, samples), wanted = self.data, model.labels
         if self._plan.model.reads_features:
             if self._features is None or task.fixed:

@@ -26,10 +26,10 @@ from suture.federation.server.notes import unprotected_note
 from suture.flare.components import contract
 from suture.flare.components.filters import TASK, stated_name
 from suture.methods.base import GlobalModel, LabelStatistics, Phase, RoundContext
-from suture.methods.exchange import check_channels, layout_of, with_channels
 from suture.methods.robust import RobustMerge, check_fits, robustly_merged
+from suture.methods.sharing import check_channels, layout_of, with_channels
 from suture.protocol.check import AllowedReply, all_finite
-from suture.protocol.egress import Shapes, in_order
+from suture.protocol.egress import Shapes, reorder_axis
 from suture.protocol.messages import LARGEST, Labels, SiteInfo, Update
 
 _OF_FLARE = frozenset({"client_name", "props", MetaKey.INITIAL_METRICS, MetaKey.JOB_ID, MetaKey.SITE_NAME})
@@ -134,7 +134,7 @@ class MethodAggregator(contract.ByMethod, ModelAggregator):
         if not egress.shared and not egress.head:
             raise ConfigError(f"{method.about.title} sends no weights to average; run it with `suture run`")
         self._allowed[site] = self._contract.allowed("train", layout, labels, info.labels, info.n["train"])
-        shared, head = method.exchange.parts(model.shared, model.rows(labels))
+        shared, head = method.sharing.parts(model.shared, model.rows(labels))
         tensors = self._contract.joined(shared, head)
         params = {name: contract.like(self._params[name], tensor) for name, tensor in tensors.items()}
         meta: dict[str, Any] = {contract.LABELS: list(labels), contract.PHASE: phase.name}
@@ -144,7 +144,7 @@ class MethodAggregator(contract.ByMethod, ModelAggregator):
 
     def _sent_down(self, forms: Shapes, model: GlobalModel, labels: Labels) -> dict[str, Tensor]:
         """Return what the method sends down besides, and what it makes of the sites' counts of each class."""
-        sent = {n: in_order(form, model.channels[n], model.labels, labels) for n, form in forms.items()}
+        sent = {n: reorder_axis(form, model.channels[n], model.labels, labels) for n, form in forms.items()}
         images = {site: info.n["train"] for site, info in self._sites.items()}
         counts = {site: info.counts for site, info in self._sites.items()}
         facts = self._contract.method.class_facts(

@@ -79,7 +79,7 @@ class Contract:
             RejectedUpdate: a value is no tensor and no array of numbers.
         """
         head, norms = f"{self.head}.", set[str]()
-        if self.method.exchange.batch_norm != "average":
+        if self.method.sharing.batch_norm != "average":
             norms = {name.rpartition(".")[0] for name in params if name.endswith(_STATISTICS)}
         kept = {n: as_tensor(n, value) for n, value in params.items() if n.rpartition(".")[0] not in norms}
         shared = {f"{_BACKBONE}{name}": t for name, t in kept.items() if not name.startswith(head)}
@@ -120,7 +120,7 @@ class Contract:
         check_reply(info, allowed := self.allowed("handshake", Layout({}, {}), (), info.labels, 0))
         if info.n["train"] > images:
             raise RejectedUpdate(f"{info.n['train']} training images; the declared limit is {images}")
-        if allowed.egress.weight == egress.IMAGES and not info.n["train"]:
+        if allowed.egress.weight == egress.NUM_SAMPLES and not info.n["train"]:
             raise RejectedUpdate("no training images, by which the method weights sites; name their number")
         return info
 
@@ -140,7 +140,7 @@ class Contract:
             "weight", _fixed((0, 1) if declared.over_classes else declared.weight, allowed.images)
         )
         each = _fixed(declared.class_weight, weight)
-        counted = allowed.own if declared.class_weight == egress.OWNERS else allowed.labels
+        counted = allowed.own if declared.class_weight == egress.OWNED_CLASSES else allowed.labels
         fixed = [each if name in counted else 0.0 for name in allowed.labels]
         if not isinstance(channels := meta.pop(CHANNELS, {}), Mapping):
             raise RejectedUpdate(f"channels are a {type(channels).__name__} instead of a table")

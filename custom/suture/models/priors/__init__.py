@@ -106,7 +106,7 @@ def read_prior(folder: Path, size: int | None = None, name: str = _NAME) -> Prio
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class PriorEntry:
     """An entry of the registry.
 
     Attributes:
@@ -132,18 +132,18 @@ class Entry:
         return f"{self.text}: {width}{needs}; weights: {self.licence}"
 
 
-PRIORS: Registry[Entry] = Registry(
+PRIORS: Registry[PriorEntry] = Registry(
     PRIOR_GROUP,
     "prior",
     {
-        "phantoms": Entry(
+        "phantoms": PriorEntry(
             "small CNN, MoCo v2 on the demo's phantoms; inside this package",
             lambda _path, size: read_prior(Path(__file__).parent, size, "phantoms"),
             128,
             64,
             "Apache-2.0",
         ),
-        "checkpoint": Entry(
+        "checkpoint": PriorEntry(
             "what `suture pretrain` wrote",
             read_prior,
             None,
@@ -153,7 +153,7 @@ PRIORS: Registry[Entry] = Registry(
         ),
     },
     "a suture.models.priors.Entry",
-    lambda entry: isinstance(entry, Entry),
+    lambda entry: isinstance(entry, PriorEntry),
 )
 
 

@@ -12,7 +12,7 @@ from suture.data.reading import Sheet
 
 
 @dataclass(frozen=True)
-class Layout:
+class PublishedTable:
     """A published table.
 
     Attributes:
@@ -45,8 +45,8 @@ class Layout:
 
 
 HOSPITAL = (
-    Layout("BRAX", ("DicomPath", "PngPath", "PatientID", "Cardiomegaly")),
-    Layout(
+    PublishedTable("BRAX", ("DicomPath", "PngPath", "PatientID", "Cardiomegaly")),
+    PublishedTable(
         "PadChest",
         ("ImageID", "ImageDir", "PatientID", "Labels", "Localizations"),
         {
@@ -54,26 +54,28 @@ HOSPITAL = (
             "values": dict.fromkeys(("exclude", "unchanged", "suboptimal study"), "unknown"),
         },
     ),
-    Layout("VinDr-CXR, labels by radiologist", ("image_id", "rad_id", "Aortic enlargement", "Cardiomegaly")),
-    Layout(
+    PublishedTable(
+        "VinDr-CXR, labels by radiologist", ("image_id", "rad_id", "Aortic enlargement", "Cardiomegaly")
+    ),
+    PublishedTable(
         "VinDr-CXR, boxes", ("image_id", "class_name", "rad_id", "x_min"), {"finding_column": "class_name"}
     ),
-    Layout(
+    PublishedTable(
         "RSNA Pneumonia Detection Challenge",
         ("patientId", "x", "y", "width", "height", "Target"),
         {"patient_column": "patientId", "labels": ["Target"], "synonyms": {"Target": "Pneumonia"}},
     ),
-    Layout(
+    PublishedTable(
         "ISIC 2020",
         ("image_name", "patient_id", "diagnosis", "benign_malignant", "target"),
         {"labels": ["target"], "synonyms": {"target": "Melanoma"}},
     ),
-    Layout(
+    PublishedTable(
         "ISIC archive",
         ("isic_id", "lesion_id", "diagnosis_1", "diagnosis_3"),
         {"finding_column": "diagnosis_3", "synonyms": {"Melanoma, NOS": "Melanoma"}},
     ),
-    Layout(
+    PublishedTable(
         "Shenzhen and Montgomery chest X-rays",
         ("label",),
         {"labels": ["label"], "synonyms": {"label": "Tuberculosis"}},

@@ -16,7 +16,7 @@ from suture.core.errors import ConfigError
 from suture.core.validation import STRICT
 from suture.models.classifier import HEADS, Classifier, Layout, NormPolicy, split_state
 from suture.models.priors import PriorSpec
-from suture.protocol.egress import blank, misfits
+from suture.protocol.egress import shape_mismatches, zeros
 
 if TYPE_CHECKING:
     from suture.methods.base import ClassFacts, GlobalModel, Method
@@ -55,7 +55,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class SharingSpec:
     """Which tensors of the model travel in each round, and what a site stores and holds of its own.
 
     What does not travel in each round is sent once, before the first, and then is the site's own.
@@ -156,13 +156,13 @@ class Exchange:
 
 def layout_of(model: GlobalModel, method: Method) -> Layout:
     """The layout of what is exchanged each round, by the server's model."""
-    return Layout.of(*method.exchange.parts(model.shared, model.head), model.buffers)
+    return Layout.of(*method.sharing.parts(model.shared, model.head), model.buffers)
 
 
 def with_channels(model: GlobalModel, method: Method) -> GlobalModel:
     """The model with the channels of the method as they begin."""
     forms = method.egress(layout_of(model, method)).forms("down", "server")
-    return replace(model, channels={name: blank(form, len(model.labels)) for name, form in forms.items()})
+    return replace(model, channels={name: zeros(form, len(model.labels)) for name, form in forms.items()})
 
 
 def check_channels(model: GlobalModel, method: Method) -> None:
@@ -172,7 +172,7 @@ def check_channels(model: GlobalModel, method: Method) -> None:
         ConfigError: names the first one.
     """
     forms = method.egress(layout_of(model, method)).forms("down", "server")
-    for name, wrong in misfits(forms, model.channels, len(model.labels)).items():
+    for name, wrong in shape_mismatches(forms, model.channels, len(model.labels)).items():
         raise ConfigError(
             f"{method.about.title} aggregates to a model whose channel {name!r} is {wrong}; return every "
             "channel that its egress declares as down or server, and no other"
@@ -187,7 +187,7 @@ def check_facts(facts: ClassFacts, model: GlobalModel, method: Method) -> None:
     """
     forms = method.egress(layout_of(model, method)).forms("facts")
     told = {name: form for name, form in forms.items() if name in facts.tensors}
-    for name, wrong in misfits(told, facts.tensors, len(model.labels)).items():
+    for name, wrong in shape_mismatches(told, facts.tensors, len(model.labels)).items():
         raise ConfigError(
             f"{method.about.title} has a fact of classes, {name!r}, that is {wrong}; add Channel({name!r}, "
             "'facts', (CLASSES,)) with its shape to the channels of its egress"

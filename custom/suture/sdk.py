@@ -1,0 +1,167 @@
+"""What others import to write a method, a data set, simulated sites, an encoder, or a script for FLARE.
+
+    from suture.sdk import About, LabelUse, LocalAveraging, hyperparameters
+
+These names are stable; where they are defined is not. `suture.testing` checks what one has written.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from suture.core.errors import ConfigError, DataError, RejectedUpdate, SutureError
+from suture.core.labels import LabelSet, canonical
+from suture.core.seeds import generator_for
+from suture.data.batch import Batch, viewed
+from suture.data.dataset import DatasetConfig
+from suture.data.published import PublishedTable
+from suture.data.readers import DataConfig, DataSet
+from suture.data.reading import (
+    Reading,
+    Sheet,
+    fault,
+    indicators,
+    read_lines,
+    read_sheet,
+    restricted,
+    row_faults,
+)
+from suture.data.split import by_patient
+from suture.data.table import SPLITS, Table
+from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit
+from suture.methods.averaging import LocalAveraging, WeightedMean, mean_of_channel, trained, weighted_mean
+from suture.methods.base import (
+    About,
+    ClassFacts,
+    GlobalModel,
+    LabelUse,
+    Method,
+    Phase,
+    RoundContext,
+    hyperparameters,
+)
+from suture.methods.composed import Composed
+from suture.methods.roles import Component, LossTerm, Requirements, Step, Supervised
+from suture.methods.sharing import Share, SharingSpec
+from suture.models import ModelSpec
+from suture.models.encoders.backbone import Backbone
+from suture.models.priors import PriorEntry
+from suture.protocol.egress import (
+    CLASSES,
+    NUM_SAMPLES,
+    OWNED_CLASSES,
+    SCALE_OF_MODEL,
+    VARIABLE,
+    WEIGHT,
+    Channel,
+    Egress,
+    Layout,
+    add_prefix,
+    strip_prefix,
+)
+from suture.protocol.messages import TaskData, Update, align_rows
+from suture.simulation.kinds import Simulation
+from suture.simulation.phantom_hospitals import PhantomSites
+from suture.simulation.sites import Destination, write_sites
+from suture.simulation.study import StudySites
+
+if TYPE_CHECKING:
+    from suture.flare.admin.kit import read_kit
+    from suture.flare.client import receive, send
+    from suture.flare.components import DeclaredResultFilter, MethodAggregator, SiteRowsFilter
+
+_OF_FLARE = {
+    "DeclaredResultFilter": "suture.flare.components",
+    "MethodAggregator": "suture.flare.components",
+    "SiteRowsFilter": "suture.flare.components",
+    "read_kit": "suture.flare.admin.kit",
+    "receive": "suture.flare.client",
+    "send": "suture.flare.client",
+}
+"""Imported as they are first used: FLARE takes seconds."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OF_FLARE:
+        raise AttributeError(f"module 'suture.sdk' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(_OF_FLARE[name]), name)
+
+
+__all__ = [
+    "CLASSES",
+    "NUM_SAMPLES",
+    "OWNED_CLASSES",
+    "SCALE_OF_MODEL",
+    "SPLITS",
+    "VARIABLE",
+    "WEIGHT",
+    "About",
+    "Backbone",
+    "Batch",
+    "Channel",
+    "ClassFacts",
+    "Component",
+    "Composed",
+    "ConfigError",
+    "DataConfig",
+    "DataError",
+    "DataSet",
+    "DatasetConfig",
+    "DeclaredResultFilter",
+    "Destination",
+    "Egress",
+    "GlobalModel",
+    "LabelSet",
+    "LabelUse",
+    "Layout",
+    "LocalAveraging",
+    "LocalRound",
+    "LocalTraining",
+    "LossTerm",
+    "Method",
+    "MethodAggregator",
+    "ModelSpec",
+    "PhantomSites",
+    "Phase",
+    "PriorEntry",
+    "PublishedTable",
+    "Reading",
+    "RejectedUpdate",
+    "Requirements",
+    "RoundContext",
+    "Share",
+    "SharingSpec",
+    "Sheet",
+    "Simulation",
+    "SiteContext",
+    "SiteRowsFilter",
+    "Step",
+    "StudySites",
+    "Supervised",
+    "SutureError",
+    "Table",
+    "TaskData",
+    "Update",
+    "WeightedMean",
+    "add_prefix",
+    "align_rows",
+    "by_patient",
+    "canonical",
+    "fault",
+    "fit",
+    "generator_for",
+    "hyperparameters",
+    "indicators",
+    "mean_of_channel",
+    "read_kit",
+    "read_lines",
+    "read_sheet",
+    "receive",
+    "restricted",
+    "row_faults",
+    "send",
+    "strip_prefix",
+    "trained",
+    "viewed",
+    "weighted_mean",
+    "write_sites",
+]
