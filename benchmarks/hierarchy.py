@@ -50,12 +50,12 @@ from suture.methods import METHODS
 from suture.methods.base import Method
 from suture.models import ModelSpec
 from suture.simulation.job import Job
-from suture.simulation.phantom import FINDINGS
-from suture.simulation.phantom_scans import Order, PhantomSpec, Scanner
 from suture.simulation.run import run_job
 from suture.simulation.sites import Destination, SimulatedSites, write_site, write_sites
 from suture_papers.chest_xrays.chest_sites import nih_config
 from suture_papers.public_data import data_folder
+from suture_synthetic.phantom import FINDINGS
+from suture_synthetic.phantom_scans import Order, PhantomSpec, Scanner
 
 Arm = Literal["without", "naive", "atlas", "complete"]
 ARMS: tuple[Arm, ...] = ("without", "naive", "atlas", "complete")

@@ -27,9 +27,9 @@ from suture.learning.training import LocalTraining
 from suture.methods import METHODS
 from suture.methods.base import Method
 from suture.models import ModelSpec
-from suture.simulation import trial
-from suture.simulation.trial import Trial
 from suture_papers.metafl.inner_loop import INNER
+from suture_synthetic import trial
+from suture_synthetic.trial import Trial
 
 FILE = Path(__file__).parents[1] / "custom" / "suture" / "simulation" / "method_costs.json"
 MODEL = ModelSpec("resnet_small", size=32)

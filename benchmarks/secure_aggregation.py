@@ -20,8 +20,8 @@ from suture.learning.training import LocalTraining
 from suture.methods.base import GlobalModel
 from suture.methods.secure_aggregation import SecureAggregation
 from suture.methods.surgical import SurgicalAggregation
-from suture.simulation import trial
-from suture.simulation.trial import Trial
+from suture_synthetic import trial
+from suture_synthetic.trial import Trial
 
 CLASSES = ("Fibrosis", "Hernia", "Mass", "Nodule")
 

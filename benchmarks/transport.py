@@ -25,8 +25,8 @@ from suture.core.files import read_json, read_records
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.precision import Transport
 from suture.simulation.job import Job, load_job, with_settings
-from suture.simulation.phantom_hospitals import PhantomSites
 from suture.simulation.run import run_job
+from suture_synthetic.phantom_hospitals import PhantomSites
 
 CONTROL = "control"
 OTHERS = (*get_args(Transport)[1:], CONTROL)

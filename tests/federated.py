@@ -16,8 +16,8 @@ from suture.methods.base import GlobalModel
 from suture.methods.composed import Composed, _Training
 from suture.models import ModelSpec
 from suture.protocol.messages import TaskData, Update
-from suture.simulation.method_checks import SMALL
-from suture.simulation.trial import Trial
+from suture_synthetic.method_checks import SMALL
+from suture_synthetic.trial import Trial
 
 LOCAL = LocalTraining(lr=1e-2, batch_size=8)
 ROUND = LocalRound(LOCAL, "average", seed=1, round=1)

@@ -4,7 +4,7 @@ from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.simulation.job import Job
-from suture.simulation.phantom_hospitals import PhantomSites
+from suture_synthetic.phantom_hospitals import PhantomSites
 
 SMALL = Job(
     name="small",

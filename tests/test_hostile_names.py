@@ -71,13 +71,13 @@ from suture.reports.plots import plot_cooccurrence, plot_frequencies
 from suture.reports.report import Live, render_report
 from suture.reports.tables import class_table
 from suture.simulation.job import load_job
-from suture.simulation.method_checks import SMALL
 from suture.simulation.new_study import as_toml
 from suture.simulation.sites import write_site
 from suture.simulation.study_check import Together, render_matrix
-from suture.simulation.trial import Trial
 from suture_papers.tables.cells import Grid
 from suture_papers.tables.render import markdown
+from suture_synthetic.method_checks import SMALL
+from suture_synthetic.trial import Trial
 
 NAMES = tuple(name for name in (*PERMITTED, *REFUSED) if len(name) <= 200)
 PLAIN = tuple(f"Class {i:03}" for i in range(len(NAMES)))

@@ -70,8 +70,8 @@ from suture.protocol.messages import TaskData, Update, ones
 from suture.protocol.outliers import outlying
 from suture.protocol.packing import Packed
 from suture.protocol.records import SiteRound
-from suture.simulation.phantom import FINDINGS
-from suture.simulation.phantom_scans import Order, PhantomSpec, Scanner
+from suture_synthetic.phantom import FINDINGS
+from suture_synthetic.phantom_scans import Order, PhantomSpec, Scanner
 
 MERGES = ("mean", "clip", "median", "trimmed", "centered", "krum")
 ATTACKS = (

@@ -26,8 +26,8 @@ from suture.data.prefetch import prefetch
 from suture.learning.losses import masked_bce
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known
 from suture.models import ModelSpec, build
-from suture.simulation.phantom import FINDINGS
-from suture.simulation.phantom_scans import HOSPITALS, Order, PhantomSpec
+from suture_synthetic.phantom import FINDINGS
+from suture_synthetic.phantom_scans import HOSPITALS, Order, PhantomSpec
 
 SPEC = ModelSpec("cnn", size=64)
 

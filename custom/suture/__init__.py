@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from suture.simulation.notebook import known_methods as known_methods
     from suture.simulation.notebook import register as register
     from suture.simulation.notebook import run as run
-    from suture.simulation.phantom_hospitals import PhantomSites as PhantomSites
+    from suture_synthetic.phantom_hospitals import PhantomSites as PhantomSites
 
 __version__ = VERSION
 
@@ -64,7 +64,6 @@ _HOMES = {
     "Method": "suture.methods.base:Method",
     "Model": "suture.learning.prediction:Model",
     "ModelSpec": "suture.models:ModelSpec",
-    "PhantomSites": "suture.simulation.phantom_hospitals:PhantomSites",
     "Results": "suture.reports.frames:Results",
     "SutureError": "suture.core.errors:SutureError",
     "check": "suture.simulation.actions:check",
@@ -85,15 +84,24 @@ _HOMES = {
     "testing": "suture.testing",
 }
 
-__all__ = sorted(_HOMES)
+_BESIDE = ("PhantomSites",)
+"""Names that other packages of this distribution add."""
+
+__all__ = sorted((*_HOMES, *_BESIDE))
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name in _BESIDE:
+        from suture.core.entry_points import public_name
+
+        value = public_name(name)
+    elif name in _HOMES:
+        module, _, attribute = _HOMES[name].partition(":")
+        home = import_module(module)
+        value = getattr(home, attribute) if attribute else home
+    else:
         raise AttributeError(f"module 'suture' has no attribute {name!r}; it has {', '.join(__all__)}")
-    module, _, attribute = _HOMES[name].partition(":")
-    home = import_module(module)
-    value = globals()[name] = getattr(home, attribute) if attribute else home
+    globals()[name] = value
     return value
 
 

@@ -60,7 +60,6 @@ from suture.protocol.egress import (
 )
 from suture.protocol.messages import TaskData, Update, align_rows
 from suture.simulation.kinds import Simulation
-from suture.simulation.phantom_hospitals import PhantomSites
 from suture.simulation.sites import Destination, write_sites
 from suture.simulation.study import StudySites
 
@@ -120,7 +119,6 @@ __all__ = [
     "Method",
     "MethodAggregator",
     "ModelSpec",
-    "PhantomSites",
     "Phase",
     "PriorEntry",
     "PublishedTable",

@@ -27,7 +27,7 @@ def test_a_command_of_another_package_is_added_and_replaces_none(tmp_path: Path)
     )
     (tmp_path / "farms.py").write_text(
         "from dataclasses import replace\nfrom suture.data.readers import DATASETS\n"
-        "from suture.simulation.phantom_hospitals import PhantomSites\n"
+        "from suture_synthetic.phantom_hospitals import PhantomSites\n"
         'MEADOW = replace(DATASETS["hospital"], description="Pictures of cows.")\n'
         'class Farm(PhantomSites):\n    """Five farms."""\n'
     )

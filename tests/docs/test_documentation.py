@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from suture.protocol.decisions import CELLS, GRID
-from suture.simulation.method_checks import CHECKS
+from suture_synthetic.method_checks import CHECKS
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -32,7 +32,7 @@ from suture.models.saved import save_model
 from suture.protocol.packing import Packed
 from suture.reports.report import write_report
 from suture.simulation import run as running
-from suture.simulation.phantom_hospitals import PhantomSites
+from suture_synthetic.phantom_hospitals import PhantomSites
 
 pytestmark = pytest.mark.complete
 

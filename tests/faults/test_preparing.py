@@ -19,8 +19,8 @@ from suture.core.errors import ConfigError
 from suture.core.files import atomic_write, make_folder
 from suture.simulation import run as running
 from suture.simulation.job import with_settings
-from suture.simulation.phantom_hospitals import PhantomSites
 from suture.simulation.run_files import MADE, begin_here
+from suture_synthetic.phantom_hospitals import PhantomSites
 
 JOB = replace(SMALL, simulation=PhantomSites())
 STEPS = ("replace", "mkdir", "unlink", "rmdir", "fsync", "ftruncate")

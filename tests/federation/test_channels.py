@@ -27,7 +27,7 @@ from suture.protocol.check import check_reply
 from suture.protocol.egress import CLASSES, SCALE_OF_MODEL, Channel, Egress, strip_prefix
 from suture.protocol.messages import Abstain, TaskData, Update, ones
 from suture.protocol.packing import Packed, pack, unpack
-from suture.simulation.method_checks import aggregation_returns_the_channels, subject_of
+from suture_synthetic.method_checks import aggregation_returns_the_channels, subject_of
 
 LOCAL = LocalTraining(lr=0.05, batch_size=8, optimiser="sgd", momentum=0.0)
 METHOD = Scaffold(local=LOCAL)

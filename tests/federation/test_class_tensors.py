@@ -31,11 +31,11 @@ from suture.protocol.check import check_reply
 from suture.protocol.egress import CLASSES, Channel, Egress, declared
 from suture.protocol.messages import Abstain, TaskData, Update, align_rows
 from suture.protocol.packing import Packed, unpack
-from suture.simulation import method_checks as checks
-from suture.simulation.method_checks import SMALL, subject_of
-from suture.simulation.trial import Trial
 from suture_papers.missing_labels.fedmlp import FedMLP
 from suture_papers.rare_classes.creff import CReFF
+from suture_synthetic import method_checks as checks
+from suture_synthetic.method_checks import SMALL, subject_of
+from suture_synthetic.trial import Trial
 
 LOCAL = LocalTraining(lr=1e-2, batch_size=8)
 NUMBERS = {"Fibrosis": 1.0, "Hernia": 2.0, "Zwerchfellbruch": 2.0, "Mass": 3.0, "Nodule": 4.0}

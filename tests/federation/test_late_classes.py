@@ -17,7 +17,7 @@ from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.decisions import DecisionSettings
-from suture.simulation.method_checks import subject_of
+from suture_synthetic.method_checks import subject_of
 
 pytestmark = pytest.mark.complete
 

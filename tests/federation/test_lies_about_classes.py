@@ -22,9 +22,9 @@ from suture.protocol.check import check_reply
 from suture.protocol.egress import CLASSES, Channel, Egress
 from suture.protocol.messages import TaskData, Update, ones
 from suture.protocol.packing import Packed, pack, unpack
-from suture.simulation.method_checks import SMALL
-from suture.simulation.trial import Trial
 from suture_papers.missing_labels.fedmlp import FedMLP, Tagging
+from suture_synthetic.method_checks import SMALL
+from suture_synthetic.trial import Trial
 
 FEDMLP = FedMLP(
     local=LocalTraining(lr=1e-2, batch_size=8), stage1=0.0, tagging=Tagging(negative=0.5, positive=0.5)

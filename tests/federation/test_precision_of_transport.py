@@ -19,7 +19,7 @@ from suture.models import ModelSpec
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed, digest, pack, unpack
 from suture.protocol.precision import Transport, narrow
-from suture.simulation.trial import Trial
+from suture_synthetic.trial import Trial
 
 SMALL = ModelSpec("cnn", size=16)
 

@@ -20,7 +20,7 @@ from suture.flare.filters import EgressFilter
 from suture.models import ModelSpec
 from suture.protocol.messages import TaskData
 from suture.protocol.packing import pack
-from suture.simulation.trial import Trial
+from suture_synthetic.trial import Trial
 
 
 def test_a_site_answers_that_its_task_was_aborted() -> None:

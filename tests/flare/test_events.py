@@ -29,7 +29,7 @@ from suture.federation.loop import Loop, federate
 from suture.federation.server.record import describe
 from suture.flare.events import RunEvents
 from suture.models import ModelSpec
-from suture.simulation.trial import Trial
+from suture_synthetic.trial import Trial
 
 pytestmark = pytest.mark.complete
 

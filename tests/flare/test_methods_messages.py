@@ -22,7 +22,7 @@ from suture.models import ModelSpec
 from suture.protocol.messages import TaskData
 from suture.protocol.packing import Packed, unpack
 from suture.protocol.precision import Transport
-from suture.simulation.trial import Trial
+from suture_synthetic.trial import Trial
 
 pytestmark = pytest.mark.complete
 

@@ -33,12 +33,12 @@ from suture.models import ModelSpec
 from suture.protocol.packing import load
 from suture.simulation import start_watch
 from suture.simulation.job import Job, load_job, with_settings
-from suture.simulation.phantom_hospitals import PhantomSites
 from suture.simulation.run import run_job
 from suture.simulation.run_files import files_of_run
 from suture.simulation.study import StudySites
 from suture_papers.metafl.pmfl import PMFL
 from suture_papers.metafl.single_target import SingleTargetSites
+from suture_synthetic.phantom_hospitals import PhantomSites
 
 SMALL = ["rounds=3", "images=60", "held_out=90", "epochs=1"]
 

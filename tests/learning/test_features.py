@@ -31,8 +31,8 @@ from suture.models import MODELS, ModelSpec, build
 from suture.models.classifier import ENCODER, Classifier
 from suture.protocol.messages import TaskData
 from suture.protocol.packing import Packed, load
-from suture.simulation.method_checks import SMALL
-from suture.simulation.trial import SITES, Trial
+from suture_synthetic.method_checks import SMALL
+from suture_synthetic.trial import SITES, Trial
 
 HEAD = replace(SMALL, train="head")
 IMAGES_EACH_STEP = replace(HEAD, views=0)

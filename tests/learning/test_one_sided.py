@@ -14,8 +14,8 @@ from suture.core.labels import LabelSet
 from suture.learning import one_sided
 from suture.learning.one_sided import as_trained, expected, given_absent
 from suture.methods.surgical import SurgicalAggregation
-from suture.simulation.method_checks import SMALL
-from suture.simulation.trial import Trial
+from suture_synthetic.method_checks import SMALL
+from suture_synthetic.trial import Trial
 
 probability = st.floats(0.01, 0.99)
 

@@ -16,7 +16,7 @@ from suture.methods import METHODS
 from suture.methods.base import RoundContext
 from suture.models.classifier import Classifier, frozen_copy
 from suture.reports.report import write_report
-from suture.simulation.method_checks import (
+from suture_synthetic.method_checks import (
     CHECKS,
     Subject,
     begun,
@@ -25,7 +25,7 @@ from suture.simulation.method_checks import (
     run_checks,
     subject_of,
 )
-from suture.simulation.trial import CLASSES, least_rounds
+from suture_synthetic.trial import CLASSES, least_rounds
 
 EXEMPT = {
     # It must see all classes, and takes no re-training: another head predicts.

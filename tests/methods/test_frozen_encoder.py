@@ -18,14 +18,14 @@ from suture.models import ModelSpec, build
 from suture.models.classifier import ENCODER, frozen_copy, train_mode
 from suture.protocol.egress import Layout
 from suture.protocol.packing import Packed
-from suture.simulation.method_checks import (
+from suture_synthetic.method_checks import (
     SMALL,
     a_warm_up_trains_the_head_alone,
     federations_run_and_repeat,
     subject_of,
     unknown_labels_are_not_trained,
 )
-from suture.simulation.trial import Trial
+from suture_synthetic.trial import Trial
 
 FROZEN = replace(SMALL, train="head")
 NEEDS_A_BLOCK = {"pfl", "pmfl"}

@@ -29,8 +29,6 @@ from suture.methods import METHODS
 from suture.methods.base import Method
 from suture.methods.fedavg import FedAvg
 from suture.methods.retraining import Retraining
-from suture.simulation import trial
-from suture.simulation.method_checks import subject_of
 from suture_papers.combined import Combined
 from suture_papers.drift.fedprox import Proximal
 from suture_papers.drift.moon import Contrastive
@@ -39,6 +37,8 @@ from suture_papers.fedlsm.mean_teacher import Teaching
 from suture_papers.metafl.metafl import MetaFL
 from suture_papers.missing_labels.condist import Distillation
 from suture_papers.missing_labels.fixmatch import FixMatch, PseudoLabels
+from suture_synthetic import trial
+from suture_synthetic.method_checks import subject_of
 
 ROUNDS = 2
 SITE = "alpha"

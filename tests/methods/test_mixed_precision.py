@@ -13,7 +13,7 @@ from suture.core.labels import LabelType
 from suture.federation.site import site as sites
 from suture.methods import METHODS
 from suture.methods.fedavg import FedAvg
-from suture.simulation.method_checks import subject_of
+from suture_synthetic.method_checks import subject_of
 
 pytestmark = pytest.mark.complete
 

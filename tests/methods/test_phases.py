@@ -22,7 +22,7 @@ from suture.models.classifier import reinitialise_head
 from suture.models.heads import head_rows
 from suture.protocol.messages import TaskData
 from suture.protocol.packing import Packed
-from suture.simulation.trial import Trial
+from suture_synthetic.trial import Trial
 
 
 def test_a_learning_rate_falls_along_half_a_cosine() -> None:

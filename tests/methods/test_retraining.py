@@ -32,10 +32,10 @@ from suture.models import ModelSpec
 from suture.models.heads import head_rows
 from suture.protocol.messages import Update
 from suture.simulation.job import load_job, with_settings
-from suture.simulation.trial import SITES, Trial, least_rounds
 from suture_papers.fedmas.fedmas import FedMAS
 from suture_papers.rare_classes.crt import Decoupling
 from suture_papers.rare_classes.ldam import LDAM
+from suture_synthetic.trial import SITES, Trial, least_rounds
 
 SMALL = ModelSpec("cnn", size=16)
 RETRAIN = Retraining(rounds=2, epochs=2, batch_size=8)

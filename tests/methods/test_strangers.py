@@ -26,7 +26,7 @@ from suture.methods.base import About, LabelUse, hyperparameters
 from suture.models.classifier import load_tensors
 from suture.protocol.messages import TaskData
 from suture.protocol.packing import Packed, unpack
-from suture.simulation.method_checks import CHECKS, subject_of
+from suture_synthetic.method_checks import CHECKS, subject_of
 
 FOLDER = Path(__file__).parents[1] / "strangers"
 LOCAL = LocalTraining(lr=0.05, epochs=2, batch_size=8, optimiser="sgd", momentum=0.0)

@@ -29,14 +29,14 @@ from suture.models.classifier import ENCODER, Classifier, frozen_copy
 from suture.models.saved import load_model, weights_digest
 from suture.protocol.messages import Update
 from suture.protocol.packing import load
-from suture.simulation.method_checks import (
+from suture_synthetic.method_checks import (
     SMALL,
     a_warm_up_trains_the_head_alone,
     federations_run_and_repeat,
     subject_of,
     unknown_labels_are_not_trained,
 )
-from suture.simulation.trial import Trial
+from suture_synthetic.trial import Trial
 
 ALL = pytest.mark.parametrize("name", sorted(METHODS))
 CHECKS = (a_warm_up_trains_the_head_alone, federations_run_and_repeat, unknown_labels_are_not_trained)

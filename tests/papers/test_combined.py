@@ -18,7 +18,6 @@ from suture.methods.fedavg import FedAvg
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.simulation.job import load_job, settings_of, with_settings
-from suture.simulation.trial import Trial
 from suture_papers.combined import Combined
 from suture_papers.drift.fedprox import FedProx, Proximal
 from suture_papers.missing_labels.condist import ConDist, Distillation
@@ -30,6 +29,7 @@ from suture_papers.missing_labels.fixmatch import FixMatch, PseudoLabels
 from suture_papers.missing_labels.fssl import FSSL, ReceivedLabels
 from suture_papers.rare_classes.fedlc import Calibrated
 from suture_papers.rare_classes.focal import Focal
+from suture_synthetic.trial import Trial
 
 TYPES: tuple[LabelType, ...] = ("multilabel", "multiclass")
 

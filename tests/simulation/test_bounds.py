@@ -29,8 +29,8 @@ from suture.protocol.messages import Abstain, TaskData
 from suture.protocol.packing import unpack
 from suture.simulation.job import Job, with_settings
 from suture.simulation.kinds import Simulation
-from suture.simulation.phantom_hospitals import PhantomSites
 from suture_papers.fedmas.pretraining import Pretraining
+from suture_synthetic.phantom_hospitals import PhantomSites
 
 JOB = Job(
     name="small", title="a small job", method=SurgicalAggregation(), model=ModelSpec("cnn", size=16), rounds=2

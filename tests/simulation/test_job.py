@@ -14,8 +14,8 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.simulation.job import load_job, with_settings
 from suture.simulation.job_files import known_jobs
 from suture.simulation.kinds import SIMULATIONS
-from suture.simulation.phantom_hospitals import PhantomSites
 from suture_papers.chest_xrays.chest_sites import NihSites
+from suture_synthetic.phantom_hospitals import PhantomSites
 
 
 def test_settings_by_path_by_last_word_and_by_method() -> None:

@@ -16,9 +16,9 @@ from suture.core.files import is_temporary
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.simulation.job import Job
-from suture.simulation.phantom_hospitals import PhantomSites
 from suture.simulation.run import check_folder, preparing
 from suture.simulation.run_files import LOCK, MADE, PREPARING, REPLACED, begin_here
+from suture_synthetic.phantom_hospitals import PhantomSites
 
 JOB = Job(
     name="small",

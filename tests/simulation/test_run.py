@@ -13,9 +13,9 @@ from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.simulation.job import Job, load_job, with_settings
-from suture.simulation.phantom_hospitals import PhantomSites
 from suture.simulation.run import run_job
 from suture.simulation.run_files import begin_here
+from suture_synthetic.phantom_hospitals import PhantomSites
 
 JOB = Job(
     name="small",

@@ -20,11 +20,11 @@ from suture.methods import METHODS
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.simulation.job import Job, with_settings
-from suture.simulation.phantom_hospitals import PhantomSites
 from suture.simulation.run import POOLED, run_job
 from suture_papers.chest_xrays.chest_sites import SHARED, ChestSites, NihSites
 from suture_papers.chest_xrays.chexpert import LABELS as CHEXPERT
 from suture_papers.chest_xrays.nih import LABELS as NIH
+from suture_synthetic.phantom_hospitals import PhantomSites
 
 
 @pytest.fixture

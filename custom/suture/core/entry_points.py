@@ -18,14 +18,20 @@ MODEL_GROUP, PRIOR_GROUP = "suture.encoders", "suture.priors"
 """Those by which it names its encoders and its priors."""
 
 PACKAGES = ("suture", "suture_papers")
-"""The packages of this distribution: they travel together, and one hash covers their code."""
+"""The packages that a party of a federation runs: they travel together, and one hash covers their code."""
+
+DISTRIBUTED = (*PACKAGES, "suture_synthetic")
+"""All packages of this distribution."""
+
+NAMES_GROUP = "suture.names"
+"""The entry points by which packages of this distribution add names to `suture` and `suture.testing`."""
 
 T = TypeVar("T")
 
 
 def of_this_distribution(module: str) -> bool:
     """Whether a module, or what it defines, is part of this distribution."""
-    return module.partition(".")[0] in PACKAGES
+    return module.partition(".")[0] in DISTRIBUTED
 
 
 def registered(group: str = GROUP) -> dict[str, list[EntryPoint]]:
@@ -64,6 +70,18 @@ def _state(folder: str) -> tuple[int, ...]:
 
 def _ours(point: EntryPoint) -> bool:
     return of_this_distribution(point.module)
+
+
+def public_name(name: str) -> Any:
+    """What a package of this distribution adds to `suture` under that name.
+
+    Raises:
+        AttributeError: none does.
+    """
+    points = found(NAMES_GROUP, ours=True).get(name)
+    if not points:
+        raise AttributeError(f"no package of this installation adds {name!r} to suture")
+    return points[0].load()
 
 
 def package_of(point: EntryPoint) -> str:

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from suture.core.entry_points import Registry
 from suture.methods.base import Method
-from suture.simulation.phantom_hospitals import PhantomSites
 from suture.simulation.study import StudySites
 
 
@@ -39,7 +38,7 @@ class Simulation(Protocol):
 SIMULATIONS: Registry[type[Simulation]] = Registry(
     "suture.simulations",
     "kind of simulated sites",
-    {"PhantomSites": PhantomSites, "StudySites": StudySites},
+    {"StudySites": StudySites},
     "a dataclass with a method `prepare`",
     lambda kind: isinstance(kind, type) and is_dataclass(kind) and hasattr(kind, "prepare"),
 )

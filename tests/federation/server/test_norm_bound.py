@@ -21,8 +21,8 @@ from suture.protocol.egress import Egress
 from suture.protocol.messages import TaskData, Update, ones
 from suture.protocol.packing import Packed, pack, unpack
 from suture.protocol.precision import VARIANCE
-from suture.simulation.method_checks import SMALL
-from suture.simulation.trial import Trial
+from suture_synthetic.method_checks import SMALL
+from suture_synthetic.trial import Trial
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 

@@ -24,9 +24,9 @@ from suture.federation.server.state import read_newest
 from suture.models.saved import load_model
 from suture.protocol.messages import TaskData
 from suture.protocol.packing import load
-from suture.simulation.method_checks import SMALL
-from suture.simulation.trial import Trial
 from suture_papers.closed_form.afl import AFL
+from suture_synthetic.method_checks import SMALL
+from suture_synthetic.trial import Trial
 
 
 def run_of(trial: Trial, without: str = "") -> Server:

@@ -22,7 +22,7 @@ from suture.methods import METHODS
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier
 from suture.models.priors import feature_cache
-from suture.simulation.trial import Trial
+from suture_synthetic.trial import Trial
 
 SMALL = ModelSpec("cnn", size=16)
 TRAINING = sorted(name for name, kind in METHODS.items() if not kind.about.local_only)

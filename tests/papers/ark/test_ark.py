@@ -20,11 +20,11 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.models.classifier import frozen_copy
 from suture.protocol.egress import add_prefix, strip_prefix
 from suture.protocol.messages import Update, ones
-from suture.simulation import trial
-from suture.simulation.method_checks import SMALL
-from suture.simulation.trial import Trial
 from suture_papers.ark import ark
 from suture_papers.ark.ark import LAG, ROWS, Ark, own_rows
+from suture_synthetic import trial
+from suture_synthetic.method_checks import SMALL
+from suture_synthetic.trial import Trial
 
 CTX = RoundContext(1, Phase("main", 3), 7)
 BOTH = pytest.mark.parametrize("label_type", ["multilabel", "multiclass"])

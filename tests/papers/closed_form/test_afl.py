@@ -23,9 +23,9 @@ from suture.protocol.check import check_reply
 from suture.protocol.egress import Layout
 from suture.protocol.messages import Update
 from suture.protocol.packing import unpack
-from suture.simulation.method_checks import SMALL
-from suture.simulation.trial import SITES, Trial
 from suture_papers.closed_form.afl import AFL, GRAM, MOMENTS, SETS, ridge_rows, sums_of, told_classes
+from suture_synthetic.method_checks import SMALL
+from suture_synthetic.trial import SITES, Trial
 
 FIRST = RoundContext(1, Phase("main", 1), 1)
 

@@ -15,9 +15,9 @@ from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
 from suture.methods.roles import Step
 from suture.simulation.job import load_job, with_settings
-from suture.simulation.method_checks import SMALL
-from suture.simulation.trial import Trial
 from suture_papers.drift.fedprox import FedProx, Proximal
+from suture_synthetic.method_checks import SMALL
+from suture_synthetic.trial import Trial
 
 NONE = torch.zeros(0)
 

@@ -24,10 +24,10 @@ from suture.models.classifier import split_state
 from suture.protocol.messages import TaskData
 from suture.protocol.packing import load, unpack
 from suture.simulation.job import load_job, with_settings
-from suture.simulation.method_checks import SMALL
 from suture.simulation.run import run_job
 from suture_papers.chest_xrays.openi import FINDINGS
 from suture_papers.drift.moon import MOON, Contrastive, contrast
+from suture_synthetic.method_checks import SMALL
 
 WITH_NECK = replace(SMALL, neck=256)
 

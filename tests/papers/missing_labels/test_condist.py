@@ -20,9 +20,9 @@ from suture.core.labels import LabelType
 from suture.learning.training import fit
 from suture.methods.composed import _Training
 from suture.methods.fedavg import FedAvg
-from suture.simulation import trial
-from suture.simulation.method_checks import SMALL
 from suture_papers.missing_labels.condist import ConDist, Distillation, log_probabilities
+from suture_synthetic import trial
+from suture_synthetic.method_checks import SMALL
 
 CONSTANT = {"first": 1.0, "last": 1.0}
 BOTH = pytest.mark.parametrize("label_type", ["multilabel", "multiclass"])

@@ -27,9 +27,9 @@ from suture.models import ModelSpec
 from suture.models.classifier import Layout
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed
-from suture.simulation.trial import SITES, Trial
 from suture_papers.missing_labels import fednml
 from suture_papers.missing_labels.fednml import FedNML, SoftLabels, agreement, noisy_images, objective
+from suture_synthetic.trial import SITES, Trial
 
 EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
 LOCAL = LocalTraining(lr=1e-2, batch_size=8, optimiser="adamw")

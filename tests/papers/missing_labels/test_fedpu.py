@@ -19,8 +19,8 @@ from suture.data.batch import Batch
 from suture.methods.fedavg import FedAvg
 from suture.methods.roles import Step
 from suture.protocol.messages import TaskData
-from suture.simulation import trial
 from suture_papers.missing_labels.fedpu import FedPU, PositiveUnlabelled, unlabelled_risk
+from suture_synthetic import trial
 
 P = torch.tensor([[0.7, 0.2, 0.1], [0.3, 0.6, 0.1], [0.2, 0.3, 0.5], [0.1, 0.1, 0.8]], dtype=torch.float64)
 """Two labelled images, of classes 0 and 1, and two unlabelled ones; the site annotates classes 0 and 1."""

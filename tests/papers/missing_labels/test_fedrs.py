@@ -16,9 +16,9 @@ from suture.core.labels import LabelSet, LabelType
 from suture.learning.training import SiteContext
 from suture.methods.fedavg import FedAvg
 from suture.methods.roles import CrossEntropy
-from suture.simulation.method_checks import SMALL
-from suture.simulation.trial import Trial
 from suture_papers.missing_labels.fedrs import FedRS, Restricted, Restricting
+from suture_synthetic.method_checks import SMALL
+from suture_synthetic.trial import Trial
 
 THREE = ("A", "B", "C")
 

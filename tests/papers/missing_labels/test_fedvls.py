@@ -17,8 +17,8 @@ from one_step import site_of, step_of
 from suture.core.errors import ConfigError
 from suture.federation.server.checks import check_label_type
 from suture.methods.fedavg import FedAvg
-from suture.simulation import trial
 from suture_papers.missing_labels.fedvls import FedVLS, LogitSuppression, VacantDistillation, suppressed
+from suture_synthetic import trial
 
 NONE: Any = None
 EVERY = [True] * 4

@@ -25,12 +25,12 @@ from suture.methods.fedavg import FedAvg
 from suture.methods.roles import check_needs
 from suture.models import ModelSpec
 from suture.protocol.messages import TaskData
-from suture.simulation import trial
-from suture.simulation.method_checks import SMALL
 from suture_papers.combined import Combined
 from suture_papers.missing_labels.confident import Thresholds
 from suture_papers.missing_labels.fixmatch import FixMatch, PseudoLabels, whole_image_loss
 from suture_papers.missing_labels.fssl import FSSL, ReceivedLabels
+from suture_synthetic import trial
+from suture_synthetic.method_checks import SMALL
 
 EASY = Thresholds(positive=0.501, negative=0.499, best=0.26)
 """Thresholds that a model of random weights passes, too."""

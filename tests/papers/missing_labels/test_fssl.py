@@ -20,10 +20,10 @@ from suture.data.batch import Batch
 from suture.learning.training import fit
 from suture.methods.composed import SECOND, SECOND_OF, _Training
 from suture.methods.fedavg import FedAvg
-from suture.simulation import trial
-from suture.simulation.method_checks import SMALL
 from suture_papers.missing_labels.confident import Thresholds
 from suture_papers.missing_labels.fssl import FSSL, ReceivedLabels
+from suture_synthetic import trial
+from suture_synthetic.method_checks import SMALL
 
 EASY = Thresholds(positive=0.501, negative=0.499, best=0.26)
 """Thresholds that a model of random weights passes, too."""

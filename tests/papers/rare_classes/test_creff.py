@@ -26,7 +26,6 @@ from suture.methods.retraining import Retraining
 from suture.methods.sharing import with_channels
 from suture.models import ModelSpec
 from suture.protocol.messages import Update, ones
-from suture.simulation.trial import SITES, Trial
 from suture_papers.rare_classes import creff, federated_features
 from suture_papers.rare_classes.creff import (
     FEATURES,
@@ -39,6 +38,7 @@ from suture_papers.rare_classes.creff import (
 )
 from suture_papers.rare_classes.federated_features import FederatedFeatures, distance, head_gradient
 from suture_papers.rare_classes.siamese import siamese
+from suture_synthetic.trial import SITES, Trial
 
 METHOD = conformant("creff")
 assert isinstance(METHOD, CReFF)

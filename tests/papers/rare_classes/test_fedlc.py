@@ -21,9 +21,9 @@ from suture.methods.roles import Supervised
 from suture.models import ModelSpec
 from suture.models.classifier import Layout
 from suture.protocol.messages import TaskData
-from suture.simulation.trial import Trial
 from suture_papers.rare_classes.fedlc import Calibrated, FedLC, calibration, ce_against_others
 from suture_papers.rare_classes.ldam import LDAM
+from suture_synthetic.trial import Trial
 
 SMALL = ModelSpec("cnn", size=16)
 

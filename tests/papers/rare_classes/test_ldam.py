@@ -19,8 +19,8 @@ from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.fedavg import FedAvg
 from suture.models import ModelSpec, build
 from suture.protocol.messages import TaskData
-from suture.simulation.trial import Trial
 from suture_papers.rare_classes.ldam import LDAM, LabelDistributionMargin, effective_weights, margins
+from suture_synthetic.trial import Trial
 
 SMALL = ModelSpec("cnn", size=16)
 

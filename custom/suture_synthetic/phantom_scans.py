@@ -1,6 +1,6 @@
 """Three hospitals whose scanners see phantoms: who annotates what, and images with all their labels.
 
-Many images are drawn in two processes. The other one, `python -m suture.simulation.phantom_scans`, imports no
+Many images are drawn in two processes. The other one, `python -m suture_synthetic.phantom_scans`, imports no
 torch.
 """
 
@@ -21,7 +21,7 @@ from scipy.ndimage import gaussian_filter
 from suture.core.cores import usable_cores
 from suture.core.errors import SutureError
 from suture.core.processes import python_child
-from suture.simulation.phantom import FINDINGS, Anatomy, Image, Rng, chest
+from suture_synthetic.phantom import FINDINGS, Anatomy, Image, Rng, chest
 
 _MANY = 2_000
 """Images from which on another process draws: its imports take as long as 700 images."""
@@ -187,7 +187,7 @@ def drawing(orders: Sequence[Order]) -> Iterator[Iterator[Part]]:
     if usable_cores() < 2 or len(orders) < 2 or sum(order.n for order in orders) < _MANY:
         yield (order.draw() for order in orders)
         return
-    with python_child("suture.simulation.phantom_scans", stdin=subprocess.PIPE) as other:
+    with python_child("suture_synthetic.phantom_scans", stdin=subprocess.PIPE) as other:
         yield _drawn(orders, other)
 
 

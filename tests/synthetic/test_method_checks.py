@@ -25,10 +25,10 @@ from suture.models.classifier import Classifier
 from suture.protocol.egress import Channel, Egress, Layout, add_prefix, strip_prefix
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.precision import Transport
-from suture.simulation import method_checks as checks
-from suture.simulation.method_checks import subject_of
-from suture.simulation.trial import Trial
 from suture.testing import check_method
+from suture_synthetic import method_checks as checks
+from suture_synthetic.method_checks import subject_of
+from suture_synthetic.trial import Trial
 
 Trained = tuple[Update, dict[str, Tensor]]
 

@@ -44,8 +44,8 @@ from suture.protocol.egress import CLASSES, Shapes, add_prefix, check_declared, 
 from suture.protocol.messages import TaskData, Update, ones
 from suture.protocol.packing import Packed, load, tensors_of, unpack
 from suture.protocol.precision import Transport
-from suture.simulation.trial import SITES, Trial, least_rounds
-from suture.simulation.variants import alternatives, changed, names, numbers, with_value, within
+from suture_synthetic.trial import SITES, Trial, least_rounds
+from suture_synthetic.variants import alternatives, changed, names, numbers, with_value, within
 
 SMALL = ModelSpec("cnn", size=16)
 _RATE = 1e-2

@@ -27,9 +27,9 @@ from suture.data.split import by_patient
 from suture.data.table import Table
 from suture.methods.base import Method
 from suture.simulation.partition import SERVER
-from suture.simulation.phantom import FINDINGS
-from suture.simulation.phantom_scans import HOSPITALS, Hospital, Order, Part, PhantomSpec, drawing
 from suture.simulation.sites import Destination, SimulatedSites, write_site, write_sites
+from suture_synthetic.phantom import FINDINGS
+from suture_synthetic.phantom_scans import HOSPITALS, Hospital, Order, Part, PhantomSpec, drawing
 
 
 def write_hospitals(folder: Path, spec: PhantomSpec, seed: int) -> dict[str, Path]:

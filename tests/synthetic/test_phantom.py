@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from suture.core.errors import SutureError
-from suture.simulation import phantom_scans
-from suture.simulation.phantom import FINDINGS, Anatomy, chest
-from suture.simulation.phantom_hospitals import write_hospitals
-from suture.simulation.phantom_scans import HOSPITALS, Order, PhantomSpec, Scanner, drawing
+from suture_synthetic import phantom_scans
+from suture_synthetic.phantom import FINDINGS, Anatomy, chest
+from suture_synthetic.phantom_hospitals import write_hospitals
+from suture_synthetic.phantom_scans import HOSPITALS, Order, PhantomSpec, Scanner, drawing
 
 SPEC = PhantomSpec(images=30, held_out=30, size=32)
 
@@ -128,7 +128,7 @@ def test_another_process_draws_the_same_and_ends(monkeypatch: pytest.MonkeyPatch
 def test_no_file_of_the_working_folder_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "random.py").write_text("raise SystemExit('that of the user')")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("suture.simulation.phantom_scans.usable_cores", lambda: 2)
+    monkeypatch.setattr("suture_synthetic.phantom_scans.usable_cores", lambda: 2)
     with drawing(ORDERS) as parts:
         assert len(list(parts)) == len(ORDERS)
 
@@ -165,7 +165,7 @@ def test_an_interrupted_write_leaves_no_half_site(tmp_path: Path, monkeypatch: p
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("suture.simulation.phantom_hospitals.write_site", full)
+    monkeypatch.setattr("suture_synthetic.phantom_hospitals.write_site", full)
     with pytest.raises(OSError, match="No space"):
         write_hospitals(tmp_path / "sites", SPEC, 1)
     assert not list((tmp_path / "sites").iterdir())
