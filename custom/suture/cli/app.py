@@ -6,7 +6,6 @@ import io
 import os
 import platform
 import sys
-from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -33,6 +32,17 @@ from suture.core.entry_points import found
 from suture.core.errors import ConfigError, unknown
 from suture.core.printable import clean_warnings
 
+PANELS = {
+    "Start": ("demo", "init", "check", "labels", "list"),
+    "Run": ("run", "watch", "report", "track", "export", "status", "results", "resume"),
+    "Use a model": ("predict", "evaluate", "compare", "decide", "explain", "finetune", "model"),
+    "Research": ("plot", "vocab", "reference"),
+    "Site and server": ("doctor", "policy", "ledger", "egress", "forget", "data", "poc"),
+}
+"""The words of commands as the help and the reference group them; all others are Research."""
+
+_PANEL_OF = {word: panel for panel, words in PANELS.items() for word in words}
+
 
 class Commands(TyperGroup):
     """The command line, with the commands of other packages.
@@ -52,13 +62,18 @@ class Commands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the words of all commands; no package replaces one of Suture's own."""
-        own = super().list_commands(ctx)
-        return [*own, *sorted(found("suture.commands").keys() - own)]
+        every = {*super().list_commands(ctx), *found("suture.commands")}
+        return [*(word for word in _PANEL_OF if word in every), *sorted(every - _PANEL_OF.keys())]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command; None where there is none of that word."""
         own, points = super().get_command(ctx, cmd_name), found("suture.commands").get(cmd_name)
-        return own or (points and literal(command_of(points[0])))
+        return own or (points and _in_its_panel(cmd_name, literal(command_of(points[0]))))
+
+
+def _in_its_panel(word: str, command: Any) -> Any:
+    command.name, command.rich_help_panel = word, _PANEL_OF.get(word, "Research")
+    return command
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -174,27 +189,25 @@ def reference(
 
 
 def documented() -> dict[str, Any]:
-    """Return the commands of Suture and its papers, by their words."""
+    """Return the commands of this distribution, by their words."""
     group: Any = typer.main.get_command(app)  # a new one: the help texts of the one in use are escaped
-    papers = {name: command_of(points[0]) for name, points in found("suture.commands", ours=True).items()}
-    return {**group.commands, **{name: typer.main.get_command(papers[name]) for name in sorted(papers)}}
+    beside = found("suture.commands", ours=True)
+    every = {word: command_of(points[0]) for word, points in beside.items()}
+    commands = {word: typer.main.get_command(command) for word, command in every.items()} | group.commands
+    return {
+        word: _in_its_panel(word, commands[word]) for word in group.list_commands(None) if word in commands
+    }
 
 
-PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
-    "Start": (demo, init, check, labels, list_),
-    "Run": (run, watch, report, track, export, status, results, resume),
-    "Use a model": (predict, evaluate, compare, decide, explain, finetune, model_app),
-    "Research": (plot_app, vocab, reference),
-    "Site and server": (doctor, policy, ledger, egress, forget, data_app, poc_app),
-}
-"""The commands as the help and the reference group them; those of papers and other packages are Research."""
-
-for panel, commands in PANELS.items():
-    for command in commands:
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, rich_help_panel=panel)
-        else:
-            app.command(command.__name__.strip("_"), rich_help_panel=panel)(command)
+for command in (
+    *(demo, init, check, labels, list_, run, watch, report, track, export, status, results, resume),
+    *(predict, evaluate, compare, decide, explain, finetune, vocab, reference),
+    *(doctor, policy, ledger, egress, forget),
+):
+    word = command.__name__.strip("_")
+    app.command(word, rich_help_panel=_PANEL_OF[word])(command)
+for group in (model_app, plot_app, data_app, poc_app):
+    app.add_typer(group, rich_help_panel=_PANEL_OF[group.info.name])
 
 
 def main() -> None:

@@ -159,7 +159,7 @@ def literal(app: typer.Typer) -> Any:
 def command_of(point: EntryPoint) -> typer.Typer:
     """Return an app of the command that a package adds; where it cannot be used, of one that says so."""
     try:
-        command: Callable[..., None] = load(point, "command", "a function")
+        command: Callable[..., None] | typer.Typer = load(point, "command", "a function")
     except ConfigError as error:
         why = error
 
@@ -168,8 +168,10 @@ def command_of(point: EntryPoint) -> typer.Typer:
 
         command.__doc__ = f"Not usable: {why}"
 
+    if isinstance(command, typer.Typer):
+        return command
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(point.name, rich_help_panel="Research")(command)
+    app.command(point.name)(command)
     return app
 
 
