@@ -206,8 +206,8 @@ for command in (
 ):
     word = command.__name__.strip("_")
     app.command(word, rich_help_panel=_PANEL_OF[word])(command)
-for group in (model_app, plot_app, data_app, poc_app):
-    app.add_typer(group, rich_help_panel=_PANEL_OF[group.info.name])
+for word, group in {"model": model_app, "plot": plot_app, "data": data_app, "poc": poc_app}.items():
+    app.add_typer(group, rich_help_panel=_PANEL_OF[word])
 
 
 def main() -> None:
