@@ -150,7 +150,7 @@ def test_what_an_earlier_version_has_left_is_found_and_repaired(make_kit: MakeKi
     folder = deploy(make_kit(), "docker")
     path = folder / "local" / "resources.json"
     content = read_json(folder / "local" / "resources.json.default")
-    own = {"id": "process_launcher", "path": "suture.flare.launcher.TolerantLauncher", "args": {}}
+    own = {"id": "process_launcher", "path": "suture.flare.compat.launcher.TolerantLauncher", "args": {}}
     path.write_text(json.dumps({**content, "components": [*content["components"], own]}))
     with pytest.raises(RuntimeError, match="Exactly one job launcher"):
         flares_launcher(read_kit(folder))
@@ -171,7 +171,7 @@ def test_a_party_without_a_launcher_is_an_error(make_kit: MakeKit) -> None:
 
 
 def test_classes_count_as_flare_counts_them_and_ids_where_a_class_is_not_here() -> None:
-    own = {"id": "mine", "path": "suture.flare.launcher.TolerantLauncher"}
+    own = {"id": "mine", "path": "suture.flare.compat.launcher.TolerantLauncher"}
     scheduler = {
         "id": "process_launcher",
         "path": "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler",

@@ -211,7 +211,11 @@ def test_a_party_survives_by_one_component_and_keeps_the_others(role: str, make_
     path = survive(kit)
     components = {c["id"]: c["path"] for c in json.loads(path.read_text())["components"]}
     assert components["job_scheduler"] == "nvflare.DefaultJobScheduler"
-    own = "suture.flare.launcher.TolerantLauncher" if role == "site" else "nvflare.ClientProcessJobLauncher"
+    own = (
+        "suture.flare.compat.launcher.TolerantLauncher"
+        if role == "site"
+        else "nvflare.ClientProcessJobLauncher"
+    )
     assert components["process_launcher"] == own
     assert ("stale_jobs" in components) == (role == "server")
     assert survives(kit)
