@@ -36,8 +36,8 @@ def read_settings(name: str, fl_ctx: FLContext) -> dict[str, Any]:
     """Return the content of plan.json or schedule.json, in the config folder of the job's app.
 
     They are files of their own because FLARE takes a dict with a `path` for the configuration of a component,
-    and replaces what is in braces in a text. The folder's name is the app's: a party's own of `get_app_config_dir`
-    is empty in the kits of ``nvflare package``, where FLARE looks for its files in the whole app.
+    and replaces what is in braces in a text. `get_app_config_dir` knows the folder by the party's kit, and
+    those of ``nvflare package`` name none.
 
     Raises:
         ConfigError: the job names another file, or the file is absent or damaged.

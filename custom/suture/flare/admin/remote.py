@@ -375,9 +375,9 @@ def _deployment(line: str, meta: Mapping[str, Any]) -> str | None:
     if "BYOC not permitted" in text:
         role = meta.get("submitter_role", "ROLE")
         return (
-            f"{party} refuses jobs that bring their code. Submit without --bundle, with suture installed at "
-            f'every party; or, at {party}, set "byoc" to "any" under permissions.{role} in '
-            "local/authorization.json and restart it"
+            f"{party} refuses jobs that bring their code or name an image. Submit without --bundle or "
+            f"flare.launcher_spec, with suture installed at every party; or, at {party}, set "
+            f'"byoc" to "any" under permissions.{role} in local/authorization.json and restart it'
         )
     if _NOT_LISTED.search(text):
         return _log(party, text)
