@@ -42,6 +42,7 @@ _PATIENCE = 600.0
 
 _NOT_LISTED = re.compile(r"Component '([\w.]+)' at config path '[^']*' is not in allow_list")
 _NO_MODULE = re.compile(r"No module named '(suture[\w.]*)'")
+_NOT_ENROLLED = re.compile(r"sites? ('.+') (?:is|are) not enrolled in study")
 _OWN_ERROR = re.compile(r"suture\.core\.errors\.(?:CodeMismatch|ConfigError|DataError|FederationError): (.+)")
 _PANIC = re.compile(
     r"((?:the server|this party) runs another version of suture.+?; install the same version, or export the "
@@ -55,7 +56,7 @@ class Submission:
     """How a job is submitted.
 
     Attributes:
-        sites: names of the sites that take part; by default all that are connected. Each gets its own app.
+        sites: names of the sites that take part; by default all of the user's study that are connected.
         bundle: whether the package travels with the job.
         resume: whether the job continues the run in its folder, under the identifier of that run.
         overwrite: whether the content of the folder is deleted.
@@ -83,7 +84,6 @@ def submit(job: Job, env: str, kit: Kit, out: Path, experiment: str, how: Submis
         ConfigError: OUT is in use, or the method cannot run in a federation.
     """
     from suture.flare.admin.session import connected
-    from suture.flare.recipe import export_job
 
     how = how or Submission()
     check_federated(job.method)
@@ -95,9 +95,28 @@ def submit(job: Job, env: str, kit: Kit, out: Path, experiment: str, how: Submis
         with locked(out), preparing(out, job, resume=how.resume, overwrite=how.overwrite):
             record = Record(out)
             experiment = str(record.run.get("experiment", experiment))
-            job_id = federation.submit(export_job(job, Path(folder), experiment, names, how.bundle))
+            job_id = _submitted(federation, job, Path(folder), experiment, names, how)
             describe(record, job.plan(experiment), job.schedule(), env=env, flare_job=job_id)
     return job_id
+
+
+def _submitted(
+    federation: Connection, job: Job, folder: Path, experiment: str, names: Sequence[str], how: Submission
+) -> str:
+    """Submit a job for sites; where the user names none, for those that are in their study.
+
+    FLARE shows the sites of a study to its administrators alone: a lead learns them from the refusal.
+    """
+    from suture.flare.recipe import export_job
+
+    try:
+        return federation.submit(export_job(job, folder / "all", experiment, names, how.bundle))
+    except FederationError as error:
+        others = _NOT_ENROLLED.search(str(error))
+        enrolled = [name for name in names if others and f"'{name}'" not in others[1]]
+        if how.sites or not enrolled:
+            raise
+        return federation.submit(export_job(job, folder / "enrolled", experiment, enrolled, how.bundle))
 
 
 class Tail:
