@@ -95,13 +95,19 @@ def submit(job: Job, env: str, kit: Kit, out: Path, experiment: str, how: Submis
         with locked(out), preparing(out, job, resume=how.resume, overwrite=how.overwrite):
             record = Record(out)
             experiment = str(record.run.get("experiment", experiment))
-            job_id = _submitted(federation, job, Path(folder), experiment, names, how)
+            job_id = _submitted(federation, kit, job, Path(folder), experiment, names, how)
             describe(record, job.plan(experiment), job.schedule(), env=env, flare_job=job_id)
     return job_id
 
 
 def _submitted(
-    federation: Connection, job: Job, folder: Path, experiment: str, names: Sequence[str], how: Submission
+    federation: Connection,
+    kit: Kit,
+    job: Job,
+    folder: Path,
+    experiment: str,
+    names: Sequence[str],
+    how: Submission,
 ) -> str:
     """Submit a job for sites; where the user names none, for those that are in their study.
 
@@ -109,14 +115,15 @@ def _submitted(
     """
     from suture.flare.recipe import export_job
 
+    own = {"experiment": experiment, "bundle": how.bundle, "scheme": kit.scheme}
     try:
-        return federation.submit(export_job(job, folder / "all", experiment, names, how.bundle))
+        return federation.submit(export_job(job, folder / "all", sites=names, **own))
     except FederationError as error:
         others = _NOT_ENROLLED.search(str(error))
         enrolled = [name for name in names if others and f"'{name}'" not in others[1]]
         if how.sites or not enrolled:
             raise
-        return federation.submit(export_job(job, folder / "enrolled", experiment, enrolled, how.bundle))
+        return federation.submit(export_job(job, folder / "enrolled", sites=enrolled, **own))
 
 
 class Tail:
