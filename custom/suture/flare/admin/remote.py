@@ -6,7 +6,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +84,7 @@ def submit(job: Job, env: str, kit: Kit, out: Path, experiment: str, how: Submis
         ConfigError: OUT is in use, or the method cannot run in a federation.
     """
     from suture.flare.admin.session import connected
+    from suture.flare.recipe import export_job
 
     how = how or Submission()
     check_federated(job.method)
@@ -94,36 +95,33 @@ def submit(job: Job, env: str, kit: Kit, out: Path, experiment: str, how: Submis
         check_folder(out, job, resume=how.resume, overwrite=how.overwrite)
         with locked(out), preparing(out, job, resume=how.resume, overwrite=how.overwrite):
             record = Record(out)
-            experiment = str(record.run.get("experiment", experiment))
-            job_id = _submitted(federation, kit, job, Path(folder), experiment, names, how)
-            describe(record, job.plan(experiment), job.schedule(), env=env, flare_job=job_id)
+            name = str(record.run.get("experiment", experiment))
+
+            def write(sites: Sequence[str]) -> Path:
+                return export_job(
+                    job, Path(tempfile.mkdtemp(dir=folder)), name, sites, how.bundle, kit.scheme
+                )
+
+            job_id = federation.submit(write(names)) if how.sites else _submitted(federation, write, names)
+            describe(record, job.plan(name), job.schedule(), env=env, flare_job=job_id)
     return job_id
 
 
-def _submitted(
-    federation: Connection,
-    kit: Kit,
-    job: Job,
-    folder: Path,
-    experiment: str,
-    names: Sequence[str],
-    how: Submission,
-) -> str:
-    """Submit a job for sites; where the user names none, for those that are in their study.
+def _submitted(federation: Connection, write: Callable[[Sequence[str]], Path], names: Sequence[str]) -> str:
+    """Submit a job for those of the connected sites that are in the user's study; return its id.
 
     FLARE shows the sites of a study to its administrators alone: a lead learns them from the refusal.
-    """
-    from suture.flare.recipe import export_job
 
-    own = {"experiment": experiment, "bundle": how.bundle, "scheme": kit.scheme}
+    Args:
+        write: exports the job for some sites.
+    """
     try:
-        return federation.submit(export_job(job, folder / "all", sites=names, **own))
+        return federation.submit(write(names))
     except FederationError as error:
         others = _NOT_ENROLLED.search(str(error))
-        enrolled = [name for name in names if others and f"'{name}'" not in others[1]]
-        if how.sites or not enrolled:
+        if not (enrolled := [name for name in names if others and f"'{name}'" not in others[1]]):
             raise
-        return federation.submit(export_job(job, folder / "enrolled", sites=enrolled, **own))
+        return federation.submit(write(enrolled))
 
 
 class Tail:
