@@ -13,7 +13,6 @@ from typing import Any
 from unittest.mock import patch
 
 import yaml
-from nvflare.cli import main as nvflare
 
 from suture.cli import app
 from suture.cli.common import guarded, literal
@@ -117,8 +116,10 @@ def with_keys_of_their_own(path: Path, root: Path) -> None:
 
 
 def _nvflare(*words: str | Path) -> None:
+    from nvflare.cli import main
+
     with patch("sys.argv", ["nvflare", *map(str, words)]), suppress(SystemExit):
-        nvflare()
+        main()
 
 
 def suture(*words: str | Path) -> int:
