@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import yaml
 from suture.cli import app
 from suture.cli.common import guarded, literal
 from suture.core.errors import FederationError
-from suture.flare.admin.kit import Kit, kits_in, lead, project_admin
+from suture.flare.admin.kit import Kit, kits_in, lead
 from suture.flare.admin.poc import free_port, parties, provision
 from suture.flare.admin.processes import Party, check_alive, start, stop
 from suture.flare.admin.remote import Submission, download, submit
@@ -55,8 +55,7 @@ class Federation:
         """
         with patch.dict(os.environ, self._environment):
             self.begun += start(self.root, (self.server, *(self.sites[name] for name in sites)))
-        admin = project_admin(self.root)
-        missing = wait_for_sites(admin, set(sites), 180, lambda: check_alive(self.begun, self.kits))
+        missing = wait_for_sites(self.lead, set(sites), 180, lambda: check_alive(self.begun, self.kits))
         assert not missing, "\n".join([f"{sorted(missing)} did not connect", *self._logged()])
 
     def _logged(self) -> Iterator[str]:
@@ -72,21 +71,55 @@ class Federation:
 
 
 @contextmanager
-def provisioned(root: Path, project: dict[str, Any], **environment: str) -> Iterator[Federation]:
+def provisioned(
+    root: Path, project: dict[str, Any], make: Callable[[Path, Path], None] = provision, **environment: str
+) -> Iterator[Federation]:
     """A federation that is stopped at the end, whatever happens; no party is left.
 
     Args:
+        make: writes the startup kits of a project file into a folder.
         environment: further variables of its parties.
     """
     with patch.dict(os.environ, {"HOME": str(root)}):  # where FLARE notes its POC
         (root / "project.yml").write_text(yaml.safe_dump(project))
-        provision(root / "project.yml", root)
+        make(root / "project.yml", root)
     federation = Federation(root, environment)
     try:
         yield federation
     finally:
         stop(root)
     assert not [party.name for party in federation.begun if party.process()]
+
+
+def with_keys_of_their_own(path: Path, root: Path) -> None:
+    """Make the kits of a project as its sites do whose private keys never leave them.
+
+    FLARE issues no certificate of a project_admin in this way, and wants the server named as its host is.
+    """
+    project = yaml.safe_load(path.read_text())
+    (server,) = (own for own in project["participants"] if own["type"] == "server")
+    server["name"] = "localhost"
+    profile, ca, listens = root / "profile.yml", root / "ca", {"fed_learn_port": server["fed_learn_port"]}
+    about = {"name": project["name"], "scheme": "grpc", "connection_security": "mtls"}
+    profile.write_text(yaml.safe_dump({**about, "server": {"host": "localhost", **listens}}))
+    _nvflare("cert", "init", "--profile", profile, "-o", ca)
+    for own in project["participants"]:
+        if own.get("role") == "project_admin":
+            continue
+        name = own["name"]
+        definition, request = root / f"{name}.yml", root / name
+        definition.write_text(yaml.safe_dump({"name": project["name"], "participants": [own]}))
+        _nvflare("cert", "request", "-p", definition, "--out", request)
+        zipped, signed = request / f"{name}.request.zip", root / f"{name}.signed.zip"
+        _nvflare("cert", "approve", zipped, "-c", ca, "--profile", profile, "--out", signed)
+        _nvflare("package", signed, "--request-dir", request, "-w", root)
+
+
+def _nvflare(*words: str | Path) -> None:
+    from nvflare.cli import main
+
+    with patch("sys.argv", ["nvflare", *map(str, words)]), suppress(SystemExit):
+        main()
 
 
 def suture(*words: str | Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,15 @@ def test_there_are_these_rooms_and_nothing_lies_beside_them() -> None:
     )
     files = {p.name for p in package.iterdir() if p.is_file()}
     assert files == {"__init__.py", "__main__.py", "py.typed", "sdk.py", "testing.py"}
+
+
+def test_a_module_has_one_name() -> None:
+    """With a second folder on a package's path, a class of one file would be two."""
+    packages = [path.parent for path in (ROOT / "custom" / "suture").rglob("__init__.py")]
+    assert packages
+    for package in packages:
+        name = ".".join(package.relative_to(ROOT / "custom").parts)
+        assert list(import_module(name).__path__) == [str(package)]
 
 
 @pytest.mark.complete

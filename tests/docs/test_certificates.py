@@ -8,18 +8,24 @@ import shlex
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.hashes import SHA256
 
 from suture.flare.admin.kit import CERTIFICATES, certificate, read_kit
+from suture.flare.admin.kit_checks import check_certificates
 
 pytestmark = pytest.mark.complete
 
 
 ROOT = Path(__file__).resolve().parents[2]
-SECTION = (ROOT / "docs" / "deployment.md").read_text().partition("## Certificates")[2].partition("\n## ")[0]
+PAGE = (ROOT / "docs" / "deployment.md").read_text()
+HOSTS, SECTION = (
+    PAGE.partition(f"## {title}")[2].partition("\n## ")[0] for title in ("Real hosts", "Certificates")
+)
 RENEW = re.findall(r"^ {4}(.+?)(?: {2,}#.*)?$", SECTION, re.MULTILINE)
 
 Run = Callable[..., None]
@@ -41,6 +47,27 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
             assert done.returncode == 0, done.stdout + done.stderr
 
     return run
+
+
+def test_a_kit_is_made_of_a_key_that_stays(run: Run, tmp_path: Path) -> None:
+    profile, harbor = re.findall(r"^ +({name: .+})$", HOSTS, re.MULTILINE)
+    Path("profile.yml").write_text(profile)
+    Path("harbor.yml").write_text(harbor)
+    commands = re.findall(r"^ +(nvflare (?:cert|package) .+?)(?: {2,}#.*)?$", HOSTS, re.MULTILINE)
+    init, request, approve, package = commands
+    run(init, request)
+    Path("harbor", "harbor.request.zip").rename("harbor.request.zip")
+    run(approve)
+    with pytest.raises(AssertionError, match=r"(?i)fingerprint"):
+        run(package.replace("SHA256:...", "SHA256:" + "0" * 64))
+    run(package.replace("SHA256:...", certificate(Path("ca", "rootCA.pem")).fingerprint(SHA256()).hex()))
+    kit = read_kit(tmp_path / "workspace" / "suture" / "prod_00" / "harbor")
+    assert [f.status for f in check_certificates(kit)] == ["ok"] * 3
+    assert (kit.folder / "startup" / "client.key").read_bytes() == Path("harbor", "harbor.key").read_bytes()
+    for sent in ("harbor.request.zip", "harbor.signed.zip"):
+        assert b"PRIVATE KEY" not in b"".join(
+            map(zipfile.ZipFile(sent).read, zipfile.ZipFile(sent).namelist())
+        )
 
 
 def serials(folder: Path, generation: int) -> dict[str, int]:
@@ -72,6 +99,6 @@ def test_a_renewed_party_has_another_certificate_of_the_same_root(run: Run, tmp_
 
 def test_a_new_folder_has_a_new_root(run: Run, tmp_path: Path) -> None:
     provision = RENEW[1]
-    assert "`-w federation2`" in SECTION
+    assert "`provision -w federation2`" in SECTION
     run(provision, provision.replace("-w federation", "-w federation2"))
     assert root_of(tmp_path / "federation", 0) != root_of(tmp_path / "federation2", 0)

@@ -69,6 +69,12 @@ def test_an_edited_value_counts(fl_ctx: FLContext, edit: Any) -> None:
     controller._lock.close()  # type: ignore[union-attr]
 
 
+def test_a_kit_of_nvflare_package_names_no_folder(fl_ctx: FLContext) -> None:
+    placed = read_settings(PLAN, fl_ctx)
+    fl_ctx.get_engine().get_workspace().config_folder = ""
+    assert read_settings(PLAN, fl_ctx) == placed
+
+
 def local(**values: Any) -> Edit:
     """The hyperparameters of the demo with other settings of the sites' training."""
     plan = load_job("demo").plan("trial").to_dict()

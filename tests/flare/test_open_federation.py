@@ -15,7 +15,7 @@ import pytest
 
 from flare_example import EXAMPLE, job_py
 from outside_method import NAME, install, on_path
-from own_poc import Federation, own_port, provisioned, suture
+from own_poc import Federation, own_port, provisioned, suture, with_keys_of_their_own
 from small_hospitals import write_hospital
 from suture.data.config import load_site_config
 from suture.federation.loop import Loop, federate
@@ -55,7 +55,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     """A strict site, and a server and three sites with the policy that FLARE's provisioning gives them."""
     sites = sorted(HOSPITALS.keys() | VALUES.keys())
     project = project_of(project_template(), sites, own_port())
-    with provisioned(tmp_path_factory.mktemp("open"), project) as made:
+    with provisioned(tmp_path_factory.mktemp("open"), project, with_keys_of_their_own) as made:
         for seed, (name, labels) in enumerate(HOSPITALS.items()):
             write_hospital(made.sites[name].folder, labels, 25, seed)
         make_strict(made.sites[STRICT])

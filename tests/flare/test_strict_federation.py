@@ -45,6 +45,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     project["participants"].append({"name": THEIRS, "type": "admin", "org": "elsewhere", "role": "lead"})
     enrolled = {"site_orgs": {"alpha": ["alpha"], "beta": ["beta"]}, "admins": [MINE, THEIRS]}
     project |= {"api_version": 4, "studies": {"heart": enrolled, "lungs": enrolled, "closed": {}}}
+    project["studies"]["alone"] = {"site_orgs": {"alpha": ["alpha"]}, "admins": [MINE]}
     install(root / "installed")
     path = os.pathsep.join([str(root / "installed"), os.environ.get("PYTHONPATH", "")])
     with provisioned(root, project, PYTHONPATH=path) as made:
@@ -175,3 +176,11 @@ def test_no_submitter_brings_code_makes_the_server_fetch_or_enters_a_closed_stud
     assert not requested
     with pytest.raises(ConfigError), connected(of(federation, MINE, "closed")):
         pass
+
+    alone = of(federation, MINE, "alone")
+    with pytest.raises(FederationError, match="'beta' is not enrolled"):
+        submit(job, "poc", alone, tmp_path / "both", "alone", Submission(["alpha", "beta"]))
+    number = submit(job, "poc", alone, tmp_path / "alone", "alone")
+    with connected(alone) as session:
+        session.abort(number)
+        assert sorted(session.meta(number)["deploy_map"].values()) == [["alpha"], ["server"]]

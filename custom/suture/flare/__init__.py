@@ -3,8 +3,6 @@
 Only `compat` uses what is inside of FLARE; the rest uses FLARE's public interfaces.
 """
 
-from pathlib import Path
-
 GROUP = "suture"
 """Group of FLARE's statistics (`show_stats`) in which the events of a running job are."""
 
@@ -19,7 +17,3 @@ PLAN, SCHEDULE = "plan.json", "schedule.json"
 
 FINGERPRINT = "suture.plan"
 """Header of a task with the digest of the server's plan."""
-
-# A party's resources.json names suture.flare.launcher, .plain_json and .stale_jobs: names that stay valid
-# when a file moves, or every party would have to be changed.
-__path__.append(str(Path(__file__).with_name("compat")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 import tempfile
@@ -34,11 +35,18 @@ from suture.flare.filters import EgressFilter
 from suture.methods.source import Source, source_of
 from suture.simulation.job import Job, check_federated
 
+log = logging.getLogger(__name__)
+
 _TASKS = ["handshake", "mask", "train", "calibrate", "evaluate"]
 _POLL = 0.01
 """Seconds that a site sleeps after each poll, before it waits for the bell; FLARE's default is 2."""
 _PACKAGES = Path(__file__).resolve().parents[2]
 """The folder of the packages of this distribution."""
+
+_HTTP = 4 * 2**20
+"""Bytes of a message that a site's HTTP driver of FLARE takes; an app is one, and not compressed."""
+_EACH = 800
+"""Bytes of an app for each of its files: the entry in FLARE's archive, and the submitter's signatures."""
 
 SITES_APP = "app_sites"
 """The app of all named sites in an exported job."""
@@ -162,8 +170,8 @@ def _write_distribution(source: Source, folder: Path) -> None:
 def _write_own_distribution(folder: Path, plan: Plan) -> None:
     """Write the packages of this distribution, with their entry points, as `_write_distribution` does.
 
-    FLARE's HTTP driver loses messages of more than 4 MiB, so files are left out that no site of the plan
-    reads: the papers' tables, and priors that the plan does not name.
+    Files are left out that no site of the plan reads, see `_check_size`: the papers' tables, and priors that
+    the plan does not name.
     """
     named = json.dumps(plan.to_dict())
 
@@ -254,17 +262,43 @@ def _meta_of(job: Job, sites: Sequence[str]) -> dict[str, Any]:
     return meta
 
 
+def _check_size(job: Path, scheme: str) -> None:
+    """Check that FLARE can send the app of an exported job to its sites.
+
+    Raises:
+        ConfigError: over http, it cannot; where the scheme is not known, that is a warning.
+    """
+    for app in job.glob("app*"):
+        size = sum(path.stat().st_size + _EACH for path in app.rglob("*") if path.is_file())
+        if size > _HTTP and app.name != "app_server":
+            text = (
+                f"{app} has {size / 2**20:.1f} MiB, and FLARE's http loses messages of more than 4: install "
+                "the packages at every party and leave out --bundle, or provision with the scheme grpc or tcp"
+            )
+            if scheme == "http":
+                raise ConfigError(text)
+            if not scheme:
+                log.warning("%s", text)
+
+
 def export_job(
-    job: Job, folder: Path, experiment: str | None = None, sites: Sequence[str] = (), bundle: bool = False
+    job: Job,
+    folder: Path,
+    experiment: str | None = None,
+    sites: Sequence[str] = (),
+    bundle: bool = False,
+    scheme: str = "",
 ) -> Path:
     """Write the job as a folder that FLARE's admin console accepts; return the folder.
 
     Args:
         folder: in which the job's folder is created.
         experiment, sites, bundle: as in `recipe_of`.
+        scheme: of the federation's connections (``grpc``, ``http``), where it is known.
 
     Raises:
-        ConfigError: the folder already holds a job of that name, or the method cannot run in a federation.
+        ConfigError: the folder already holds a job of that name, the method cannot run in a federation, or
+            the job is too large for its connections.
         DiskError: the folder cannot be written; nothing is left of the job.
     """
     target = folder / job.name
@@ -275,6 +309,7 @@ def export_job(
         with writing(target):
             recipe.export(str(folder))
             _share_app(target, sites)
+        _check_size(target, scheme)
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
         raise

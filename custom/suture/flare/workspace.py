@@ -36,7 +36,8 @@ def read_settings(name: str, fl_ctx: FLContext) -> dict[str, Any]:
     """Return the content of plan.json or schedule.json, in the config folder of the job's app.
 
     They are files of their own because FLARE takes a dict with a `path` for the configuration of a component,
-    and replaces what is in braces in a text.
+    and replaces what is in braces in a text. `get_app_config_dir` knows the folder by the party's kit, and
+    those of ``nvflare package`` name none.
 
     Raises:
         ConfigError: the job names another file, or the file is absent or damaged.
@@ -48,7 +49,7 @@ def read_settings(name: str, fl_ctx: FLContext) -> dict[str, Any]:
         )
     workspace: Workspace = fl_ctx.get_engine().get_workspace()
     try:
-        return read_json(Path(workspace.get_app_config_dir(fl_ctx.get_job_id())) / name)
+        return read_json(Path(workspace.get_app_dir(fl_ctx.get_job_id()), "config", name))
     except DataError as error:
         raise ConfigError(f"{error}; export the job again with `suture export`") from error
 

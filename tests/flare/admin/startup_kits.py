@@ -82,7 +82,8 @@ def write_kit(
     secret = startup / f"{own}.key"
     secret.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption()))
     secret.chmod(0o600)
-    listens = {"name": "trial", "service": {"target": f"localhost:{port}"}, "identity": "server"}
+    service = {"target": f"localhost:{port}", "scheme": "http"}
+    listens = {"name": "trial", "service": service, "identity": "server"}
     content: dict[str, Any] = {"servers": [listens]}
     if role == "admin":
         content = {
@@ -91,6 +92,7 @@ def write_kit(
                 "host": "localhost",
                 "port": port,
                 "server_identity": "server",
+                "scheme": "http",
             }
         }
     (startup / _FILES[role]).write_text(json.dumps(content))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +16,13 @@ import pytest
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ReservedKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.workspace import Workspace
+from nvflare.fuel.sec.authz import AuthorizationService
+from nvflare.private.fed.utils.app_authz import AppAuthzService
+from nvflare.private.fed.utils.app_deployer import AppDeployer
 from nvflare.private.fed.utils.fed_utils import get_job_launcher
+from nvflare.private.privacy_manager import PrivacyService
+from nvflare.security.security import FLAuthorizer
 from nvflare.tool.deploy.deploy_commands import prepare_deployment
 from typer.testing import CliRunner
 
@@ -39,6 +47,7 @@ RUNTIMES: dict[str, Any] = {
         },
     },
 }
+STUDIES: dict[str, Any] = {"default": {"container": {"image": IMAGE}}}
 
 
 def deploy(folder: Path, runtime: str) -> Path:
@@ -46,6 +55,8 @@ def deploy(folder: Path, runtime: str) -> Path:
     config = folder.parent / f"{runtime}.yaml"
     config.write_text(json.dumps(RUNTIMES[runtime]))  # JSON is YAML
     out = folder.parent / f"{folder.name}-{runtime}"
+    own = {"format_version": 2, "studies": STUDIES}
+    (folder / "local" / "study_runtime.yaml").write_text(json.dumps(own))
     prepare_deployment(Namespace(kit=str(folder), output=str(out), config=str(config)))
     return out
 
@@ -139,10 +150,70 @@ def test_a_server_keeps_its_policy_and_stores_in_its_own_kit(
     assert not [f for f in check_policy(kit) if f.status != "ok"]
 
 
+REFUSED = {
+    "docker": {"image": "theirs", "python_path": "/theirs", "entrypoint": "theirs"},
+    "k8s": {"image": "theirs", "python_path": "/theirs"},
+    "slurm": {"image": "/theirs", "additional_node_command": ["theirs"]},
+}
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("first", ["policy", "deploy"])
+@pytest.mark.parametrize("role", ["server", "site"])
+def test_no_job_chooses_what_a_strict_party_runs(
+    role: str, first: str, runtime: str, make_kit: MakeKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its container gets the private key and the data. FLARE asks for the right to bring code for each."""
+    folder = make_kit(role, "server" if role == "server" else "harbor")
+    kit = read_kit(deploy(policy(folder), runtime) if first == "policy" else policy(deploy(folder, runtime)))
+    rights = {"format_version": "1.0", **read_json(policy_file(kit, "authorization"))}
+    monkeypatch.setattr(AuthorizationService, "the_authorizer", FLAuthorizer("trial_org", rights))
+    monkeypatch.setattr(AppAuthzService, "app_validator", None)
+    monkeypatch.setattr(PrivacyService, "is_scope_allowed", lambda _: True)
+    workspace, app = Workspace(str(kit.folder), folder.name), io.BytesIO()
+    zipfile.ZipFile(app, "w").close()
+
+    def refused(key: str, site: str, spec: dict[str, Any]) -> str:
+        submitter = {"submitter_name": "lead", "submitter_org": "trial_org", "submitter_role": "lead"}
+        meta = {**submitter, key: {site: {runtime: spec}}}
+        return str(AppDeployer().deploy(workspace, "job", meta, "app", app.getvalue(), FLContext()) or "")
+
+    assert refused("launcher_spec", folder.name, {"num_of_gpus": 1}) == ""
+    for name, value in REFUSED[runtime].items():
+        for key, site in (
+            ("launcher_spec", "default"),
+            ("launcher_spec", folder.name),
+            ("resource_spec", folder.name),
+        ):
+            assert refused(key, site, {name: value}) == "BYOC not permitted"
+
+
+@pytest.mark.parametrize("runtime", ["docker", "k8s"])
+@pytest.mark.parametrize(
+    ("studies", "status", "named"),
+    [
+        (STUDIES, "ok", IMAGE),
+        ({}, "error", "default"),
+        ({"default": {}}, "error", "default"),
+        ({**STUDIES, "heart": {}}, "error", "heart"),
+        ({"default": {"image": IMAGE}}, "error", "unknown key"),
+    ],
+)
+def test_the_image_of_a_party_is_examined(
+    studies: dict[str, Any], status: str, named: str, runtime: str, make_kit: MakeKit
+) -> None:
+    kit = read_kit(policy(deploy(make_kit(), runtime)))
+    path = kit.folder / "local" / "study_runtime.yaml"
+    path.write_text(json.dumps({"format_version": 2, "studies": studies}))
+    (found,) = (f for f in check_policy(kit) if f.about == "image" or "study_runtime" in f.text)
+    assert (found.status, named in found.text) == (status, True)
+
+
 def test_loose_policies_merge_too(make_kit: MakeKit) -> None:
     kit = read_kit(deploy(policy(make_kit(), "--loose"), "docker"))
     assert set(CLASSES["site"]) < set(read_json(policy_file(kit, "resources"))["class_allow_list"])
     assert flares_launcher(kit) == NAMES["docker"]
+    assert [f.status for f in check_policy(kit) if f.about == "image"] == ["warning"]
 
 
 def test_what_an_earlier_version_has_left_is_found_and_repaired(make_kit: MakeKit) -> None:
@@ -150,7 +221,7 @@ def test_what_an_earlier_version_has_left_is_found_and_repaired(make_kit: MakeKi
     folder = deploy(make_kit(), "docker")
     path = folder / "local" / "resources.json"
     content = read_json(folder / "local" / "resources.json.default")
-    own = {"id": "process_launcher", "path": "suture.flare.launcher.TolerantLauncher", "args": {}}
+    own = {"id": "process_launcher", "path": "suture.flare.compat.launcher.TolerantLauncher", "args": {}}
     path.write_text(json.dumps({**content, "components": [*content["components"], own]}))
     with pytest.raises(RuntimeError, match="Exactly one job launcher"):
         flares_launcher(read_kit(folder))
@@ -171,7 +242,7 @@ def test_a_party_without_a_launcher_is_an_error(make_kit: MakeKit) -> None:
 
 
 def test_classes_count_as_flare_counts_them_and_ids_where_a_class_is_not_here() -> None:
-    own = {"id": "mine", "path": "suture.flare.launcher.TolerantLauncher"}
+    own = {"id": "mine", "path": "suture.flare.compat.launcher.TolerantLauncher"}
     scheduler = {
         "id": "process_launcher",
         "path": "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler",

@@ -15,7 +15,8 @@ from suture.flare.admin.session import connected
 @pytest.mark.parametrize("role", ["server", "site", "admin"])
 def test_a_kit_says_whose_it_is(role: str, make_kit: MakeKit) -> None:
     kit = read_kit(make_kit(role, "someone", port=8123))
-    assert (kit.role, kit.name, kit.project, kit.server) == (role, "someone", "trial", "localhost:8123")
+    assert (kit.role, kit.name, kit.project) == (role, "someone", "trial")
+    assert (kit.server, kit.scheme) == ("localhost:8123", "http")
 
 
 def test_no_kit_and_a_broken_kit_are_named(make_kit: MakeKit, tmp_path: Path) -> None:

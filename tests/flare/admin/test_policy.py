@@ -11,7 +11,7 @@ from nvflare.apis.fl_constant import FLContextKey, ReservedKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.logging.constants import is_log_streaming_allowed
 from startup_kits import CLASSES as FLARES
-from startup_kits import MakeKit
+from startup_kits import LAUNCHER, MakeKit
 from typer.testing import CliRunner
 
 from suture.cli import app
@@ -211,8 +211,8 @@ def test_a_party_survives_by_one_component_and_keeps_the_others(role: str, make_
     path = survive(kit)
     components = {c["id"]: c["path"] for c in json.loads(path.read_text())["components"]}
     assert components["job_scheduler"] == "nvflare.DefaultJobScheduler"
-    own = "suture.flare.launcher.TolerantLauncher" if role == "site" else "nvflare.ClientProcessJobLauncher"
-    assert components["process_launcher"] == own
+    own = COMPONENTS["site"] if role == "site" else LAUNCHER
+    assert components["process_launcher"] == own["path"]
     assert ("stale_jobs" in components) == (role == "server")
     assert survives(kit)
     before = path.read_bytes()

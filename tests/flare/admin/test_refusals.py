@@ -25,7 +25,7 @@ def said(detail: list[str] | None = None, logs: dict[str, str] | None = None) ->
 
 def test_refused_code_names_party_right_role_and_file() -> None:
     text = said(["server: OK", "harbor: BYOC not permitted", "num_ok_sites 2 < required_min_sites 3"])
-    for word in ("harbor", "without --bundle", '"byoc"', "permissions.lead", "local/authorization.json"):
+    for word in ("harbor", "--bundle", "launcher_spec", '"byoc"', "permissions.lead", "authorization.json"):
         assert word in text
     assert "server" not in text
     assert text.count("\n") == 0

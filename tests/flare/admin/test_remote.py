@@ -6,6 +6,7 @@ import json
 import shutil
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from suture.federation.server.record import Record, describe
 from suture.federation.store import EXPERIMENTS
 from suture.flare import EXPERIMENT
 from suture.flare.admin.kit import Kit, read_kit
-from suture.flare.admin.remote import Tail, download, state, submit
+from suture.flare.admin.remote import Submission, Tail, download, state, submit
 from suture.methods.surgical import SurgicalAggregation
 from suture.simulation.job import load_job
 
@@ -209,6 +210,38 @@ def test_a_method_that_other_parties_cannot_load_is_refused_at_once(
     with pytest.raises(ConfigError, match=r"installed package.*suture\.methods"):
         submit(job, "prod", KIT, tmp_path / "r", "demo-1")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("enrolled", "named", "asked"),
+    [
+        ("ab", "", ["ab", "runs"]),
+        ("a", "", ["ab", "a", "runs"]),
+        ("", "", ["ab"]),
+        ("a", "ab", ["ab"]),
+    ],
+)
+def test_a_job_asks_the_connected_sites_of_its_study(
+    enrolled: str, named: str, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site is a letter here; FLARE names those that it refuses."""
+    jobs: list[str] = []
+
+    class Server:
+        sites = staticmethod(lambda: ["a", "b"])
+
+        def submit(self, folder: Path) -> str:
+            targets = json.loads((folder / "meta.json").read_text())["deploy_map"].values()
+            jobs.append("".join(sorted({*chain(*targets)} - {"server"})))
+            if strangers := [f"'{site}'" for site in jobs[-1] if site not in enrolled]:
+                ends = "is" if len(strangers) == 1 else "are"
+                raise FederationError(f"sites {', '.join(strangers)} {ends} not enrolled in study 's'")
+            return "runs"
+
+    monkeypatch.setattr("suture.flare.admin.session.connected", lambda _: nullcontext(Server()))
+    with nullcontext() if "runs" in asked else pytest.raises(FederationError, match="'b'"):
+        jobs.append(submit(load_job("demo"), "prod", KIT, tmp_path / "r", "demo-1", Submission([*named])))
+    assert jobs == asked
 
 
 def test_a_waiting_job_says_what_it_waits_for() -> None:

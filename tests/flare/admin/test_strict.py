@@ -194,7 +194,7 @@ def test_an_administrator_has_no_policy(make_kit: MakeKit) -> None:
 def test_a_strict_party_asks_flare_for_plain_json(role: str, make_kit: MakeKit) -> None:
     kit = read_kit(make_kit(role, "server"))
     (path, *_) = make_strict(kit)
-    assert read_json(path)["app_validator"]["path"] == "suture.flare.plain_json.PlainJson"
+    assert read_json(path)["app_validator"]["path"] == "suture.flare.compat.plain_json.PlainJson"
     write = {**read_json(path), "app_validator": {"path": "own.Validator"}}
     path.write_text(json.dumps(write))
     assert ["fetch addresses" in way for way in bypasses(kit)] == [True]

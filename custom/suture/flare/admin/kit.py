@@ -37,6 +37,7 @@ class Kit:
         project: name of the provisioned project.
         host, port: where the server listens; it has one port for sites and administrators.
         identity: name of the server, as in its certificate.
+        scheme: of the connections to it: ``grpc``, ``tcp`` or ``http``.
         study: of FLARE, in which a user acts.
     """
 
@@ -47,6 +48,7 @@ class Kit:
     host: str
     port: int
     identity: str = ""
+    scheme: str = ""
     study: str = DEFAULT_STUDY
 
     @property
@@ -75,13 +77,15 @@ def read_kit(folder: Path) -> Kit:
         if role == "admin":
             admin = settings["admin"]
             project, host, port = admin["project_name"], admin["host"], admin["port"]
-            identity = admin.get("server_identity", "")
+            identity, scheme = admin.get("server_identity", ""), admin.get("scheme", "")
         else:
             first = settings["servers"][0]
             project, identity = first["name"], first.get("identity", "")
             host, _, port = first["service"]["target"].rpartition(":")
+            scheme = first["service"].get("scheme", "")
         name = common_name(certificate(startup / CERTIFICATES[role]))
-        return Kit(folder, role, name, project, host, int(port), name if role == "server" else str(identity))
+        identity = name if role == "server" else str(identity)
+        return Kit(folder, role, name, project, host, int(port), identity, str(scheme))
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ConfigError(f"{startup / _FILES[role]} is broken ({error}); provision the kit again") from error
 

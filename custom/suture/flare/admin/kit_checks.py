@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from suture.core.errors import ConfigError, SutureError
 from suture.core.plain import read_regular
+from suture.federation.ownership import DEFAULT_STUDY
 from suture.flare.admin.kit import (
     CERTIFICATES,
     Kit,
@@ -38,7 +39,7 @@ from suture.flare.admin.policy import (
     storages,
     survives,
 )
-from suture.flare.compat.deployed import launchers
+from suture.flare.compat.deployed import images, launchers, mounted_at
 from suture.methods import outside
 from suture.methods.source import class_path, list_entry
 
@@ -224,7 +225,7 @@ def _context(kit: Kit) -> ssl.SSLContext:
 
 def check_policy(kit: Kit) -> Iterator[Finding]:
     """Check resources.json, authorization.json and privacy.json of one party, and what FLARE stores."""
-    checks = (_classes, _code, _methods, _launchers, _killed_processes, _logs, _ways_round, _storage)
+    checks = (_classes, _code, _methods, _launchers, _images, _killed_processes, _logs, _ways_round, _storage)
     return independent(*(partial(check, kit) for check in checks))
 
 
@@ -287,6 +288,29 @@ def _launchers(kit: Kit) -> Iterator[Finding]:
         yield error("launcher", text, remedy)
     else:
         yield error("launcher", f"{path} has no job launcher: no job starts", _RESTORE)
+
+
+def _images(kit: Kit) -> Iterator[Finding]:
+    """Check which image gets the party's private key and data: its own, or any that a submitter names."""
+    components = components_of(policy_file(kit, "resources"))
+    if not mounted_at(components):
+        return
+    path, granted, own = (
+        kit.folder / "local" / "study_runtime.yaml",
+        _bringing(kit),
+        images(kit.folder, components),
+    )
+    without = [study for study, image in own.items() if not image] or ([] if own else [DEFAULT_STUDY])
+    if granted:
+        text = f"jobs of {', '.join(granted)} may name any image (byoc): it gets the private key and the data"
+        yield warning("image", text, f"{_policy(kit)}, and name the image in {path}")
+    elif without:
+        text = f"{path} names no image for jobs of {', '.join(without)}, and no job may name one: none starts"
+        yield error("image", text, "add `container: {image: IMAGE}` to the study; see docs/deployment.md")
+    else:
+        yield ok(
+            "image", f"{', '.join(sorted(set(own.values())))}; no job may name another, nor a Python in it"
+        )
 
 
 def _killed_processes(kit: Kit) -> Iterator[Finding]:

@@ -24,15 +24,15 @@ CLASSES: dict[Role, tuple[str, ...]] = {
 """The classes that a job of suture names, and that a party must allow where the package is installed."""
 
 COMPONENTS: dict[Role, dict[str, Any]] = {
-    "site": {"id": "process_launcher", "path": "suture.flare.launcher.TolerantLauncher", "args": {}},
-    "server": {"id": "stale_jobs", "path": "suture.flare.stale_jobs.StaleJobs", "args": {}},
+    "site": {"id": "process_launcher", "path": "suture.flare.compat.launcher.TolerantLauncher", "args": {}},
+    "server": {"id": "stale_jobs", "path": "suture.flare.compat.stale_jobs.StaleJobs", "args": {}},
 }
 """The component that lets a party survive the death of its processes.
 
 A site's replaces FLARE's launcher of processes, and no other: that of `nvflare deploy prepare` stays.
 """
 
-VALIDATOR: dict[str, Any] = {"path": "suture.flare.plain_json.PlainJson", "args": {}}
+VALIDATOR: dict[str, Any] = {"path": "suture.flare.compat.plain_json.PlainJson", "args": {}}
 """The app_validator of a party: it refuses a job whose configuration is more than plain JSON."""
 
 PRIVACY: dict[str, Any] = {

@@ -6,7 +6,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,7 @@ _PATIENCE = 600.0
 
 _NOT_LISTED = re.compile(r"Component '([\w.]+)' at config path '[^']*' is not in allow_list")
 _NO_MODULE = re.compile(r"No module named '(suture[\w.]*)'")
+_NOT_ENROLLED = re.compile(r"sites? ('.+') (?:is|are) not enrolled in study")
 _OWN_ERROR = re.compile(r"suture\.core\.errors\.(?:CodeMismatch|ConfigError|DataError|FederationError): (.+)")
 _PANIC = re.compile(
     r"((?:the server|this party) runs another version of suture.+?; install the same version, or export the "
@@ -55,7 +56,7 @@ class Submission:
     """How a job is submitted.
 
     Attributes:
-        sites: names of the sites that take part; by default all that are connected. Each gets its own app.
+        sites: names of the sites that take part; by default all of the user's study that are connected.
         bundle: whether the package travels with the job.
         resume: whether the job continues the run in its folder, under the identifier of that run.
         overwrite: whether the content of the folder is deleted.
@@ -94,10 +95,33 @@ def submit(job: Job, env: str, kit: Kit, out: Path, experiment: str, how: Submis
         check_folder(out, job, resume=how.resume, overwrite=how.overwrite)
         with locked(out), preparing(out, job, resume=how.resume, overwrite=how.overwrite):
             record = Record(out)
-            experiment = str(record.run.get("experiment", experiment))
-            job_id = federation.submit(export_job(job, Path(folder), experiment, names, how.bundle))
-            describe(record, job.plan(experiment), job.schedule(), env=env, flare_job=job_id)
+            name = str(record.run.get("experiment", experiment))
+
+            def write(sites: Sequence[str]) -> Path:
+                return export_job(
+                    job, Path(tempfile.mkdtemp(dir=folder)), name, sites, how.bundle, kit.scheme
+                )
+
+            job_id = federation.submit(write(names)) if how.sites else _submitted(federation, write, names)
+            describe(record, job.plan(name), job.schedule(), env=env, flare_job=job_id)
     return job_id
+
+
+def _submitted(federation: Connection, write: Callable[[Sequence[str]], Path], names: Sequence[str]) -> str:
+    """Submit a job for those of the connected sites that are in the user's study; return its id.
+
+    FLARE shows the sites of a study to its administrators alone: a lead learns them from the refusal.
+
+    Args:
+        write: exports the job for some sites.
+    """
+    try:
+        return federation.submit(write(names))
+    except FederationError as error:
+        others = _NOT_ENROLLED.search(str(error))
+        if not (enrolled := [name for name in names if others and f"'{name}'" not in others[1]]):
+            raise
+        return federation.submit(write(enrolled))
 
 
 class Tail:
@@ -375,9 +399,9 @@ def _deployment(line: str, meta: Mapping[str, Any]) -> str | None:
     if "BYOC not permitted" in text:
         role = meta.get("submitter_role", "ROLE")
         return (
-            f"{party} refuses jobs that bring their code. Submit without --bundle, with suture installed at "
-            f'every party; or, at {party}, set "byoc" to "any" under permissions.{role} in '
-            "local/authorization.json and restart it"
+            f"{party} refuses jobs that bring their code or name an image. Submit without --bundle or "
+            f"flare.launcher_spec, with suture installed at every party; or, at {party}, set "
+            f'"byoc" to "any" under permissions.{role} in local/authorization.json and restart it'
         )
     if _NOT_LISTED.search(text):
         return _log(party, text)

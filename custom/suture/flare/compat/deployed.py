@@ -11,12 +11,13 @@ Expires with: test_flare_deploys_without_the_policy_in_resources_json
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from pydoc import ErrorDuringImport, locate
 from typing import Any
 
 from nvflare.apis.job_launcher_spec import JobLauncherSpec
 from nvflare.app_opt.job_launcher.study_data import DATA_MOUNT_ROOT as DATA_MOUNT_ROOT
+from nvflare.app_opt.job_launcher.study_runtime import STUDY_RUNTIME_FILE, load_study_runtime_file
 from nvflare.tool.deploy.deploy_common import (
     DOCKER_CLIENT_LAUNCHER,
     DOCKER_SERVER_LAUNCHER,
@@ -24,6 +25,8 @@ from nvflare.tool.deploy.deploy_common import (
     PROCESS_CLIENT_LAUNCHER,
     WORKSPACE_MOUNT_PATH,
 )
+
+from suture.core.errors import ConfigError
 
 PROCESSES = PROCESS_CLIENT_LAUNCHER
 """FLARE's own launcher of a site's jobs, as processes of the same machine."""
@@ -49,9 +52,31 @@ def _is_launcher(component: Mapping[str, Any]) -> bool:
 
 def mounted_at(components: Iterable[Mapping[str, Any]]) -> PurePosixPath | None:
     """Return the folder in which the party's container has its kit; None where it runs without one."""
+    components = list(components)
+    if _in_docker(components):
+        return PurePosixPath(WORKSPACE_MOUNT_PATH)
     for component in components:
-        if component.get("path") in (DOCKER_CLIENT_LAUNCHER, DOCKER_SERVER_LAUNCHER):
-            return PurePosixPath(WORKSPACE_MOUNT_PATH)
         if mount := component.get("args", {}).get("workspace_mount_path"):
             return PurePosixPath(str(mount))
     return None
+
+
+def images(folder: Path, components: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return by study the image that a party in containers has chosen for those of its jobs.
+
+    Args:
+        folder: of its kit.
+
+    Raises:
+        ConfigError: FLARE does not accept the file; names it.
+    """
+    path, mode = folder / STUDY_RUNTIME_FILE, "docker" if _in_docker(components) else "k8s"
+    try:
+        studies = load_study_runtime_file(str(path), mode) if path.exists() else {}
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return {study: own.container_image or "" for study, own in studies.items()}
+
+
+def _in_docker(components: Iterable[Mapping[str, Any]]) -> bool:
+    return any(c.get("path") in (DOCKER_CLIENT_LAUNCHER, DOCKER_SERVER_LAUNCHER) for c in components)
