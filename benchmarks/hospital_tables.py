@@ -26,7 +26,7 @@ from suture.data.config import load_site_config
 from suture.data.images import ImageSource
 from suture.data.readers import read_table
 from suture.data.table import Table
-from suture.simulation.new_study import look, summary, write_study
+from suture_prepare.new_study import look, summary, write_study
 
 N = 24
 """Images of a case."""

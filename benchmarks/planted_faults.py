@@ -17,7 +17,7 @@ from hostile_hospitals import clean, dicom, semicolons
 from PIL import Image
 from pydicom import dcmread
 
-from suture.simulation.new_study import look, write_study
+from suture_prepare.new_study import look, write_study
 
 SITES = {"alpha": (clean, 100), "beta": (semicolons, 220), "gamma": (dicom, 90)}
 

@@ -3,7 +3,7 @@
     python benchmarks/structure.py                 # of this checkout
     python benchmarks/structure.py --tree DIR      # of another, to compare
 
-The engine is `custom/suture`, the papers are `custom/suture_papers`. What a line counts:
+The engine is `custom/suture`; other packages lie beside it. What a line counts:
 
 - A room is a folder at the top of the engine. An arrow is a pair of rooms of which one imports the other;
   n rooms in an order can have n (n - 1) / 2. Depth is the longest chain of imports of modules.
@@ -38,7 +38,7 @@ from types import CodeType, FrameType
 from typing import Any, get_args
 
 ROOT = Path(__file__).resolve().parents[1]
-ENGINE, PAPERS = "suture", "suture_papers"
+ENGINE = "suture"
 AVERAGING = ("surgical", "partial", "vanilla")
 NO_CODE = ("COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER")
 WRITTEN = (
@@ -170,17 +170,23 @@ def rooms(engine: Path, graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
     return arrows
 
 
+def all_modules(tree: Path) -> dict[str, Path]:
+    """Every module of every package."""
+    return {
+        name: path for folder in (tree / "custom").glob("suture*/") for name, path in modules(folder).items()
+    }
+
+
 def measure(tree: Path) -> dict[str, object]:
     """What can be measured without running anything."""
-    known = {**modules(tree / "custom" / ENGINE), **modules(tree / "custom" / PAPERS)}
+    known = all_modules(tree)
     texts = {name: path.read_text() for name, path in known.items()}
     trees = {name: ast.parse(text) for name, text in texts.items()}
     graph = {name: imports(trees[name], known) - {name} for name in known}
     code = {name: len(code_lines(texts[name], trees[name])) for name in known}
-    houses = {
-        "engine": [name for name in known if name.split(".")[0] == ENGINE],
-        "papers": [name for name in known if name.split(".")[0] == PAPERS],
-    }
+    packages: dict[str, list[str]] = {}
+    for name in known:
+        packages.setdefault(name.partition(".")[0], []).append(name)
     engine, named = tree / "custom" / ENGINE, [words_of(one) for one in trees.values()]
     arrows = rooms(engine, graph)
     return {
@@ -190,9 +196,9 @@ def measure(tree: Path) -> dict[str, object]:
         "arrows between rooms": sum(map(len, arrows.values())),
         "possible arrows": len(arrows) * (len(arrows) - 1) // 2,
         "import depth": depth(graph),
-        "modules": {house: len(names) for house, names in houses.items()},
-        "lines of code": {house: sum(code[name] for name in names) for house, names in houses.items()},
-        "public names": {house: public_names(trees[n] for n in names) for house, names in houses.items()},
+        "modules": {package: len(names) for package, names in packages.items()},
+        "lines of code": {package: sum(code[name] for name in names) for package, names in packages.items()},
+        "public names": {package: public_names(trees[n] for n in ns) for package, ns in packages.items()},
         "imports a module": round(sum(map(len, graph.values())) / len(graph), 2),
         "largest files": sorted(((len(t.splitlines()), n) for n, t in texts.items()), reverse=True)[:5],
         "share of averaging methods": share_of_averaging(engine),
@@ -217,7 +223,7 @@ def commands(tree: Path) -> dict[str, int]:
 def words_of_docs(tree: Path) -> int:
     """Words of the pages that somebody writes, without what a script has recorded."""
     docs = tree / "docs"
-    pages = [tree / "README.md", *docs.rglob("*.md"), *(tree / "custom" / PAPERS).rglob("*.md")]
+    pages = [tree / "README.md", *docs.rglob("*.md"), *(tree / "custom").glob("suture_*/**/*.md")]
     own = [
         p
         for p in pages
@@ -296,7 +302,7 @@ def settings(tree: Path) -> dict[str, object]:
 
 def written_classes(tree: Path) -> set[Any]:
     """The classes of what a user writes, with all that are within them or extend them."""
-    names = {**modules(tree / "custom" / ENGINE), **modules(tree / "custom" / PAPERS)}
+    names = all_modules(tree)
     runnable = [n for n in names if not n.endswith("__main__") and "bundle_files" not in n]
     loaded = [importlib.import_module(name) for name in runnable]
     left = [kind for module in loaded for name, kind in vars(module).items() if name in WRITTEN]
@@ -324,7 +330,7 @@ def own_annotations(kind: type) -> Mapping[str, object]:
 
 def classes_in(annotation: Any) -> list[Any]:
     """The classes that an annotation names, but for those of Python."""
-    if isinstance(annotation, type) and annotation.__module__.split(".")[0] in (ENGINE, PAPERS):
+    if isinstance(annotation, type) and annotation.__module__.startswith(ENGINE):
         return [annotation]
     return [kind for part in get_args(annotation) for kind in classes_in(part)]
 

@@ -20,7 +20,7 @@ TRIES = 3
 
 BY_NAME = (
     "tests/cli/test_cli.py::test_second_run_report_and_predict",
-    "tests/cli/test_own_hospitals.py::test_hospitals_as_they_come_give_a_model",
+    "tests/prepare/test_own_hospitals.py::test_hospitals_as_they_come_give_a_model",
     "tests/flare/test_open_federation.py::test_what_sites_hide_sums_to_the_loops_plain_figures",
     "tests/flare/test_simulator.py::test_adapters_and_secure_aggregation_give_what_the_loop_gives",
     "tests/methods/test_conformance.py::test_a_federation_learns_and_shows_sites_what_is_declared",

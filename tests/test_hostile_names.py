@@ -42,9 +42,6 @@ from suture.core.names import check_label
 from suture.core.printable import escaped, printable, printable_lines
 from suture.core.spreadsheets import as_cell, from_cell
 from suture.data.config import load_site_config
-from suture.data.description import Discovery
-from suture.data.label_discovery import discover_labels
-from suture.data.quality import Count, Findings, render
 from suture.data.readers import read_table
 from suture.data.reading import read_sheet
 from suture.data.table import SPLITS, Table
@@ -71,11 +68,14 @@ from suture.reports.plots import plot_cooccurrence, plot_frequencies
 from suture.reports.report import Live, render_report
 from suture.reports.tables import class_table
 from suture.simulation.job import load_job
-from suture.simulation.new_study import as_toml
 from suture.simulation.sites import write_site
-from suture.simulation.study_check import Together, render_matrix
 from suture_papers.tables.cells import Grid
 from suture_papers.tables.render import markdown
+from suture_prepare.description import Discovery
+from suture_prepare.label_discovery import discover_labels
+from suture_prepare.new_study import as_toml
+from suture_prepare.quality import Count, Findings, render
+from suture_prepare.study_check import Together, render_matrix
 from suture_synthetic.method_checks import SMALL
 from suture_synthetic.trial import Trial
 
@@ -571,7 +571,9 @@ def test_what_a_terminal_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str
     run = parse_record(Run, json.loads((folder / "run.json").read_text()), "")
     metrics = parse_record(Metrics, json.loads((folder / "metrics.json").read_text()), "")
     counts = {name: {split: Count(1, 2, 3) for split in SPLITS} for name in NAMES}
-    findings = Findings(counts=counts, problems=NAMES, warnings=NAMES, notes=NAMES, unreadable=NAMES)
+    findings = Findings(
+        counts=counts, label_type="multilabel", problems=NAMES, warnings=NAMES, notes=NAMES, unreadable=NAMES
+    )
     shown = printed(
         class_table(run, metrics),
         render(findings),

@@ -37,19 +37,19 @@ if TYPE_CHECKING:
     from suture.models import ModelSpec as ModelSpec
     from suture.reports.frames import Results as Results
     from suture.reports.frames import open_results as open_results
-    from suture.simulation.actions import check as check
     from suture.simulation.actions import compare as compare
     from suture.simulation.actions import decide as decide
     from suture.simulation.actions import evaluate as evaluate
     from suture.simulation.actions import explain as explain
     from suture.simulation.actions import export as export
     from suture.simulation.actions import finetune as finetune
-    from suture.simulation.actions import init as init
     from suture.simulation.job import Job as Job
     from suture.simulation.job import load_job as load_job
     from suture.simulation.notebook import known_methods as known_methods
     from suture.simulation.notebook import register as register
     from suture.simulation.notebook import run as run
+    from suture_prepare.actions import check as check
+    from suture_prepare.actions import init as init
     from suture_synthetic.phantom_hospitals import PhantomSites as PhantomSites
 
 __version__ = VERSION
@@ -66,14 +66,12 @@ _HOMES = {
     "ModelSpec": "suture.models:ModelSpec",
     "Results": "suture.reports.frames:Results",
     "SutureError": "suture.core.errors:SutureError",
-    "check": "suture.simulation.actions:check",
     "compare": "suture.simulation.actions:compare",
     "decide": "suture.simulation.actions:decide",
     "evaluate": "suture.simulation.actions:evaluate",
     "explain": "suture.simulation.actions:explain",
     "export": "suture.simulation.actions:export",
     "finetune": "suture.simulation.actions:finetune",
-    "init": "suture.simulation.actions:init",
     "hyperparameters": "suture.methods.base:hyperparameters",
     "load_job": "suture.simulation.job:load_job",
     "load_model": "suture.learning.prediction:open_model",
@@ -84,7 +82,7 @@ _HOMES = {
     "testing": "suture.testing",
 }
 
-_BESIDE = ("PhantomSites",)
+_BESIDE = ("PhantomSites", "check", "init")
 """Names that other packages of this distribution add."""
 
 __all__ = sorted((*_HOMES, *_BESIDE))

@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from suture.cli import run
-from suture.cli.app import app
+from suture.cli.app import app, documented
 
 MAKEFILE = Path(__file__).resolve().parents[2] / "Makefile"
 
@@ -31,7 +30,7 @@ def test_the_last_lines_are_commands_for_own_data_that_exist(
     called = "suture" if found else "a b/bin/suture"
     words = [shlex.split(line) for line in lines]
     assert [line[:2] for line in words] == [[called, name] for name in ("demo", "init", "check", "run")]
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = documented()
     for _, name, *arguments in words:
         commands[name].make_context(name, arguments)  # refuses an option that does not exist
 

@@ -120,7 +120,7 @@ def test_a_licence_is_spelt_in_two_ways(
 def test_paths_are_checked_before_anything_is_read_or_asked(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("suture.cli.study._can_ask", lambda: True)
+    monkeypatch.setattr("suture_prepare.commands._can_ask", lambda: True)
     sites = [f"--site=alpha={place / 'a'}", f"--site=beta={tmp_path / 'nowhere'}"]
     result = RUNNER.invoke(app, ["init", str(tmp_path / "s"), *sites], input="y\n")
     assert isinstance(result.exception, ConfigError)

@@ -11,8 +11,8 @@ import pytest
 from suture.core.errors import ConfigError
 from suture.data.closing import with_ancestors
 from suture.data.config import load_site_config, write_site_config
-from suture.data.quality import check
 from suture.data.readers import load_table, read_table
+from suture_prepare.quality import check
 
 NAN = np.nan
 

@@ -12,8 +12,8 @@ from PIL import Image
 
 from hospitals import image, table
 from suture.core.errors import DataError
-from suture.data.discovery import discover
 from suture.data.inspection import SAMPLE, ImageFacts, depth_warnings, inspect, size_notes, true_depth
+from suture_prepare.discovery import discover
 
 
 def png(image: Image.Image) -> bytes:

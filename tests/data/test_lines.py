@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from suture.core.errors import DataError
-from suture.data.discovery import discover
 from suture.testing import check_dataset
+from suture_prepare.discovery import discover
 
 FOLDER = Path(__file__).parents[1] / "strangers" / "suture-lines"
 sys.path.insert(0, str(FOLDER))

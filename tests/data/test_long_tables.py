@@ -11,10 +11,10 @@ import pytest
 from hospitals import image, table
 from suture.core.errors import DataError
 from suture.data.config import parse_data
-from suture.data.description import Discovery
-from suture.data.discovery import discover
 from suture.data.readers import read_table
 from suture.data.reading import Reading
+from suture_prepare.description import Discovery
+from suture_prepare.discovery import discover
 
 NAN = float("nan")
 ROWS = (

@@ -8,8 +8,8 @@ import pytest
 
 from hospitals import image, table
 from suture.data.config import parse_data
-from suture.data.discovery import discover
 from suture.data.readers import read_table
+from suture_prepare.discovery import discover
 
 
 def lesions(folder: Path, header: list[str], n: int = 48) -> Path:

@@ -13,10 +13,10 @@ from small_hospitals import write_hospital
 from suture.core.errors import ConfigError, FederationError
 from suture.core.files import read_json
 from suture.data.config import load_site_config
-from suture.data.quality import check
 from suture.data.readers import load_table
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
+from suture_prepare.quality import check
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 OWN = {"alpha": ("Hernia", "Fibrosis"), "beta": ("Fibrosis", "Nodule"), "server": ("Fibrosis", "Nodule")}

@@ -11,16 +11,16 @@ import pytest
 
 from hospitals import image, table
 from suture.data.config import load_site_config
-from suture.data.description import Discovery
-from suture.data.discovery import discover
 from suture.data.published import PublishedTable
 from suture.data.readers import DATASETS, load_reading
 from suture.data.table import Table
-from suture.simulation.new_study import write_study
 from suture_papers.chest_xrays.chexpert import SPELLINGS as CHEXPERT
 from suture_papers.chest_xrays.mimic import METADATA, SPLIT
 from suture_papers.skin_lesions.flamby import SPELLINGS as ISIC2019
 from suture_papers.skin_lesions.isic import SPELLINGS as ISIC2018
+from suture_prepare.description import Discovery
+from suture_prepare.discovery import discover
+from suture_prepare.new_study import write_study
 
 N = 24
 

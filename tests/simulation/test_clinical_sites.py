@@ -11,9 +11,9 @@ import pytest
 from small_hospitals import small_study
 from suture.core.files import atomic_write
 from suture.data.config import load_site_config
-from suture.data.quality import check
 from suture.simulation.job import load_job, with_settings
 from suture.simulation.run import run_job
+from suture_prepare.quality import check
 
 pytestmark = pytest.mark.complete
 

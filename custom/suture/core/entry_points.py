@@ -20,7 +20,7 @@ MODEL_GROUP, PRIOR_GROUP = "suture.encoders", "suture.priors"
 PACKAGES = ("suture", "suture_papers")
 """The packages that a party of a federation runs: they travel together, and one hash covers their code."""
 
-DISTRIBUTED = (*PACKAGES, "suture_synthetic")
+DISTRIBUTED = (*PACKAGES, "suture_prepare", "suture_synthetic")
 """All packages of this distribution."""
 
 NAMES_GROUP = "suture.names"

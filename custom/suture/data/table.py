@@ -13,6 +13,7 @@ from suture.core.errors import DataError
 from suture.core.labels import LabelSet
 
 Split = Literal["train", "validation", "test"]
+Which = Split | Literal["all"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 

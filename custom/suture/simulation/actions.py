@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from suture.core.entry_points import public_name
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import model_folder, read_json, write_json
 from suture.core.validation import parse
-from suture.data.config import SiteConfig, load_site_config
-from suture.data.description import Answers
-from suture.data.quality import Findings
-from suture.data.quality import check as check_site
+from suture.data.config import SiteConfig, load_site_config, site_files
+from suture.data.table import Split, Which
 from suture.learning import comparison, saved_models
 from suture.learning.calibration import log_odds
 from suture.learning.comparison import Compared
@@ -31,12 +31,6 @@ from suture.model_export.pictures import Drawn, explain_files
 from suture.protocol.decisions import Decisions, DecisionSettings
 from suture.reports.card import try_card
 from suture.reports.finetuning_results import FinetuningResults, read_finetuning_results
-from suture.simulation.new_study import Which, labelled_data, look, refuse_existing, write_study
-from suture.simulation.study import StudySites
-from suture.simulation.study_check import Together
-from suture.simulation.study_check import compare as compare_sites
-from suture.simulation.study_labels import atlas_faults
-from suture.simulation.study_page import job_of, write_page
 from suture.simulation.trained_images import remark
 
 log = logging.getLogger(__name__)
@@ -45,61 +39,23 @@ AnyPath = str | Path
 Format = Literal["onnx", "torch", "monai"]
 
 
-def init(
-    study: AnyPath, sites: Mapping[str, AnyPath], answers: Mapping[str, Answers] | None = None
-) -> list[Path]:
-    """Write a suture.toml for each site of a new study, and a job; return the files. Check what they guess.
+@contextmanager
+def labelled_data(path: Path, split: Which | None, usual: Split) -> Iterator[tuple[SiteConfig, Which]]:
+    """Give the configuration of labelled data, and the split that is used of it.
 
     Args:
-        sites: folder or table of each site, by its name.
-        answers: what you know about the columns of a site.
+        path: a suture.toml, the folder of a site or of a study with one site, or a table or folder, which
+            suture_prepare reads.
+        split: the one that is wanted; by default `usual`, or all of a table that has no splits.
 
     Raises:
-        ConfigError, DataError: a site's data cannot be read, or the study has files already.
+        ConfigError, DataError: it cannot be read.
     """
-    folder, paths = Path(study), {name: Path(path) for name, path in sites.items()}
-    refuse_existing(folder, paths)
-    return write_study(folder, look(paths, answers))
-
-
-@dataclass(frozen=True)
-class Checked:
-    """A study that was checked.
-
-    Attributes:
-        sites: the findings of each site.
-        together: what only shows when sites are compared.
-        page: check.html, which holds images of patients.
-    """
-
-    sites: Mapping[str, Findings]
-    together: Together
-    page: Path
-
-    @property
-    def problems(self) -> list[str]:
-        """What stops a run, of all sites."""
-        own = [f"{site}: {text}" for site, found in self.sites.items() for text in found.problems]
-        return [*own, *self.together.problems]
-
-
-def check(study: AnyPath, *, trust: bool = False) -> Checked:
-    """Check the data of all sites of a study, and write check.html.
-
-    Args:
-        trust: whether its job.py may be run.
-
-    Raises:
-        ConfigError: the study has no site, or a suture.toml is wrong.
-    """
-    folder = Path(study)
-    configs = StudySites(str(folder)).configs()
-    job, fault = job_of(folder, trust=trust)
-    findings = {name: check_site(config) for name, config in configs.items()}
-    classes = {name for found in findings.values() for name in found.counts}
-    faults = [*filter(None, [fault]), *atlas_faults(folder, classes)]
-    together = compare_sites(configs, findings, job, faults)
-    return Checked(findings, together, write_page(folder, job, configs, findings, together))
+    if path.suffix == ".toml" or site_files(path):
+        yield load_site_config(path), split or usual
+    else:
+        with public_name("labelled_table")(path, split, usual) as found:
+            yield found
 
 
 def evaluate(

@@ -19,17 +19,16 @@ from suture.core.files import atomic_write, read_json, write_json
 from suture.core.seeds import seed_for
 from suture.core.spreadsheets import as_csv
 from suture.data.config import CONFIG, SiteConfig, write_site_config
-from suture.data.quality import Findings
 from suture.data.readers import read_table
 from suture.data.readers.image_list import ImageListConfig
 from suture.learning.metrics import Floats, patient_draws, weighted_auroc
 from suture.learning.saved_models import GLOBAL, Evaluated, evaluate, models_of
 from suture.reports.report import templates
 from suture.simulation.job import Job, settings_of, with_settings
+from suture.simulation.refusals import refusals
 from suture.simulation.run import run_job
 from suture.simulation.sites import this_machine
 from suture.simulation.study import StudySites
-from suture.simulation.study_check import refusals
 
 ALONE = "individual"
 """The method by which each site trains on its own data only."""
@@ -134,11 +133,8 @@ def compare_methods(
 
 def _refuse(jobs: Mapping[str, Job], configs: Mapping[str, SiteConfig]) -> None:
     """Raise, with every reason, where a site refuses a method, or a method the labels."""
-    found = {
-        site: Findings(label_type=read_table(config.data).table.labels.label_type)
-        for site, config in configs.items()
-    }
-    reasons = dict.fromkeys(text for job in jobs.values() for text in refusals(configs, found, job))
+    labels = {site: read_table(config.data).table.labels for site, config in configs.items()}
+    reasons = dict.fromkeys(text for job in jobs.values() for text in refusals(configs, labels, job))
     if reasons:
         raise ConfigError("nothing was trained:\n" + "\n".join(reasons))
 

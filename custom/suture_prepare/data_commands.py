@@ -43,9 +43,9 @@ def simulate(
 def check(config: Annotated[Path, typer.Argument(help="A site's suture.toml.")]) -> None:
     """Check a site's configuration and data: counts, unreadable images, empty classes, split leaks."""
     from suture.data.config import load_site_config
-    from suture.data.quality import check as check_data
-    from suture.data.quality import render
     from suture.simulation.exact_figures import forecast
+    from suture_prepare.quality import check as check_data
+    from suture_prepare.quality import render
 
     site = load_site_config(config)
     findings = check_data(site)

@@ -1,4 +1,4 @@
-"""suture.simulation.study_page: the check of a study as a page."""
+"""suture_prepare.study_page: the check of a study as a page."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from PIL import Image
 from hospitals import image, table
 from suture.core.errors import DiskError
 from suture.data.inspection import ImageFacts
-from suture.data.quality import Picture, check
-from suture.simulation.new_study import look, write_study
 from suture.simulation.study import StudySites
-from suture.simulation.study_check import compare
-from suture.simulation.study_page import EXAMPLES, choose, job_of, write_page
+from suture_prepare.new_study import look, write_study
+from suture_prepare.quality import Picture, check
+from suture_prepare.study_check import compare
+from suture_prepare.study_page import EXAMPLES, choose, job_of, write_page
 
 HOSTILE = "<script>alert(1)</script>"
 

@@ -14,8 +14,8 @@ from suture.core.atlas import Atlas, Decision
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.data.table import Table
-from suture.simulation.atlas_page import Cell, _cells, all_relations, write_atlas_page
-from suture.simulation.study_labels import study_lists
+from suture_prepare.atlas_page import Cell, _cells, all_relations, write_atlas_page
+from suture_prepare.study_labels import study_lists
 
 NAN = np.nan
 

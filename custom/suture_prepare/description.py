@@ -14,14 +14,14 @@ from suture.core.labels import canonical_or_none
 from suture.core.names import without_signs
 from suture.core.printable import number_of
 from suture.data.cells import Cells
-from suture.data.gathering import with_patients, with_splits
 from suture.data.image_columns import ImageColumn, Images, other_images
-from suture.data.label_discovery import Labels, discover_labels
 from suture.data.patient_columns import patient_columns
 from suture.data.published import HOSPITAL
 from suture.data.readers.image_list import SPLIT_WORDS
 from suture.data.reading import Sheet, fault, rows_text
 from suture.data.table_form import Form
+from suture_prepare.gathering import with_patients, with_splits
+from suture_prepare.label_discovery import Labels, discover_labels
 
 _SPLIT = re.compile(r"^(split|set|subset|partition|fold)$", re.IGNORECASE)
 _SPLIT_FLAG = re.compile(

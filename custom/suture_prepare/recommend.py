@@ -19,7 +19,7 @@ from suture.core.errors import ConfigError, DataError, SutureError
 from suture.core.printable import number_of
 
 if TYPE_CHECKING:
-    from suture.core.labels import LabelType
+    from suture.core.labels import LabelSet
     from suture.data.config import SiteConfig
     from suture.simulation.job import Job
 
@@ -49,8 +49,8 @@ def recommend(job: JobName, settings: Sets = None, trust: Trust = False) -> None
     chosen = job_with(job, settings, trust)
     with TemporaryDirectory() as folder:
         configs = configs_of(chosen, Path(folder))
-        facts, label_type = facts_of(configs)
-        refused = _refused(chosen, configs, label_type)
+        facts, labels = facts_of(configs)
+        refused = _refused(chosen, configs, labels)
     missing = share_of_missing_labels(facts)
     for sentence in reasons(facts):
         print_line(sentence)
@@ -77,8 +77,8 @@ def configs_of(job: Job, folder: Path) -> dict[str, SiteConfig]:
     return {name: load_site_config(folder / "sites" / name / "suture.toml") for name in names}
 
 
-def facts_of(configs: Mapping[str, SiteConfig]) -> tuple[dict[str, SiteFacts], LabelType]:
-    """Return what of each site's training data decides, and the type of labels.
+def facts_of(configs: Mapping[str, SiteConfig]) -> tuple[dict[str, SiteFacts], dict[str, LabelSet]]:
+    """Return what of each site's training data decides, and its labels.
 
     Raises:
         DataError: there are fewer than two sites, no training images, no classes, or labels of two types.
@@ -86,20 +86,20 @@ def facts_of(configs: Mapping[str, SiteConfig]) -> tuple[dict[str, SiteFacts], L
     from suture.data.readers import read_table
 
     facts: dict[str, SiteFacts] = {}
-    types: dict[LabelType, str] = {}
+    labels: dict[str, LabelSet] = {}
     for site, config in configs.items():
-        labels = read_table(config.data).table
-        training = labels.of("train")
+        table = read_table(config.data).table
+        training = table.of("train")
         positives = dict(zip(training.labels, (training.y == 1).sum(axis=0).tolist(), strict=True))
         facts[site] = SiteFacts(len(training), positives)
-        types[labels.labels.label_type] = site
-    if len(types) > 1:
-        raise DataError(f"sites have labels of the types {', '.join(types)}; run suture check")
+        labels[site] = table.labels
+    if len(types := {own.label_type for own in labels.values()}) > 1:
+        raise DataError(f"sites have labels of the types {', '.join(sorted(types))}; run suture check")
     classes, images = _owners(facts), sum(site.images for site in facts.values())
     if len(facts) < 2 or not classes or not images:
         lacking = "second site" if len(facts) < 2 else "classes" if not classes else "training images"
         raise DataError(f"no {lacking} (sites: {', '.join(facts) or 'none'}); nothing can be recommended")
-    return facts, next(iter(types))
+    return facts, labels
 
 
 def _owners(facts: Mapping[str, SiteFacts]) -> dict[str, list[SiteFacts]]:
@@ -118,20 +118,18 @@ def share_of_missing_labels(facts: Mapping[str, SiteFacts]) -> float:
     return (pairs - sum(site.images for sites in owners.values() for site in sites)) / pairs
 
 
-def _refused(job: Job, configs: Mapping[str, SiteConfig], label_type: LabelType) -> dict[str, str]:
+def _refused(job: Job, configs: Mapping[str, SiteConfig], labels: Mapping[str, LabelSet]) -> dict[str, str]:
     """Return the methods that a site or the labels refuse, and the first reason."""
-    from suture.data.quality import Findings
     from suture.simulation.job import with_settings
+    from suture.simulation.refusals import refusals
     from suture.simulation.study import StudySites
-    from suture.simulation.study_check import refusals
 
     if not isinstance(job.simulation, StudySites):
         return {}
-    findings = {site: Findings(label_type=label_type) for site in configs}
     refused: dict[str, str] = {}
     for name, words in METHODS.items():
         try:
-            reason = next(refusals(configs, findings, with_settings(job, list(words))), None)
+            reason = next(refusals(configs, labels, with_settings(job, list(words))), None)
         except SutureError as error:
             reason = str(error)
         if reason:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import tomli_w
 
@@ -17,16 +16,15 @@ from suture.core.files import atomic_write
 from suture.core.names import as_job
 from suture.core.printable import escaped, number_of, printable
 from suture.core.spreadsheets import as_csv
-from suture.data.config import CONFIG, SiteConfig, StorageConfig, load_site_config, parse_data, site_files
-from suture.data.description import Answers, Discovery
-from suture.data.discovery import discover
-from suture.data.label_discovery import CONSTANT
+from suture.data.config import CONFIG, SiteConfig, StorageConfig, parse_data
 from suture.data.readers import read_table
 from suture.data.readers.hospital_labels import inline
-from suture.data.table import Split
+from suture.data.table import Split, Which
 from suture.simulation.study import check_names
+from suture_prepare.description import Answers, Discovery
+from suture_prepare.discovery import discover
+from suture_prepare.label_discovery import CONSTANT
 
-Which = Split | Literal["all"]
 """The images of labelled data that are used."""
 
 SPLITS = "splits.csv"
@@ -100,20 +98,17 @@ def look(
 
 
 @contextmanager
-def labelled_data(path: Path, split: Which | None, usual: Split) -> Iterator[tuple[SiteConfig, Which]]:
-    """Give the configuration of labelled data, and the split that is used of it.
+def labelled_table(path: Path, split: Which | None, usual: Split) -> Iterator[tuple[SiteConfig, Which]]:
+    """Give the configuration of a table or folder as `suture init` reads it, and the split that is used.
+
+    Its decoded images are deleted at the end.
 
     Args:
-        path: a suture.toml, the folder of a site or of a study with one site, or a table or folder as
-            `suture init` reads it, whose decoded images are deleted at the end.
         split: the one that is wanted; by default `usual`, or all of a table that has no splits.
 
     Raises:
         ConfigError, DataError: it cannot be read.
     """
-    if path.suffix == ".toml" or site_files(path):
-        yield load_site_config(path), split or usual
-        return
     guess = discover(path)
     values = guess.data if guess.has_splits else guess.data | {"split": "patients"}
     with tempfile.TemporaryDirectory(prefix="suture-") as name:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 
-from suture.core.errors import SutureError
 from suture.core.labels import LabelSet, canonical, is_generic, lookalikes
 from suture.core.printable import number_of
 from suture.core.privacy import PrivacyConfig
@@ -17,18 +15,15 @@ from suture.core.targets import rich
 from suture.data.config import SiteConfig
 from suture.data.decoding import other_modality
 from suture.data.inspection import counted_modalities, size_notes, stated_modalities
-from suture.data.quality import Count, Findings
 from suture.data.table import SPLITS, Split
-from suture.federation.server.checks import check_label_type, check_liars, check_owners, check_same_classes
 from suture.federation.server.classes import ClassConflict, one_name, statements
 from suture.federation.server.notes import EXPERIMENTAL, unprotected_note
-from suture.federation.server.registry import senders, shared_generic
-from suture.federation.site.patient_privacy import check_batch_norm
-from suture.federation.site.site import check_consent
-from suture.models import build
+from suture.federation.server.registry import shared_generic
 from suture.simulation.exact_figures import forecast
 from suture.simulation.job import Job
-from suture.simulation.site_images import SUMMARY, Shared, describe, differences, shared, summarise
+from suture.simulation.refusals import owners_of, refusals, rows_sent
+from suture_prepare.quality import Count, Findings
+from suture_prepare.site_images import SUMMARY, Shared, describe, differences, shared, summarise
 
 _SAY: dict[Split, str] = {"validation": "the selection of the round", "test": "the final figures"}
 """What a split of a site has a say in."""
@@ -68,7 +63,7 @@ def compare(
     merged, contradictions = _by_code(configs, findings, job.label_map if job else {})
     problems = [
         *faults,
-        *(refusals(configs, findings, job) if job else ()),
+        *(refusals(configs, _labels(findings), job) if job else ()),
         *_problems(configs, findings, job),
         *(_other_modalities(configs, findings, job, refused=True) if job else ()),
         *contradictions,
@@ -107,49 +102,20 @@ def _by_code(
     ], []
 
 
-def _owners(findings: Mapping[str, Findings], label_map: Mapping[str, str]) -> dict[str, list[str]]:
-    """The sites that annotate each class, by its name in the job."""
-    owners: dict[str, list[str]] = {}
-    for site, found in findings.items():
-        for label in found.counts:
-            owners.setdefault(label_map.get(label, label), []).append(site)
-    return owners
-
-
-def _rows_sent(findings: Mapping[str, Findings], job: Job) -> tuple[dict[str, list[str]], dict[str, int]]:
-    """The sites that annotate each class, and the number that send a row of it."""
-    owners = _owners(findings, {canonical(own): canonical(name) for own, name in job.label_map.items()})
-    return owners, senders(job.method, {name: len(own) for name, own in owners.items()}, len(findings))
-
-
-def refusals(configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings], job: Job) -> Iterator[str]:
-    """Why sites would not take part in the job, or its method would not take their labels."""
-    plan = job.plan("check")
-    label_types = sorted({found.label_type for found in findings.values() if found.label_type})
-    checks = [partial(check_label_type, job.method, label_type) for label_type in label_types]
-    checks += [partial(check_consent, site, plan, config) for site, config in configs.items()]
-    checks.append(partial(check_liars, job, len(configs)))
-    owners, sent = _rows_sent(findings, job)
-    checks.append(partial(check_owners, job.secure_aggregation, sent, owners, len(configs)))
-    for label_type in label_types:
-        alike = job.secure_aggregation, job.method, label_type, owners, len(configs)
-        checks.append(partial(check_same_classes, *alike))
-    if label_types and any(config.privacy.epsilon for config in configs.values()):
-        model = build(plan.model, LabelSet(("class",), label_types[0]), plan.seed, pretrained=False)
-        checks.append(partial(check_batch_norm, model, plan, job.rounds))
-    for check in checks:
-        try:
-            check()
-        except SutureError as refusal:
-            yield str(refusal)
+def _labels(findings: Mapping[str, Findings]) -> dict[str, LabelSet]:
+    """Return the classes of each site whose labels can be read."""
+    return {
+        site: LabelSet(tuple(found.counts), found.label_type)
+        for site, found in findings.items()
+        if found.counts and found.label_type
+    }
 
 
 def _problems(
     configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings], job: Job | None
 ) -> Iterator[str]:
     own_targets = job is not None and job.method.labels.view == "target"
-    mapped = {canonical(own): canonical(name) for own, name in job.label_map.items()} if job else {}
-    owners, accept = _owners(findings, mapped), own_targets or (job.accept_labels if job else ())
+    owners, accept = owners_of(_labels(findings), job), own_targets or (job.accept_labels if job else ())
     accepted = {canonical(name) for name in accept} if isinstance(accept, tuple) else set()
     pairs = [] if accept is True else [{*pair} for pair in lookalikes(owners) if not {*pair} & accepted]
     unnamed = sorted({name for pair in pairs if all(map(is_generic, pair)) for name in pair})
@@ -219,7 +185,7 @@ def _warnings(
 ) -> Iterator[str]:
     yield from _unmeasured(findings)
     if job and job.robust and len(findings) >= job.robust.fewest:
-        _, sent = _rows_sent(findings, job)
+        sent = rows_sent(_labels(findings), job, len(findings))
         yield from unprotected_note(job.robust, [n for n, sites in sent.items() if sites < job.robust.fewest])
     if job and job.secure_aggregation:
         yield EXPERIMENTAL
@@ -253,7 +219,7 @@ def _warnings(
 def _unmeasured(findings: Mapping[str, Findings]) -> Iterator[str]:
     """Classes without a positive image in a split, anywhere or at a site that annotates them."""
     lacking: dict[tuple[str, Split], list[str]] = {}
-    for label, sites in _owners(findings, {}).items():
+    for label, sites in owners_of(_labels(findings), None).items():
         for split in _SAY:
             without = [site for site in sites if not findings[site].counts[label][split].positives]
             if not any(found.images.get(split) for found in findings.values()):

@@ -16,7 +16,7 @@ from suture.core.vocabulary import AREAS
 from suture.data.table import Table
 from suture.reports.class_tree import class_tree
 from suture.reports.report import templates
-from suture.simulation.study_labels import LabelLists
+from suture_prepare.study_labels import LabelLists
 
 _MOST = 200
 """Proposals on the page."""

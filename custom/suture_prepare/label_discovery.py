@@ -16,7 +16,6 @@ from suture.core.labels import canonical, canonical_or_none, is_generic
 from suture.core.printable import number_of
 from suture.core.vocabulary import CANONICAL
 from suture.data.cells import Cells
-from suture.data.gathering import legend_of
 from suture.data.readers.hospital import HospitalConfig
 from suture.data.readers.hospital_labels import (
     FEW,
@@ -29,6 +28,7 @@ from suture.data.readers.hospital_labels import (
 )
 from suture.data.reading import Sheet
 from suture.data.table_form import Form
+from suture_prepare.gathering import legend_of
 
 _LIST_SEPARATORS = ("|", ";", ",")
 _NO_LABEL = re.compile(

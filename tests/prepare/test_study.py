@@ -16,9 +16,9 @@ from hospitals import german, image, listed, plain, table
 from suture.cli.app import app
 from suture.core.errors import ConfigError, SutureError
 from suture.data.config import load_site_config
-from suture.data.quality import check
 from suture.data.readers import read_table
-from suture.simulation.new_study import labelled_data
+from suture.simulation.actions import labelled_data
+from suture_prepare.quality import check
 
 RUNNER = CliRunner()
 
@@ -180,7 +180,7 @@ def doubtful(folder: Path) -> Path:
 
 
 def test_one_question_for_each_doubtful_thing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("suture.cli.study._can_ask", lambda: True)
+    monkeypatch.setattr("suture_prepare.commands._can_ask", lambda: True)
     words = ["init", str(tmp_path / "my study"), f"--site=alpha={doubtful(tmp_path / 'a')}"]
     answers = ["n", "n", "y", "wo", "who", "y"]
     result = RUNNER.invoke(app, words, input="\n".join(answers) + "\n")
@@ -210,7 +210,7 @@ def test_a_column_called_label_is_named_or_stops_the_study(
     with pytest.raises(SutureError, match="a, b each have a class 'Label'"):
         suture("run", str(tmp_path / "s"), "--env", "local", "--out", str(tmp_path / "r"))
 
-    monkeypatch.setattr("suture.cli.study._can_ask", lambda: True)
+    monkeypatch.setattr("suture_prepare.commands._can_ask", lambda: True)
     answers = ["y", "Tuberculosis", "y", "Pneumonia", "y"]
     result = RUNNER.invoke(app, ["init", str(tmp_path / "t"), *sites], input="\n".join(answers) + "\n")
     assert result.exit_code == 0, result.output
@@ -222,7 +222,7 @@ def test_a_column_called_label_is_named_or_stops_the_study(
 def test_where_nothing_is_doubtful_only_the_writing_is_asked_about(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("suture.cli.study._can_ask", lambda: True)
+    monkeypatch.setattr("suture_prepare.commands._can_ask", lambda: True)
     words = ["init", str(tmp_path / "s"), f"--site=alpha={german(tmp_path / 'a')}"]
     assert RUNNER.invoke(app, words, input="n\n").exit_code == 1
     assert not (tmp_path / "s").exists()

@@ -17,8 +17,8 @@ from suture.core.targets import rich
 
 if TYPE_CHECKING:
     from suture.core.atlas import Decision
-    from suture.data.description import Answers, Discovery
-    from suture.simulation.study_labels import LabelLists
+    from suture_prepare.description import Answers, Discovery
+    from suture_prepare.study_labels import LabelLists
 
 _Study = Annotated[Path, typer.Argument(help="Folder of the study.")]
 
@@ -35,7 +35,7 @@ def init(
 ) -> None:
     """Inspect each site's data, and write its suture.toml and a job."""
     from suture.data.config import CONFIG
-    from suture.simulation.new_study import as_toml, look, placed, refuse_existing, summary, write_study
+    from suture_prepare.new_study import as_toml, look, placed, refuse_existing, summary, write_study
 
     sites = _sites(site)
     if not dry_run:
@@ -81,7 +81,7 @@ def _can_ask() -> bool:
 def _ask(site: str, guess: Discovery) -> Answers | None:
     """Ask about what is doubtful at a site; None where the answers change nothing."""
     from suture.core.labels import is_generic
-    from suture.data.description import Answers
+    from suture_prepare.description import Answers
 
     no_labels = guess.doubtful
     if len(no_labels) > 1 and _confirm(
@@ -143,9 +143,9 @@ def check(study: _Study, trust: Trust = False) -> None:
 
     Also writes check.html, with a few images of each site as the model sees them.
     """
-    from suture.data.quality import render
-    from suture.simulation import actions
-    from suture.simulation.study_check import render_matrix
+    from suture_prepare import actions
+    from suture_prepare.quality import render
+    from suture_prepare.study_check import render_matrix
 
     done = actions.check(study, trust=trust)
     for name, found in done.sites.items():
@@ -191,7 +191,7 @@ def labels(
     """Compare the label lists of the sites of a study, and record decisions about names in labels.toml."""
     from suture.core.atlas import LABELS, record, study_atlas, write_excerpt
     from suture.core.labels import canonical
-    from suture.simulation.study_labels import atlas_faults, read_tables, render_lists, study_lists
+    from suture_prepare.study_labels import atlas_faults, read_tables, render_lists, study_lists
 
     tables = read_tables(study)
     lists = study_lists(tables, study_atlas(study), encoder)
@@ -207,7 +207,7 @@ def labels(
         raise ConfigError("\n".join(wrong))
     console.print(render_lists(lists))
     if page:
-        from suture.simulation.atlas_page import write_atlas_page
+        from suture_prepare.atlas_page import write_atlas_page
 
         write_atlas_page(page, study.expanduser().resolve().name, tables, lists, study_atlas(study))
         print_line(f"page: {page} (exact counts: share it with the study's sites only)")

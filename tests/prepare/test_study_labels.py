@@ -16,8 +16,8 @@ from sentence_folder import sentence_folder
 from suture.core.atlas import Atlas, Decision
 from suture.core.errors import ConfigError
 from suture.core.labels import canonical
-from suture.simulation import study_labels
-from suture.simulation.study_labels import compare_lists, misspelt
+from suture_prepare import study_labels
+from suture_prepare.study_labels import compare_lists, misspelt
 
 PADCHEST = """
 normal, pulmonary fibrosis, chronic changes, kyphosis, pseudonodule, ground glass pattern, unchanged,
@@ -265,7 +265,7 @@ SYLLABLES = ["ca", "ti", "lo", "pne", "mo", "ple", "ra", "ver", "te", "bra", "st
 def test_pairs_do_not_depend_on_the_order_in_which_python_hashes() -> None:
     code = (
         "from suture.core.atlas import Atlas\n"
-        "from suture.simulation.study_labels import compare_lists\n"
+        "from suture_prepare.study_labels import compare_lists\n"
         "names = [f'{a}{b}osis' for a in ('bar', 'car', 'dar', 'ear') for b in 'abcdefghij']\n"
         "print(compare_lists({'a': names[::2], 'b': names[1::2]}, Atlas()).proposals)"
     )

@@ -1,4 +1,4 @@
-"""suture.simulation.study_check: what only shows when sites are compared."""
+"""suture_prepare.study_check: what only shows when sites are compared."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rich.console import Console
 from small_job import SMALL
 from suture.data.config import SiteConfig
 from suture.data.inspection import ImageFacts
-from suture.data.quality import Count, Findings, Picture
 from suture.data.table import SPLITS, Split
 from suture.methods.fedavg import FedAvg
 from suture.methods.robust import RobustMerge
 from suture.methods.secure_aggregation import SecureAggregation
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
-from suture.simulation.study_check import compare, render_matrix
 from suture_papers.missing_labels.condist import ConDist
 from suture_papers.rare_classes.focal import FocalFedAvg
+from suture_prepare.quality import Count, Findings, Picture
+from suture_prepare.study_check import compare, render_matrix
 
 CONFIG = SiteConfig.model_validate(
     {"data": {"dataset": "hospital", "root": "r", "table": "t"}, "privacy": {"min_count": 0}}
@@ -34,7 +34,7 @@ COUNTS = dict.fromkeys(SPLITS, Count(10, 20, 0))
 def site(without: Split | None = None) -> Findings:
     """30 images in each split, 10 with a mass and 20 without, but for the split `without`."""
     counts = {split: Count(0, 30, 0) if split == without else Count(10, 20, 0) for split in SPLITS}
-    return Findings(images=dict.fromkeys(SPLITS, 30), counts={"Mass": counts})
+    return Findings(images=dict.fromkeys(SPLITS, 30), counts={"Mass": counts}, label_type="multilabel")
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
@@ -61,8 +61,12 @@ def test_the_remedies_that_a_problem_names_settle_it() -> None:
     counts = {split: Count(1, 2, 0) for split in SPLITS}
     counts["validation"] = Count(0, 0, 3)
     few = {
-        "alpha": Findings(images=dict.fromkeys(SPLITS, 3), counts={"Xanthosis": counts}),
-        "beta": Findings(images=dict.fromkeys(SPLITS, 3), counts={"Xanthosys": counts}),
+        "alpha": Findings(
+            images=dict.fromkeys(SPLITS, 3), counts={"Xanthosis": counts}, label_type="multilabel"
+        ),
+        "beta": Findings(
+            images=dict.fromkeys(SPLITS, 3), counts={"Xanthosys": counts}, label_type="multilabel"
+        ),
     }
     configs = dict.fromkeys(few, CONFIG)
     alike, lossless = compare(configs, few, SMALL).problems
@@ -201,7 +205,9 @@ def test_classes_that_a_robust_merge_leaves_unprotected_are_named_before_the_run
 
 def test_a_site_of_one_image_has_one_image() -> None:
     counts = {split: Count(int(split == "train"), 0, 0) for split in SPLITS}
-    one = Findings(images={"train": 1, "validation": 0, "test": 0}, counts={"Mass": counts})
+    one = Findings(
+        images={"train": 1, "validation": 0, "test": 0}, counts={"Mass": counts}, label_type="multilabel"
+    )
     screen = Console(width=90, record=True, file=io.StringIO())
     screen.print(render_matrix({"alpha": one}, compare({"alpha": CONFIG}, {"alpha": one})))
     assert "1 image " in screen.export_text()

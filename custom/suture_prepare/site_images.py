@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from suture.data.config import SiteConfig
-from suture.data.quality import Findings, Picture
+from suture_prepare.quality import Findings, Picture
 
 _FAR = 40.0
 """Gray levels between the mean of a site and that of the others from which on it is told."""

@@ -1,4 +1,4 @@
-"""suture.data.quality: all that is wrong, at once."""
+"""suture_prepare.quality: all that is wrong, at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 
 from dicom_files import dicom
 from suture.data.config import SiteConfig, load_site_config
-from suture.data.quality import Count, Findings, Words, check, render
+from suture_prepare.quality import Count, Findings, Words, check, render
 
 ROWS = [
     "image,patient,split,Mass,Nodule",

@@ -20,8 +20,8 @@ from suture.data.config import load_site_config
 from suture.data.readers import load_table
 from suture.flare.admin.poc import simulate
 from suture.simulation.job import load_job, with_settings
-from suture.simulation.new_study import look, write_study
 from suture.simulation.run import run_job
+from suture_prepare.new_study import look, write_study
 
 JOB_PY = """\
 from suture.learning.training import LocalTraining

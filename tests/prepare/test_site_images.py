@@ -1,4 +1,4 @@
-"""suture.simulation.site_images: what differs between the images of sites, and what is at several of them."""
+"""suture_prepare.site_images: what differs between the images of sites, and what is at several of them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from suture.data.config import SiteConfig
 from suture.data.inspection import ImageFacts
-from suture.data.quality import Findings, Picture
-from suture.simulation.site_images import describe, differences, shared, summarise
+from suture_prepare.quality import Findings, Picture
+from suture_prepare.site_images import describe, differences, shared, summarise
 
 
 def picture(name: str, split: str = "train", **facts: Any) -> Picture:

@@ -12,7 +12,7 @@ import pytest
 from hospital_tables import CASES, Meant, Refused, every, misread, other_case
 
 from suture.core.errors import DataError
-from suture.data.discovery import discover
+from suture_prepare.discovery import discover
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -13,11 +13,11 @@ import pytest
 from hospitals import image, table
 from suture.core.errors import DataError
 from suture.data.config import load_site_config
-from suture.data.description import Discovery
-from suture.data.discovery import discover
 from suture.data.readers import load_reading
 from suture.data.table import Table
-from suture.simulation.new_study import summary, write_study
+from suture_prepare.description import Discovery
+from suture_prepare.discovery import discover
+from suture_prepare.new_study import summary, write_study
 
 N = 24
 
@@ -397,7 +397,7 @@ def test_columns_with_one_value_are_one_line(tmp_path: Path) -> None:
 
 
 def test_a_site_that_cannot_be_made_out_does_not_stop_the_others(tmp_path: Path) -> None:
-    from suture.simulation.new_study import look
+    from suture_prepare.new_study import look
 
     images(tmp_path / "a", [f"{i:02}.png" for i in range(N)])
     table(tmp_path / "a" / "y.csv", [["image", "Mass"], *([f"{i:02}.png", str(i % 2)] for i in range(N))])

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from suture.core.errors import ConfigError, DataError, SutureError
-from suture.data import gathering, image_columns
+from suture.data import image_columns
 from suture.data.config import parse_data
-from suture.data.description import Answers, Discovery, described
 from suture.data.image_columns import ImageColumn, Images, images_of, like_images, named_elsewhere
 from suture.data.images import ARCHIVES
 from suture.data.inspection import true_depth
@@ -21,6 +20,8 @@ from suture.data.published import PublishedTable
 from suture.data.readers import DATASETS, DataSet, read_table
 from suture.data.reading import Sheet
 from suture.data.table_form import JSON, TABLES, Form, doubtful_encoding, tables
+from suture_prepare import gathering
+from suture_prepare.description import Answers, Discovery, described
 
 _OTHER_TABLES = (".xls", ".xlsb", ".ods", ".numbers", ".sav", ".dta", ".feather", ".mdb", ".sas7bdat")
 _MANY_WORDS = 5

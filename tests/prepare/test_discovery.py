@@ -1,4 +1,4 @@
-"""suture.data.discovery: what a hospital's folder seems to be."""
+"""suture_prepare.discovery: what a hospital's folder seems to be."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hospitals import german, image, listed, plain, table
 from suture.core.errors import DataError
 from suture.core.labels import canonical
 from suture.data.config import parse_data
-from suture.data.description import Answers, Discovery
-from suture.data.discovery import discover
 from suture.data.image_names import stem
 from suture.data.images import ImageSource
 from suture.data.readers import read_table
-from suture.simulation.new_study import splits
+from suture_prepare.description import Answers, Discovery
+from suture_prepare.discovery import discover
+from suture_prepare.new_study import splits
 
 
 def test_a_table_of_windows(tmp_path: Path) -> None:
