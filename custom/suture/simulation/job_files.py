@@ -11,13 +11,14 @@ from suture.core.errors import ConfigError, unknown
 from suture.core.plain import read_regular
 
 
-def _beside() -> Path:
-    return Path(__file__).resolve().parents[3] / "jobs"
+def _installed() -> Path:
+    """Return the folder of the jobs that come with Suture; in a clone suture_jobs is a link to jobs/."""
+    return (Path(__file__).resolve().parents[2] / "suture_jobs").resolve()
 
 
 def jobs_folder() -> Path:
-    """Return the folder of the jobs: beside the source of the package, else in the working directory."""
-    return _beside() if _beside().is_dir() else Path("jobs").resolve()
+    """Return the folder of the jobs: those that are installed, else that of the working directory."""
+    return _installed() if _installed().is_dir() else Path("jobs").resolve()
 
 
 def known_jobs() -> dict[str, Path]:
@@ -74,7 +75,7 @@ def refuse_code(path: Path) -> None:
     Raises:
         ConfigError: it is; names the file and the remedy.
     """
-    if path.suffix != ".toml" and not path.is_relative_to(_beside()):
+    if path.suffix != ".toml" and not path.is_relative_to(_installed()):
         raise ConfigError(
             f"{path} is code that would run with your rights. Read it first; then name the file itself, "
             "or add --trust (in Python: trust=True). Or ask its author for a job.toml, which is data "

@@ -30,7 +30,6 @@ from suture.flare.compat.provisioning import provision
 from suture.methods import entry_of
 from suture.methods.source import list_entry
 from suture.simulation.job import Job
-from suture.simulation.job_files import jobs_folder
 from suture.simulation.partition import SERVER
 from suture.simulation.study import StudySites
 
@@ -40,8 +39,8 @@ _DATA = "data"
 
 
 def project_template() -> Path:
-    """Return the path of the repository's poc_workspace/project.yml."""
-    return jobs_folder().parent / "poc_workspace" / "project.yml"
+    """Return the path of poc_workspace/project.yml, which the package has by a link."""
+    return Path(__file__).resolve().with_name("project.yml")
 
 
 def project_of(template: Path, sites: Sequence[str], port: int) -> dict[str, Any]:

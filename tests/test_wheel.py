@@ -1,0 +1,70 @@
+"""The wheel, installed outside of a clone: everything that a command reads travels with it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from small_hospitals import LABELS, write_hospital
+
+pytestmark = pytest.mark.complete
+
+ROOT = Path(__file__).resolve().parents[1]
+TRAVELS = ("custom", "jobs", "poc_workspace", "pyproject.toml", "README.md", "LICENSE")
+COMMANDS = """
+list
+demo --rounds 1 --out demo
+report demo
+init study --yes --site alpha=alpha --site beta=beta
+check study
+run study --rounds 1 --out run --set model.size=32
+model export demo --to torch --out model
+export demo --out exported --bundle
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What pip would put into site-packages."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in TRAVELS:  # setuptools leaves what it builds beside them
+        if (ROOT / name).is_dir():
+            left_out = shutil.ignore_patterns("__pycache__", "*.egg-info")
+            shutil.copytree(ROOT / name, folder / "clone" / name, symlinks=True, ignore=left_out)
+        else:
+            shutil.copy(ROOT / name, folder / "clone" / name)
+    words = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*words, "--wheel-dir", str(folder), str(folder / "clone")], check=True)
+    shutil.rmtree(folder / "clone")
+    [wheel] = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+def test_its_commands_find_all_that_they_read(installed: Path, tmp_path: Path) -> None:
+    for seed, name in enumerate(("alpha", "beta")):
+        write_hospital(tmp_path / name, LABELS[name], 25, seed)
+        (tmp_path / name / "suture.toml").unlink()
+    env = os.environ | {"PYTHONPATH": str(installed)}
+    origin = "import suture, suture_papers; print(suture.__file__, suture_papers.__file__)"
+    for words in (
+        ["-c", origin],
+        *(["-m", "suture", *shlex.split(line)] for line in COMMANDS.split("\n") if line),
+    ):
+        done = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+        assert str(ROOT) not in done.stdout, words
+    assert (tmp_path / "run" / "report.html").is_file()
+    code = {path.name for path in (tmp_path / "exported").rglob("custom/*")}
+    assert {"suture", "suture_papers"} <= code
+    assert not code & {"suture_prepare", "suture_synthetic"}
