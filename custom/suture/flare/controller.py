@@ -36,6 +36,7 @@ from suture.federation.store import experiment_folder
 from suture.flare import FINGERPRINT, GROUP
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.bell import ring
+from suture.flare.compat.heartbeats import on_heartbeat
 from suture.flare.compat.job_guard import JobGuard, asked_to_stop
 from suture.flare.compat.tensor_files import written_once
 from suture.flare.compat.tensors import LARGE, register
@@ -158,7 +159,9 @@ class FederationController(Controller):
         ledgers = None if simulated() else state / LEDGERS
         kit = plan.secure_aggregation is not None and not simulated()
         identity = KitIdentity(workspace_root(fl_ctx)) if kit else None
-        return open_server(plan, schedule, own.held_out, folder.parent, ledgers=ledgers, identity=identity)
+        server = open_server(plan, schedule, own.held_out, folder.parent, ledgers=ledgers, identity=identity)
+        on_heartbeat(self.communicator, server.collector.attendance.heard)
+        return server
 
     def _publish(self, folder: Path, fl_ctx: FLContext) -> None:
         """Copy the results to where FLARE's job download finds them."""
@@ -248,6 +251,7 @@ class FlareTransport:
                 break
             if self.aborted():
                 raise Aborted("the job was aborted, or its server has died")
+            receive.waits(answers.waiting())
             answers.wait(_LOOK)
         why = "the task ended without an answer"
         if time.monotonic() >= deadline:
@@ -259,7 +263,7 @@ class FlareTransport:
         for site in missing:
             # An answer to a cancelled task goes to `process_result_of_unknown_task`.
             self._controller.cancel_task(tasks[site], fl_ctx=self._fl_ctx)
-        return {site: reason or why for site, reason in missing.items()}
+        return {site: reason or receive.lost(site) or why for site, reason in missing.items()}
 
     def refuse(self, site: str, why: str) -> None:
         """End the open task of a site whose answer cannot be used; see `JobGuard`."""

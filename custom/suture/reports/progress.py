@@ -76,8 +76,12 @@ class Progress:
             if event["status"] != "accepted":
                 line = f"{event['site']}: {event['status']}, {event['reason']}"
         elif kind == "gone":
-            line = f"{event['site']} does not fetch its task"
+            line = f"{event['site']} is gone: rounds wait for it again when it fetches a task"
             self.sites |= {event["site"]: "not responding"} if event["site"] in self.sites else {}
+        elif kind == "waiting":
+            line = f"waiting for {', '.join(event['sites'])} for {int(event['seconds']) // 60} min"
+            if lost := ", ".join(event["lost"]):
+                line += f"; not heard from: {lost}"
         elif kind == "back":
             self.sites |= {event["site"]: ""} if event["site"] in self.sites else {}
             line = f"{event['site']} is back"
