@@ -103,8 +103,8 @@ class FederationController(Controller):
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         try:
             server = self._open(fl_ctx)
-        except (SutureError, OSError) as error:
-            self.system_panic(str(error), fl_ctx)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the submitter reads this panic
+            self.system_panic(_told("failed", error), fl_ctx)
             return
         self._feed = EventFeed(server.record.folder / "events.jsonl")
         server.record.listen = RunEvents(self, fl_ctx, server.record.folder).take
@@ -116,12 +116,10 @@ class FederationController(Controller):
             guard = JobGuard(fl_ctx.get_engine(), transport.refuse)
             with abortable(transport.aborted):
                 federate(server, transport)
-        except Exception as error:  # an end without a record would look like a run that goes on
+        except Exception as error:  # noqa: BLE001 - without a record, it would look like a run that goes on
             aborted = abort_signal.triggered or isinstance(error, Aborted)
             status = "interrupted" if aborted else "failed"
-            expected = isinstance(error, (SutureError, OSError))
-            why = str(error) if expected else f"{type(error).__name__}: {error}"
-            log.error("%s: %s", status, why, exc_info=not expected)
+            why = _told(status, error)
             server.record.give_up(status, why)
             self.system_panic(why, fl_ctx)
         finally:
@@ -172,6 +170,14 @@ class FederationController(Controller):
         except DiskError as error:
             log.error("the results stay in %s: %s", folder, error)
             self.system_panic(f"the results could not be offered for download: {error}", fl_ctx)
+
+
+def _told(status: str, error: Exception) -> str:
+    """Log why a run ended; return it."""
+    expected = isinstance(error, (SutureError, OSError))
+    why = str(error) if expected else f"{type(error).__name__}: {error}"
+    log.error("%s: %s", status, why, exc_info=not expected)
+    return why
 
 
 class EventFeed:

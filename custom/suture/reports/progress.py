@@ -76,7 +76,7 @@ class Progress:
             if event["status"] != "accepted":
                 line = f"{event['site']}: {event['status']}, {event['reason']}"
         elif kind == "gone":
-            line = f"{event['site']} is gone: rounds wait for it again when it fetches a task"
+            line = f"{event['site']} is gone: if it was started again, `suture resume` brings it back"
             self.sites |= {event["site"]: "not responding"} if event["site"] in self.sites else {}
         elif kind == "waiting":
             line = f"waiting for {', '.join(event['sites'])} for {int(event['seconds']) // 60} min"
