@@ -192,10 +192,12 @@ class EventFeed:
         self._earlier = len(whole_lines(self._events))
 
     def recent(self) -> dict[str, Any]:
-        """Return the newest events of this job, and the index of the first of them in the file, from 0."""
+        """Return the newest events of this job, the index of the first in the file, and the last begin."""
         lines = whole_lines(self._events)
         first = max(self._earlier, len(lines) - _NEWEST)
-        return {"first": first, "events": [json.loads(line) for line in lines[first:]]}
+        begun = [json.loads(line) for line in lines[self._earlier :] if '"event": "begin"' in line]
+        events = [json.loads(line) for line in lines[first:]]
+        return {"first": first, "events": events, "begin": begun[-1] if begun else None}
 
 
 def copy_results(folder: Path, target: Path, without: Collection[str] = ()) -> None:
