@@ -104,6 +104,7 @@ def test_an_end_without_words_says_where_to_look() -> None:
         ({"server": f"{DATED} round 3\n"}, {}, "at the server"),
         ({"server": "", "harbor": "suture.core.errors.DataError: row 3"}, {}, "at the server"),
         ({"server": ENDED}, {}, "at a site"),
+        ({"server": f"{DATED}asked to abort - triggered abort_signal"}, {}, "at a site"),
         ({}, {"status": "interrupted", "error": "the job was aborted"}, "at a site"),
         ({}, {}, "at a site or at the server"),
     ],

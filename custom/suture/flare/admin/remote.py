@@ -44,8 +44,8 @@ _NOT_LISTED = re.compile(r"Component '([\w.]+)' at config path '[^']*' is not in
 _NO_MODULE = re.compile(r"No module named '(suture[\w.]*)'")
 _OWN_ERROR = re.compile(r"suture\.core\.errors\.(?:CodeMismatch|ConfigError|DataError|FederationError): (.+)")
 _PANIC = re.compile(r"FATAL_SYSTEM_ERROR(?: received)?: (.+(?:\n(?!\d{4}-).+)*)")
-_ENDED = "Server runner finished."
-"""FLARE's last word in the log of a server's job that was not cut off."""
+_ENDED = re.compile(r"asked to abort|Server runner finished")
+"""What FLARE logs at the end of a server's job that was not cut off."""
 
 
 @dataclass(frozen=True)
@@ -337,7 +337,7 @@ def explain(
     reasons = refusals(meta, logs) + ([printable(run["error"])] if run.get("error") else [])
     told = bool(reasons) and run.get("status") != "interrupted"
     cut_off = (
-        own is not None and _ENDED not in own and _log("server", own) is None and "ABORTED" not in status
+        own is not None and not _ENDED.search(own) and _log("server", own) is None and "ABORTED" not in status
     )
     # The status of a job that the server ended for its own reason is that of a crash, too.
     if cut_off or "EXECUTION_EXCEPTION" in (" ".join(reasons) if told else status):
