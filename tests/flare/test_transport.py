@@ -158,7 +158,7 @@ def test_all_are_waited_for_without_a_grace(ask: Ask, monkeypatch: pytest.Monkey
 
 
 def test_the_job_of_a_dead_server_ends_at_once(ask: Ask) -> None:
-    with pytest.raises(Aborted, match="its server has died"):
+    with pytest.raises(Aborted, match="server has died"):
         ask({"a": good()}, stopped=True, timeout=3600)
 
 

@@ -258,7 +258,7 @@ class FlareTransport:
             if receive.enough(answers.waiting()):
                 break
             if self.aborted():
-                raise Aborted("the job was aborted, or its server has died")
+                raise Aborted("the job was aborted" if self._abort.triggered else "the server has died")
             receive.waits(answers.waiting())
             answers.wait(_LOOK)
         why = "the task ended without an answer"
