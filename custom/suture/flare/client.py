@@ -126,7 +126,7 @@ def _part(state: Mapping[str, Tensor], name: str, part: Any, share: Share | None
     own = state[name].shape if name in state else None
     if own == part.shape:
         return ...
-    rows = (share or Share()).rows(name, own[0]) if own else []
+    rows = (share or Share()).rows(name, own[0]) if own else torch.arange(0)
     if own is None or (len(rows), *own[1:]) != tuple(part.shape):
         raise ConfigError(
             f"{name} has arrived with shape {tuple(part.shape)}, and the model has {own and tuple(own)}: "

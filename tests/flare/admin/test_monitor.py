@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ import pytest
 import typer
 
 from own_clock import own_clock
-from suture.cli.jobs import status
+from suture.cli.jobs import results, status
+from suture.core.errors import ConfigError
 from suture.flare.admin.kit import Kit
 from suture.flare.admin.monitor import SILENT
 
@@ -115,6 +118,12 @@ def test_a_job_has_its_number_of_rounds_and_its_sites_their_last_state(
     found = json.loads(ask(federation, "j", as_json=True)[1])
     assert (found["round"], found["rounds"]) == (84, 100)
     assert found["faults"] == ([fault] if fault else [])
+
+
+@pytest.mark.parametrize("command", [partial(status, None), partial(results, "j")])
+def test_production_is_an_environment_like_a_poc(command: Callable[..., None]) -> None:
+    with pytest.raises(ConfigError, match="give --startup-kit DIR"):
+        command(env="prod")
 
 
 def test_a_job_that_failed_is_a_fault(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
