@@ -50,7 +50,7 @@ def status(
     elif job_id:
         print_line(f"{shown_name(found['name'])}: {printable(found['status'], 40)}")
         rounds = f"round {found['round']} of {found['rounds']}" if found["rounds"] else ""
-        for line in filter(None, [found["why"], rounds, *found["events"]]):
+        for line in filter(None, dict.fromkeys([found["why"], rounds, *found["events"], *found["faults"]])):
             print_line(line)
     else:
         sites = [f"{shown_name(site)} ({of['seconds']} s ago)" for site, of in found["sites"].items()]

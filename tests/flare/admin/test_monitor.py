@@ -115,6 +115,7 @@ def test_a_job_has_its_number_of_rounds_and_its_sites_their_last_state(
     code, said = ask(federation, "j", check=True)
     assert code == bool(fault)
     assert "round 84 of 100" in said
+    assert (fault or "") in said
     found = json.loads(ask(federation, "j", as_json=True)[1])
     assert (found["round"], found["rounds"]) == (84, 100)
     assert found["faults"] == ([fault] if fault else [])

@@ -10,6 +10,8 @@ from typing import Any
 from suture.flare.admin.session import Connection, sites_of
 from suture.reports.progress import Progress
 
+_FACTS = ("job_id", "name", "status", "submit_time_iso", "duration")
+
 SILENT = 60.0
 """Seconds after its last contact from which a site is silent. FLARE lists it for ten minutes more."""
 
@@ -35,12 +37,9 @@ def federation_state(federation: Connection) -> dict[str, Any]:
             }
             for site, at in contacts.items()
         },
-        "jobs": [{key: job.get(key) for key in ("job_id", "name", "status", *_TIMES)} for job in jobs],
+        "jobs": [{key: job.get(key) for key in _FACTS} for job in jobs],
         "faults": faults,
     }
-
-
-_TIMES = ("submit_time_iso", "duration")
 
 
 def job_state(federation: Connection, job_id: str) -> dict[str, Any]:
