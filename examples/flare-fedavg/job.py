@@ -63,7 +63,8 @@ for site, own in SITES.items():  # or each site names its classes in its own pri
     guard = DeclaredResultFilter(args.method, own, head=HEAD, metrics={"accuracy": [0, 1]})
     recipe.add_client_input_filter(guard, tasks=["train"], clients=[site])
     recipe.add_client_output_filter(guard, tasks=["train"], clients=[site])
-for file in ("net.py", str(HERE / "data.py")):
+net = "net.py" if Path("net.py").is_file() else str(HERE / "net.py")
+for file in (net, str(HERE / "data.py")):
     recipe.add_client_file(file)
 
 if args.where == "export":

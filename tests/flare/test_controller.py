@@ -47,3 +47,19 @@ def test_a_run_that_has_ended_is_never_running(
     run = json.loads((tmp_path / "run.json").read_text())
     assert (run["status"], run["error"]) == (status, says)
     assert panics == [says]
+
+
+@pytest.mark.parametrize(
+    ("error", "says"), [(KeyError("noise"), "KeyError: 'noise'"), (FederationError("no plan"), "no plan")]
+)
+def test_what_fails_before_the_folder_is_open_is_a_panic_with_its_text(
+    error: Exception, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Any) -> None:
+        raise error
+
+    made, panics = FederationController({}, {}), []
+    monkeypatch.setattr(made, "_open", fail)
+    monkeypatch.setattr(made, "system_panic", lambda reason, _: panics.append(reason))
+    made.control_flow(Signal(), FLContext())
+    assert panics == [says]

@@ -120,7 +120,7 @@ def test_a_run_gives_the_loops_figures_and_is_its_submitters_alone(
     seen = {}
     for kit in jobs:
         with connected(kit) as session:
-            seen[kit] = {job["job_id"] for job in session.jobs()}
+            seen[kit] = {job["job_id"] for job in session.metas()}
     assert {read_json(out / "run.json")["flare_job"], jobs[theirs]} <= seen[theirs]
     assert jobs[elsewhere] in seen[elsewhere]
     assert not seen[theirs] & seen[elsewhere]

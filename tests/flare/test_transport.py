@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -107,6 +108,27 @@ def test_stragglers_are_not_waited_for_once_the_grace_is_over(ask: Ask) -> None:
     assert collector.accepted() == ["a", "b"]
 
 
+def test_a_lost_site_is_not_waited_for_by_default_and_the_reason_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[dict[str, Any]] = []
+    monkeypatch.setattr("suture.flare.controller._LOOK", 0.01)
+    for name in ("SILENT", "GRACE", "WAIT"):
+        monkeypatch.setattr(f"suture.federation.server.attendance.{name}", 0.01)
+    collector = UpdateCollector(tmp_path / "spool", lambda _, **facts: events.append(facts))
+    collector.attendance.heard("c")
+    expected = AllowedReply("train", 1, 0, "validation", ("Mass",), ("Mass",), EGRESS)
+    packed = collector.open({site: (TaskData("train", 1), expected) for site in ("a", "b", "c")})
+    fl_ctx: Any = SimpleNamespace(get_engine=lambda: silent(asked_to_stop=False))
+    tasks = Tasks({"a": good()})
+    transport = FlareTransport(tasks, fl_ctx, Signal(), 60, "")  # type: ignore[arg-type]
+    threading.Timer(0.2, tasks.answer, ("b", good())).start()
+    missing = transport.exchange("train", packed, collector.receiver(2, None))
+    assert missing.keys() == {"c"}
+    assert missing["c"].startswith("lost: ")
+    assert {"sites": ["b", "c"], "lost": ["c"], "seconds": 0} in events
+
+
 @pytest.mark.usefixtures("impatient")
 def test_an_error_code_is_no_update_and_keeps_its_name(ask: Ask) -> None:
     error = make_reply(ReturnCode.EXECUTION_EXCEPTION)
@@ -136,7 +158,7 @@ def test_all_are_waited_for_without_a_grace(ask: Ask, monkeypatch: pytest.Monkey
 
 
 def test_the_job_of_a_dead_server_ends_at_once(ask: Ask) -> None:
-    with pytest.raises(Aborted, match="its server has died"):
+    with pytest.raises(Aborted, match="server has died"):
         ask({"a": good()}, stopped=True, timeout=3600)
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 from suture.reports.progress import Progress
 
 
-def test_a_site_that_is_gone_and_back_has_a_line_each() -> None:
+def test_a_site_that_is_waited_for_gone_and_back_has_a_line_each() -> None:
     progress = Progress("demo", "poc")
-    assert progress.take({"event": "gone", "site": "harbor"}) == "harbor does not fetch its task"
+    waiting = {"event": "waiting", "sites": ["northfield", "westbank"], "seconds": 125}
+    line = progress.take({**waiting, "lost": []})
+    assert line == "waiting for northfield, westbank for 2 min"
+    assert progress.take({**waiting, "lost": ["northfield"]}) == f"{line}; not heard from: northfield"
+    assert "harbor is gone" in str(progress.take({"event": "gone", "site": "harbor"}))
     assert progress.take({"event": "back", "site": "harbor"}) == "harbor is back"
 
 

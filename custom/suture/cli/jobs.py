@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,62 +19,64 @@ if TYPE_CHECKING:
     from suture.flare.admin.remote import Submission
     from suture.simulation.job import Job
 
+Env = Annotated[str, typer.Option(help="poc or prod.")]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/EXPERIMENT.")]
 
 
 def status(
     job_id: Annotated[str | None, typer.Argument(help="FLARE's id of a job; by default all jobs.")] = None,
+    env: Env = "poc",
     startup_kit: StartupKit = None,
     study: FlareStudy = "default",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="End with exit code 1 where a site is silent, missing or refused, or the job has failed.",
+        ),
+    ] = False,
 ) -> None:
     """Show the jobs and sites of a running federation, or the progress of one job."""
     from suture.flare.admin.kit import admin_kit
+    from suture.flare.admin.monitor import federation_state, job_state
     from suture.flare.admin.session import connected
 
-    kit = admin_kit(startup_kit, study=study)
+    kit = admin_kit(startup_kit, env, study)
     with connected(kit) as federation:
-        if job_id is None:
-            sites = ", ".join(map(shown_name, federation.sites()))
-            print_line(f"{kit.project} at {kit.server}, sites: {sites or 'none'}")
-            for job in federation.jobs():
-                print_line(_line(job))
-            return
-        meta = federation.meta(job_id)
-        ended = str(meta.get("status"))
-        recent = federation.recent(job_id) if ended == "RUNNING" else {}
-        why = ""
-        if ended.startswith("FINISHED") and not ended.endswith("COMPLETED"):
-            from suture.flare.admin.remote import why_ended  # imports torch
-
-            why = why_ended(federation, job_id)
-    _show(meta, recent, why)
+        found = job_state(federation, job_id) if job_id else federation_state(federation)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    elif job_id:
+        print_line(f"{shown_name(found['name'])}: {printable(found['status'], 40)}")
+        rounds = f"round {found['round']} of {found['rounds']}" if found["rounds"] else ""
+        for line in filter(None, dict.fromkeys([found["why"], rounds, *found["events"], *found["faults"]])):
+            print_line(line)
+    else:
+        sites = [f"{shown_name(site)} ({of['seconds']} s ago)" for site, of in found["sites"].items()]
+        print_line(
+            f"{kit.project} at {kit.server}, last contact: {', '.join(sites) or 'no site is connected'}"
+        )
+        for line in [*map(_line, found["jobs"]), *map(printable, found["faults"])]:
+            print_line(line)
+    if check and found["faults"]:
+        raise typer.Exit(1)
 
 
 def _line(job: dict[str, Any]) -> str:
     submitted, took = (
-        printable(job.get(key, ""), 40).partition(".")[0] for key in ("submit_time", "duration")
+        printable(job[key] or "", 40).partition(".")[0] for key in ("submit_time_iso", "duration")
     )
-    status = printable(job.get("status", ""), 40)
     return (
-        f"{printable(job.get('job_id'), 80)}  {status:<20} {submitted:<19}  {took:>8}  "
-        f"{shown_name(job.get('job_name'))}"
+        f"{printable(job['job_id'], 80)}  {printable(job['status'], 40):<20} {submitted:<19}  {took:>8}  "
+        f"{shown_name(job['name'])}"
     )
-
-
-def _show(meta: dict[str, Any], recent: dict[str, Any], why: str) -> None:
-    from suture.flare.admin.remote import state
-    from suture.reports.progress import Progress
-
-    print_line(f"{shown_name(meta.get('name'))}: {printable(meta.get('status'), 40)}")
-    progress = Progress("", "")
-    lines = [progress.take(event) for event in recent.get("events", [])]
-    for line in filter(None, [why or state(meta), *lines[-10:]]):
-        print_line(line)
 
 
 def results(
     job_id: Annotated[str, typer.Argument(help="FLARE's id of the job; `suture status` lists them.")],
     out: Out = None,
+    env: Env = "poc",
     startup_kit: StartupKit = None,
     study: FlareStudy = "default",
 ) -> None:
@@ -81,7 +84,7 @@ def results(
     from suture.flare.admin.kit import admin_kit
     from suture.flare.admin.remote import fetch
 
-    show_run(fetch(admin_kit(startup_kit, study=study), job_id, out))
+    show_run(fetch(admin_kit(startup_kit, env, study), job_id, out))
 
 
 def run_remotely(
@@ -138,7 +141,7 @@ def resume(
     experiment: Annotated[
         str, typer.Argument(help="Name of the experiment: the name of its folder in runs/.")
     ],
-    env: Annotated[str, typer.Option(help="poc or prod.")] = "poc",
+    env: Env = "poc",
     out: Out = None,
     startup_kit: StartupKit = None,
     study: FlareStudy = "default",

@@ -264,7 +264,7 @@ class Schedule:
             requested sites.
         round_timeout: seconds in which a site must answer a task.
         grace: seconds for which a round waits for further updates after `min_sites` have arrived; None waits
-            until the timeout for all sites that fetched their task. Later updates are ignored.
+            until the timeout, but not for a site that is lost or gone. Later updates are ignored.
         selection: which round's model is the result: the one with the lowest mean validation loss of the
             sites (`site_loss`; ties by the highest AUROC), the highest mean AUROC on the server's validation
             data (`server_metric`), the highest balanced accuracy there (`server_balanced_accuracy`,

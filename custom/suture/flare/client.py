@@ -4,6 +4,9 @@
         ...  # train model.params, whose head has the rows of model.meta["labels"]
         send(FLModel(params=trained), labels=model.meta["labels"])
 
+Where a method sends other parts than the whole model, as PMFL does with half of each tensor, or gradients, as
+MetaFL does, `load` takes the place of ``load_state_dict``, and `gradients` that of ``state_dict``.
+
 Call ``nvflare.client.init()`` first.
 """
 
@@ -13,11 +16,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import nvflare.client as flare
+import torch
 from nvflare.app_common.abstract.fl_model import FLModel
-from torch import Tensor
+from torch import Tensor, nn
 
 from suture.core.errors import ConfigError
-from suture.flare.components.contract import CHANNELS, COUNTS, IMAGES, LABELS
+from suture.flare.components.contract import CHANNELS, COUNTS, IMAGES, LABELS, as_tensor
+from suture.methods.exchange import Share
 from suture.protocol.messages import rounded
 
 
@@ -88,3 +93,43 @@ def send(
     meta = {name: value for name, value in said.items() if value is not None}
     metrics = model.metrics and {name: rounded(float(value)) for name, value in model.metrics.items()}
     flare.send(FLModel(params=model.params, metrics=metrics, meta={LABELS: list(labels), **meta}))
+
+
+def load(model: nn.Module, received: FLModel, share: Share | None = None) -> None:
+    """Load what has been received into a model; what has not stays as it is.
+
+    Args:
+        share: the method's, if it sends a part of each tensor; by default that of PMFL.
+
+    Raises:
+        ConfigError: the model has no such tensor, or one of another shape.
+    """
+    state = model.state_dict()
+    for name, part in received.params.items():
+        own = _part(state, name, part, share)
+        state[name][own] = as_tensor(name, part).to(state[name])
+
+
+def gradients(model: nn.Module, received: FLModel, share: Share | None = None) -> dict[str, Tensor]:
+    """Return the gradients of what has been received, for `send`; 0 where the loss does not depend on it.
+
+    The arguments and errors are those of `load`.
+    """
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items()}
+    grads = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    whole = {**zeros, **grads}
+    return {name: whole[name][_part(whole, name, part, share)] for name, part in received.params.items()}
+
+
+def _part(state: Mapping[str, Tensor], name: str, part: Any, share: Share | None) -> Any:
+    """Return the index of the received part of a tensor of the model."""
+    own = state[name].shape if name in state else None
+    if own == part.shape:
+        return ...
+    rows = (share or Share()).rows(name, own[0]) if own else torch.arange(0)
+    if own is None or (len(rows), *own[1:]) != tuple(part.shape):
+        raise ConfigError(
+            f"{name} has arrived with shape {tuple(part.shape)}, and the model has {own and tuple(own)}: "
+            "make it with the classes of meta['labels'], or name the share of the job's method"
+        )
+    return rows

@@ -36,6 +36,7 @@ from suture.federation.store import experiment_folder
 from suture.flare import FINGERPRINT, GROUP
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.bell import ring
+from suture.flare.compat.heartbeats import on_heartbeat
 from suture.flare.compat.job_guard import JobGuard, asked_to_stop
 from suture.flare.compat.tensor_files import written_once
 from suture.flare.compat.tensors import LARGE, register
@@ -102,8 +103,8 @@ class FederationController(Controller):
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         try:
             server = self._open(fl_ctx)
-        except (SutureError, OSError) as error:
-            self.system_panic(str(error), fl_ctx)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the submitter reads this panic
+            self.system_panic(_told("failed", error), fl_ctx)
             return
         self._feed = EventFeed(server.record.folder / "events.jsonl")
         server.record.listen = RunEvents(self, fl_ctx, server.record.folder).take
@@ -115,12 +116,10 @@ class FederationController(Controller):
             guard = JobGuard(fl_ctx.get_engine(), transport.refuse)
             with abortable(transport.aborted):
                 federate(server, transport)
-        except Exception as error:  # an end without a record would look like a run that goes on
+        except Exception as error:  # noqa: BLE001 - without a record, it would look like a run that goes on
             aborted = abort_signal.triggered or isinstance(error, Aborted)
             status = "interrupted" if aborted else "failed"
-            expected = isinstance(error, (SutureError, OSError))
-            why = str(error) if expected else f"{type(error).__name__}: {error}"
-            log.error("%s: %s", status, why, exc_info=not expected)
+            why = _told(status, error)
             server.record.give_up(status, why)
             self.system_panic(why, fl_ctx)
         finally:
@@ -158,7 +157,9 @@ class FederationController(Controller):
         ledgers = None if simulated() else state / LEDGERS
         kit = plan.secure_aggregation is not None and not simulated()
         identity = KitIdentity(workspace_root(fl_ctx)) if kit else None
-        return open_server(plan, schedule, own.held_out, folder.parent, ledgers=ledgers, identity=identity)
+        server = open_server(plan, schedule, own.held_out, folder.parent, ledgers=ledgers, identity=identity)
+        on_heartbeat(self.communicator, server.collector.attendance.heard)
+        return server
 
     def _publish(self, folder: Path, fl_ctx: FLContext) -> None:
         """Copy the results to where FLARE's job download finds them."""
@@ -169,6 +170,14 @@ class FederationController(Controller):
         except DiskError as error:
             log.error("the results stay in %s: %s", folder, error)
             self.system_panic(f"the results could not be offered for download: {error}", fl_ctx)
+
+
+def _told(status: str, error: Exception) -> str:
+    """Log why a run ended; return it."""
+    expected = isinstance(error, (SutureError, OSError))
+    why = str(error) if expected else f"{type(error).__name__}: {error}"
+    log.error("%s: %s", status, why, exc_info=not expected)
+    return why
 
 
 class EventFeed:
@@ -183,10 +192,12 @@ class EventFeed:
         self._earlier = len(whole_lines(self._events))
 
     def recent(self) -> dict[str, Any]:
-        """Return the newest events of this job, and the index of the first of them in the file, from 0."""
+        """Return the newest events of this job, the index of the first in the file, and the last begin."""
         lines = whole_lines(self._events)
         first = max(self._earlier, len(lines) - _NEWEST)
-        return {"first": first, "events": [json.loads(line) for line in lines[first:]]}
+        begun = [json.loads(line) for line in lines[self._earlier :] if '"event": "begin"' in line]
+        events = [json.loads(line) for line in lines[first:]]
+        return {"first": first, "events": events, "begin": begun[-1] if begun else None}
 
 
 def copy_results(folder: Path, target: Path, without: Collection[str] = ()) -> None:
@@ -247,7 +258,8 @@ class FlareTransport:
             if receive.enough(answers.waiting()):
                 break
             if self.aborted():
-                raise Aborted("the job was aborted, or its server has died")
+                raise Aborted("the job was aborted" if self._abort.triggered else "the server has died")
+            receive.waits(answers.waiting())
             answers.wait(_LOOK)
         why = "the task ended without an answer"
         if time.monotonic() >= deadline:
@@ -259,7 +271,7 @@ class FlareTransport:
         for site in missing:
             # An answer to a cancelled task goes to `process_result_of_unknown_task`.
             self._controller.cancel_task(tasks[site], fl_ctx=self._fl_ctx)
-        return {site: reason or why for site, reason in missing.items()}
+        return {site: reason or receive.lost(site) or why for site, reason in missing.items()}
 
     def refuse(self, site: str, why: str) -> None:
         """End the open task of a site whose answer cannot be used; see `JobGuard`."""

@@ -44,6 +44,7 @@ class Progress:
         self.title = f"{title} [{env}]"
         self.round, self.rounds = 0, 0
         self.sites: dict[str, str] = {}
+        self.newest: dict[str, str] = {}  # what a site did last, whatever the round
         self.figures = ""
         self.doing = "preparing the sites"
         self.left = ""
@@ -72,12 +73,17 @@ class Progress:
             self.doing = "training"
         elif kind == "answer":
             if event["site"] in self.sites:
-                self.sites[event["site"]] = event["status"]
+                self.sites[event["site"]] = self.newest[event["site"]] = event["status"]
             if event["status"] != "accepted":
                 line = f"{event['site']}: {event['status']}, {event['reason']}"
         elif kind == "gone":
-            line = f"{event['site']} does not fetch its task"
-            self.sites |= {event["site"]: "not responding"} if event["site"] in self.sites else {}
+            line = f"{event['site']} is gone: if it was started again, `suture resume` brings it back"
+            self._silent([event["site"]])
+        elif kind == "waiting":
+            line = f"waiting for {', '.join(event['sites'])} for {int(event['seconds']) // 60} min"
+            if lost := ", ".join(event["lost"]):
+                line += f"; not heard from: {lost}"
+                self._silent(event["lost"])
         elif kind == "back":
             self.sites |= {event["site"]: ""} if event["site"] in self.sites else {}
             line = f"{event['site']} is back"
@@ -95,6 +101,11 @@ class Progress:
         elif kind == "finished":
             self.doing = "finished"
         return line
+
+    def _silent(self, sites: list[str]) -> None:
+        silent = dict.fromkeys(self.sites.keys() & set(sites), "not responding")
+        self.sites |= silent
+        self.newest |= silent
 
     def _begin(self, event: dict[str, Any]) -> str:
         self.rounds, self.round = int(event["rounds"]), int(event["round"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from own_clock import own_clock
-from suture.federation.server.attendance import LATE, MOST_LATE, PATIENCE
+from suture.federation.server.attendance import GRACE, LATE, MOST_LATE, PATIENCE, SILENT, WAIT
 from suture.federation.server.collector import Receiver, UpdateCollector
 from suture.protocol.check import AllowedReply
 from suture.protocol.egress import Egress
@@ -26,6 +26,7 @@ class Rounds:
     def __init__(self, folder: Path) -> None:
         self.events: list[tuple[str, str]] = []
         self.seen: list[str] = []
+        self.waited: list[tuple[list[str], int, list[str]]] = []
         self.collector = UpdateCollector(folder / "spool", self._note)
         self.now = 1000.0
         self.number = 0
@@ -33,6 +34,8 @@ class Rounds:
     def _note(self, kind: str, **facts: Any) -> None:
         if kind == "fetched":
             self.seen.append(facts["site"])
+        elif kind == "waiting":
+            self.waited.append((facts["sites"], facts["seconds"], facts["lost"]))
         elif kind != "answer":
             self.events.append((kind, facts["site"]))
 
@@ -49,6 +52,16 @@ class Rounds:
                 site,
                 pack(Update(self.number, ("Mass",), {"w": torch.ones(2)}, {}, ones(("Mass",)))),
             )
+
+    def during(self, seconds: float, take: Receiver, waiting: list[str], heard: str = "") -> None:
+        """Time in which a transport looks every ten seconds, and some sites send their heartbeats."""
+        for _ in range(int(seconds / 10)):
+            self.now += 10
+            for site in heard:
+                self.collector.attendance.heard(site)
+            if take.enough(waiting):
+                return
+            take.waits(waiting)
 
     def c_is_gone(self) -> None:
         """A round in which c leaves its task unfetched for long."""
@@ -212,3 +225,60 @@ def test_a_site_that_fetches_at_once_is_never_late(rounds: Rounds) -> None:
     rounds.answer(take, "a", "b")
     rounds.now += PATIENCE - 1
     assert not take.enough(["c"])
+
+
+def test_a_site_lost_in_its_task_costs_one_grace_that_begins_with_the_loss(rounds: Rounds) -> None:
+    """The whole site is killed; the round stayed open until its timeout, without a word."""
+    take, begun = rounds.open(), rounds.now
+    for site in SITES:
+        take.fetched(site)
+    rounds.during(600, take, ["a", "b", "c"], "abc")
+    lost = rounds.now
+    rounds.answer(take, "a", "b")
+    rounds.during(3600, take, ["c"], "ab")
+    assert rounds.now == lost + SILENT + GRACE
+    assert rounds.waited == [(["c"], WAIT, ["c"])], f"the sites trained from {begun} on, which is no news"
+    assert take.lost("c") == "lost: not heard from for 3 min"
+    assert not take.lost("b")
+    rounds.collector.close({})
+    assert rounds.events == [("gone", "c")]
+    take = rounds.open()
+    rounds.answer(take, "a", "b")
+    assert take.enough(["c"]), "later rounds do not wait"
+    take.fetched("c")
+    assert rounds.events == [("gone", "c"), ("back", "c")]
+
+
+@pytest.mark.parametrize(("heard", "quorum"), [("abc", 2), ("", 2), ("ab", 3)])
+def test_a_slow_site_one_without_heartbeats_and_one_that_is_needed_are_waited_for(
+    heard: str, quorum: int, rounds: Rounds
+) -> None:
+    take, begun = rounds.open(quorum), rounds.now
+    take.fetched("c")
+    if quorum == 3:
+        rounds.collector.attendance.heard("c")
+    rounds.answer(take, "a", "b")
+    rounds.during(3600, take, ["c"], heard)
+    assert rounds.now == begun + 3600
+    lost = ["c"] if quorum == 3 else []
+    minutes = [2, 4, 8, 16, 26, 36, 46, 56]
+    assert rounds.waited == [(["c"], 60 * after, lost) for after in minutes]
+
+
+def test_a_line_that_is_cut_for_less_than_the_grace_costs_nothing(rounds: Rounds) -> None:
+    take = rounds.open()
+    rounds.collector.attendance.heard("c")
+    rounds.answer(take, "a", "b")
+    rounds.during(SILENT + GRACE - 10, take, ["c"], "ab")
+    rounds.during(600, take, ["c"], "abc")
+    assert not take.enough(["c"])
+    rounds.answer(take, "c")
+    rounds.collector.close({})
+    assert rounds.events == []
+
+
+def test_lost_sites_are_named_before_anybody_has_answered(rounds: Rounds) -> None:
+    take = rounds.open()
+    rounds.collector.attendance.heard("c")
+    rounds.during(240, take, ["a", "b", "c"], "ab")
+    assert rounds.waited == [(["c"], WAIT, ["c"])]

@@ -19,6 +19,11 @@ LISTED = (
 )
 
 
+CRASHED = {"status": "FINISHED:EXECUTION_EXCEPTION"}
+DATED = "2026-11-28 18:02:49,777 - ServerRunner - INFO - "
+ENDED = f"{DATED}[identity=trial, run=j-1] - Server runner finished.\n"
+
+
 def said(detail: list[str] | None = None, logs: dict[str, str] | None = None) -> str:
     return "\n".join(refusals({**META, "job_deploy_detail": detail}, logs or {}))
 
@@ -72,7 +77,7 @@ def test_a_refusal_of_anothers_experiment_is_told(tmp_path: Path) -> None:
     claim(tmp_path / "trial", Submitter("lead@a.org", "a"), ())
     with pytest.raises(NotOwner) as refusal:
         claim(tmp_path / "trial", Submitter("lead@b.org", "b"), ())
-    text = said(logs={"server": f"12:00 - ERROR - FATAL_SYSTEM_ERROR: {refusal.value}\nmore"})
+    text = said(logs={"server": f"12:00 - ERROR - FATAL_SYSTEM_ERROR: {refusal.value}\n{DATED} more"})
     assert text.endswith(f"server: {refusal.value}")
 
 
@@ -90,12 +95,38 @@ def test_an_end_without_words_says_where_to_look() -> None:
     assert "aborted" in explain("j-1", {"status": "FINISHED:ABORTED"}, {}, {})
     failed = explain("j-1", META, {}, {"error": "harbor: FLARE answered EXECUTION_EXCEPTION"})
     assert "suture doctor" in failed
-    assert "memory" in explain("j-1", {"status": "FINISHED:EXECUTION_EXCEPTION"}, {}, {})
     assert "two sites are needed" in explain("j-1", META, {}, {"error": "two sites are needed"})
+
+
+@pytest.mark.parametrize(
+    ("logs", "run", "party"),
+    [
+        ({"server": f"{DATED} round 3\n"}, {}, "at the server"),
+        ({"server": "", "harbor": "suture.core.errors.DataError: row 3"}, {}, "at the server"),
+        ({"server": ENDED}, {}, "at a site"),
+        ({"server": f"{DATED}asked to abort - triggered abort_signal"}, {}, "at a site"),
+        ({}, {"status": "interrupted", "error": "the job was aborted"}, "at a site"),
+        ({}, {}, "at a site or at the server"),
+    ],
+)
+def test_the_party_whose_process_was_killed_is_named(
+    logs: dict[str, str], run: dict[str, str], party: str
+) -> None:
+    """A killed process of the server was said to be one at a site."""
+    text = explain("j-1", CRASHED, logs, run, "go on")
+    assert f"- a process {party} failed, or was killed for lack of memory" in text
+    assert text.endswith("\n- go on")
+
+
+def test_a_panic_of_the_server_is_told_whole_and_nothing_is_to_be_continued() -> None:
+    """Before its folder is open, the controller has no other place for it than FLARE's log."""
+    log = f"{DATED}Aborting due to FATAL_SYSTEM_ERROR received: plan.json is damaged\nrow 3\n{ENDED}"
+    text = explain("j-1", CRASHED, {"server": log}, {}, "go on")
+    assert text == "job j-1 ended as FINISHED:EXECUTION_EXCEPTION:\n- server: plan.json is damaged; row 3"
 
 
 def test_an_error_of_labels_is_not_said_to_be_one_of_memory() -> None:
     """FLARE gives the job that the server ended for it the status of a crash."""
     why = "these names of different sites are nearly the same: 'Nodul' (beta) and 'Nodule' (alpha)"
-    text = explain("j-1", {"status": "FINISHED:EXECUTION_EXCEPTION"}, {}, {"error": why})
+    text = explain("j-1", CRASHED, {}, {"error": why})
     assert text == f"job j-1 ended as FINISHED:EXECUTION_EXCEPTION:\n- {why}"

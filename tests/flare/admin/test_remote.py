@@ -294,14 +294,13 @@ def test_names_that_others_chose_are_shown_and_obeyed_by_nobody(
     ]
 
     class Federation:
-        def sites(self) -> list[str]:
-            return [HOSTILE]
+        def contacts(self) -> dict[str, float]:
+            return {HOSTILE: 0.0}
 
-        def jobs(self) -> list[dict[str, Any]]:
+        def metas(self) -> list[dict[str, Any]]:
             names = (HOSTILE, "../../../x", "demo", None)
             return [
-                {"job_id": f"{number}", "job_name": name, "status": HOSTILE}
-                for number, name in enumerate(names)
+                {"job_id": f"{number}", "name": name, "status": HOSTILE} for number, name in enumerate(names)
             ]
 
         def meta(self, job_id: str) -> dict[str, Any]:

@@ -30,15 +30,16 @@ def test_a_teller_tells_the_end_of_this_job(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text("".join(json.dumps(e) + "\n" for e in events(3)))
     teller = EventFeed(path)
-    assert teller.recent() == {"first": 3, "events": []}
+    assert teller.recent() == {"first": 3, "events": [], "begin": None}
     with path.open("a") as file:
         file.write('{"event": "begin"}\n{"event": "rou')
-    assert teller.recent() == {"first": 3, "events": [{"event": "begin"}]}
+    assert teller.recent() == {"first": 3, "events": [{"event": "begin"}], "begin": {"event": "begin"}}
     with path.open("a") as file:
         file.write('nd"}\n' + "".join(json.dumps(e) + "\n" for e in events(250)))
     told = teller.recent()
     assert len(told["events"]) == 100
     assert told["first"] == 3 + 2 + 150
+    assert told["begin"] == {"event": "begin"}, "it says how many rounds there are"
     assert told["events"][-1]["round"] == 249
 
 

@@ -36,17 +36,19 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.common.exit_codes import ProcessExitCode
+from nvflare.fuel.f3.message import Message
 from nvflare.fuel.utils.fobs import FOBSContextKey
 from nvflare.fuel.utils.fobs.datum import DatumManager
 from nvflare.fuel.utils.fobs.decomposers.via_downloader import EncKey, EncType
 from nvflare.fuel.utils.json_scanner import JsonScanner
 from nvflare.fuel.utils.wfconf import resolve_var_refs
-from nvflare.private.defs import JobFailureMsgKey
+from nvflare.private.defs import CellMessageHeaderKeys, JobFailureMsgKey
 from nvflare.private.fed.app.simulator.simulator_runner import SimulatorClientRunner
 from nvflare.private.fed.app.simulator.simulator_worker import ClientTaskWorker
 from nvflare.private.fed.client.client_executor import JobExecutor
 from nvflare.private.fed.client.client_runner import ClientRunner
 from nvflare.private.fed.client.client_status import ClientStatus
+from nvflare.private.fed.server.fed_server import FederatedServer
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed.server.job_runner import JobRunner
 from nvflare.private.fed.server.server_commands import GetTaskCommand
@@ -115,6 +117,26 @@ def test_a_site_of_flare_sleeps_after_a_poll_that_finds_nothing(sleeps: list[flo
     runner.engine.get_task_assignment = lambda *_: abort.trigger(True)
     ClientRunner._try_run(runner)
     assert sleeps[2:] == [2.0], "FLARE's federations need no bell.py"
+
+
+# heartbeats.py
+
+
+@pytest.mark.parametrize("token", ["old", "new"])
+def test_flare_does_not_report_a_site_that_registers_again(token: str) -> None:
+    """One that lives on under the old token, with its job dead, is reported."""
+    reported: list[Any] = []
+    of_the_job = {RunProcessKey.PARTICIPANTS: {"old": Client("harbor", "old")}}
+    runner = SimpleNamespace(get_client_outcome_jobs=list)
+    engine = SimpleNamespace(run_processes={"j": of_the_job}, job_runner=runner, exception_run_processes={})
+    server: Any = SimpleNamespace(
+        engine=engine,
+        _job_reported_clients={"j": {"old"}},
+        _job_reported_clients_lock=threading.Lock(),
+        _notify_dead_job=lambda *facts: reported.append(facts),
+    )
+    FederatedServer._sync_client_jobs(server, Message({CellMessageHeaderKeys.JOB_IDS: []}), token)
+    assert bool(reported) == (token == "old"), "heartbeats.py may go"
 
 
 # job_guard.py

@@ -298,7 +298,7 @@ class Receiver:
     Args:
         number: of the exchange; later answers to it are dropped, even when another exchange is open.
         quorum: number of accepted updates that are enough.
-        grace: seconds that the other sites still have from then on; None waits for all that are not gone.
+        grace: seconds that the other sites still have from then on; None waits for all that are not absent.
     """
 
     def __init__(self, collector: UpdateCollector, number: int, quorum: int, grace: float | None) -> None:
@@ -316,19 +316,29 @@ class Receiver:
     def enough(self, waiting: Collection[str]) -> bool:
         """Whether the exchange may end although some sites have not answered.
 
-        The quorum is complete then, and the others are gone or their grace period is over.
+        The quorum is complete then, and the others are absent or their grace period is over.
 
         Only updates begin the grace period. A site that fetches its task later has as long from then on; see
         `Attendance.awaited`. Where all sites are needed, a site that is gone is waited for.
         """
         attendance, quorum, grace = self._collector.attendance, self._quorum, self._grace
         usable, accepted_at = self._collector.arrived()
-        if usable >= quorum and attendance.gone.issuperset(waiting):
+        if usable >= quorum and all(map(attendance.absent, waiting)):
             return True
         if grace is None or not 0 < quorum <= len(accepted_at):
             return False
         over = time.monotonic() - accepted_at[quorum - 1] >= grace
         return over and not any(attendance.awaited(site, grace) for site in waiting)
+
+    def waits(self, waiting: Collection[str]) -> None:
+        """Say which sites the exchange waits for, where others have answered or these are lost."""
+        attendance, answered = self._collector.attendance, len(self._collector.lines) - len(waiting)
+        attendance.waits(waiting if answered else list(filter(attendance.silence, waiting)))
+
+    def lost(self, site: str) -> str:
+        """Return for how long a lost site has been silent, as the reason why it does not answer."""
+        silent = self._collector.attendance.silence(site)
+        return f"lost: not heard from for {silent / 60:.0f} min" if silent else ""
 
 
 def list_reasons(reasons: Mapping[str, str]) -> str:

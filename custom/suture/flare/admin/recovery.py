@@ -95,7 +95,7 @@ def resume(kit: Kit, experiment: str, out: Path, env: str) -> tuple[str, str]:
             the experiment is another submitter's (`NotOwner`), whose job runs on.
         FederationError: the running job does not end, or the server does not accept the clone.
     """
-    from suture.flare.admin.session import connected
+    from suture.flare.admin.session import connected, sites_of
 
     check_experiment(experiment)
     run = read_json(out / "run.json") if (out / "run.json").is_file() else {}
@@ -111,7 +111,7 @@ def resume(kit: Kit, experiment: str, out: Path, env: str) -> tuple[str, str]:
             )
         if status in _WAITING:
             raise ConfigError(f"job {last['job_id']} of {experiment} waits to be started; see suture status")
-        _wait_for_sites(federation, _sites(last))
+        _wait_for_sites(federation, sites_of(last))
         if not status.startswith("FINISHED"):
             _end(federation, str(last["job_id"]))
         job_id = federation.clone(str(last["job_id"]))
@@ -159,12 +159,6 @@ def _check_submitter(user: str, jobs: Sequence[Meta], experiment: str) -> None:
             f"Name {owner}'s with --startup-kit DIR; or ask {owner} to share the experiment, by submitting "
             f"its job again: suture run JOB --resume --out DIR --set {shlex.quote(add)}"
         )
-
-
-def _sites(job: Meta) -> set[str]:
-    """Return the sites that a job names."""
-    names = {str(name) for targets in dict(job.get("deploy_map", {})).values() for name in targets}
-    return {name for name in names if name != "server" and not name.startswith("@")}
 
 
 def _wait_for_sites(federation: Connection, sites: set[str]) -> None:

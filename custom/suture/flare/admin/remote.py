@@ -44,11 +44,9 @@ _NOT_LISTED = re.compile(r"Component '([\w.]+)' at config path '[^']*' is not in
 _NO_MODULE = re.compile(r"No module named '(suture[\w.]*)'")
 _NOT_ENROLLED = re.compile(r"sites? ('.+') (?:is|are) not enrolled in study")
 _OWN_ERROR = re.compile(r"suture\.core\.errors\.(?:CodeMismatch|ConfigError|DataError|FederationError): (.+)")
-_PANIC = re.compile(
-    r"((?:the server|this party) runs another version of suture.+?; install the same version, or export the "
-    r"job again(?: \(unknown method [^)\n]+\))?|\S+ does not allow the method '.+? in local/resources\.json|"
-    r"the experiment '.+?' is not this submitter's; .+? of its folder)"
-)
+_PANIC = re.compile(r"FATAL_SYSTEM_ERROR(?: received)?: (.+(?:\n(?!\d{4}-).+)*)")
+_ENDED = re.compile(r"asked to abort|Server runner finished")
+"""What FLARE logs at the end of a server's job that was not cut off."""
 
 
 @dataclass(frozen=True)
@@ -284,11 +282,10 @@ def download(
                     shutil.copy2(workspace / "log.txt", temporary)
         if target and run.get("status") == "finished":
             return target
-        reason = _reason(federation, job_id, workspace, run)
+        advice = how_to_continue(experiment, kit) if experiment else ""
+        reason = _reason(federation, job_id, workspace, advice)
         if run and (first := _error_on_this_machine(kit, run)):
             reason += f"\n- {printable(first)}"
-        if experiment and not refusals(federation.meta(job_id), {}):
-            reason += f"\n- {how_to_continue(experiment, kit)}"
         if target and "job" in (here := Record(target)).run:
             here.close("failed", reason)
             try_report(target)  # an error in it would hide the reason
@@ -315,13 +312,13 @@ def _copy(workspace: Path, out: Path, tail: Tail | None) -> None:
 # Why a job did not run or finish: FLARE's messages, translated for the submitter
 
 
-def _reason(federation: Connection, job_id: str, workspace: Path, run: Mapping[str, Any]) -> str:
+def _reason(federation: Connection, job_id: str, workspace: Path, advice: str = "") -> str:
     """Return why a job did not finish, from everything that this administrator may read."""
-    logs = federation.error_logs(job_id)
-    own = workspace / "log.txt"
-    if own.is_file():
-        logs["server"] = read_regular(own).decode(errors="replace")
-    return explain(job_id, federation.meta(job_id), logs, run)
+    logs, path, log = federation.error_logs(job_id), workspace / "run.json", workspace / "log.txt"
+    run = read_json(path) if path.is_file() else {}
+    if log.is_file() and not run:
+        logs["server"] = read_regular(log).decode(errors="replace")
+    return explain(job_id, federation.meta(job_id), logs, run, advice)
 
 
 def why_ended(federation: Connection, job_id: str) -> str:
@@ -331,8 +328,7 @@ def why_ended(federation: Connection, job_id: str) -> str:
             workspace = federation.download(job_id, Path(folder))
         except FederationError:  # another user's job, or one that left nothing
             return explain(job_id, federation.meta(job_id), federation.error_logs(job_id), {})
-        path = workspace / "run.json"
-        return _reason(federation, job_id, workspace, read_json(path) if path.is_file() else {})
+        return _reason(federation, job_id, workspace)
 
 
 def _error_on_this_machine(kit: Kit, run: Mapping[str, Any]) -> str | None:
@@ -351,18 +347,27 @@ def _error_on_this_machine(kit: Kit, run: Mapping[str, Any]) -> str | None:
     return first_recorded(paths, str(run.get("started", "")))
 
 
-def explain(job_id: str, meta: Mapping[str, Any], logs: Mapping[str, str], run: Mapping[str, Any]) -> str:
+def explain(
+    job_id: str, meta: Mapping[str, Any], logs: Mapping[str, str], run: Mapping[str, Any], advice: str = ""
+) -> str:
     """Return why a job ended as it did, in plain words.
 
     Args:
+        logs: of the sites, and of a server that left no run.json.
         run: the server's run.json; empty where the job did not get that far.
+        advice: how to continue, for a job that was cut off.
     """
-    status = str(meta.get("status"))
+    status, own = str(meta.get("status")), logs.get("server")
     reasons = refusals(meta, logs) + ([printable(run["error"])] if run.get("error") else [])
+    told = bool(reasons) and run.get("status") != "interrupted"
+    cut_off = (
+        own is not None and not _ENDED.search(own) and _log("server", own) is None and "ABORTED" not in status
+    )
     # The status of a job that the server ended for its own reason is that of a crash, too.
-    if "EXECUTION_EXCEPTION" in (" ".join(reasons) or status):
+    if cut_off or "EXECUTION_EXCEPTION" in (" ".join(reasons) if told else status):
+        party = "at the server" if cut_off else "at a site" if run or own else "at a site or at the server"
         reasons.append(
-            "a process at a site failed, or was killed for lack of memory; its messages stay there: in "
+            f"a process {party} failed, or was killed for lack of memory; its messages stay there: in "
             f"WORKSPACE/{job_id}/log.txt, or in the system's log; `suture doctor` there may tell too"
         )
     if not reasons and "ABORTED" in status:
@@ -373,6 +378,8 @@ def explain(job_id: str, meta: Mapping[str, Any], logs: Mapping[str, str], run: 
             f"WORKSPACE/{job_id}/log.txt; `suture doctor` there may tell, and a project_admin sees more: "
             f"`suture results {quote(str(job_id))} --startup-kit DIR`"
         ]
+    if advice and (cut_off or not told):
+        reasons.append(advice)
     return f"job {job_id} ended as {status}:\n" + "\n".join(f"- {reason}" for reason in reasons)
 
 
@@ -420,5 +427,5 @@ def _log(party: str, text: str) -> str | None:
     if module := _NO_MODULE.search(text):
         return f"{party} has no {module[1]}. Install suture there, or submit with --bundle"
     if error := _PANIC.search(text) or _OWN_ERROR.search(text):
-        return f"{party}: {printable(error[1].strip())}"
+        return f"{party}: {printable('; '.join(error[1].splitlines()))}"
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
@@ -50,19 +50,20 @@ class Connection:
         self._session = session
         self._kit = kit
 
+    def contacts(self) -> dict[str, float]:
+        """Return when the server last heard from each connected site, in seconds of its clock."""
+        with suppress(NoClientsAvailable):
+            clients = self._ask("get_connected_client_list")
+            return dict(sorted((client.name, client.last_connect_time) for client in clients))
+        return {}
+
     def sites(self) -> list[str]:
         """Return the names of the connected sites."""
-        with suppress(NoClientsAvailable):
-            return sorted(client.name for client in self._ask("get_connected_client_list"))
-        return []
+        return list(self.contacts())
 
     def submit(self, folder: Path) -> str:
         """Submit an exported job; return its id."""
         return str(self._ask("submit_job", str(folder)))
-
-    def jobs(self) -> list[dict[str, Any]]:
-        """Return a summary of each job, oldest first."""
-        return list(self._ask("list_jobs"))
 
     def metas(self) -> list[dict[str, Any]]:
         """Return the complete metadata of each job, oldest first."""
@@ -117,6 +118,12 @@ class Connection:
             raise FederationError(f"the server knows no such job ({error}); see `suture status`") from error
         except _REFUSALS as error:
             raise FederationError(f"the server at {self._kit.server} refused: {error}") from error
+
+
+def sites_of(job: Mapping[str, Any]) -> set[str]:
+    """Return the sites that a job names."""
+    names = {str(name) for targets in dict(job.get("deploy_map", {})).values() for name in targets}
+    return {name for name in names if name != "server" and not name.startswith("@")}
 
 
 @contextmanager
