@@ -57,14 +57,19 @@ def load_weights(
         fill(network.state_dict(), read_weights(weights, official), weights, what, leave_out)
 
 
+_TYPES = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+)
+"""Real numbers with which torch computes on a CPU; with float8 it does not."""
+
+
 def _dense(name: str, tensor: Tensor, weights: str) -> Tensor:
     """Return a table of real numbers; refuse another, and one that repeats the few that the file holds."""
     dense = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_nested
-    real = dense and not tensor.is_complex() and not tensor.is_quantized
-    if not real or tensor.nbytes > tensor.untyped_storage().nbytes():
-        raise ConfigError(
-            f"{weights}: {as_word(name)} is not a dense tensor of real numbers; write it as one"
-        )
+    if not dense or tensor.dtype not in _TYPES or tensor.nbytes > tensor.untyped_storage().nbytes():
+        kind = f"of the type {tensor.dtype}".replace("torch.", "")
+        raise ConfigError(f"{weights}: {as_word(name)} ({kind}) is no dense table of numbers; write float32")
     return tensor
 
 
