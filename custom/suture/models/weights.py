@@ -42,7 +42,7 @@ def read_weights(weights: str, official: Any = None) -> Mapping[str, Tensor]:
     for key in ("state_dict", "model_state_dict", "model"):  # of checkpoints of a training
         inner = loaded.get(key)
         loaded = inner if isinstance(inner, Mapping) else loaded
-    return {str(n): _dense(str(n), t, weights) for n, t in loaded.items() if isinstance(t, Tensor)}
+    return {str(n): dense(str(n), t, weights) for n, t in loaded.items() if isinstance(t, Tensor)}
 
 
 def load_weights(
@@ -64,10 +64,10 @@ _TYPES = (
 """Real numbers with which torch computes on a CPU; with float8 it does not."""
 
 
-def _dense(name: str, tensor: Tensor, weights: str) -> Tensor:
+def dense(name: str, tensor: Tensor, weights: str) -> Tensor:
     """Return a table of real numbers; refuse another, and one that repeats the few that the file holds."""
-    dense = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_nested
-    if not dense or tensor.dtype not in _TYPES or tensor.nbytes > tensor.untyped_storage().nbytes():
+    plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_nested
+    if not plain or tensor.dtype not in _TYPES or tensor.nbytes > tensor.untyped_storage().nbytes():
         kind = f"of the type {tensor.dtype}".replace("torch.", "")
         raise ConfigError(f"{weights}: {as_word(name)} ({kind}) is no dense table of numbers; write float32")
     return tensor
@@ -135,7 +135,7 @@ def fill(
         ConfigError: naming the file, and the first tensor that is missing, has another shape, is not
             finite or is too many.
     """
-    source = {n: _dense(n, t, weights) for n, t in within(source, target, weights).items()}
+    source = {n: dense(n, t, weights) for n, t in within(source, target, weights).items()}
     for name, tensor in target.items():
         if name.endswith(_CONSTANT):
             continue
