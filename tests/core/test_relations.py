@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 
 from hypothesis_profiles import examples
+from suture.core import relations
 from suture.core.atlas import read_atlas
 from suture.core.errors import LabelError
 from suture.core.relations import Relations, implied
@@ -45,6 +47,28 @@ def test_an_exhaustive_group_counts_only_where_the_site_annotates_all_of_it() ->
     assert closed(NAN, NAN, 0, 0, own=some) == [None, None, 0, 0]
     open_group = Relations(LUNG.parents)
     assert closed(NAN, NAN, 0, 0, relations=open_group) == [None, None, 0, 0]
+
+
+def line(n: int) -> dict[str, tuple[str, ...]]:
+    return {str(i): (str(i - 1),) for i in range(1, n)}
+
+
+@pytest.mark.parametrize(
+    "many",
+    [
+        {"parents": {str(i): ("top",) for i in range(10_001)}},
+        {"parents": line(300)},
+        {"parents": {str(i): tuple(map(str, range(i))) for i in range(60)}},
+        {"parents": line(30), "exclusive": (("0",),) * 900},
+    ],
+)
+def test_relations_that_would_fill_the_memory_are_refused(
+    many: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relations, "_MOST_PAIRS", 20_000)
+    assert len(Relations(line(190)).ancestors["189"]) == 189
+    with pytest.raises(LabelError, match="classes"):
+        Relations(**many)
 
 
 def test_one_of_an_exclusive_group_makes_the_others_absent() -> None:

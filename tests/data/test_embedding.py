@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from suture.core.errors import ConfigError
+from suture.data import embedding
 from suture.data.embedding import clinical_frequencies, folder_digest, signs, tfidf_vectors
 from suture.data.readers import load_table
 from suture.data.text import clinical_vocabulary, tokenise
@@ -64,3 +65,16 @@ def test_a_digest_tells_models_apart(tmp_path: Path) -> None:
     assert len({folder_digest(one), folder_digest(two)}) == 2
     with pytest.raises(ConfigError, match="folder of an encoder of text"):
         folder_digest(tmp_path / "none")
+
+
+@pytest.mark.parametrize("bound", ["_MOST_FILES", "_MOST_BYTES"])
+def test_a_folder_that_is_no_encoder_is_not_hashed(
+    bound: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as /usr, which a saved model may name."""
+    for name in ("a", "b", "c"):
+        (tmp_path / name).write_text("1")
+    monkeypatch.setattr(embedding, bound, 2)
+    monkeypatch.delattr(embedding, "sha256_of")
+    with pytest.raises(ConfigError, match="folder of an encoder of text"):
+        folder_digest(tmp_path)

@@ -15,6 +15,7 @@ import tracemalloc
 import zipfile
 import zlib
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from pydicom.uid import (
 import suture.data.decoding as decoding
 from suture.core.errors import DataError
 from suture.data import dicom as dicom_module
+from suture.data import images
 from suture.data.archives import reports, tar_members, unpacking
 from suture.data.decoding import decode_image
 from suture.data.image_cache import decode
@@ -428,6 +430,29 @@ def test_full_memory_is_a_fault_of_the_image(monkeypatch: pytest.MonkeyPatch, tm
     with ImageSource(tmp_path) as source:
         [(_, result)] = read_all(source, ["a.png"], full)
     assert isinstance(result, DataError)
+
+
+def test_images_that_cannot_be_read_leave_their_reason_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"x")
+    with ImageSource(tmp_path) as source:
+        results = [one for _, one in read_all(source, ["a.png", "b.png"], partial(decode_image, color=False))]
+    for one in results:  # and not the frames of decoders: of 100,000 images they take a gigabyte
+        assert isinstance(one, DataError)
+        assert (one.__traceback__, one.__cause__, one.__context__) == (None, None, None)
+
+
+def test_few_large_images_are_held_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"{i}.png" for i in range(9)]
+    for name in names:
+        (tmp_path / name).write_bytes(bytes(100))
+    monkeypatch.setattr(images, "MOST_ENCODED", 300)
+    with ImageSource(tmp_path) as source:
+        raw, taken = source.raw, list[str]()
+        monkeypatch.setattr(source, "raw", lambda name: (taken.append(name), raw(name))[1])
+        read = read_all(source, names, lambda data, _: len(data))
+        next(read)
+        assert len(taken) == 3
+        assert dict([*read]).keys() | {0} == {*range(9)}
 
 
 def test_pipes_and_devices_are_not_opened(tmp_path: Path) -> None:

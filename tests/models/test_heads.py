@@ -102,6 +102,7 @@ def test_vectors_of_a_file(tmp_path: Path) -> None:
         ({"Hernia": torch.ones(4)}, r"shape \(4,\).*has 128 numbers; set model\.neck"),
         ({"Hernia": torch.zeros(128)}, "'Hernia' .* is 0 or not finite"),
         ({"Hernia": torch.full((128,), torch.nan)}, "not finite"),
+        ({"Hernia": torch.ones(128).to(torch.float8_e5m2)}, "Hernia .*float8"),
         (b"no tensors", "cannot be read as safetensors"),
     ],
 )

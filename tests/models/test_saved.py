@@ -132,6 +132,8 @@ def test_weights_of_another_digest_are_refused(tmp_path: Path) -> None:
         ("model", {"hidden": 10**9}, r"model\.hidden"),
         ("model", {"projection": 10**9}, r"model\.projection"),
         ("model", {"hidden": 8}, "is missing"),
+        ("model", {"hidden": 4096, "projection": 4096}, "a larger network than model.safetensors"),
+        ("", {"coherent": "max", "below": {"Edema": ["Edema"] * 2}}, "'Edema' is a class twice"),
         ("model", {"name": "lstm", "vocabulary": "/dev/zero"}, "needs the words themselves"),
         ("", {"labels": "abc"}, "labels"),
         ("", {"labels": [{}]}, "labels"),

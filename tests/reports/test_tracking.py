@@ -204,8 +204,7 @@ def mlflow(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(trackers, "find_spec", lambda _: True)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    for name in ("MLFLOW_DISABLE_TELEMETRY", "MLFLOW_HTTP_REQUEST_MAX_RETRIES"):
-        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     return runs
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import pwd
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -159,3 +161,30 @@ def test_a_path_that_flare_would_tear_apart_is_refused_before_anything_is_writte
     with pytest.raises(ConfigError, match=rf"my data.* \({what}\).* space.* --env local"):
         run_job(SMALL, env="sim", out=out)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("number", "shell", "listed", "said"),
+    [
+        (1001, "/bin/bash", True, True),
+        (1001, "/bin/bash", False, True),  # of a directory service, with a process here
+        (1001, "/usr/sbin/nologin", True, False),
+        (33, "/bin/bash", True, False),
+        (65534, "/bin/bash", True, False),
+        (1000, "/bin/bash", True, False),  # who runs it
+    ],
+)
+@pytest.mark.parametrize("env", ["sim", "local"])
+def test_whom_the_simulator_is_open_to_is_said_once(
+    env: str, number: int, shell: str, listed: bool, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = pwd.struct_passwd(("mallory", "x", number, number, "", "/", shell))
+    process = SimpleNamespace(info={"uids": SimpleNamespace(real=number)})
+    monkeypatch.setattr(simulator.os, "getuid", lambda: 1000)
+    monkeypatch.setattr(simulator.pwd, "getpwall", lambda: [entry] if listed else [])
+    monkeypatch.setattr(simulator.pwd, "getpwuid", lambda _: entry)
+    monkeypatch.setattr(simulator.psutil, "process_iter", lambda _: [] if listed else [process])
+    monkeypatch.setattr("suture.simulation.run.run_job", lambda *_, **__: None)
+    monkeypatch.setattr("suture.cli.run.show_run", lambda _: None)
+    output = CliRunner().invoke(app, ["run", "demo", "--env", env]).output
+    assert output.count("mallory") == (said and env == "sim")

@@ -320,6 +320,8 @@ def execute(
             run_remotely(job, env, folder, new.name, startup_kit, study, submission, detach)
         return
     folder = run_folder(job, out)
+    if env == "sim":
+        _say_who_can_join()
     try:
         with accompanied(folder, watch, track):
             run_job(job, env, folder, resume=resume, overwrite=overwrite, workers=workers, progress=True)
@@ -327,6 +329,14 @@ def execute(
     except KeyboardInterrupt:
         print_line(_how_to_go_on(folder, command), style="yellow")
         raise typer.Exit(130) from None
+
+
+def _say_who_can_join() -> None:
+    """Say who else can join FLARE's simulator on this machine, once a command."""
+    from suture.simulation.simulator import open_to_others
+
+    if note := open_to_others():
+        print_line(note, style="yellow")
 
 
 def _how_to_go_on(folder: Path, command: Sequence[str]) -> str:
@@ -376,6 +386,7 @@ def export(
         folder, workspace = ((path / chosen.name).resolve() for path in (out, simulator))
         command = ["nvflare", "simulator", f"{folder}", "-w", f"{workspace}", "-t", f"{len(names)}"]
         print_line(f"run it: {shlex.join(command)}")
+        _say_who_can_join()
 
 
 def _export(

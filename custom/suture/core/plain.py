@@ -186,14 +186,18 @@ def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
     """
     # Without O_NONBLOCK, opening a pipe waits for its writer. The open file is asked, not the path: it could
     # have become another one in between.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    wrong = OSError(errno.EINVAL, "not a regular file, but a pipe, a socket or a device", str(path))
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        raise wrong if error.errno == errno.ENXIO else error from None  # a socket cannot be opened
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    raise OSError(errno.EINVAL, "not a regular file, but a pipe or a device", str(path))
+    raise wrong
 
 
 @contextmanager

@@ -28,6 +28,11 @@ Settle = Literal["refuse", "child wins", "leave out"]
 parents, or all labels of the image become unknown."""
 
 
+_MOST_RELATED, _MOST_PAIRS = 10_000, 2_000_000
+"""Related classes, as many as a federation may have; and pairs of a class and one above it, by each parent: a
+chain of 2,000 classes has as many."""
+
+
 @dataclass(frozen=True)
 class Relations:
     """How classes include and exclude each other.
@@ -40,8 +45,8 @@ class Relations:
             it says nothing of, nor of what is below these. Not the reverse: a list need not be complete.
 
     Raises:
-        LabelError: classes are their own ancestors, a group has a class twice or is not of the parent's
-            children, or a class could never be present.
+        LabelError: classes are their own ancestors, or they or their ancestors are too many; a group has a
+            class twice or is not of the parent's children; or a class could never be present.
     """
 
     parents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -57,6 +62,9 @@ class Relations:
             raise LabelError(
                 f"{path}: a class cannot be its own ancestor; remove one of these parents"
             ) from None
+        if len(order) > _MOST_RELATED:
+            raise LabelError(f"{len(order):,} classes are related; leave out all but {_MOST_RELATED:,}")
+        _ = self.ancestors
         for group in (*(children for _, children in self.exhaustive), *self.exclusive):
             if len({*group}) < max(len(group), 1):
                 raise LabelError(f"the group {', '.join(map(repr, group))} is empty or has a class twice")
@@ -76,7 +84,9 @@ class Relations:
             for name in group:
                 groups.setdefault(name, []).append(number)
         held: dict[str, dict[int, str]] = {}
+        pairs = 0
         for name in order:
+            pairs = _counted(pairs, [held[parent] for parent in self.parents.get(name, ())], name)
             found = held[name] = dict.fromkeys(groups.get(name, ()), name)
             for number, other in (pair for p in self.parents.get(name, ()) for pair in held[p].items()):
                 if found.setdefault(number, other) != other:
@@ -96,8 +106,10 @@ class Relations:
     def ancestors(self) -> dict[str, frozenset[str]]:
         """All classes above each related class."""
         above: dict[str, frozenset[str]] = {}
+        pairs = 0
         for name in self.order:
             parents = self.parents.get(name, ())
+            pairs = _counted(pairs, [above[parent] for parent in parents], name)
             above[name] = frozenset(parents).union(*(above[parent] for parent in parents))
         return above
 
@@ -109,6 +121,16 @@ class Relations:
                 found.update(self.parents.get(name, ()))
         related = tuple(name for name in self.order if name in found)
         return (*related, *sorted(found.difference(related)))
+
+
+def _counted(pairs: int, above: Iterable[Collection[object]], name: str) -> int:
+    """Add what a class takes over from its parents, before it does."""
+    pairs += sum(len(one) + 1 for one in above)
+    if pairs > _MOST_PAIRS:
+        raise LabelError(
+            f"{name!r} and other classes have more than {_MOST_PAIRS:,} ancestors in all; remove parents"
+        )
+    return pairs
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ A name within an archive never leaves it.
 from __future__ import annotations
 
 import gzip
+import math
 import os
 import tarfile
 import zipfile
@@ -30,11 +31,18 @@ from suture.data.limits import (
 
 _GZIP = b"\x1f\x8b"
 
+_HEADER, _KEYS = 2**11, 64
+"""Bytes of the headers of a member of a .tar, on average (four blocks hold a name of a thousand bytes), and
+most entries of global headers: programs write a few."""
+
 
 class Unpacked:
     """The content of an archive, gzipped or not, of which no read takes more than `most` bytes.
 
     The header of a member may announce any size, its extended headers too, which tarfile reads at once.
+
+    Attributes:
+        headers: bytes that may be read from now on.
     """
 
     def __init__(self, path: Path, most: int = MOST_ENCODED) -> None:
@@ -43,7 +51,7 @@ class Unpacked:
         Raises:
             OSError: it cannot be opened, or is not a regular file.
         """
-        self._most, self._stored = most, open_regular(path)
+        self._most, self._stored, self.headers = most, open_regular(path), math.inf
         self._file: IO[bytes] = self._stored
         self._end: float = max(MOST_UNPACKED, MOST_TIMES * os.fstat(self._stored.fileno()).st_size)
         if self._stored.read(2) == _GZIP:
@@ -74,7 +82,11 @@ class Unpacked:
         """
         if size > self._most:
             raise OSError(f"{size:,} bytes in one member; the limit is {self._most:,}")
-        return self._file.read(size if size >= 0 else self._most)
+        data = self._file.read(size if size >= 0 else self._most)
+        self.headers -= len(data)
+        if self.headers < 0:
+            raise OSError("the headers of its members are too long")
+        return data
 
 
 @contextmanager
@@ -96,20 +108,29 @@ def inner_path(name: str) -> str:
 
 
 def tar_members(path: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
-    """Yield the members of a tar archive, gzipped or not; no header may have more than `MOST_DOCUMENT` bytes.
+    """Yield the members of a tar archive, gzipped or not.
 
     Raises:
-        DataError: they are more than `MOST_MEMBERS`, or one has a size below zero.
-        Exception: the archive is damaged; see `unpacking`.
+        DataError: they are more than `MOST_MEMBERS`, one has a size below zero, or global headers have more
+            than `_KEYS` entries, which tarfile copies into each member.
+        Exception: the archive is damaged, see `unpacking`; or its headers have more than `_HEADER` bytes a
+            member and `MOST_DOCUMENT` besides.
     """
+    file = Unpacked(path, MOST_DOCUMENT)
+    file.headers = MOST_DOCUMENT
     with (
-        closing(Unpacked(path, MOST_DOCUMENT)) as file,
+        closing(file),
         tarfile.open(fileobj=cast(IO[bytes], file), mode="r:") as tar,
     ):
-        place = 0
+        place, left = 0, file.headers
         for number in count(1):
+            file.headers = left + _HEADER
             member = tar.next()
+            left = file.headers
+            file.headers = math.inf
             cast(Any, tar).members.clear()  # it would keep them all
+            if len(tar.pax_headers) > _KEYS:
+                raise DataError(f"archive {path}: its global headers are long; pack it again without")
             if member is None:
                 return
             if member.size < 0 or tar.offset <= place:  # then tarfile goes back (CVE-2025-8194)

@@ -9,7 +9,8 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,9 @@ from suture.data.text import tokenise
 
 TFIDF = "tfidf"
 """As `ModelSpec.embedding`: the vectors of `tfidf_vectors`."""
+
+_MOST_FILES, _MOST_BYTES = 1_000, 2**34
+"""Files and folders of an encoder of text, and their bytes: whoever made a saved model names the folder."""
 
 
 def tfidf_vectors(texts: Sequence[str], width: int) -> Tensor:
@@ -47,12 +51,12 @@ def tfidf_vectors(texts: Sequence[str], width: int) -> Tensor:
     return torch.from_numpy(np.divide(rows, lengths, out=rows, where=lengths > 0)).float()
 
 
-@cache
-def signs(token: str, width: int) -> NDArray[np.float64]:
+@lru_cache(maxsize=2**15)  # all frequent words; of the widest vectors, 256 MiB
+def signs(token: str, width: int) -> NDArray[np.int8]:
     """Return a random vector of +1 and -1 that belongs to a token, ``[width]``; not to be changed."""
     drawn = hashlib.shake_256(token.encode()).digest(-(-width // 8))
     bits = np.unpackbits(np.frombuffer(drawn, dtype=np.uint8))[:width]
-    return bits.astype(np.float64) * 2 - 1
+    return bits.astype(np.int8) * 2 - 1
 
 
 @cache
@@ -70,14 +74,20 @@ def folder_digest(folder: Path) -> str:
     """Return the SHA-256 of the names and contents of all files below a folder.
 
     Raises:
-        ConfigError: it is no folder, or has no file.
+        ConfigError: it is no folder, has no file, more than an encoder has, or one that cannot be read.
     """
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    if not files:
-        raise ConfigError(
-            f"model.embedding: {folder} is not the folder of an encoder of text; name one, or {TFIDF}"
-        )
-    found = hashlib.sha256()
-    for path in files:
-        found.update(f"{path.relative_to(folder).as_posix()}\0{sha256_of(path)}\n".encode())
+    below = list(islice(folder.rglob("*"), _MOST_FILES + 1))
+    files = sorted(path for path in below if path.is_file())
+    try:
+        size = sum(path.stat().st_size for path in files)
+        if not files or len(below) > _MOST_FILES or size > _MOST_BYTES:
+            raise ConfigError(
+                f"model.embedding: {folder} is not the folder of an encoder of text, of at most "
+                f"{_MOST_FILES:,} files and {_MOST_BYTES >> 30} GiB; name one, or {TFIDF}"
+            )
+        found = hashlib.sha256()
+        for path in files:
+            found.update(f"{path.relative_to(folder).as_posix()}\0{sha256_of(path)}\n".encode())
+    except OSError as error:
+        raise ConfigError(f"model.embedding: {folder} cannot be read: {error}; make it readable") from error
     return found.hexdigest()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ from suture.core.files import contained
 from suture.data.archives import Unpacked, inner_path, tar_members, unpacking
 from suture.data.decoding import SUFFIXES, Pixels, decode_image
 from suture.data.image_names import stem, unique
-from suture.data.limits import FOLLOW, file_bytes
+from suture.data.limits import FOLLOW, MOST_ENCODED, file_bytes
 from suture.data.table import Table
 
 _T = TypeVar("_T")
@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 ARCHIVES = (".tar", ".tar.gz", ".tgz")
 
 _CHUNK = 256
-"""Encoded images held in memory at a time by `read_all`."""
+"""Most encoded images held in memory at a time by `read_all`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +266,7 @@ def read_all(
         try:
             return row, data if isinstance(data, DataError) else read(data, names[row])
         except DataError as error:
-            return row, error
+            return row, DataError(str(error))  # without the frames that one which was raised keeps: 7 kB
         except MemoryError:
             return row, DataError(f"image {names[row]!r} takes more memory than there is")
 
@@ -276,16 +276,28 @@ def read_all(
         (row for row in range(len(names)) if row not in missing), key=lambda r: source.position(names[r])
     )
     with ThreadPoolExecutor(max_workers=min(4, usable_cores())) as pool:
-        for start in range(0, len(rows), _CHUNK):
-            chunk = rows[start : start + _CHUNK]
-            yield from pool.map(work, chunk, [_attempt(source, names[row]) for row in chunk])
+        encoded = ((row, _attempt(source, names[row])) for row in rows)
+        while chunk := list(_together(encoded)):
+            yield from pool.map(work, *zip(*chunk, strict=True))
 
 
 def _attempt(source: ImageSource, name: str) -> bytes | DataError:
     try:
         return source.raw(name)
     except DataError as error:
-        return error
+        return DataError(str(error))
+
+
+def _together(
+    encoded: Iterator[tuple[int, bytes | DataError]],
+) -> Iterator[tuple[int, bytes | DataError]]:
+    """Take images until they are `_CHUNK`, or have as many bytes as one may have."""
+    held = 0
+    for row, data in islice(encoded, _CHUNK):
+        yield row, data
+        held += len(data) if isinstance(data, bytes) else 0
+        if held >= MOST_ENCODED:
+            return
 
 
 def _stat(path: Path) -> tuple[str, int, int]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from suture.core.errors import DataError
 from suture.core.plain import open_regular
-from suture.data.reading import UTF8, Sheet, read_sheet, read_text, told_delimiter
+from suture.data.reading import UTF8, Sheet, read_sheet, read_text, readable_table, told_delimiter
 from suture.data.workbooks import WORKBOOKS, is_workbook
 
 TABLES = (".csv", ".tsv", ".txt", ".csv.gz", *WORKBOOKS)
@@ -91,7 +91,7 @@ def encoding_of(path: Path) -> str:
     Raises:
         DataError: as `read_text`; or it is in another script, whose encoding cannot be told from the bytes.
     """
-    with open_regular(path) as file:
+    with readable_table(path), open_regular(path) as file:
         if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
             return "utf-16"
     try:

@@ -6,7 +6,6 @@ Both packages are optional: `pip install "suture[onnx]"`.
 from __future__ import annotations
 
 import json
-import os
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -78,8 +77,6 @@ def metadata(model: Model, facts: dict[str, Any]) -> dict[str, str]:
 
 
 def _runtime() -> Any:
-    # Otherwise it writes an id of this device into the user's folder and looks for a host of its maker's.
-    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     try:
         import onnxruntime
         import onnxscript  # noqa: F401 - torch's exporter needs it

@@ -105,6 +105,9 @@ MODELS: Registry[Backbone] = Registry(
 )
 
 
+_LONGEST_CONFIG = 2**24
+"""Letters of an encoder's configuration, its tokeniser included."""
+
 Width = Annotated[int, Field(ge=0, le=4096)]
 """Number of features; a Dense block between two of the widest has 64 MiB."""
 
@@ -199,7 +202,7 @@ class ModelSpec:
     embedding: Annotated[str, NAMED_FILE] = TFIDF
     embedding_digest: str | None = None
     vector: Annotated[int, Field(ge=1, le=8192)] = 384
-    encoder_config: Annotated[str, Field(max_length=2**24)] | None = None
+    encoder_config: Annotated[str, Field(max_length=_LONGEST_CONFIG)] | None = None
     train: Trains = "all"
     adapters: Adapters | None = None
     views: Annotated[int, Field(ge=0, le=256)] = 4
@@ -264,9 +267,12 @@ def self_contained(spec: ModelSpec) -> ModelSpec:
         return spec
     _, read, _ = STORED[family]
     network, described = read(Path(path).expanduser())
-    return replace(
-        spec, name=f"{family}:{network}", encoder_config=str(described), weights=spec.weights or path
-    )
+    if len(config := str(described)) > _LONGEST_CONFIG:
+        raise ConfigError(
+            f"model.name={spec.name}: its tokeniser takes {len(config):,} letters of a job, which may have "
+            f"{_LONGEST_CONFIG:,}; choose a model with fewer tokens"
+        )
+    return replace(spec, name=f"{family}:{network}", encoder_config=config, weights=spec.weights or path)
 
 
 def vocabulary_of(spec: ModelSpec) -> Vocabulary:

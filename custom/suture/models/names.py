@@ -14,6 +14,7 @@ from torch import Tensor
 from suture.core.errors import ConfigError, as_word
 from suture.core.labels import canonical
 from suture.data.embedding import signs
+from suture.models.weights import dense
 from suture.protocol.packing import read_tensors
 
 _GRAMS = (3, 4, 5)
@@ -57,9 +58,10 @@ def _read(path: Path, names: Sequence[str], width: int) -> Tensor:
     if not path.exists():
         raise ConfigError(f"{key}: {path} does not exist; name a safetensors file of vectors by class name")
     try:
-        vectors = {canonical(name): vector for name, vector in read_tensors(path).items()}
+        tensors = read_tensors(path)
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{key}: {path} cannot be read as safetensors: {as_word(error)}") from error
+    vectors = {canonical(name): dense(name, vector, str(path)) for name, vector in tensors.items()}
     for name in names:
         if name not in vectors:
             raise ConfigError(f"{key}: {path} has no vector for the class {name!r}; add it, under that name")

@@ -6,7 +6,9 @@ import dataclasses
 import hashlib
 import os
 import shlex
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +17,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 from safetensors import SafetensorError
 from safetensors.torch import save
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from suture.core import VERSION
 from suture.core.errors import ConfigError, DataError, SutureError, as_word
@@ -67,7 +71,8 @@ class _Description:
         coherent, below: how predictions are made coherent, and the classes below each class; see `Coherent`.
 
     Raises:
-        ConfigError: the preprocessing is that of another model, or a class of `below` is not one of `labels`.
+        ConfigError: the preprocessing is that of another model, or a class of `below` is not one of `labels`
+            or is there twice.
     """
 
     labels: Annotated[Labels, Field(min_length=1)]
@@ -82,6 +87,8 @@ class _Description:
         for name in (name for above, below in self.below.items() for name in (above, *below)):
             if name not in self.labels:
                 raise ConfigError(f"below has the class {name!r}, which is not one of the labels")
+        if twice := [above for above, below in self.below.items() if len({*below}) < len(below)]:
+            raise ConfigError(f"below {twice[0]!r} is a class twice")
         made = self.model.preprocessing
         for name in ("size", "color", "channels"):
             has, needs = getattr(self.preprocessing, name), getattr(made, name)
@@ -107,7 +114,9 @@ def load_model(folder: Path) -> tuple[Classifier, Preprocessing]:
             raise ConfigError(
                 "model.safetensors does not match the digest in model.json; restore both from a backup"
             )
-        model = build(found.model, LabelSet(found.labels, found.label_type), seed=0, pretrained=False)
+        labels = LabelSet(found.labels, found.label_type)
+        with _parameters_of_at_most(2 * weights.stat().st_size + _SPARE):
+            model = build(found.model, labels, seed=0, pretrained=False)
         tensors = read_tensors(weights)
         check_tensors(tensors, model.state_dict(), str(weights))
     except (OSError, SutureError, SafetensorError) as error:
@@ -120,6 +129,35 @@ def load_model(folder: Path) -> tuple[Classifier, Preprocessing]:
     if found.coherent != "none":
         model.coherent = Coherent(found.coherent, model.labels, found.below)
     return model.eval(), found.preprocessing
+
+
+_SPARE = 2**26
+"""Bytes of parameters that a network has only while it is built: those of a library's classifier."""
+
+
+@contextmanager
+def _parameters_of_at_most(most: int) -> Iterator[None]:
+    """Stop this thread's building of a network once its parameters have more bytes than its file explains.
+
+    Raises:
+        ConfigError: they have.
+    """
+    here, total = threading.get_ident(), {True: 0, False: 0}  # first without memory, where a library can
+
+    def count(_module: nn.Module, _name: str, parameter: nn.Parameter | None) -> None:
+        if threading.get_ident() == here and parameter is not None:
+            total[parameter.is_meta] += parameter.nbytes
+            if total[parameter.is_meta] > most:
+                raise ConfigError(
+                    "model.json describes a larger network than model.safetensors has; restore both from a "
+                    "backup"
+                )
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 _LARGEST_WEIGHTS = 2**33

@@ -42,7 +42,7 @@ def read_weights(weights: str, official: Any = None) -> Mapping[str, Tensor]:
     for key in ("state_dict", "model_state_dict", "model"):  # of checkpoints of a training
         inner = loaded.get(key)
         loaded = inner if isinstance(inner, Mapping) else loaded
-    return {str(n): _dense(str(n), t, weights) for n, t in loaded.items() if isinstance(t, Tensor)}
+    return {str(n): dense(str(n), t, weights) for n, t in loaded.items() if isinstance(t, Tensor)}
 
 
 def load_weights(
@@ -57,14 +57,19 @@ def load_weights(
         fill(network.state_dict(), read_weights(weights, official), weights, what, leave_out)
 
 
-def _dense(name: str, tensor: Tensor, weights: str) -> Tensor:
+_TYPES = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+)
+"""Real numbers with which torch computes on a CPU; with float8 it does not."""
+
+
+def dense(name: str, tensor: Tensor, weights: str) -> Tensor:
     """Return a table of real numbers; refuse another, and one that repeats the few that the file holds."""
-    dense = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_nested
-    real = dense and not tensor.is_complex() and not tensor.is_quantized
-    if not real or tensor.nbytes > tensor.untyped_storage().nbytes():
-        raise ConfigError(
-            f"{weights}: {as_word(name)} is not a dense tensor of real numbers; write it as one"
-        )
+    plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_nested
+    if not plain or tensor.dtype not in _TYPES or tensor.nbytes > tensor.untyped_storage().nbytes():
+        kind = f"of the type {tensor.dtype}".replace("torch.", "")
+        raise ConfigError(f"{weights}: {as_word(name)} ({kind}) is no dense table of numbers; write float32")
     return tensor
 
 
@@ -130,7 +135,7 @@ def fill(
         ConfigError: naming the file, and the first tensor that is missing, has another shape, is not
             finite or is too many.
     """
-    source = {n: _dense(n, t, weights) for n, t in within(source, target, weights).items()}
+    source = {n: dense(n, t, weights) for n, t in within(source, target, weights).items()}
     for name, tensor in target.items():
         if name.endswith(_CONSTANT):
             continue

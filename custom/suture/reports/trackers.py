@@ -168,8 +168,7 @@ class _MLflow:
             client.log_batch(self._run, params=params[first : first + 100])
 
     def _connected(self) -> Any:
-        # Neither usage data nor minutes of waiting for a server that is down, unless the user wants them.
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        # No minutes of waiting for a server that is down, unless the user wants them.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         from mlflow.tracking import MlflowClient
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pwd
 import re
 import secrets
 import shutil
@@ -20,6 +21,8 @@ import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
+
+import psutil
 
 from suture.core.allocator import keeping_memory
 from suture.core.errors import ConfigError, FederationError
@@ -65,6 +68,31 @@ def check_paths(out: Path, option: str = "--out") -> None:
                 f"FLARE's simulator cannot work with the path {path} ({what}): it has a space, a quote, "
                 "# or a backslash; choose another folder, or --env local, which gives the same model"
             )
+
+
+_FIRST_PERSON, _NOBODY = 1000, 65534
+"""Numbers of users: people's begin at the first, and the other is nobody's."""
+
+
+def open_to_others() -> str:
+    """Say that other users of this machine can join FLARE's simulator; empty where nobody else has a shell.
+
+    Its server listens without TLS, and asks no site for a certificate.
+    """
+    users = {entry.pw_uid for entry in pwd.getpwall()}  # which lists no users of a directory service
+    users |= {one.info["uids"].real for one in psutil.process_iter(["uids"]) if one.info["uids"]}
+    others = []
+    for user in users - {os.getuid(), _NOBODY}:
+        with suppress(KeyError):
+            entry = pwd.getpwuid(user)
+            if user >= _FIRST_PERSON and not entry.pw_shell.endswith(("/nologin", "/false")):
+                others.append(entry.pw_name)
+    if not others:
+        return ""
+    return (
+        f"FLARE's simulator has ports without TLS, and other users of this machine ({min(others)}) can join "
+        "it: use --env local, which gives the same model, or --env poc"
+    )
 
 
 class Simulator:

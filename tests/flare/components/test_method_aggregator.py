@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -124,7 +125,7 @@ def sent(known: FlareJob, values: dict[str, float]) -> None:
 
 def test_a_robust_merge_takes_the_place_of_the_mean() -> None:
     """Of three sites the median; Nodule is annotated at all, each other class at fewer than three."""
-    known = job(robust={"kind": "median", "liars": 1})
+    known = job(robust={"kind": "median", "liars": 1}, max_update=None)
     sent(known, {"gamma": 1e6, "alpha": 1.0, "beta": 2.0})
     merged = known.close().params
     assert merged["b"].tolist() == [2.0] * 3
@@ -154,6 +155,9 @@ def test_what_a_robust_merge_cannot_do_is_refused() -> None:
         job("fedalign", robust={})
     with pytest.raises(ConfigError, match="kind"):
         job(robust={"kind": "mean"})
+    for bound in (0.5, math.nan):
+        with pytest.raises(ConfigError, match="max_update"):
+            job(max_update=bound)
     with pytest.raises(ConfigError, match="robust"):
         job(settings={"robust": {"kind": "median"}})
 
@@ -539,7 +543,7 @@ def test_a_site_that_states_the_name_of_another_one_gets_no_rows_and_introduces_
 
 @pytest.mark.parametrize("value", [1e23, -1e23, 1.01e15])
 def test_a_finite_value_whose_square_is_not_is_left_out_and_the_job_goes_on(value: float) -> None:
-    known = FlareJob(MethodAggregator("metafl", LABELS), START)
+    known = FlareJob(MethodAggregator("metafl", LABELS, max_update=None), START)
     for site in ("alpha", "beta"):
         known.introduce(site, ["Mass"])
     known.close()
@@ -552,6 +556,20 @@ def test_a_finite_value_whose_square_is_not_is_left_out_and_the_job_goes_on(valu
     merged = known.close().params
     assert all(bool(tensor.isfinite().all()) for tensor in merged.values())
     assert merged["b"][1] != 0
+
+
+@pytest.mark.parametrize(("value", "max_update"), [(1e15, 100.0), (400.0, 100.0), (30.0, 10.0)])
+def test_an_update_out_of_all_proportion_is_left_out(value: float, max_update: float) -> None:
+    """The model has 15 numbers of -1, so its norm is 3.9; gamma sends 12 and alpha 9 of the value."""
+    known = job(max_update=max_update)
+    with pytest.raises(RejectedUpdate, match=r"max_update"):
+        sent(known, {"gamma": value})
+    sent(known, {"alpha": 1.0, "beta": 2.0})
+    assert known.close().params["b"].tolist() == [1.5] * 3
+    # What was sent before bounds the next one, too, which may still be as long as the model.
+    sent(known, {"beta": 2.0})
+    with pytest.raises(RejectedUpdate, match=r"max_update"):
+        sent(known, {"alpha": value})
 
 
 def test_a_method_that_weights_by_images_needs_their_number() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from suture.core.labels import LabelSet
 from suture.models import ModelSpec, build, check_portable, encoder_of, self_contained
 from suture.models.classifier import Classifier
 from suture.models.documents import document_inputs, with_digest
+from suture.models.encoders import text_folder
 from suture.models.encoders.text_folder import TEXT_NETWORKS
 from suture.models.saved import load_model, save_model
 from suture.simulation.catalogue import model_facts
@@ -307,6 +310,24 @@ def test_a_tokeniser_with_dropout_is_refused(tmp_path: Path) -> None:
         built(f"hf:{tmp_path / 'encoder'}")
 
 
+def charsmap(trie: int, text: bytes) -> dict[str, Any]:
+    """By hand: the number of bytes of the trie, the trie, and what it puts in the place of letters."""
+    packed = base64.b64encode(struct.pack("<I", trie) + bytes(8) + text).decode()
+    return {"type": "Precompiled", "precompiled_charsmap": packed}
+
+
+def template(*single: str, **ids: Any) -> dict[str, Any]:
+    """A and B are documents, other words marks around them."""
+    pieces = [{"Sequence" if word in "AB" else "SpecialToken": {"id": word, "type_id": 0}} for word in single]
+    marks = {word: {"id": word, "ids": list(ids[word]), "tokens": [word] * len(ids[word])} for word in ids}
+    return {"type": "TemplateProcessing", "single": pieces, "pair": [], "special_tokens": marks}
+
+
+def model_of(**changes: Any) -> dict[str, Any]:
+    model: dict[str, Any] = json.loads(tokeniser().to_str())["model"]
+    return {"model": model | changes}
+
+
 LONGER = {"type": "Replace", "pattern": {"String": "a"}, "content": "aaaaaaaaaa"}
 EQUAL = LONGER | {"content": "b"}
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
@@ -326,16 +347,41 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "
             "repeats ByteLevel",
         ),
         ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [BYTES] * 30}}, "it repeats ByteLevel"),
+        ({"normalizer": {"type": "Prepend", "prepend": "no " * 3_000}}, "its steps have"),
+        (
+            {"post_processor": {"type": "BertProcessing", "sep": ["x" * 9_000, 3], "cls": ["y", 2]}},
+            "its steps",
+        ),
+        ({"post_processor": template("A", "A")}, "TemplateProcessing"),
+        ({"post_processor": template("B")}, "TemplateProcessing"),
+        ({"post_processor": template("x", x=[2])}, "TemplateProcessing"),
+        ({"post_processor": template("A", "unknown")}, "TemplateProcessing"),
+        ({"post_processor": template("A", *"x" * 9, x=[2, 2])}, "marks around a document"),
+        ({"normalizer": charsmap(8, b"y" * 65 + b"\0")}, "its Precompiled lengthens"),
+        ({"normalizer": charsmap(2**32 - 4, b"y\0")}, "Precompiled is damaged"),
+        ({"normalizer": charsmap(8, b"y\0" * 2**19)}, "its Precompiled has"),
+        (model_of(max_input_chars_per_word=10**9), "max_input_chars_per_word"),
+        (model_of(continuing_subword_prefix="#" * 17), "continuing_subword_prefix"),
+        (model_of(type="BPE", merges=[], end_of_word_suffix="#" * 17), "end_of_word_suffix"),
+        (model_of(vocab={"x" * 513: 0}), "a token of 513 letters"),
+        ({"model": {"type": "Unigram", "vocab": [["x" * 65, 0.0]]}}, "a token of 65 letters"),
+        ({"added_tokens": [{"id": 10, "content": "y" * 513}]}, "a token of 513 letters"),
+        ({"added_tokens": [{"id": 10, "content": "y" * 500}] * 3_000}, "added_tokens"),
     ],
+    ids=str,
 )
-def test_a_tokeniser_that_fills_the_memory_is_refused(
-    part: dict[str, Any], says: str, tmp_path: Path
-) -> None:
+def test_a_tokeniser_that_fills_the_memory_is_refused(part: dict[str, Any], says: str) -> None:
     """Nine steps that replace a letter by ten make a thousand million of one."""
+    with pytest.raises(ConfigError, match=says) as caught:
+        document_inputs(described_spec(rules(**part)), TEXTS)
+    assert len(str(caught.value)) < 300
+
+
+def test_what_a_job_does_not_hold_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sentence_folder(tmp_path / "encoder")
-    changed(tmp_path / "encoder" / "tokenizer.json", **part)
-    with pytest.raises(ConfigError, match=says):
-        built(f"hf:{tmp_path / 'encoder'}")
+    monkeypatch.setattr("suture.models._LONGEST_CONFIG", 500)
+    with pytest.raises(ConfigError, match=r"encoder: its tokeniser takes [\d,]+ letters"):
+        self_contained(ModelSpec(f"hf:{tmp_path / 'encoder'}"))
 
 
 def test_steps_that_do_not_lengthen_a_document_may_repeat(tmp_path: Path) -> None:
@@ -375,9 +421,13 @@ def test_other_modules_and_missing_files_are_named(tmp_path: Path) -> None:
         ({"mapping": torch.tensor([0, 99])}, r"has no table of model2vec"),
         ({"weights": torch.ones(3)}, r"has no table of model2vec"),
         ({"mapping": torch.tensor([0, 1])}, r"has 2 tokens, and its tokeniser token"),
+        ({"mapping": torch.zeros(11, dtype=torch.uint8)}, r"11 vectors of 4 numbers"),
     ],
 )
-def test_a_table_that_does_not_fit_is_refused(tensors: dict[str, Tensor], said: str, tmp_path: Path) -> None:
+def test_a_table_that_does_not_fit_is_refused(
+    tensors: dict[str, Tensor], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_folder, "MOST_BYTES", 2 * 10 * 4 * 4)
     static_folder(tmp_path / "static", **tensors)
     with pytest.raises(ConfigError, match=said):
         vectors(f"hf:{tmp_path / 'static'}")
@@ -428,3 +478,9 @@ def test_documents_are_read_in_batches_like_one_by_one() -> None:
         alone, n = described([texts[i]], None)
         assert tokens[i, : n[0]].tolist() == alone[0, : n[0]].tolist()
         assert length[i] == n[0]
+
+
+def test_long_documents_are_few_in_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_folder, "_LETTERS", 100)
+    texts = ["x" * 60, "y" * 40, "z", "w" * 500, "v"]
+    assert [*text_folder._batches(texts)] == [texts[:2], texts[2:3], texts[3:4], texts[4:]]

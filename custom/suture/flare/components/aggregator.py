@@ -22,6 +22,7 @@ from suture.core.errors import ConfigError, FederationError, RejectedUpdate, Sut
 from suture.core.labels import LabelType
 from suture.core.validation import parse
 from suture.federation.plan import round_context
+from suture.federation.server.norm_bound import Measure, NormBound, Norms, norm_of
 from suture.federation.server.notes import unprotected_note
 from suture.flare.components import contract
 from suture.flare.components.filters import TASK, stated_name
@@ -30,7 +31,7 @@ from suture.methods.robust import RobustMerge, check_fits, robustly_merged
 from suture.methods.sharing import check_channels, layout_of, with_channels
 from suture.protocol.check import AllowedReply, all_finite
 from suture.protocol.egress import Shapes, reorder_axis
-from suture.protocol.messages import LARGEST, Labels, SiteInfo, Update
+from suture.protocol.messages import LARGEST, Labels, SiteInfo, TaskData, Update
 
 _OF_FLARE = frozenset({"client_name", "props", MetaKey.INITIAL_METRICS, MetaKey.JOB_ID, MetaKey.SITE_NAME})
 """What FLARE's controller adds to the meta of a result, and the metrics by which it selects a model."""
@@ -54,6 +55,8 @@ class MethodAggregator(contract.ByMethod, ModelAggregator):
         images: the largest number of training images that a site may announce, and so the largest weight.
         robust: as a job's ``[robust]``: a merge that takes the place of the method's mean. A round with fewer
             results than it needs ends the job.
+        max_update: as a job's: how many times the norm of the model, or of what was sent before, an update
+            may have; None accepts any.
 
     Raises:
         ConfigError: there is no such method, it does not run in a federation, or an argument does not fit.
@@ -68,12 +71,17 @@ class MethodAggregator(contract.ByMethod, ModelAggregator):
         settings: Mapping[str, Any] | None = None,
         images: int = LARGEST,
         robust: Mapping[str, Any] | None = None,
+        max_update: float | None = 100.0,
     ) -> None:
         super().__init__()
         self.configure(method, labels, head, label_type, settings, images)
         self.robust = dict(robust) if robust is not None else None
         self._robust = parse(RobustMerge, self.robust, "robust") if self.robust is not None else None
         check_fits(self._robust, self._contract.method)
+        if max_update is not None and not max_update >= 1:
+            raise ConfigError(f"max_update={max_update}: write 1 or more, or None")
+        self.max_update = max_update
+        self._bound, self._measure = NormBound(max_update), Measure()
         self._before: GlobalModel | None = None  # of the round before, in the same phase
         self._radii: Mapping[str, float] = {}
         self._sites: dict[str, SiteInfo] = {}
@@ -84,6 +92,7 @@ class MethodAggregator(contract.ByMethod, ModelAggregator):
         self._ctx: RoundContext | None = None
         self._allowed: dict[str, AllowedReply] = {}
         self._received: dict[str, tuple[DXO, AllowedReply]] = {}
+        self._norms: dict[str, Norms] = {}
         self._metrics: dict[str, Mapping[str, float]] = {}
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -197,11 +206,28 @@ class MethodAggregator(contract.ByMethod, ModelAggregator):
         try:
             if site not in self._allowed or site in self._received:
                 raise RejectedUpdate("a result that was not requested, or a second one")
-            self._contract.update(dxo, self._allowed[site])
+            self._norms[site] = self._bounded(site, self._contract.update(dxo, self._allowed[site]))
             metrics = contract.check_metrics(model.metrics or {})
         except RejectedUpdate as error:
             raise RejectedUpdate(f"{site}, round {self._round}: {error}") from None
         self._received[site], self._metrics[site] = (dxo, self._allowed[site]), metrics
+
+    def _bounded(self, site: str, update: Update) -> Norms:
+        """Return the norms of an update, as Suture's own workflow bounds them.
+
+        Raises:
+            RejectedUpdate: they are out of all proportion to the model, or to what was sent before.
+        """
+        assert self._model is not None
+        assert self._ctx is not None
+        exchange, model = self._contract.method.exchange, self._model
+        if self._bound.initial is None:
+            self._bound = replace(self._bound, initial=norm_of(*exchange.parts(model.shared, model.head)))
+        self._bound = self._bound.in_phase(self._ctx.phase.name)
+        shared, head = exchange.parts(model.shared, model.rows(update.labels))
+        norms = self._measure(update, TaskData("train", shared=shared, head=head), self._allowed[site].egress)
+        self._bound.check(site, norms)
+        return norms
 
     def aggregate_model(self) -> FLModel:
         """Return the next model, with every tensor of the present one; without any update the same.
@@ -223,7 +249,7 @@ class MethodAggregator(contract.ByMethod, ModelAggregator):
         for name, tensor in {**merged, **following.channels}.items():
             if tensor.is_floating_point() and not all_finite(tensor):
                 raise FederationError(f"{name} of the model of round {self._round} is not finite")
-        self._channels = following.channels
+        self._channels, self._bound = following.channels, self._bound.after(self._norms)
         changed = {name: contract.like(self._params[name], tensor) for name, tensor in merged.items()}
         sent = [self._metrics[site] for site in sorted(self._received)]
         means = {name: fmean(one[name] for one in sent) for name in sorted(set.intersection(*map(set, sent)))}
@@ -254,6 +280,7 @@ class MethodAggregator(contract.ByMethod, ModelAggregator):
     def reset_stats(self) -> None:
         """Forget the results of a round."""
         self._received, self._allowed, self._metrics = {}, {}, {}
+        self._norms, self._measure = {}, Measure()
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ _MOST_LAYERS = 256
 
 _LAYERS = ("num_hidden_layers", "n_layers", "depths", "layers", "block_config")
 
-_MOST_BYTES = 2**33
+MOST_BYTES = 2**33
 """Most memory for an encoder and what it computes of one image: as much as a saved model may have."""
 
 
@@ -166,7 +166,7 @@ def check_footprint(network: nn.Module, spec: ModelSpec, tokens: int = 0) -> Non
     """
     tensors = [*network.named_parameters(), *network.named_buffers()]
     needed = sum(tensor.nbytes for _, tensor in tensors)
-    if needed <= _MOST_BYTES:
+    if needed <= MOST_BYTES:
         largest, mode = _Largest(), network.training  # type: ignore[no-untyped-call]
         image = (spec.preprocessing.channels, spec.size, spec.size)
         with torch.device("meta"), torch.no_grad(), largest:
@@ -175,11 +175,11 @@ def check_footprint(network: nn.Module, spec: ModelSpec, tokens: int = 0) -> Non
             torch.func.functional_call(network.eval(), empty, (read,))
         network.train(mode)
         needed += 2 * largest.size  # what the largest operation reads and gives
-    if needed > _MOST_BYTES:
+    if needed > MOST_BYTES:
         number = sum(tensor.numel() for tensor in network.parameters())
         raise ConfigError(
             f"{spec.name} with {number:,} parameters needs {needed / 1e9:,.1f} GB for "
-            f"{_input(spec, tokens)}; at most {_MOST_BYTES / 1e9:.1f} GB can be used; choose a smaller one"
+            f"{_input(spec, tokens)}; at most {MOST_BYTES / 1e9:.1f} GB can be used; choose a smaller one"
         )
 
 

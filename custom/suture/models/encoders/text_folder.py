@@ -7,10 +7,7 @@ The tokeniser is part of the description, so that all parties read a document al
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +20,8 @@ from suture.core.errors import ConfigError, as_word, check_known, shown, unknown
 from suture.core.plain import parse_json, read_bounded
 from suture.core.validation import parse
 from suture.models.encoders.backbone import BUILD_ERRORS, needed
-from suture.models.encoders.described import Description, bounded, read_config
+from suture.models.encoders.described import MOST_BYTES, Description, bounded, read_config
+from suture.models.encoders.tokenisers import made_tokeniser, without_panic
 from suture.models.encoders.transformers_weights import filled
 from suture.models.weights import fill, read_weights
 
@@ -68,22 +66,8 @@ _LENGTHS = {"sentence_bert_config.json": "max_seq_length", "tokenizer_config.jso
 _LONGEST = 512
 """That number in model2vec, where the folder states none."""
 
-_PARTS = {
-    *("BertNormalizer", "BertPreTokenizer", "BertProcessing", "ByteLevel", "Digits", "Lowercase"),
-    *("Metaspace", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Prepend", "Punctuation"),
-    *("Replace", "RobertaProcessing", "Sequence", "Strip", "StripAccents", "TemplateProcessing"),
-    *("Whitespace", "WhitespaceSplit"),
-}
-"""What a tokeniser may have besides its table of tokens."""
-
-_SPACES = " {2,}"
-"""The regular expression in XLM-R's. No other is taken: to match one may take forever."""
-
-_MOST_STEPS = 16
-"""Most steps of normaliser and pre-tokeniser."""
-
-_BATCH = 1024
-"""Documents at a time: the objects of `tokenizers` take more memory than the tokens."""
+_BATCH, _LETTERS = 1024, 2**22
+"""Documents at a time, and their letters: the objects of `tokenizers` take a hundred bytes a token."""
 
 
 def read_text_folder(folder: Path, kind: str, config: Mapping[str, Any]) -> Description:
@@ -175,11 +159,10 @@ def tokenised(
     static, limit = kind == _MODEL2VEC, longest or described.size or _LONGEST
     if not static and limit > (most := _positions(kind, described.arguments)):
         raise ConfigError(f"model.longest is {limit}, and hf:{kind} reads at most {most} tokens; lower it")
-    tokeniser, unknown_token = _tokeniser(described.tokeniser or "", limit)
+    tokeniser, unknown_token = made_tokeniser(described.tokeniser or "", limit)
     rows: list[list[int]] = []
-    for start in range(0, len(texts), _BATCH):
-        batch = list(texts[start : start + _BATCH])
-        with _without_panic():
+    for batch in _batches(texts):
+        with without_panic():
             found = tokeniser.encode_batch_fast(batch, add_special_tokens=not static)
         rows += [one.ids[:limit] for one in found]
     if static:
@@ -194,61 +177,15 @@ def tokenised(
     return pad_sequence(tokens, batch_first=True)[:-1], length
 
 
-@lru_cache(maxsize=4)
-def _tokeniser(text: str, limit: int) -> tuple[Any, int | None]:
-    """Return the tokeniser of a JSON text, and the number of its unknown token, if it has one.
-
-    Raises:
-        ConfigError: it has a part that is not of `_PARTS`, or the library refuses it.
-    """
-    tokenizers = needed("tokenizers", "hf:FOLDER")
-    with _without_panic():
-        values = parse_json(text)
-        parts = json.dumps([values.get(key) for key in ("normalizer", "pre_tokenizer", "post_processor")])
-        kinds = set(re.findall(r'"type": "([^"]*)"', parts))
-        if wrong := (kinds - _PARTS) | (set(re.findall(r'"Regex": "([^"]*)', parts)) - {_SPACES}):
-            raise ValueError(f"Suture does not run its {min(wrong)}")
-        _check_growth([values.get("normalizer"), values.get("pre_tokenizer")])
-        if (model := values["model"]).get("dropout"):
-            raise ValueError("its dropout would give other tokens each time; set it to null")
-        tokeniser = tokenizers.Tokenizer.from_str(json.dumps(values))
-        tokeniser.no_padding()
-        tokeniser.enable_truncation(limit)
-        return tokeniser, model.get("unk_id", tokeniser.token_to_id(model.get("unk_token") or ""))
-
-
-def _check_growth(parts: list[Any]) -> None:
-    """Refuse steps that repeat, or replace a text by a longer one: ten of them fill any memory.
-
-    Args:
-        parts: normaliser and pre-tokeniser.
-
-    Raises:
-        ValueError: names the step.
-    """
-    values, kinds = [*parts], list[str]()
-    for step in values:  # which grows by what is inside of them
-        values += step if isinstance(step, list) else step.values() if isinstance(step, dict) else ()
-        if isinstance(step, dict) and not step.keys() <= {"String", "Regex"}:  # else a pattern
-            kinds.append(str(step.get("type")))
-            if (new := step.get("content")) and len(new) > min(map(len, step["pattern"].values())):
-                raise ValueError("its Replace lengthens a document")
-    again = [kind for kind in kinds if kind not in ("Replace", "Sequence") and kinds.count(kind) > 1]
-    if again or len(kinds) > _MOST_STEPS:
-        raise ValueError(f"it repeats {(again or kinds)[0]}")
-
-
-@contextmanager
-def _without_panic() -> Iterator[None]:
-    """Turn what the library raises into an error for users; its panics are no `Exception`."""
-    try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise ConfigError(
-            f"the encoder's tokeniser cannot be used ({as_word(error)}); choose another model"
-        ) from error
+def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
+    batch, letters = list[str](), 0
+    for text in texts:
+        if batch and (len(batch) == _BATCH or letters + len(text) > _LETTERS):
+            yield batch
+            batch, letters = [], 0
+        batch.append(text)
+        letters += len(text)
+    yield batch
 
 
 def build_text_network(
@@ -284,8 +221,11 @@ def _table(weights: str) -> Tensor:
     """Return the vector of each token; a table of fewer rows has a mapping, and weights of the tokens."""
     tensors = read_weights(weights)
     try:
-        table = tensors["embeddings"].float()
-        table = table[tensors["mapping"].long()] if "mapping" in tensors else table
+        table, mapping = tensors["embeddings"].float(), tensors.get("mapping")
+        rows, width = len(table if mapping is None else mapping), table[:1].numel()
+        if 8 * rows * width > MOST_BYTES:  # with weights, there are two of them
+            raise ConfigError(f"{weights} asks for {rows:,} vectors of {width:,} numbers; choose another")
+        table = table if mapping is None else table[mapping.long()]
         return table * tensors["weights"].float()[:, None] if "weights" in tensors else table
     except BUILD_ERRORS as error:
         raise ConfigError(
