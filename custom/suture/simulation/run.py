@@ -38,7 +38,7 @@ from suture.federation.server.registry import Agreement, Member, SiteRegistry, a
 from suture.federation.server.server import open_server
 from suture.federation.site.diagnostics import collect
 from suture.federation.site.left_out import read_left_out, write_left_out
-from suture.federation.site.site import Site
+from suture.federation.site.site import Site, check_consent
 from suture.federation.store import Rounds, experiment_folder
 from suture.federation.workers import Openers, Workers
 from suture.learning.finetuning import FILE, TARGETS, tune_targets
@@ -237,7 +237,7 @@ def _recorded_end(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        Record(folder).close("interrupted", "stopped by the user")
+        Record(folder).give_up("interrupted", "stopped by the user")
         try_report(folder)
         raise
     except (SutureError, OSError) as error:
@@ -309,6 +309,7 @@ def _parties(
         return {name: opener(name, config) for name, config in configs.items()}, None
     parts, infos = {}, {}
     for name, config in configs.items():
+        check_consent(name, plan, config)
         every = config.data.model_copy(update={"labels": None}) if job.method.labels.complete else config.data
         noted = partial(write_left_out, experiment_folder(out / "sites" / name / "state", plan.experiment))
         every_label = config.model_copy(update={"data": every})
@@ -340,11 +341,12 @@ def _origin(registry: SiteRegistry, site: str, config: SiteConfig) -> Member:
 
 def _pooled_config(config: SiteConfig, codes: Stated) -> SiteConfig:
     """Return a site's configuration for the party of all data: with the codes of all sites, and without the
-    site's own learning rate, as training on pooled data uses the job's.
+    site's own learning rate, as training on pooled data uses the job's, and its ledger.
     """
     training = config.training.model_copy(update={"lr": None})
     data = config.data.model_copy(update={"codes": codes, "synonyms": {}})
-    return config.model_copy(update={"training": training, "data": data})
+    storage = config.storage.model_copy(update={"ledger": None})
+    return config.model_copy(update={"training": training, "data": data, "storage": storage})
 
 
 # The folder of a run
