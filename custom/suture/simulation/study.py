@@ -33,7 +33,8 @@ class StudySites:
     """The sites of a study folder, on this machine.
 
     A site trains on its data where they lie, as its own suture.toml says; its state between rounds is part of
-    the run, and its ledger the one that it has in a federation. The folder ``server``, if there is one, describes the server's labelled data.
+    the run, and its ledger lies where its suture.toml says. The folder ``server``, if there is one, describes
+    the server's labelled data.
 
     Attributes:
         folder: of the study; each of its folders with a suture.toml is a site. A relative one starts at the
