@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from suture.core import VERSION
 from suture.core.codes import Stated
 from suture.core.errors import ConfigError, DataError, FederationError, InUse, SutureError, unknown
 from suture.core.files import (
@@ -408,25 +409,28 @@ def _check_run(out: Path, job: Job, *, resume: bool) -> None:
     what = f"{out} contains a run of {shown_name(run.get('job'))} ({printable(run.get('status'))})"
     rounds = run.get("rounds")
     if not resume:
-        raise ConfigError(
-            f"{what}; choose another --out, continue it with --resume or replace it with --overwrite"
-        )
+        raise ConfigError(f"{what}; choose another --out, or continue it with --resume")
     if run.get("job") != job.name:
         raise ConfigError(f"{what}, not of {job.name}; choose another --out")
     done = isinstance(rounds, int) and rounds >= job.rounds and run.get("status") == "finished"
     untuned = job.finetuning is not None and not (out / FILE).exists()
     if done and not untuned:
         raise ConfigError(f"{what} with all its {rounds} rounds; request more with --rounds")
-    _refuse_another(out, job)
+    _refuse_another(out, job, run)
 
 
-def _refuse_another(out: Path, job: Job) -> None:
-    """Refuse to continue another job's run, before anything is written; the server checks its state too."""
+def _refuse_another(out: Path, job: Job, run: Mapping[str, Any]) -> None:
+    """Refuse to continue another job's run, before anything is written; the server checks its state too.
+
+    Args:
+        run: the content of run.json.
+    """
     path = out / "job.json"
     if not path.exists():  # a run of a server, whose plan is in its state
         return
     pooled_words = job.model.vocabulary == CORPUS  # which are read later, from the sites that are written
-    now = fixed_settings((_with_words(job, "clinical") if pooled_words else job).plan(out.name))
+    plan = (_with_words(job, "clinical") if pooled_words else job).plan(out.name)
+    now = fixed_settings(plan)
     try:
         begun = read_json(path, "plan")
         before: dict[str, Any] = dict(begun["plan"])
@@ -440,7 +444,16 @@ def _refuse_another(out: Path, job: Job) -> None:
     except DataError as error:
         raise ConfigError(str(error)) from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:  # parts of other types
-        raise ConfigError(f"{path} is damaged ({error}); replace the run with --overwrite") from error
+        by = run.get("versions")
+        begun = (by.get("suture"), run.get("code")) if isinstance(by, dict) else (VERSION, plan.code)
+        if begun == (VERSION, plan.code):
+            remedy = "restore it from a backup, or choose another --out"
+            raise ConfigError(f"{path} is damaged ({error}); {remedy}") from error
+        raise ConfigError(
+            f"{out} was begun by version {printable(begun[0])} of suture (code {printable(begun[1])}), which "
+            f"this one ({VERSION}, {plan.code}) does not continue: {error}; take that version, or choose "
+            "another --out"
+        ) from error
     Rounds(out / "state").newest()  # refuses a state of another version
 
 
