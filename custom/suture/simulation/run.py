@@ -61,6 +61,7 @@ from suture.simulation.run_files import (
     begin_here,
     delete,
     files_of_run,
+    made_here,
     put_back,
     refuse_links,
     set_aside,
@@ -367,7 +368,8 @@ def check_folder(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
                 f"{out} contains no run to resume; name the folder of one with --out, or leave out --resume"
             )
     elif _unprepared(out) or (not resume and _failed_early(out)):
-        files_of_run(out)
+        if not (resume and _copied_half(out)):
+            files_of_run(out)
     elif not (out / "run.json").exists():
         raise ConfigError(f"{out} is not empty and is not a run of suture; choose another --out")
     elif overwrite:
@@ -382,6 +384,12 @@ def _unprepared(out: Path) -> bool:
     return bool({PREPARING, REPLACED} & names) or (
         LOCK in names and all(map(is_temporary, names - {LOCK, MADE}))
     )
+
+
+def _copied_half(out: Path) -> bool:
+    """Whether a folder is a copy of one whose run was not described yet: nothing of it may be deleted."""
+    refuse_links(out)
+    return (out / PREPARING).exists() and not (made_here(out) or (out / REPLACED).exists())
 
 
 def _failed_early(out: Path) -> bool:
@@ -445,12 +453,12 @@ def _refuse_another(out: Path, job: Job, run: Mapping[str, Any]) -> None:
         raise ConfigError(str(error)) from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:  # parts of other types
         by = run.get("versions")
-        begun = (by.get("suture"), run.get("code")) if isinstance(by, dict) else (VERSION, plan.code)
-        if begun == (VERSION, plan.code):
+        other = (by.get("suture"), run.get("code")) if isinstance(by, dict) else (VERSION, plan.code)
+        if other == (VERSION, plan.code):
             remedy = "restore it from a backup, or choose another --out"
             raise ConfigError(f"{path} is damaged ({error}); {remedy}") from error
         raise ConfigError(
-            f"{out} was begun by version {printable(begun[0])} of suture (code {printable(begun[1])}), which "
+            f"{out} was begun by version {printable(other[0])} of suture (code {printable(other[1])}), which "
             f"this one ({VERSION}, {plan.code}) does not continue: {error}; take that version, or choose "
             "another --out"
         ) from error
@@ -494,6 +502,10 @@ def preparing(out: Path, job: Job, *, resume: bool, overwrite: bool) -> Iterator
         return
     if (out / PREPARING).exists():
         log.warning("%s contains a run that ended during its preparation; it starts again", out)
+    if resume and _copied_half(out):
+        yield
+        (out / PREPARING).unlink()
+        return
     before, others = files_of_run(out)
     if others:
         log.warning("%s has files that no run wrote, and keeps them: %s", out, ", ".join(others))
