@@ -146,11 +146,12 @@ def write_study(study: Path, found: Mapping[str, Discovery]) -> list[Path]:
     for name, guess in found.items():
         folder = study / name
         if guess.sheet is not None:
-            atomic_write(folder / TABLE, as_csv(guess.sheet.header, guess.sheet.rows).encode())
+            table = as_csv(guess.sheet.header, guess.sheet.rows).encode()
+            atomic_write(folder / TABLE, table, private=True)
             written.append(folder / TABLE)
             guess = replace(guess, data=guess.data | {"table": str((folder / TABLE).resolve())})
         if not (guess.has_splits or guess.is_draft):
-            atomic_write(folder / SPLITS, splits(guess).encode())
+            atomic_write(folder / SPLITS, splits(guess).encode(), private=True)
             written.append(folder / SPLITS)
         atomic_write(folder / CONFIG, as_toml(placed(guess, folder)).encode())
         written.append(folder / CONFIG)

@@ -69,7 +69,7 @@ def write_page(
         most=_MOST_UNREADABLE,
         examples={site: list(_examples(configs[site], found, size)) for site, found in findings.items()},
     )
-    atomic_write(folder / PAGE, page.encode())
+    atomic_write(folder / PAGE, page.encode(), private=True)  # images of patients
     return folder / PAGE
 
 

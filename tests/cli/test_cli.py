@@ -104,7 +104,7 @@ def test_a_process_of_its_own_says_the_same_and_ends_with_the_code(tmp_path: Pat
 def test_second_run_report_and_predict(run: Path, tmp_path: Path) -> None:
     again = suture("run", "demo", *SMALL, "--out", str(run))
     assert again.returncode == 2
-    assert "--overwrite" in again.stderr
+    assert "--resume" in again.stderr
     assert "Mean (" in suture("report", str(run)).stdout
     images = run / "sites" / "harbor" / "images"
     (tmp_path / "broken.png").write_bytes(b"x")

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from example_run import diagnostic_records, history_records, metrics_record, run
 from small_job import SMALL
 from suture.cli import app
 from suture.cli.common import guarded
+from suture.core import VERSION
 from suture.core.errors import ConfigError, DataError
 from suture.federation.server.record import Record
 from suture.protocol.records import read_history
@@ -93,17 +95,30 @@ def test_a_damaged_run_is_not_continued_and_says_why(name: str, harm: str, tmp_p
     (tmp_path / "job.json").write_text(json.dumps({"plan": JOB.plan("x").to_dict()}))
     check_folder(tmp_path, JOB, resume=True, overwrite=False)
     (tmp_path / name).write_bytes(DAMAGE[harm])
-    with pytest.raises(ConfigError, match=rf"{name}.* with --overwrite|contains a run of .*choose another"):
+    with pytest.raises(ConfigError, match=rf"({name}|contains a run of) .*another --out"):
         check_folder(tmp_path, JOB, resume=True, overwrite=False)
     check_folder(tmp_path, JOB, resume=False, overwrite=True)
 
 
-@pytest.mark.parametrize("plan", [5, None, [], {"model": 5}, {"method": {}, "model": []}])
-def test_a_plan_of_other_types_is_damage_too(plan: object, tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(json.dumps({"job": JOB.name, "rounds": "many", "status": "finished"}))
+@pytest.mark.parametrize("plan", [5, None, [], {"model": 5}, {"method": {}, "model": []}, "of another"])
+@pytest.mark.parametrize(("version", "code"), [("0.0.7", None), (VERSION, "other"), (VERSION, None)])
+def test_a_plan_of_other_keys_is_of_another_version_or_damaged(
+    plan: Any, version: str, code: str | None, tmp_path: Path
+) -> None:
+    """Neither is a reason to delete the rounds of a run."""
+    own = JOB.plan("x").to_dict()
+    if plan == "of another":
+        plan = {key: value for key, value in own.items() if key != "transport"}
+    facts = {"versions": {"suture": version}, "code": code or own["code"]}
+    (tmp_path / "run.json").write_text(json.dumps({"job": JOB.name, "rounds": "many", **facts}))
     (tmp_path / "job.json").write_text(json.dumps({"plan": plan}))
-    with pytest.raises(ConfigError, match=r"--overwrite|was begun with"):
-        check_folder(tmp_path, JOB, resume=True, overwrite=False)
+    for resume in (True, False):
+        with pytest.raises(ConfigError) as refused:
+            check_folder(tmp_path, JOB, resume=resume, overwrite=False)
+        assert "another --out" in str(refused.value)
+        assert "--overwrite" not in str(refused.value)
+        other = version != VERSION or code is not None
+        assert not resume or (f"begun by version {version} " in str(refused.value)) is other
 
 
 def test_a_torn_last_line_of_the_history_is_left_out_with_a_note(

@@ -1,27 +1,31 @@
+import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
-from suture.core.errors import ConfigError, SutureError
+from suture.core.errors import ConfigError, DiskError, SutureError
 from suture.core.files import (
     append_line,
     atomic_write,
     contained,
     hold,
+    make_folder,
     named_file,
     remove_leftovers,
     whole_lines,
     write_json,
+    writing,
 )
 from suture.core.processes import wait_for_end
 
@@ -85,11 +89,34 @@ def full_after(path: Path, room: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, ignored)
 
 
-def test_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("write", [atomic_write, append_line], ids=lambda write: write.__name__)
+def test_permissions_are_those_of_any_new_file_unless_it_is_private(
+    write: Callable[..., None], tmp_path: Path
+) -> None:
     (tmp_path / "plain").write_bytes(b"")
-    atomic_write(tmp_path / "atomic", b"")
-    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("plain", "atomic")]
-    assert modes[0] == modes[1]
+    content = b"" if write is atomic_write else ""
+    write(tmp_path / "shared", content)
+    write(tmp_path / "private", content, private=True)
+    make_folder(tmp_path / "folder", private=True)
+    names = ("plain", "shared", "private", "folder")
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in names]
+    assert modes == [modes[0], modes[0], 0o600, 0o700]
+
+
+def test_a_lock_on_a_full_disk_is_held_and_closed_without_an_error(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()
+    with full_after(tmp_path / "lock", room=0), hold(tmp_path / "lock", 0):
+        assert (tmp_path / "lock").read_bytes() == b""
+
+
+def test_a_full_disk_under_many_files_is_one_error(tmp_path: Path) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for name in "ab":
+        atomic_write(tmp_path / "from" / name, b"")
+    with pytest.raises(DiskError, match=r"^to: No space left on device; make room"), writing(Path("to")):
+        shutil.copytree(tmp_path / "from", tmp_path / "to", copy_function=full)
 
 
 def test_json_comes_back_as_it_went(tmp_path: Path) -> None:

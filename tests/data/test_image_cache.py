@@ -187,6 +187,21 @@ def test_a_damaged_entry_is_made_again(table: Table, folder: Path, harm: str) ->
     assert images.read_bytes() == data
 
 
+def test_an_entry_of_another_user_is_refused_and_a_link_replaced(
+    table: Table, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder that all may write, it could have any pixels, with a seal that fits."""
+    decode(table, 4, False, folder)
+    [path] = folder.glob("*.npy")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+        with pytest.raises(DataError, match=r"belongs to another user.*cache"):
+            decode(table, 4, False, folder)
+    path.symlink_to(path.rename(path.with_name("other")))
+    decode(table, 4, False, folder)
+    assert not path.is_symlink()
+
+
 def test_the_file_is_an_ordinary_npy(table: Table, folder: Path) -> None:
     damage(table, 1)
     images, _ = decode(table, 4, False, folder)

@@ -110,7 +110,7 @@ def test_a_run_that_another_process_prepares_is_in_use_and_not_called_ended(
 
 
 @pytest.mark.usefixtures("prepared_only")
-def test_a_half_prepared_run_is_begun_anew_and_says_so(
+def test_a_half_prepared_run_is_begun_anew_and_says_so_and_a_copy_is_resumed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     half = tmp_path / "r" / "sites" / "old" / "half-written"
@@ -118,8 +118,16 @@ def test_a_half_prepared_run_is_begun_anew_and_says_so(
     begin_here(tmp_path / "r")
     for path in (tmp_path / "r" / ".lock", half, tmp_path / "r" / "notes.txt"):
         path.touch()
+    shutil.copytree(tmp_path / "r", copied := tmp_path / "copied")
     running.run_job(JOB, out=tmp_path / "r")
     assert caplog.text.count("ended during its preparation") == 1
     assert "notes.txt" in caplog.text
     assert not half.parent.exists()
     assert (tmp_path / "r" / "notes.txt").exists()
+    for how in (WAYS["plain"], WAYS["overwrite"]):
+        with pytest.raises(ConfigError, match="its files were copied"):
+            running.run_job(JOB, out=copied, **how)
+    before = tree(copied)
+    running.run_job(JOB, out=copied, resume=True)
+    assert before - tree(copied) == {".preparing"}, "of a copy nothing is deleted"
+    assert json.loads((copied / "run.json").read_text())["rounds"] == JOB.rounds

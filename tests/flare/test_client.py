@@ -18,7 +18,7 @@ from flare_job import FlareJob
 from suture.core.errors import ConfigError
 from suture.flare.client import gradients, load, receive, send
 from suture.flare.components import MethodAggregator
-from suture.methods.exchange import Share
+from suture.methods.sharing import Share
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "flare-fedavg"
 LABELS = ["Edema", "Hernia", "Mass", "Nodule", "Pneumonia"]

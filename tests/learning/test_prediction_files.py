@@ -58,6 +58,7 @@ def test_predictions_of_hostile_names_hold_no_formula_and_no_command(
     images(tmp_path / "in", HOSTILE)
     monkeypatch.chdir(tmp_path / "in")
     assert predict_to_csv(model, Path(), tmp_path / "out.csv").shape == (len(HOSTILE), 2)
+    assert (tmp_path / "out.csv").stat().st_mode & 0o777 == 0o600
     text = (tmp_path / "out.csv").read_text(encoding="utf-8")
     assert all(line.isprintable() for line in text.split("\n"))
     with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:

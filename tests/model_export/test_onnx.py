@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from suture.core.errors import ConfigError, SutureError
+from suture.core.errors import ConfigError, DiskError, SutureError
 from suture.core.labels import LabelSet, LabelType
 from suture.learning.prediction import open_model
 from suture.model_export.onnx import write_onnx
@@ -129,6 +129,20 @@ def test_a_wrong_graph_is_refused(
     with pytest.raises(SutureError, match=r"not written: for 1 random inputs .* differ by 2\.0e-05"):
         write_onnx(small, tmp_path) if to == "onnx" else write_torch(open_model(small), tmp_path)
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("model.")]
+
+
+@pytest.mark.complete
+def test_torch_does_not_write_itself_to_a_disk_that_may_be_full(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its writer would end the process."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(DiskError, match=r"model\.pt2: No space left"):
+        write_torch(open_model(small), tmp_path)
 
 
 def test_operating_points_and_modalities_travel_in_the_file(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_folder_that_holds_no_model(tmp_path: Path) -> None:
         ({"status": "interrupted", "env": "local"}, r"suture run JOB --out \S*run --resume$"),
         (
             {"status": "finished", "env": "local", "command": "suture run demo"},
-            r"is lost; train it again: suture run demo --out \S*run --overwrite$",
+            r"is lost; train it again: suture run demo$",
         ),
         (
             {"status": "running", "env": "poc", "flare_job": "7"},

@@ -14,12 +14,16 @@ from hospitals import german
 from small_hospitals import JOB_TOML, LABELS, small_study, write_hospital
 from suture.cli import run_job_file
 from suture.cli.app import app
-from suture.core.errors import ConfigError, DataError
+from suture.core.errors import ConfigError, DataError, FederationError
 from suture.core.files import hold
 from suture.data.config import load_site_config
 from suture.data.readers import load_table
+from suture.federation.site.ledger import FILE
+from suture.federation.site.statement import read_statement
 from suture.flare.admin.poc import simulate
+from suture.flare.simulate import simulator_workspace
 from suture.simulation.job import load_job, with_settings
+from suture.simulation.method_comparison import compare_methods
 from suture.simulation.run import run_job
 from suture_prepare.new_study import look, write_study
 
@@ -176,7 +180,7 @@ def test_a_run_continues_with_the_same_bytes_and_another_begins_elsewhere(
     cut = run(study, tmp_path / "cut" / "r", "rounds=1")
     moved = study.rename(tmp_path / "moved")
     assert model(run(moved, cut, "name=study", resume=True)) == model(whole)
-    with pytest.raises(ConfigError, match="--resume or replace it with --overwrite"):
+    with pytest.raises(ConfigError, match="another --out, or continue it with --resume"):
         run(moved, cut, "name=study")
     with hold(cut / ".lock", 0), pytest.raises(ConfigError, match="another run is using"):
         run(moved, cut, "rounds=3", "name=study", resume=True)
@@ -197,11 +201,42 @@ def test_a_site_added_later_takes_part(study: Path, tmp_path: Path) -> None:
 
 @pytest.mark.complete
 def test_two_runs_at_once_keep_apart(study: Path, tmp_path: Path) -> None:
-    """A run writes nothing into the study but the cache of decoded images."""
+    """A run writes nothing into the study but the cache of decoded images, and each site's ledger."""
     before = {path.relative_to(study) for path in study.rglob("*")}
     run(study, tmp_path / "r")
     new = {path.relative_to(study) for path in study.rglob("*")} - before
-    assert {path.parts[1] for path in new} <= {"cache"}
+    assert {path.parts[1] for path in new} == {"cache", "state"}
+    assert {path.name for path in new if path.parts[1] == "state"} == {"state", FILE, f".{FILE}.lock"}
+
+
+@pytest.mark.complete
+def test_a_site_has_one_ledger_wherever_its_runs_are_started(study: Path, tmp_path: Path) -> None:
+    """Runs of the same name are experiments of their own; what is not noted by site is refused."""
+    toml = study / "alpha" / "suture.toml"
+    toml.write_text(f"{toml.read_text()}clip = 1e-3\nnoise = 8.0\nmax_epsilon = 1.9\nmax_experiments = 1\n")
+    run(study, tmp_path / "x" / "r", "rounds=1")
+    run(study, tmp_path / "y" / "r", "rounds=1")
+    run(study, tmp_path / "y" / "r", "rounds=2", resume=True)
+    found = read_statement(study / "alpha")
+    assert [(line.experiment, line.updates) for line in found.lines] == [("r", 1), ("r-2", 2)]
+    assert read_statement(tmp_path / "x" / "r" / "sites" / "alpha").spent == found.spent
+    for method, says in (("surgical", "3 protected answers in all .*max_epsilon"), ("central", "pools")):
+        with pytest.raises(FederationError, match=f"alpha: .*{says}"):
+            run(study, tmp_path / method, f"method={method}")
+    with pytest.raises(FederationError, match="max_epsilon"):
+        compare_methods(load_job(study), ["surgical"], tmp_path / "c", folds=3)
+    assert read_statement(study / "alpha").spent.updates == 3
+
+
+def test_every_way_to_run_a_study_names_the_ledgers_of_its_sites(study: Path, tmp_path: Path) -> None:
+    job = load_job(study)
+    simulator_workspace(job, tmp_path / "w")
+    simulate(job, tmp_path / "poc")
+    run_of_it = job.simulation.prepare(tmp_path / "run", tmp_path, 1, job.method)  # type: ignore[union-attr]
+    written = [path for path in tmp_path.rglob("alpha/suture.toml") if study not in path.parents]
+    assert run_of_it
+    assert len(written) == 4, "also the data of FLARE's own simulator"
+    assert {load_site_config(path).storage.ledger for path in written} == {study / "alpha" / "state"}
 
 
 def test_data_within_the_study_move_with_it(study: Path, tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ def test_a_page_needs_nothing_else_escapes_and_says_that_it_stays(study: Path) -
     assert "0&lt;b&gt;&amp;.png" in page
     assert not re.search(r"(src|href)=\"(?!data:)|<script|url\(|@import", page)
     assert "keep it on this machine" in page
+    assert (study / "check.html").stat().st_mode & 0o777 == 0o600
     assert page.index("keep it on this machine") < page.index("<main>")
     for text in ("alpha", "beta", "train", "Mass", "16 bits, read as 12"):
         assert text in page

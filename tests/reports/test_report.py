@@ -16,7 +16,9 @@ from example_run import (
     write_decided_run,
     write_run,
 )
-from suture.reports.report import render_report, write_report
+from suture.core.errors import DiskError
+from suture.reports.card import try_card
+from suture.reports.report import render_report, try_report, write_report
 
 VOID = {"meta", "br", "hr"}
 
@@ -76,6 +78,20 @@ def test_the_head_names_the_run_and_its_result(run_folder: Path) -> None:
     )
     assert "0.816 classes annotated at several sites" in text  # (.781 + .874 + .716 + .893) / 4
     assert "6 selected round of 8" in text
+
+
+@pytest.mark.parametrize("error", [DiskError(28, "No space left on device", "r"), KeyError("x")])
+def test_only_a_bug_in_a_page_has_a_traceback(
+    error: Exception, run_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("suture.reports.report.write_report", fails)
+    monkeypatch.setattr("suture.reports.card.read_run", fails)
+    try_report(run_folder)
+    try_card(run_folder)
+    assert [bool(record.exc_info) for record in caplog.records] == [isinstance(error, KeyError)] * 2
 
 
 def test_every_class_has_its_row(run_folder: Path) -> None:

@@ -131,7 +131,7 @@ def test_any_other_run_is_kept(status: str, history: str, out: Path) -> None:
     write(out, {"run.json": json.dumps({"job": "small", "rounds": 2, "status": status})})
     write(out, {"history.jsonl": f"{history}\n" * bool(history)})
     before = content(out)
-    with pytest.raises(ConfigError, match="continue it with --resume or replace it"):
+    with pytest.raises(ConfigError, match="or continue it with --resume"):
         check_folder(out, JOB, resume=False, overwrite=False)
     assert content(out) == before
 
@@ -140,7 +140,7 @@ def test_any_other_run_is_kept(status: str, history: str, out: Path) -> None:
 def test_a_committed_round_is_kept_where_the_history_is_lost(number: int, out: Path) -> None:
     write(out, {**FAILED, "history.jsonl": "", f"state/round-{number:06d}.safetensors": "a model"})
     before = content(out)
-    with pytest.raises(ConfigError, match="continue it with --resume or replace it"):
+    with pytest.raises(ConfigError, match="or continue it with --resume"):
         check_folder(out, JOB, resume=False, overwrite=False)
     assert content(out) == before
 

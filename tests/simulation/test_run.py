@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from suture.core.errors import ConfigError, FederationError
+from suture.federation.server.record import Record
 from suture.flare.recipe import export_job
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
@@ -112,7 +114,7 @@ def test_second_run_into_the_same_folder_is_refused_unless_told(tmp_path: Path) 
     out = tmp_path / "r"
     run(JOB, out)
     before = (out / "metrics.json").read_bytes()
-    with pytest.raises(ConfigError, match="--resume or replace it with --overwrite"):
+    with pytest.raises(ConfigError, match="another --out, or continue it with --resume"):
         run(JOB, out)
     with pytest.raises(ConfigError, match="all its 2 rounds"):
         run(JOB, out, resume=True)
@@ -157,6 +159,20 @@ def test_interrupted_run_can_be_resumed(tmp_path: Path, monkeypatch: pytest.Monk
     run(job, tmp_path / "whole")
     models = [folder / "model" / "model.safetensors" for folder in (out, tmp_path / "whole")]
     assert models[0].read_bytes() == models[1].read_bytes()
+
+
+@pytest.mark.parametrize("status", ["failed", "interrupted"])
+def test_a_run_that_a_full_disk_has_ended_does_not_go_on(
+    status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    record = Record(tmp_path)
+    record.update(job="small", status="running", error=None, rounds=2)
+    monkeypatch.setattr(os, "replace", full)
+    record.give_up(status, "the disk is full")
+    assert Record(tmp_path).run == {"job": "small", "status": "failed", "error": None, "rounds": 2}
 
 
 @pytest.mark.complete
@@ -222,7 +238,7 @@ def test_a_damaged_run_is_replaced_and_a_file_is_not(tmp_path: Path) -> None:
     begin_here(folder)
     (folder / ".preparing").rename(folder / "run.json")
     (folder / "run.json").write_text('{"job": ')
-    with pytest.raises(ConfigError, match=r"run\.json is damaged .* --overwrite"):
+    with pytest.raises(ConfigError, match=r"run\.json is damaged .* --out"):
         run(JOB, folder)
     assert run(JOB, folder, overwrite=True) == folder
     (tmp_path / "file").touch()

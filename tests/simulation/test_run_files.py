@@ -84,6 +84,11 @@ def test_every_file_of_a_run_is_known_as_one(settings: list[str], tmp_path: Path
     """A frozen encoder is stored once, AFL's updates and a mask key are kept: `--overwrite` replaces all."""
     out = run_job(with_settings(JOB, settings), out=tmp_path / "r")
     assert files_of_run(out)[1] == []
+    own = [path for path in out.rglob("*") if {"state", "cache"} & {*path.parts} and path.is_file()]
+    modes = {path.name: path.stat().st_mode & 0o777 for path in own if not path.name.endswith("lock")}
+    assert {"ledger.jsonl", "counts.json", "left_out.json"} < modes.keys()
+    assert set(modes.values()) == {0o600}, "patients and keys"
+    assert {path.stat().st_mode & 0o777 for path in out.glob("sites/*/cache")} == {0o700}
 
 
 @pytest.mark.complete

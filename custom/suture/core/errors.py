@@ -92,6 +92,11 @@ class FederationError(SutureError):
     """A federation that cannot continue."""
 
 
+def is_bug(error: BaseException) -> bool:
+    """Whether whoever mends an error needs its traceback: it is neither one for users nor the system's."""
+    return not isinstance(error, (SutureError, OSError))
+
+
 class Aborted(FederationError):
     """A federation that its transport has ended, or is about to end: nothing more is computed."""
 

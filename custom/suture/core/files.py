@@ -58,18 +58,25 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except DiskError:
         raise
+    except shutil.Error as error:  # of `copytree`, with the text of each file's error
+        code = re.search(r"\[Errno (\d+)\]", str(error))
+        number = int(code[1]) if code else errno.EIO
+        raise DiskError(number, os.strerror(number), str(path)) from error
     except OSError as error:
         raise DiskError(error.errno, error.strerror or str(error), str(path)) from error
 
 
-def make_folder(path: Path) -> None:
+def make_folder(path: Path, *, private: bool = False) -> None:
     """Make a folder and those above it; one that is there stays.
+
+    Args:
+        private: let only its owner look into a new one.
 
     Raises:
         DiskError: the disk is full or read-only, or a file has the name.
     """
     with writing(path):
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
 
 
 def temporary_beside(path: Path) -> Path:
@@ -109,13 +116,14 @@ def _lives(pid: int, path: Path) -> bool:
 
 
 @contextmanager
-def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
+def replacing(path: Path, durable: bool = True, *, private: bool = False) -> Iterator[Path]:
     """Yield a temporary path that replaces `path` when the block succeeds, and is deleted otherwise.
 
     The folder of the file is made where there is none.
 
     Args:
         durable: whether the bytes are synchronised to the disk before the file gets its name.
+        private: whether the file tells of patients, or is a key: only its owner may read it.
 
     Raises:
         DiskError: the folder cannot be made, is not writable or is full; `path` is then unchanged.
@@ -125,9 +133,12 @@ def replacing(path: Path, durable: bool = True) -> Iterator[Path]:
     apart = temporary_beside(path)
     try:
         with writing(path):
-            apart.mkdir(parents=True)
+            make_folder(path.parent)
+            apart.mkdir(mode=0o700 if private else 0o777)
             temporary = apart / path.name
             yield temporary
+            if private:
+                temporary.chmod(0o600)
             if durable:
                 with open_regular(temporary) as file:
                     os.fsync(file.fileno())
@@ -184,30 +195,34 @@ def named_file(name: str, folder: Path, key: str) -> Path:
     return path
 
 
-def atomic_write(path: Path, data: bytes) -> None:
+def atomic_write(path: Path, data: bytes, *, private: bool = False) -> None:
     """Replace `path` by `data`. A reader, also after a crash, finds either the old bytes or the new ones.
+
+    Args:
+        private: as of `replacing`.
 
     Raises:
         DiskError: as `replacing`.
     """
-    with replacing(path) as temporary:
+    with replacing(path, private=private) as temporary:
         temporary.write_bytes(data)
 
 
-def append_line(path: Path, value: object, durable: bool = False) -> None:
+def append_line(path: Path, value: object, durable: bool = False, *, private: bool = False) -> None:
     """Append a value as a line of JSON, completely or not at all.
 
     An incomplete line, of a process that was killed, is deleted first.
 
     Args:
         durable: whether the line is synchronised to the disk before this returns.
+        private: of a new file, as of `replacing`.
 
     Raises:
         DiskError: the disk is full or the file cannot be written; its lines are unchanged.
         DataError: the file is damaged.
     """
     left = memoryview(f"{json.dumps(value, allow_nan=False)}\n".encode())
-    with writing(path), os.fdopen(_own_file(path), "a+b", buffering=0) as file:
+    with writing(path), os.fdopen(_own_file(path, 0o600 if private else 0o666), "a+b", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
             size = _ended(path)
@@ -222,7 +237,7 @@ def append_line(path: Path, value: object, durable: bool = False) -> None:
             raise
 
 
-def _own_file(path: Path) -> int:
+def _own_file(path: Path, mode: int = 0o666) -> int:
     """Open a file of this program to read and append, or make it; return its descriptor.
 
     Raises:
@@ -230,7 +245,7 @@ def _own_file(path: Path) -> int:
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
-        descriptor = os.open(path, flags, 0o666)
+        descriptor = os.open(path, flags, mode)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(
@@ -351,7 +366,7 @@ def _record(text: str, path: Path, line: int = 1) -> dict[str, Any]:
 
 def _damaged(path: Path, what: str) -> DataError:
     return DataError(
-        f"{path} is damaged ({what}); restore it from a backup, or run the job again with --overwrite"
+        f"{path} is damaged ({what}); restore it from a backup, or run the job again with another --out"
     )
 
 
@@ -453,14 +468,13 @@ def _taken(file: IO[str], path: Path) -> bool:
             return False
     if not _is_at(file, path):  # its last holder has deleted it; who comes next would lock another file
         return False
-    # The lock holds without the note: a full disk must not prevent it.
+    # The lock holds without the note: a full disk must not prevent it, nor that the file is closed.
     with suppress(OSError):
         note = f"{os.getpid()}\n"
         file.seek(0)
         if file.read(len(note) + 1) != note:
             file.truncate(0)
-            file.write(note)
-            file.flush()
+            os.write(file.fileno(), note.encode())
     return True
 
 
@@ -471,8 +485,11 @@ def _is_at(file: IO[str], path: Path) -> bool:
         return False
 
 
-def write_json(path: Path, value: object) -> None:
+def write_json(path: Path, value: object, *, private: bool = False) -> None:
     """Write strict JSON (RFC 8259: no NaN, no Infinity) with `atomic_write`.
+
+    Args:
+        private: as of `replacing`.
 
     Raises:
         SutureError: a number is not finite.
@@ -481,4 +498,4 @@ def write_json(path: Path, value: object) -> None:
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     except ValueError as error:
         raise SutureError(f"{path}: {error}; write an undefined number as null") from error
-    atomic_write(path, f"{text}\n".encode())
+    atomic_write(path, f"{text}\n".encode(), private=private)

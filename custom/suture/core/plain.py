@@ -21,7 +21,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 
-from suture.core.errors import ConfigError
+from suture.core.errors import ConfigError, DataError
 
 LARGEST_FILE = 64 * 2**20
 """Largest number of bytes of a file of JSON."""
@@ -178,50 +178,57 @@ def read_bounded(path: Path, most: int | None = None) -> bytes:
     return data
 
 
-def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
+def open_regular(path: str | os.PathLike[str], *, own: bool = False) -> io.BufferedReader:
     """Open a file that somebody else may have put there; a pipe or a device may have no end.
+
+    Args:
+        own: refuse another user's file, and a link, where this user keeps what nobody else may change.
 
     Raises:
         OSError: it cannot be read, or is not a regular file.
+        DataError: it is another user's.
     """
     # Without O_NONBLOCK, opening a pipe waits for its writer. The open file is asked, not the path: it could
     # have become another one in between.
     wrong = OSError(errno.EINVAL, "not a regular file, but a pipe, a socket or a device", str(path))
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (os.O_NOFOLLOW if own else 0)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        descriptor = os.open(path, flags)
     except OSError as error:
         raise wrong if error.errno == errno.ENXIO else error from None  # a socket cannot be opened
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
+    found = os.fstat(descriptor)
+    mode, foreign = found.st_mode, own and found.st_uid != os.geteuid()
+    if stat.S_ISREG(mode) and not foreign:
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
+    if foreign:
+        raise DataError(
+            f"{path} belongs to another user, who may have written anything; set [storage] cache (or "
+            "SUTURE_CACHE) to a folder that is yours alone"
+        )
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise wrong
 
 
 @contextmanager
-def named_regular(path: str | os.PathLike[str]) -> Iterator[str]:
+def named_regular(path: str | os.PathLike[str], *, own: bool = False) -> Iterator[str]:
     """Give a library that opens by name a name of what `open_regular` has opened; errors as of that."""
-    with open_regular(path) as file:
+    with open_regular(path, own=own) as file:
         yield f"/dev/fd/{file.fileno()}"
 
 
-def read_regular(path: str | os.PathLike[str]) -> bytes:
+def read_regular(path: str | os.PathLike[str], *, own: bool = False) -> bytes:
     """Return the bytes of a regular file of at most `LARGEST_WHOLE`; errors as of `open_regular`."""
-    with open_regular(path) as file:
+    with open_regular(path, own=own) as file:
         if os.fstat(file.fileno()).st_size > LARGEST_WHOLE:
             raise OSError(errno.EFBIG, f"it is larger than {LARGEST_WHOLE >> 20:,} MiB", str(path))
         return file.read()
 
 
-def sha256_of(path: str | os.PathLike[str]) -> str:
-    """The SHA-256 of a regular file, in hexadecimal digits.
-
-    Raises:
-        OSError: as `open_regular`.
-    """
-    with open_regular(path) as file:
+def sha256_of(path: str | os.PathLike[str], *, own: bool = False) -> str:
+    """The SHA-256 of a regular file, in hexadecimal digits; errors as of `open_regular`."""
+    with open_regular(path, own=own) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

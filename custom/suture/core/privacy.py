@@ -100,19 +100,14 @@ class PrivacyConfig(Section):
         Args:
             label_view: of the method; see `LabelUse`.
         """
-        most = 10**9
-        return cls(
-            label_view="all" if label_view == "all" else "own",
-            min_count=0,
-            min_loss=0,
-            max_answers=most,
-            max_figures=most,
-            max_experiments=most,
-        )
+        return cls(label_view="all" if label_view == "all" else "own").exact()
 
     def exact(self) -> PrivacyConfig:
-        """Return what the site agrees to where no figure leaves the machine: none is withheld or rounded."""
-        return self.model_copy(update={"min_count": 0, "min_loss": 0, "round_counts": 1})
+        """Return what the site agrees to where no figure leaves the machine: none is withheld, rounded or
+        counted. What protects the model stays.
+        """
+        counted = dict.fromkeys(("max_answers", "max_figures", "max_experiments"), 10**9)
+        return self.model_copy(update={"min_count": 0, "min_loss": 0, "round_counts": 1, **counted})
 
     @model_validator(mode="before")
     @classmethod

@@ -74,6 +74,7 @@ class StorageConfig(Section):
 
     Attributes:
         state: the site's state between rounds and jobs.
+        ledger: folder of the ledger of all that the site has released; by default that of the state.
         cache: decoded images, and features that a prior or a frozen encoder has computed of them.
         files: folder of the files that a job may name: a prior, or pretrained weights at the server. A job
             gives the bare name, and cannot name other files.
@@ -81,6 +82,7 @@ class StorageConfig(Section):
     """
 
     state: SitePath = Path("state")
+    ledger: SitePath | None = None
     cache: SitePath = Path("cache")
     files: SitePath = Path("files")
     diagnostics: StrictBool = False

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from suture.core.abort import check_abort
 from suture.core.errors import FULL, DataError
-from suture.core.files import only_maker, replacing, write_json
+from suture.core.files import make_folder, only_maker, replacing, write_json
 from suture.core.plain import named_regular, read_regular, sha256_of
 from suture.data.decoding import Pixels, decode_image, resize_pad
 from suture.data.images import ImageSource, read_all
@@ -76,8 +76,8 @@ def decode(
         the tensor does not reach the file.
 
     Raises:
-        DataError: more unreadable images than tolerated, a root that cannot be read, or a cache folder that
-            cannot be written (full, read-only); nothing is then left in it.
+        DataError: more unreadable images than tolerated, a root that cannot be read, an entry of another
+            user, or a cache folder that cannot be written (full, read-only); nothing is then left in it.
     """
     if not len(table):
         raise DataError(f"site {site!r}: the table of {table.root} has no images to decode")
@@ -95,7 +95,7 @@ def decode(
     lost = set(unreadable)
     readable = table.rows(np.array([image not in lost for image in table.images], dtype=np.bool_))
     # Copy-on-write, because torch has no read-only tensors.
-    with named_regular(entry.images) as opened:
+    with named_regular(entry.images, own=True) as opened:
         images: NDArray[np.uint8] = np.load(opened, mmap_mode="c")
     return torch.from_numpy(images), readable
 
@@ -103,9 +103,9 @@ def decode(
 def _seal(entry: _Entry, n: int) -> list[str] | None:
     """Return the unreadable images of a complete entry; None where it is missing, truncated or damaged."""
     try:
-        seal = json.loads(read_regular(entry.seal))
+        seal = json.loads(read_regular(entry.seal, own=True))
         unreadable: list[str] = seal["unreadable"]
-        whole = sha256_of(entry.images) == seal["sha256"]
+        whole = sha256_of(entry.images, own=True) == seal["sha256"]
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -135,18 +135,20 @@ def _build(entry: _Entry, table: Table, source: ImageSource, max_faults: float, 
     Nothing that is there is deleted, because another process may be reading it.
     """
     try:
+        make_folder(entry.images.parent, private=True)
         with only_maker(entry.images):
             unreadable = _seal(entry, len(table))  # another process may have made it in the meantime
             if unreadable is not None:
                 return unreadable
-            with replacing(entry.images) as temporary:
+            with replacing(entry.images, private=True) as temporary:
                 with temporary.open("xb+") as file:
                     faults = _write(file, entry, table, source)
                 digest = sha256_of(temporary)
                 _tolerate(faults, table, max_faults, site)
             unreadable = [name for name, _ in faults]
             try:
-                write_json(entry.seal, {"n": len(table), "sha256": digest, "unreadable": unreadable})
+                seal = {"n": len(table), "sha256": digest, "unreadable": unreadable}
+                write_json(entry.seal, seal, private=True)
             finally:
                 if not entry.seal.exists():  # a full disk; and so nobody reads the images
                     entry.images.unlink()

@@ -64,7 +64,7 @@ class FeatureStore:
         settings = dataclasses.asdict(spec) | {"preprocessing": dataclasses.asdict(self._prepare)}
         facts = {name: value for name, value in settings.items() if name not in _AFTER | _ELSEWHERE}
         self._encoder = digest(Packed(encoder, facts))
-        make_folder(cache)
+        make_folder(cache, private=True)
         with writing(self._folder):
             self._folder.mkdir(mode=0o700, exist_ok=True)
             self._folder.chmod(0o700)

@@ -312,7 +312,7 @@ def predict_to_csv(
     _write_left_out(frame, left_out(out))
     if frame.empty:
         raise _none_read(frame)
-    with replacing(out) as temporary:
+    with replacing(out, private=True) as temporary:
         safe = decided(frame).rename(index=as_cell, columns=as_cell)
         if patients := frame.attrs["patients"]:
             safe.insert(0, "patient", [as_cell(patients.get(name, "")) for name in frame.index])
@@ -344,7 +344,7 @@ def _write_left_out(frame: pd.DataFrame, path: Path) -> None:
             if read_regular(path).decode().partition("\n")[0] == ",".join(columns):  # one of ours
                 path.unlink()
         return
-    with replacing(path) as temporary:
+    with replacing(path, private=True) as temporary:
         table = pd.DataFrame(rows, columns=columns)
         table.to_csv(temporary, index=False, lineterminator="\n", encoding="utf-8")
 

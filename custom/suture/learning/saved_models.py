@@ -267,7 +267,7 @@ def write_scores(done: Evaluated, path: Path) -> None:
     for image, patient, y, scores in zip(images, done.patients, done.y, done.scores, strict=True):
         known = ("" if np.isnan(v) else f"{v:g}" for v in y)
         writer.writerow([as_cell(image), as_cell(patient), *known, *(f"{s:.6f}" for s in scores)])
-    atomic_write(path, text.getvalue().encode())
+    atomic_write(path, text.getvalue().encode(), private=True)
 
 
 @torch.no_grad()

@@ -201,7 +201,7 @@ def write_reports(
         except Exception as error:  # noqa: BLE001  what the packages raise of values that break the standard
             refused[str(name)] = printable(f"invalid DICOM values ({type(error).__name__}: {error})")
             continue
-        atomic_write(path, encoded.getvalue())
+        atomic_write(path, encoded.getvalue(), private=True)
         reports.append(path)
     return Written(tuple(reports), others, refused)
 

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from suture.core.errors import ConfigError, DataError
-from suture.core.files import make_folder, note_own, own_note, replacing, temporary_beside, writing
+from suture.core.files import (
+    atomic_write,
+    make_folder,
+    note_own,
+    own_note,
+    replacing,
+    temporary_beside,
+    writing,
+)
 from suture.core.plain import sha256_of
 from suture.core.printable import printable
 from suture.core.spreadsheets import as_cell
@@ -70,7 +78,7 @@ def write_explained(rows: Mapping[str, Explained], path: Path, inches: float = 2
         bar.set_label("speaks for the class", size=9, labelpad=-8)
         if (kind := next(iter(rows.values())).kind) != GRAD_CAM:
             figure.suptitle(MAPS[kind], size=10)
-    with replacing(path) as temporary:
+    with replacing(path, private=True) as temporary:
         figure.savefig(temporary, dpi=120, format="png")
 
 
@@ -247,7 +255,7 @@ def _publish(apart: Path, out: Path, table: str) -> list[str]:
     Raises:
         ConfigError: something else has the name of a picture; nothing is written.
     """
-    (apart / TABLE).write_text(table, encoding="utf-8")
+    atomic_write(apart / TABLE, table.encode(), private=True)
     made = {path.name: path for path in sorted(apart.iterdir())}
     listed, own = _earlier(out)
     _refuse_others(out, made, own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -127,7 +128,9 @@ def write_torch(model: Model, folder: Path) -> Path:
     """
     path = folder / "model.pt2"
     with replacing(path) as temporary:
-        torch.export.save(exported(model), temporary)
+        whole = io.BytesIO()  # torch ends the process where it writes to a disk that is full
+        torch.export.save(exported(model), whole)
+        temporary.write_bytes(whole.getbuffer())
         program = torch.export.load(temporary).module()
         check(model, lambda inputs: cast(Tensor, program(*inputs)), path.name)
     return path

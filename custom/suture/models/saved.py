@@ -224,7 +224,7 @@ def _how_to_get(run: Path) -> str:
         return "it exists once the job has ended and `suture results JOB_ID` has fetched it"
     command = printable(about.get("command") or "suture run JOB", 4_000)
     if about.get("status") == "finished":
-        return f"it is lost; train it again: {command} --out {out} --overwrite"
+        return f"it is lost; train it again: {command}"
     return (
         f"it exists at the end of the run; if that was stopped, continue it: {command} --out {out} --resume"
     )

@@ -216,7 +216,7 @@ def save(path: Path, packed: Packed, durable: bool = True) -> None:
     Raises:
         DiskError: the disk is full or the folder cannot be written; the file that was there is untouched.
     """
-    with replacing(path, durable) as temporary:
+    with replacing(path, durable, private=True) as temporary:
         try:
             header = json.dumps(packed.header, allow_nan=False)
             checksum = _checksum(packed.tensors, header) if durable else _NO_CHECKSUM

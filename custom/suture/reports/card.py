@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from suture.core.errors import DataError
+from suture.core.errors import DataError, is_bug
 from suture.core.files import atomic_write, read_json
 from suture.core.plain import read_regular
 from suture.core.printable import printable
@@ -80,8 +80,8 @@ def try_card(run_dir: Path) -> None:
     try:
         if read_run(run_dir).status == "finished" and (run_dir / "model" / "model.json").is_file():
             write_card(run_dir)
-    except Exception:
-        log.exception("%s has no card", run_dir)
+    except Exception as error:
+        log.error("%s has no card: %s", run_dir, error, exc_info=is_bug(error))
 
 
 def _page(title: str, text: str) -> str:

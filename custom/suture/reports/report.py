@@ -16,6 +16,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from suture.core.errors import is_bug
 from suture.core.files import atomic_write
 from suture.core.printable import escaped
 from suture.core.relations import Relations
@@ -108,7 +109,7 @@ def write_report_with_examples(run_dir: Path, examples: Examples) -> Path:
         DataError, OSError: as `write_report`.
     """
     path = run_dir / "report_with_examples.html"
-    atomic_write(path, render_report(run_dir, examples=examples).encode())
+    atomic_write(path, render_report(run_dir, examples=examples).encode(), private=True)
     return path
 
 
@@ -157,8 +158,8 @@ def try_report(run_dir: Path) -> None:
     """Call `write_report`, but log any error: a run's model is not lost to its report."""
     try:
         write_report(run_dir)
-    except Exception:
-        log.exception("%s: the report could not be written", run_dir)
+    except Exception as error:
+        log.error("%s: the report could not be written: %s", run_dir, error, exc_info=is_bug(error))
 
 
 @cache  # to compile them takes longer than to train a small network

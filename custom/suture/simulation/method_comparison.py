@@ -158,7 +158,8 @@ def _fold(configs: Mapping[str, SiteConfig], folder: Path, k: int, folds: int) -
         names = {0: "test", 1: "validation"}
         part = {p: names.get((int(i) - k) % folds, "train") for p, i in zip(used, order, strict=True)}
         rows = [(p, part.get(p, "")) for p in sorted({*table.patients})]
-        atomic_write(folder / site / "splits.csv", as_csv(("patient", "split"), rows).encode())
+        cells = as_csv(("patient", "split"), rows).encode()
+        atomic_write(folder / site / "splits.csv", cells, private=True)
         fields = {"split": "file", "split_file": folder / site / "splits.csv", "split_column": "split"}
         data = config.data.model_copy(update=fields)
         write_site_config(folder / site / CONFIG, config.model_copy(update={"data": data}))

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from suture.core import VERSION
 from suture.core.codes import Stated
 from suture.core.errors import ConfigError, DataError, FederationError, InUse, SutureError, unknown
 from suture.core.files import (
@@ -38,7 +39,7 @@ from suture.federation.server.registry import Agreement, Member, SiteRegistry, a
 from suture.federation.server.server import open_server
 from suture.federation.site.diagnostics import collect
 from suture.federation.site.left_out import read_left_out, write_left_out
-from suture.federation.site.site import Site
+from suture.federation.site.site import Site, check_consent
 from suture.federation.store import Rounds, experiment_folder
 from suture.federation.workers import Openers, Workers
 from suture.learning.finetuning import FILE, TARGETS, tune_targets
@@ -60,6 +61,7 @@ from suture.simulation.run_files import (
     begin_here,
     delete,
     files_of_run,
+    made_here,
     put_back,
     refuse_links,
     set_aside,
@@ -237,7 +239,7 @@ def _recorded_end(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        Record(folder).close("interrupted", "stopped by the user")
+        Record(folder).give_up("interrupted", "stopped by the user")
         try_report(folder)
         raise
     except (SutureError, OSError) as error:
@@ -309,6 +311,7 @@ def _parties(
         return {name: opener(name, config) for name, config in configs.items()}, None
     parts, infos = {}, {}
     for name, config in configs.items():
+        check_consent(name, plan, config)
         every = config.data.model_copy(update={"labels": None}) if job.method.labels.complete else config.data
         noted = partial(write_left_out, experiment_folder(out / "sites" / name / "state", plan.experiment))
         every_label = config.model_copy(update={"data": every})
@@ -340,11 +343,12 @@ def _origin(registry: SiteRegistry, site: str, config: SiteConfig) -> Member:
 
 def _pooled_config(config: SiteConfig, codes: Stated) -> SiteConfig:
     """Return a site's configuration for the party of all data: with the codes of all sites, and without the
-    site's own learning rate, as training on pooled data uses the job's.
+    site's own learning rate, as training on pooled data uses the job's, and its ledger.
     """
     training = config.training.model_copy(update={"lr": None})
     data = config.data.model_copy(update={"codes": codes, "synonyms": {}})
-    return config.model_copy(update={"training": training, "data": data})
+    storage = config.storage.model_copy(update={"ledger": None})
+    return config.model_copy(update={"training": training, "data": data, "storage": storage})
 
 
 # The folder of a run
@@ -364,7 +368,8 @@ def check_folder(out: Path, job: Job, *, resume: bool, overwrite: bool) -> None:
                 f"{out} contains no run to resume; name the folder of one with --out, or leave out --resume"
             )
     elif _unprepared(out) or (not resume and _failed_early(out)):
-        files_of_run(out)
+        if not (resume and _copied_half(out)):
+            files_of_run(out)
     elif not (out / "run.json").exists():
         raise ConfigError(f"{out} is not empty and is not a run of suture; choose another --out")
     elif overwrite:
@@ -379,6 +384,12 @@ def _unprepared(out: Path) -> bool:
     return bool({PREPARING, REPLACED} & names) or (
         LOCK in names and all(map(is_temporary, names - {LOCK, MADE}))
     )
+
+
+def _copied_half(out: Path) -> bool:
+    """Whether a folder is a copy of one whose run was not described yet: nothing of it may be deleted."""
+    refuse_links(out)
+    return (out / PREPARING).exists() and not (made_here(out) or (out / REPLACED).exists())
 
 
 def _failed_early(out: Path) -> bool:
@@ -406,25 +417,28 @@ def _check_run(out: Path, job: Job, *, resume: bool) -> None:
     what = f"{out} contains a run of {shown_name(run.get('job'))} ({printable(run.get('status'))})"
     rounds = run.get("rounds")
     if not resume:
-        raise ConfigError(
-            f"{what}; choose another --out, continue it with --resume or replace it with --overwrite"
-        )
+        raise ConfigError(f"{what}; choose another --out, or continue it with --resume")
     if run.get("job") != job.name:
         raise ConfigError(f"{what}, not of {job.name}; choose another --out")
     done = isinstance(rounds, int) and rounds >= job.rounds and run.get("status") == "finished"
     untuned = job.finetuning is not None and not (out / FILE).exists()
     if done and not untuned:
         raise ConfigError(f"{what} with all its {rounds} rounds; request more with --rounds")
-    _refuse_another(out, job)
+    _refuse_another(out, job, run)
 
 
-def _refuse_another(out: Path, job: Job) -> None:
-    """Refuse to continue another job's run, before anything is written; the server checks its state too."""
+def _refuse_another(out: Path, job: Job, run: Mapping[str, Any]) -> None:
+    """Refuse to continue another job's run, before anything is written; the server checks its state too.
+
+    Args:
+        run: the content of run.json.
+    """
     path = out / "job.json"
     if not path.exists():  # a run of a server, whose plan is in its state
         return
     pooled_words = job.model.vocabulary == CORPUS  # which are read later, from the sites that are written
-    now = fixed_settings((_with_words(job, "clinical") if pooled_words else job).plan(out.name))
+    plan = (_with_words(job, "clinical") if pooled_words else job).plan(out.name)
+    now = fixed_settings(plan)
     try:
         begun = read_json(path, "plan")
         before: dict[str, Any] = dict(begun["plan"])
@@ -438,7 +452,16 @@ def _refuse_another(out: Path, job: Job) -> None:
     except DataError as error:
         raise ConfigError(str(error)) from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:  # parts of other types
-        raise ConfigError(f"{path} is damaged ({error}); replace the run with --overwrite") from error
+        by = run.get("versions")
+        other = (by.get("suture"), run.get("code")) if isinstance(by, dict) else (VERSION, plan.code)
+        if other == (VERSION, plan.code):
+            remedy = "restore it from a backup, or choose another --out"
+            raise ConfigError(f"{path} is damaged ({error}); {remedy}") from error
+        raise ConfigError(
+            f"{out} was begun by version {printable(other[0])} of suture (code {printable(other[1])}), which "
+            f"this one ({VERSION}, {plan.code}) does not continue: {error}; take that version, or choose "
+            "another --out"
+        ) from error
     Rounds(out / "state").newest()  # refuses a state of another version
 
 
@@ -479,6 +502,10 @@ def preparing(out: Path, job: Job, *, resume: bool, overwrite: bool) -> Iterator
         return
     if (out / PREPARING).exists():
         log.warning("%s contains a run that ended during its preparation; it starts again", out)
+    if resume and _copied_half(out):
+        yield
+        (out / PREPARING).unlink()
+        return
     before, others = files_of_run(out)
     if others:
         log.warning("%s has files that no run wrote, and keeps them: %s", out, ", ".join(others))

@@ -78,7 +78,7 @@ def files_of_run(out: Path) -> tuple[list[Path], list[str]]:
                 own.append(path)
             else:
                 others.append(printable(name))
-    if not _made_here(out) and len(own) + len(others) > temporary:
+    if not made_here(out) and len(own) + len(others) > temporary:
         raise ConfigError(
             f"{out} is not empty, but no run was started in it: its files were copied. "
             "Remove those that you do not need, or choose another --out"
@@ -106,13 +106,14 @@ def claim(folder: Path) -> None:
         ConfigError: it holds something else, which would be replaced, or a link.
     """
     refuse_links(folder)
-    if folder.exists() and any(folder.iterdir()) and not _made_here(folder):
+    if folder.exists() and any(folder.iterdir()) and not made_here(folder):
         raise ConfigError(f"{folder} is not empty, and is not a simulation; choose another --out")
     make_folder(folder)
     note_own(folder / MADE)
 
 
-def _made_here(out: Path) -> bool:
+def made_here(out: Path) -> bool:
+    """Whether a run was begun in this folder, and not in one that it is a copy of."""
     return own_note(out / MADE) is not None
 
 

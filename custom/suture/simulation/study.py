@@ -33,7 +33,8 @@ class StudySites:
     """The sites of a study folder, on this machine.
 
     A site trains on its data where they lie, as its own suture.toml says; its state between rounds is part of
-    the run. The folder ``server``, if there is one, describes the server's labelled data.
+    the run, and its ledger lies where its suture.toml says. The folder ``server``, if there is one, describes
+    the server's labelled data.
 
     Attributes:
         folder: of the study; each of its folders with a suture.toml is a site. A relative one starts at the
@@ -130,4 +131,5 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def _storage(config: SiteConfig, state: Path) -> StorageConfig:
-    return config.storage.model_copy(update={"state": state, "diagnostics": True})
+    ledger = config.storage.ledger or config.storage.state
+    return config.storage.model_copy(update={"state": state, "ledger": ledger, "diagnostics": True})

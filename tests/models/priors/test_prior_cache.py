@@ -55,6 +55,16 @@ def seen(prior: Prior) -> int:
     return sum(prior.network.seen)
 
 
+def test_features_of_another_user_are_refused(
+    prior: Prior, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features(prior, pixels(), tmp_path / "cache")
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    for images in (pixels(), pixels(N + 1)):  # of its own entry, and of one that would take from it
+        with pytest.raises(DataError, match=r"belongs to another user.*cache"):
+            features(prior, images, tmp_path / "cache")
+
+
 def test_an_image_is_read_once(prior: Prior, tmp_path: Path) -> None:
     found = features(prior, pixels(), tmp_path / "cache")
     torch.testing.assert_close(found, prior.features(pixels()))

@@ -63,5 +63,5 @@ class SiteLedgers:
             return
         with hold(self.path.with_name(f".{self.path.name}.lock"), _WAIT, f".{self.path.name}.*.tmp"):
             everything = self.read() | dict(stated)
-            with replacing(self.path, durable=False) as temporary:
+            with replacing(self.path, durable=False, private=True) as temporary:
                 temporary.write_text(json.dumps(everything, sort_keys=True))

@@ -119,7 +119,7 @@ class Masks:
     def _key(self) -> bytes:
         """The secret of `KEY`, made at its first use."""
         if not self._path.exists():
-            atomic_write(self._path, secrets.token_bytes(32))
+            atomic_write(self._path, secrets.token_bytes(32), private=True)
         return read_regular(self._path)
 
     def _number(self, label: str) -> int:
@@ -223,7 +223,7 @@ class Masks:
         if not self._enough(len(self._sealed), self._quorum):
             return {}
         lists = sorted(self._lists() | {tuple(sorted(sites))})
-        write_json(self._path.with_name(LISTS), {str(self._attempt.round): lists})
+        write_json(self._path.with_name(LISTS), {str(self._attempt.round): lists}, private=True)
         sealed = {to: {by: of[to] for by, of in self._sealed.items() if by != to} for to in self._sealed}
         return {to: MaskTask("update", self._attempt.number, sealed=of) for to, of in sealed.items()}
 

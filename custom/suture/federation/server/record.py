@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -113,11 +114,19 @@ class Record:
         self.update(status=status, error=error, finished=now())
 
     def give_up(self, status: str, error: str) -> None:
-        """Set the final status if the disk permits: it may be what has failed."""
+        """Set the final status if the disk permits: it may be what has failed.
+
+        On one that is full, "failed" is written over the status of a run under way, which takes no room.
+        """
         try:
             self.close(status, error)
         except OSError as full:
-            log.error("%s could not be written: %s", self.folder, full)
+            log.error("run.json has no reason: %s", full)
+            before, after = b'"status": "running"', b'"status": "failed" '
+            with suppress(OSError), (self.folder / "run.json").open("r+b") as file:
+                if (at := file.read().find(before)) >= 0:
+                    file.seek(at)
+                    file.write(after)
 
 
 def what_leaves(plan: Plan, layout: Layout, label_type: LabelType | None = None) -> list[dict[str, str]]:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 from suture.core.codes import codes_of
-from suture.core.errors import LabelError
+from suture.core.errors import LabelError, is_bug
 from suture.core.printable import number_of
 from suture.federation.differential_privacy import describe_spent
 from suture.federation.server.global_model import classifier
@@ -77,7 +77,7 @@ def finish(server: Server, tested: Mapping[str, Metrics], fault: Exception | Non
         try:
             step()
         except Exception as error:
-            log.exception("the end of the run")
+            log.error("the end of the run: %s", error, exc_info=is_bug(error))
             faults.append(error)
     if faults:
         raise faults[0]

@@ -91,7 +91,7 @@ def record_error(folder: Path, site: str, task: TaskData, error: Exception) -> N
     record |= {"traceback": "".join(traceback.format_exception(error))}
     try:
         make_folder(folder)
-        append_line(folder / "errors.jsonl", record)
+        append_line(folder / "errors.jsonl", record, private=True)
     except OSError as full:
         log.error("%s: the error could not be recorded: %s", site, full.strerror)
 

@@ -68,11 +68,13 @@ class Anchor:
     Attributes:
         digest, lines: of the ledger after the experiment's newest answer.
         held: the digest that the experiment's server sent and the ledger lacked, if there was one.
+        name: of the experiment in the ledger, where that is not the folder's.
     """
 
     digest: Digest | None = None
     lines: Count = 0
     held: Digest | None = None
+    name: str = ""
 
 
 def read_anchor(folder: Path) -> Anchor:
@@ -95,7 +97,7 @@ def write_anchor(folder: Path, anchor: Anchor) -> None:
     Raises:
         DiskError: it cannot be written; the one before stays.
     """
-    with replacing(folder / ANCHOR, durable=False) as temporary:
+    with replacing(folder / ANCHOR, durable=False, private=True) as temporary:
         temporary.write_text(json.dumps(asdict(anchor)))
 
 

@@ -60,7 +60,8 @@ class Diagnostics:
         """Append a round; a repeated one replaces its line and all later ones."""
         line = {"site": self._site, "round": round_, **facts}
         earlier = [other for other in read_records(self._path) if other["round"] < round_]
-        atomic_write(self._path, "".join(f"{json.dumps(one)}\n" for one in [*earlier, line]).encode())
+        lines = "".join(f"{json.dumps(one)}\n" for one in [*earlier, line])
+        atomic_write(self._path, lines.encode(), private=True)
 
 
 class _Watch:
@@ -109,5 +110,5 @@ def collect(run: Path) -> bool:
     """Join the diagnostics of a simulation's sites in one file of the run folder; False if there are none."""
     found = sorted(run.glob(f"sites/*/state/**/{FILE}"))
     if found:
-        atomic_write(run / FILE, b"".join(map(read_regular, found)))
+        atomic_write(run / FILE, b"".join(map(read_regular, found)), private=True)
     return bool(found)

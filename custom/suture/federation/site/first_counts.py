@@ -132,7 +132,7 @@ class FirstCounts:
         return _Sent({})
 
     def _write(self, sent: _Sent) -> None:
-        write_json(self._folder / FIRST_COUNTS, asdict(sent))
+        write_json(self._folder / FIRST_COUNTS, asdict(sent), private=True)
 
 
 def _as_first(groups: Mapping[str, DecidedGroup], first: _SentCounts) -> dict[str, DecidedGroup]:

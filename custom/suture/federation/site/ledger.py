@@ -7,10 +7,12 @@ site whose ledger is not whole releases nothing; see `suture.federation.site.cha
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from shlex import quote
 from typing import IO, Any, Literal
@@ -203,13 +205,28 @@ class Ledger:
     Args:
         path: of the file, in the site's state folder, beside the folder of the experiments.
         limits: the site's budgets.
-        own: folder of the experiment that writes; None to read alone.
+        own: folder of the experiment that writes; None to read alone. That of a run on one machine lies in
+            the run.
     """
 
     def __init__(self, path: Path, limits: PrivacyConfig, own: Path | None = None) -> None:
         self._path, self._limits, self._own = path, limits, own
         self._chain, self._releases, self._tally = Chain(path, RELEASE), list[Release](), _Tally()
         self._compared = False  # with the anchors of all experiments, since the file is the one that it is
+
+    @cached_property
+    def experiment(self) -> str:
+        """The name of the experiment that writes: of runs in folders of the same name, each has its own."""
+        assert self._own
+        if self._own.parents[1] == self._path.parent:
+            return self._own.name
+        anchor, name = read_anchor(self._own), self._own.name
+        if not anchor.name:
+            taken = {release.experiment for release in self.releases()}
+            names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+            anchor = replace(anchor, name=next(one for one in names if one not in taken))
+            write_anchor(self._own, anchor)
+        return anchor.name
 
     def begin(self) -> None:
         """Create the file where there is none.
@@ -225,7 +242,7 @@ class Ledger:
                 self._create([Release(now(), n, "unknown", update=True) for n in self._before_the_ledger()])
 
     def _create(self, first: Sequence[Release]) -> None:
-        with replacing(self._path) as temporary:
+        with replacing(self._path, private=True) as temporary:
             temporary.touch()
             chain = Chain(temporary, RELEASE)
             for release in first:

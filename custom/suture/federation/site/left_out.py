@@ -22,7 +22,7 @@ def write_left_out(folder: Path, sentences: list[str]) -> None:
     Raises:
         DiskError: the folder cannot be written.
     """
-    write_json(folder / FILE, {"left_out": sentences})
+    write_json(folder / FILE, {"left_out": sentences}, private=True)
 
 
 def read_left_out(run: Path, experiment: str) -> list[str]:

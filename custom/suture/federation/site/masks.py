@@ -216,7 +216,7 @@ class SiteMasks:
         return parse(_Said, read_json(path), str(path)) if path.exists() else _Said()
 
     def _write(self, said: _Said) -> None:
-        write_json(self._folder / FILE, asdict(said))
+        write_json(self._folder / FILE, asdict(said), private=True)
 
     def begin(self, task: TaskData, sent: Labels, own: LabelSet) -> None:
         """Take the shares of the other sites, before anything is trained.
@@ -303,7 +303,7 @@ class SiteMasks:
                         f"{line['experiment']}; set another seed in the job"
                     )
             if (now := {**own, "parts": moved}) not in lines:
-                append_line(path, now, durable=True)
+                append_line(path, now, durable=True, private=True)
 
     def masked(self, answer: Answer, task: TaskData, allowed: AllowedReply) -> Answer:
         """Return the answer with a masked update, once it has passed what the server checks of a plain one.

@@ -56,7 +56,7 @@ class Releases:
 
     Args:
         rounds: of the run.
-        folder: of the experiment at the site. The site's ledger lies two folders above.
+        folder: of the experiment at the site. Its ledger lies two folders above, unless `config` says where.
     """
 
     def __init__(self, plan: Plan, config: SiteConfig, rounds: int, folder: Path) -> None:
@@ -69,9 +69,14 @@ class Releases:
     @cached_property
     def ledger(self) -> Ledger:
         """The ledger of the site, which outlives its experiments."""
-        ledger = Ledger(self._folder.parents[1] / FILE, self._privacy, self._folder)
+        folder = self._config.storage.ledger or self._folder.parents[1]
+        ledger = Ledger(folder / FILE, self._privacy, self._folder)
         ledger.begin()
         return ledger
+
+    @property
+    def _experiment(self) -> str:
+        return self.ledger.experiment
 
     def accept_labels(self, own: Labels) -> None:
         """Write into the ledger the site's names of classes and their parents, where it has others.
@@ -106,7 +111,7 @@ class Releases:
             BudgetSpent: the job would exceed `epsilon` or `max_epsilon`.
             ConfigError: the job cannot have this ε; see `planned_multiplier`.
         """
-        target, first, experiment = self._privacy.epsilon, self.first_counts, self._folder.name
+        target, first, experiment = self._privacy.epsilon, self.first_counts, self._experiment
         if target is None or self._patients:
             return self._patients
         count = count_mechanism(target)
@@ -139,7 +144,7 @@ class Releases:
             BudgetSpent, LedgerBroken, OSError: as `Ledger.record`.
         """
         if of := self.mechanism(task):
-            self.ledger.record(spent_on(self._folder.name, "train", task.round, self._privacy, of))
+            self.ledger.record(spent_on(self._experiment, "train", task.round, self._privacy, of))
 
     def mark(self) -> dict[str, int]:
         """Return what the state of a round says for `cover`: the length of the ledger when it was trained."""
@@ -154,7 +159,7 @@ class Releases:
         Raises:
             BudgetSpent, LedgerBroken, OSError: as `Ledger.record`.
         """
-        since, own = state.get("releases"), (self._folder.name, "train", state.get("round", 0), "")
+        since, own = state.get("releases"), (self._experiment, "train", state.get("round", 0), "")
         if since is not None and all(release.key != own for release in self.ledger.releases()[since:]):
             self.spend(TaskData("train", own[2]))
 
@@ -171,7 +176,7 @@ class Releases:
         path = self._files(task).path(task.round)
         kept = _read(path, request) if path.exists() else None
         if kept is None:
-            self.ledger.check(task, self._folder.name, allowed.own, self.mechanism(task))
+            self.ledger.check(task, self._experiment, allowed.own, self.mechanism(task))
         return kept
 
     def limited(self, update: Update, task: TaskData, allowed: AllowedReply, images: int) -> Update:
@@ -197,7 +202,7 @@ class Releases:
         """
         packed, channels = pack(reply), allowed.egress.going("up")
         mechanism = self.mechanism(task)
-        release = release_of(reply, packed, task, self._folder.name, self._privacy, channels, mechanism)
+        release = release_of(reply, packed, task, self._experiment, self._privacy, channels, mechanism)
         if task.task != "handshake":
             header = {"request": request, "release": to_jsonable_python(release), "reply": packed.header}
             committed = task.committed if task.task == "train" else -1

@@ -291,6 +291,11 @@ def check_consent(site: str, plan: Plan, config: SiteConfig) -> None:
     plan.check_code(site)
     if config.privacy.epsilon is not None:
         check_protected(site, plan, config)
+    if config.privacy.protection and plan.method.about.pooled:
+        raise ConfigError(
+            f"{site}: [privacy] clip and noise protect what the site sends, and {plan.method.about.title} "
+            "pools the images of all sites; remove them, or use another method"
+        )
     if plan.method.labels.view == "all" and config.privacy.label_view != "all":
         raise LabelViewRefused(
             f"{site}: {plan.method.about.title} shows every class name of the federation to each site; "

@@ -84,7 +84,7 @@ def find_ledger(folder: Path) -> tuple[Ledger, PrivacyConfig]:
     """Return the ledger of a site and its limits.
 
     Args:
-        folder: its FLARE workspace, its folder with suture.toml, or the folder of its states.
+        folder: its FLARE workspace, its folder with suture.toml (of a study or a run), or the ledger's.
 
     Raises:
         ConfigError: there is no ledger, nor an experiment that has noted one; or suture.toml cannot be used.
@@ -94,7 +94,7 @@ def find_ledger(folder: Path) -> tuple[Ledger, PrivacyConfig]:
     ]
     path = next((path for path in places if path.is_file()), None)
     config = load_site_config(path) if path else None
-    state = [config.storage.state] if config else []
+    state = [config.storage.ledger or config.storage.state] if config else []
     places = [folder, *state, folder / "suture"]
     found = next(
         (at for at in places if (at / FILE).is_file() or any(at.glob(f"{EXPERIMENTS}/*/{ANCHOR}"))), None

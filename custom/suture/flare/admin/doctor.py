@@ -203,7 +203,7 @@ def _check_containers(kit: Kit, config: SiteConfig | None) -> Iterator[Finding]:
 
 def _check_ledger(config: SiteConfig) -> Iterator[Finding]:
     """Check that the ledger of the site's releases is whole: otherwise it releases nothing."""
-    state = config.storage.state
+    state = config.storage.ledger or config.storage.state
     ledger = Ledger(state / LEDGER, config.privacy)
     if why := ledger.breaks()[0]:
         accept = f"suture ledger {quote(str(state))} --accept"

@@ -220,11 +220,11 @@ class MethodAggregator(contract.ByMethod, ModelAggregator):
         """
         assert self._model is not None
         assert self._ctx is not None
-        exchange, model = self._contract.method.exchange, self._model
+        sharing, model = self._contract.method.sharing, self._model
         if self._bound.initial is None:
-            self._bound = replace(self._bound, initial=norm_of(*exchange.parts(model.shared, model.head)))
+            self._bound = replace(self._bound, initial=norm_of(*sharing.parts(model.shared, model.head)))
         self._bound = self._bound.in_phase(self._ctx.phase.name)
-        shared, head = exchange.parts(model.shared, model.rows(update.labels))
+        shared, head = sharing.parts(model.shared, model.rows(update.labels))
         norms = self._measure(update, TaskData("train", shared=shared, head=head), self._allowed[site].egress)
         self._bound.check(site, norms)
         return norms

@@ -194,7 +194,7 @@ def _with_others(
 def _opened(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
     """Return an entry's features, mapped, and the digests of its inputs; None where it is damaged."""
     try:
-        with named_regular(path) as opened, open_regular(path) as file:
+        with named_regular(path, own=True) as opened, open_regular(path, own=True) as file:
             found = np.load(opened, mmap_mode="c", allow_pickle=False)
             file.seek(-(len(found) * _DIGEST + 32), os.SEEK_END)
             of = file.read(len(found) * _DIGEST)
@@ -225,8 +225,7 @@ def _read(path: Path, shape: tuple[int, ...], of: np.ndarray) -> Tensor | None:
 def _write(path: Path, shape: tuple[int, ...], of: np.ndarray, batches: Iterator[np.ndarray]) -> None:
     """Write an entry, to a file rather than to memory that is mapped: a full disk is then an error."""
     whole = hashlib.sha256()
-    with replacing(path) as temporary, temporary.open("xb") as file:
-        temporary.chmod(0o600)
+    with replacing(path, private=True) as temporary, temporary.open("xb") as file:
         described = {"descr": "<f4", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, described)
         for content in itertools.chain(batches, [of]):
