@@ -111,6 +111,7 @@ class FederationController(Controller):
         transport = FlareTransport(
             self, fl_ctx, abort_signal, server.schedule.round_timeout, self._fingerprint
         )
+        on_heartbeat(self.communicator, server.collector.attendance.heard)
         guard: JobGuard | None = None
         try:
             guard = JobGuard(fl_ctx.get_engine(), transport.refuse)
@@ -157,9 +158,7 @@ class FederationController(Controller):
         ledgers = None if simulated() else state / LEDGERS
         kit = plan.secure_aggregation is not None and not simulated()
         identity = KitIdentity(workspace_root(fl_ctx)) if kit else None
-        server = open_server(plan, schedule, own.held_out, folder.parent, ledgers=ledgers, identity=identity)
-        on_heartbeat(self.communicator, server.collector.attendance.heard)
-        return server
+        return open_server(plan, schedule, own.held_out, folder.parent, ledgers=ledgers, identity=identity)
 
     def _publish(self, folder: Path, fl_ctx: FLContext) -> None:
         """Copy the results to where FLARE's job download finds them."""

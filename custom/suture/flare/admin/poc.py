@@ -40,7 +40,7 @@ _DATA = "data"
 
 def project_template() -> Path:
     """Return the path of poc_workspace/project.yml, which the package has by a link."""
-    return Path(__file__).resolve().with_name("project.yml")
+    return Path(__file__).with_name("project.yml").resolve()
 
 
 def project_of(template: Path, sites: Sequence[str], port: int) -> dict[str, Any]:
