@@ -388,8 +388,13 @@ def test_steps_that_do_not_lengthen_a_document_may_repeat(tmp_path: Path) -> Non
     """As in the tokeniser of ALBERT."""
     sentence_folder(tmp_path / "encoder")
     steps = [EQUAL, EQUAL, {"type": "NFKD"}, {"type": "Lowercase"}]
-    changed(tmp_path / "encoder" / "tokenizer.json", normalizer={"type": "Sequence", "normalizers": steps})
-    assert built(f"hf:{tmp_path / 'encoder'}")
+    before = vectors(f"hf:{tmp_path / 'encoder'}", ("No effusion",))
+    changed(
+        tmp_path / "encoder" / "tokenizer.json",
+        normalizer={"type": "Sequence", "normalizers": steps},
+        post_processor=template("first", "A", "last", first=[2], last=[3]),
+    )
+    assert torch.equal(vectors(f"hf:{tmp_path / 'encoder'}", ("no effusion",)), before)
 
 
 def test_other_modules_and_missing_files_are_named(tmp_path: Path) -> None:
