@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from nvflare.apis.fl_context import FLContext
@@ -36,8 +37,9 @@ def test_a_run_that_has_ended_is_never_running(
     record, panics = Record(tmp_path), []
     record.update(status="running")
     made = FederationController({}, {})
-    server = SimpleNamespace(record=record, schedule=SimpleNamespace(round_timeout=1))
+    server = SimpleNamespace(record=record, schedule=SimpleNamespace(round_timeout=1), collector=MagicMock())
     monkeypatch.setattr(controller, "federate", fail)
+    monkeypatch.setattr(controller, "on_heartbeat", lambda *_: None)
     monkeypatch.setattr(controller, "JobGuard", lambda *_: SimpleNamespace(close=lambda: None))
     monkeypatch.setattr(controller, "try_report", lambda *_: None)
     monkeypatch.setattr(made, "_open", lambda _: server)

@@ -111,9 +111,9 @@ class FederationController(Controller):
         transport = FlareTransport(
             self, fl_ctx, abort_signal, server.schedule.round_timeout, self._fingerprint
         )
-        on_heartbeat(self.communicator, server.collector.attendance.heard)
         guard: JobGuard | None = None
         try:
+            on_heartbeat(self.communicator, server.collector.attendance.heard)
             guard = JobGuard(fl_ctx.get_engine(), transport.refuse)
             with abortable(transport.aborted):
                 federate(server, transport)
