@@ -31,14 +31,14 @@ from parts.sites import write_site
 from PIL import Image
 
 from suture.core.files import read_json, read_records, write_json
-from suture.flare.admin.kit import Kit, kits_in, project_admin
-from suture.flare.admin.poc import parties
-from suture.flare.admin.policy import make_strict, survive
-from suture.flare.admin.processes import Party, check_alive, start, stop
-from suture.flare.admin.session import NoAnswer, connected, wait_for_sites
 from suture.flare.compat.provisioning import provision
+from suture.flare.kit import Kit, kits_in, project_admin
 from suture.flare.recipe import export_job
 from suture.simulation.job import load_job, with_settings
+from suture_admin.poc import parties
+from suture_admin.policy import make_strict, survive
+from suture_admin.processes import Party, check_alive, start, stop
+from suture_admin.session import NoAnswer, connected, wait_for_sites
 
 WAYS = {"signal": (True, 0.01), "0.01 s": (False, 0.01), "2 s": (False, 2)}
 """Whether sites wait for the signal, and FLARE's `task_request_interval`, by the name of a row."""

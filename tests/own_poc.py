@@ -17,12 +17,12 @@ import yaml
 from suture.cli import app
 from suture.cli.common import guarded, literal
 from suture.core.errors import FederationError
-from suture.flare.admin.kit import Kit, kits_in, lead
-from suture.flare.admin.poc import free_port, parties, provision
-from suture.flare.admin.processes import Party, check_alive, start, stop
-from suture.flare.admin.remote import Submission, download, submit
-from suture.flare.admin.session import connected, wait_for_sites
+from suture.flare.kit import Kit, kits_in, lead
 from suture.simulation.job import Job
+from suture_admin.poc import free_port, parties, provision
+from suture_admin.processes import Party, check_alive, start, stop
+from suture_admin.remote import Submission, download, submit
+from suture_admin.session import connected, wait_for_sites
 
 
 def own_port() -> int:

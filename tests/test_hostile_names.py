@@ -612,8 +612,8 @@ def test_figures_draw_names_and_no_formulas() -> None:
 
 
 def test_command_lines_hold_a_path_as_one_word(tmp_path: Path) -> None:
-    from suture.flare.admin.kit_checks import _policy
-    from suture.flare.admin.recovery import how_to_continue
+    from suture_admin.kit_checks import _policy
+    from suture_admin.recovery import how_to_continue
 
     class Kit:
         folder = tmp_path / "a b; touch x $(y)'"

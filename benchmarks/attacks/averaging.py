@@ -32,13 +32,13 @@ from suture.data.config import load_site_config
 from suture.federation.plan import Plan, code_hash
 from suture.federation.server.global_model import initial
 from suture.federation.site.site import Site
-from suture.federation.site.statement import read_statement
 from suture.federation.store import experiment_folder
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import unpack
+from suture_admin.statement import read_statement
 
 ASKED, IMAGES, SIZE = 40, 40, 16
 UNLIMITED = "reanswers = 1000\n"

@@ -22,12 +22,12 @@ from measuring import Options, every, tree_memory
 
 from parts.sites import write_site
 from suture.core.files import read_records
-from suture.flare.admin.kit import Kit, kits_in, project_admin
-from suture.flare.admin.poc import free_port, parties, project_of, project_template
-from suture.flare.admin.policy import make_strict, survive
-from suture.flare.admin.processes import check_alive, start, stop
-from suture.flare.admin.session import wait_for_sites
 from suture.flare.compat.provisioning import provision
+from suture.flare.kit import Kit, kits_in, project_admin
+from suture_admin.poc import free_port, parties, project_of, project_template
+from suture_admin.policy import make_strict, survive
+from suture_admin.processes import check_alive, start, stop
+from suture_admin.session import wait_for_sites
 
 CASES = ((4, 0), (8, 0), (12, 0), (4, 2))
 """Clients and relays; the first is the anchor of the others."""

@@ -64,15 +64,15 @@ from suture.simulation.sites import Destination, write_sites
 from suture.simulation.study import StudySites
 
 if TYPE_CHECKING:
-    from suture.flare.admin.kit import read_kit
     from suture.flare.client import receive, send
     from suture.flare.components import DeclaredResultFilter, MethodAggregator, SiteRowsFilter
+    from suture.flare.kit import read_kit
 
 _OF_FLARE = {
     "DeclaredResultFilter": "suture.flare.components",
     "MethodAggregator": "suture.flare.components",
     "SiteRowsFilter": "suture.flare.components",
-    "read_kit": "suture.flare.admin.kit",
+    "read_kit": "suture.flare.kit",
     "receive": "suture.flare.client",
     "send": "suture.flare.client",
 }

@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 
 from shadows import plant
 from suture.cli.app import app
-from suture.cli.jobs import _follow
 from suture.core.processes import wait_for_end
-from suture.flare.admin.kit import Kit
+from suture.flare.kit import Kit
+from suture_admin.job_commands import _follow
 
 SMALL = ["--set", "images=40", "--set", "held_out=60"]
 
@@ -136,7 +136,7 @@ def test_a_job_that_is_no_longer_followed_goes_on_and_its_commands_are_named(
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("suture.flare.admin.remote.follow", stop)
+    monkeypatch.setattr("suture_admin.remote.follow", stop)
     kit = Kit(Path("my kits/admin"), "admin", "admin@trial.org", "trial", "localhost", 8002)
     with pytest.raises(typer.Exit) as caught:
         _follow("demo", "poc", kit, tmp_path / "r", "j1", False)

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from suture.core.allocator import keep_memory, keeping_memory
-from suture.flare.admin import processes
-from suture.flare.admin.kit import Kit
+from suture.flare.kit import Kit
 from suture.simulation import simulator
+from suture_admin import processes
 
 # Takes and frees 64 MB twenty times, written to, and counts the pages that the kernel had to give.
 FAULTS = """

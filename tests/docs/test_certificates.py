@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from suture.flare.admin.kit import CERTIFICATES, certificate, read_kit
-from suture.flare.admin.kit_checks import check_certificates
+from suture.flare.kit import CERTIFICATES, certificate, read_kit
+from suture_admin.kit_checks import check_certificates
 
 pytestmark = pytest.mark.complete
 

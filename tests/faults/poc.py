@@ -21,12 +21,12 @@ from proxy import Proxy
 from own_poc import own_port
 from suture.data.config import load_site_config
 from suture.federation.store import experiment_folder
-from suture.flare.admin.kit import Kit, project_admin
-from suture.flare.admin.poc import parties, prepare, project_of, project_template, provision
-from suture.flare.admin.processes import parties_of, start, stop
-from suture.flare.admin.remote import Submission, submit
-from suture.flare.admin.session import connected, wait_for_sites
+from suture.flare.kit import Kit, project_admin
 from suture.simulation.job import Job, load_job, with_settings
+from suture_admin.poc import parties, prepare, project_of, project_template, provision
+from suture_admin.processes import parties_of, start, stop
+from suture_admin.remote import Submission, submit
+from suture_admin.session import connected, wait_for_sites
 
 PROXIED = "northfield"
 """The site that reaches the server through a proxy."""

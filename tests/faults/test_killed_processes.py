@@ -23,8 +23,8 @@ from ledger import Found, rounds_lost
 from poc import PROXIED, Poc, digest, small_job, tree, until
 from replay import absent, clean, replayed
 
-from suture.flare.admin.recovery import resume
 from suture.simulation.job import Job, with_settings
+from suture_admin.recovery import resume
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 

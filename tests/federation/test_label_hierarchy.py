@@ -16,15 +16,15 @@ from suture.federation.loop import Loop, federate
 from suture.federation.server.server import Server
 from suture.federation.site.ledger import FILE
 from suture.federation.site.site import Site
-from suture.federation.site.statement import read_statement
 from suture.federation.store import experiment_folder
-from suture.flare.admin.ledger import ledger_totals
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.protocol.messages import SiteInfo, TaskData, TaskName
 from suture.protocol.packing import Packed, save, unpack
+from suture_admin.ledger import ledger_totals
+from suture_admin.statement import read_statement
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 

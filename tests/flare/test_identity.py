@@ -22,10 +22,10 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import NameOID
 
 from suture.core.errors import ConfigError
-from suture.flare.admin.kit import kits_in
-from suture.flare.admin.poc import project_of, project_template, provision
 from suture.flare.identity import KitIdentity
+from suture.flare.kit import kits_in
 from suture.protocol.masking import MaskingRefused
+from suture_admin.poc import project_of, project_template, provision
 
 Key = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
 ROOT = rsa.generate_private_key(65537, 2048)

@@ -21,11 +21,11 @@ from suture.data.config import load_site_config
 from suture.federation.loop import Loop, federate
 from suture.federation.server.server import open_server
 from suture.federation.site.site import Site
-from suture.flare.admin.kit import change_policy
-from suture.flare.admin.poc import project_of, project_template
-from suture.flare.admin.policy import allow_classes, make_strict, missing_classes
+from suture.flare.kit import change_policy
 from suture.models.checkpoints import read_checkpoint
 from suture.simulation.job import Job, load_job, with_settings
+from suture_admin.poc import project_of, project_template
+from suture_admin.policy import allow_classes, make_strict, missing_classes
 
 pytestmark = pytest.mark.xdist_group("open federation")
 

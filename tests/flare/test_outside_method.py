@@ -22,7 +22,6 @@ from suture.core.entry_points import PACKAGES
 from suture.core.errors import CodeMismatch, ConfigError, FederationError
 from suture.federation.plan import Plan
 from suture.flare import PLAN, SCHEDULE
-from suture.flare.admin.policy import CLASSES
 from suture.flare.codec import from_shareable_
 from suture.flare.compat.tensors import register
 from suture.flare.controller import FederationController
@@ -34,6 +33,7 @@ from suture.protocol.messages import Abstain, TaskData
 from suture.protocol.packing import unpack
 from suture.simulation.job import Job, check_federated, load_job, with_settings
 from suture.simulation.run import run_job
+from suture_admin.policy import CLASSES
 
 SMALL = ["rounds=1", "simulation.images=60", "simulation.held_out=60", "model.size=16", "epochs=1"]
 

@@ -24,7 +24,6 @@ from nvflare.security.security import FLAuthorizer
 from one_site import POLICY, OneSite
 
 from suture.flare import PLAN
-from suture.flare.admin.policy import CLASSES
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.tensors import register
 from suture.flare.executor import SiteExecutor
@@ -35,6 +34,7 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import SiteInfo, TaskData, Update
 from suture.protocol.packing import Packed, pack, unpack
 from suture.simulation.job import load_job
+from suture_admin.policy import CLASSES
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 SECRET = "patient 17"

@@ -21,15 +21,15 @@ from suture.core.files import read_records
 from suture.data.config import load_server_config
 from suture.federation.ownership import OWNER
 from suture.federation.store import EXPERIMENTS
-from suture.flare.admin.doctor import examine
-from suture.flare.admin.kit import Kit, read_json
-from suture.flare.admin.poc import _set_policies, place_configs, project_of, project_template, simulate
-from suture.flare.admin.policy import allow_packages, storages
-from suture.flare.admin.remote import Submission, submit
-from suture.flare.admin.session import connected
+from suture.flare.kit import Kit, read_json
 from suture.flare.recipe import export_job
 from suture.simulation.job import load_job, with_settings
 from suture.simulation.run import run_job
+from suture_admin.doctor import examine
+from suture_admin.poc import _set_policies, place_configs, project_of, project_template, simulate
+from suture_admin.policy import allow_packages, storages
+from suture_admin.remote import Submission, submit
+from suture_admin.session import connected
 
 pytestmark = [pytest.mark.complete, pytest.mark.xdist_group("strict federation")]
 

@@ -19,12 +19,12 @@ from suture.core.files import hold
 from suture.data.config import load_site_config
 from suture.data.readers import load_table
 from suture.federation.site.ledger import FILE
-from suture.federation.site.statement import read_statement
-from suture.flare.admin.poc import simulate
 from suture.flare.simulate import simulator_workspace
 from suture.simulation.job import load_job, with_settings
 from suture.simulation.method_comparison import compare_methods
 from suture.simulation.run import run_job
+from suture_admin.poc import simulate
+from suture_admin.statement import read_statement
 from suture_prepare.new_study import look, write_study
 
 JOB_PY = """\

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from suture.cli.jobs import show_run
+from suture.cli.report import show_run
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec

@@ -16,12 +16,10 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from suture.cli.common import command_of, console, guarded, literal, plain_table, print_line
-from suture.cli.jobs import report, results, resume, status
 from suture.cli.live import track, watch
 from suture.cli.model import model_app
-from suture.cli.party import doctor, egress, forget, ledger, policy
 from suture.cli.plot import plot_app
-from suture.cli.poc import poc_app
+from suture.cli.report import report
 from suture.cli.research import compare, decide, evaluate, explain, finetune, predict
 from suture.cli.run import demo, export, run
 from suture.core import VERSION
@@ -198,13 +196,12 @@ def documented() -> dict[str, Any]:
 
 
 for command in (
-    *(demo, list_, run, watch, report, track, export, status, results, resume),
+    *(demo, list_, run, watch, report, track, export),
     *(predict, evaluate, compare, decide, explain, finetune, reference),
-    *(doctor, policy, ledger, egress, forget),
 ):
     word = command.__name__.strip("_")
     app.command(word, rich_help_panel=_PANEL_OF[word])(command)
-for word, group in {"model": model_app, "plot": plot_app, "poc": poc_app}.items():
+for word, group in {"model": model_app, "plot": plot_app}.items():
     app.add_typer(group, rich_help_panel=_PANEL_OF[word])
 
 

@@ -28,9 +28,10 @@ from suture.cli.common import (
     literal,
     print_line,
 )
-from suture.cli.jobs import run_remotely, show_run
 from suture.cli.live import accompanied
+from suture.cli.report import show_run
 from suture.core.cores import usable_cores
+from suture.core.entry_points import hook
 from suture.core.errors import ConfigError
 from suture.core.files import read_json
 from suture.reports.trackers import Tracker
@@ -306,18 +307,16 @@ def execute(
     from suture.simulation.run import run_folder, run_job
 
     if env == "poc" or env == "prod":
-        from suture.flare.admin.remote import Submission
-
         if workers is not None:
             raise ConfigError(
                 f"--workers is for simulated sites; with --env {env} each site has its own process"
             )
         new = run_folder(job)
         folder = run_folder(job, out) if out else new
-        submission = Submission(sites, bundle, resume, overwrite)
+        how = {"sites": sites, "bundle": bundle, "resume": resume, "overwrite": overwrite}
         # The parties store their states under the new name, whatever the folder is called here.
         with accompanied(folder, watch, track):
-            run_remotely(job, env, folder, new.name, startup_kit, study, submission, detach)
+            hook("run_remotely")(job, env, folder, new.name, startup_kit, study, detach, **how)
         return
     folder = run_folder(job, out)
     if env == "sim":

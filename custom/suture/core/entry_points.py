@@ -20,11 +20,14 @@ MODEL_GROUP, PRIOR_GROUP = "suture.encoders", "suture.priors"
 PACKAGES = ("suture", "suture_papers")
 """The packages that a party of a federation runs: they travel together, and one hash covers their code."""
 
-DISTRIBUTED = (*PACKAGES, "suture_prepare", "suture_synthetic")
+DISTRIBUTED = (*PACKAGES, "suture_admin", "suture_prepare", "suture_synthetic")
 """All packages of this distribution."""
 
 NAMES_GROUP = "suture.names"
 """The entry points by which packages of this distribution add names to `suture` and `suture.testing`."""
+
+HOOKS_GROUP = "suture.hooks"
+"""Those by which they do something for the engine."""
 
 T = TypeVar("T")
 
@@ -81,6 +84,18 @@ def public_name(name: str) -> Any:
     points = found(NAMES_GROUP, ours=True).get(name)
     if not points:
         raise AttributeError(f"no package of this installation adds {name!r} to suture")
+    return points[0].load()
+
+
+def hook(name: str) -> Any:
+    """What a package of this distribution does for the engine under that name.
+
+    Raises:
+        ConfigError: none does.
+    """
+    points = found(HOOKS_GROUP, ours=True).get(name)
+    if not points:
+        raise ConfigError(f"no package of this installation has {name!r}; install all of suture")
     return points[0].load()
 
 

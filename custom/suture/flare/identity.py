@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 
 from suture.core.errors import ConfigError
 from suture.core.plain import read_regular
-from suture.flare.admin.kit import CERTIFICATES, certificate, out_of_date, read_json, read_kit
+from suture.flare.kit import CERTIFICATES, certificate, out_of_date, read_json, read_kit
 from suture.protocol.masking import Identity, MaskingRefused
 
 _RELAY = "relay__resources.json"

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from suture.core.entry_points import public_name
+from suture.core.entry_points import hook
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import model_folder, read_json, write_json
 from suture.core.validation import parse
@@ -54,7 +54,7 @@ def labelled_data(path: Path, split: Which | None, usual: Split) -> Iterator[tup
     if path.suffix == ".toml" or site_files(path):
         yield load_site_config(path), split or usual
     else:
-        with public_name("labelled_table")(path, split, usual) as found:
+        with hook("labelled_table")(path, split, usual) as found:
             yield found
 
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from between import Between
-from suture.cli.jobs import show_run
+from suture.cli.report import show_run
 from suture.core.errors import FederationError
 from suture.federation.loop import federate
 from suture.federation.server import results

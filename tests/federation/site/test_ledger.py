@@ -23,7 +23,6 @@ from suture.core.privacy import PrivacyConfig
 from suture.federation.differential_privacy import describe_spent
 from suture.federation.site.abstention import BudgetSpent
 from suture.federation.site.ledger import Ledger, Release, release_of, tally_of
-from suture.federation.site.statement import budget_lines, read_statement, state_of
 from suture.federation.store import EXPERIMENTS
 from suture.protocol.egress import CLASSES, Channel, Layout
 from suture.protocol.messages import (
@@ -38,6 +37,7 @@ from suture.protocol.messages import (
     ones,
 )
 from suture.protocol.packing import pack
+from suture_admin.statement import budget_lines, read_statement, state_of
 
 LIMITS = PrivacyConfig(clip=1.0, noise=2.0)
 

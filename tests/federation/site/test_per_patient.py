@@ -20,7 +20,6 @@ from suture.federation.server.results import describe_spent
 from suture.federation.site.ledger import Ledger
 from suture.federation.site.patient_privacy import check_protected, mechanism_of_round
 from suture.federation.site.site import Site
-from suture.federation.site.statement import state_of
 from suture.federation.store import EXPERIMENTS
 from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
@@ -28,6 +27,7 @@ from suture.methods.pfl import PersonalisedFL
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Abstain, SiteInfo, Spent, TaskData, Update
 from suture.protocol.packing import unpack
+from suture_admin.statement import state_of
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=4), batch_norm="frozen")
 ALPHA = {"alpha": ("Mass", "Nodule")}

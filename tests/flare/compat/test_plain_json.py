@@ -31,11 +31,11 @@ from nvflare.private.fed.utils.app_deployer import AppDeployer
 from nvflare.private.privacy_manager import PrivacyService
 
 from suture.flare import SCHEDULE
-from suture.flare.admin.policy import CLASSES
-from suture.flare.admin.remote import refusals
 from suture.flare.compat.plain_json import PlainJson, references
 from suture.flare.recipe import export_job
 from suture.simulation.job import load_job, with_settings
+from suture_admin.policy import CLASSES
+from suture_admin.remote import refusals
 
 SECRET = "SUTURE_TEST_SECRET"
 
