@@ -111,8 +111,11 @@ class PrivacyConfig(Section):
         )
 
     def exact(self) -> PrivacyConfig:
-        """Return what the site agrees to where no figure leaves the machine: none is withheld or rounded."""
-        return self.model_copy(update={"min_count": 0, "min_loss": 0, "round_counts": 1})
+        """Return what the site agrees to where nothing leaves the machine: every class name, and figures that
+        are neither withheld nor rounded.
+        """
+        everything = {"label_view": "all", "min_count": 0, "min_loss": 0, "round_counts": 1}
+        return self.model_copy(update=everything)
 
     @model_validator(mode="before")
     @classmethod

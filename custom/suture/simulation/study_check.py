@@ -29,6 +29,7 @@ from suture.models import build
 from suture.simulation.exact_figures import forecast
 from suture.simulation.job import Job
 from suture.simulation.site_images import SUMMARY, Shared, describe, differences, shared, summarise
+from suture.simulation.study import StudySites, exact
 
 _SAY: dict[Split, str] = {"validation": "the selection of the round", "test": "the final figures"}
 """What a split of a site has a say in."""
@@ -66,9 +67,11 @@ def compare(
     images = {site: summarise(found, configs[site]) for site, found in findings.items()}
     twins = shared(findings)
     merged, contradictions = _by_code(configs, findings, job.label_map if job else {})
+    strict = isinstance(job.simulation, StudySites) and job.simulation.limits if job else False
+    refused = [*refusals(configs if strict else exact(configs), findings, job)] if job else []
     problems = [
         *faults,
-        *(refusals(configs, findings, job) if job else ()),
+        *refused,
         *_problems(configs, findings, job),
         *(_other_modalities(configs, findings, job, refused=True) if job else ()),
         *contradictions,
@@ -78,6 +81,8 @@ def compare(
     for site, config in configs.items():
         warnings += [f"in a federation, {site} would send of {line}" for line in forecast(config)]
     if job:
+        elsewhere = [text for text in refusals(configs, findings, job) if text not in refused]
+        warnings += [f"in a federation, refused by {text}" for text in elsewhere]
         warnings += _other_modalities(configs, findings, job, refused=False)
         for site, found in findings.items():
             sizes = [(one.name, one.facts.width, one.facts.height) for one in found.pictures]
