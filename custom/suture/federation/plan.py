@@ -26,7 +26,7 @@ from suture.methods.base import Method, RoundContext
 from suture.methods.robust import RobustMerge
 from suture.methods.secure_aggregation import SecureAggregation, check_secure
 from suture.methods.source import code_hash as code_hash
-from suture.models import ModelSpec, check_portable, encoder_of
+from suture.models import WEIGHTS, ModelSpec, check_portable, encoder_of
 from suture.models.coherence import Coherence
 from suture.protocol.decisions import DecisionSettings
 from suture.protocol.egress import Layout, check_declared
@@ -123,6 +123,12 @@ class Plan:
     def _check_frozen_encoder(self) -> None:
         """Refuse a method whose exchange is about the backbone, where that is a frozen encoder."""
         exchange, model, title = self.method.exchange, self.model, self.method.about.title
+        if model.weights is None:
+            raise ConfigError(
+                f"model.train={model.train!r} freezes the encoder, and {model.name} has no pretrained "
+                "weights; set model.weights to a file, choose a model that has some (suture list models), or "
+                "set model.weights=random for features of random weights"
+            )
         if model.reads_features and self.method.about.pixels:
             raise ConfigError(
                 f"{title} {self.method.about.pixels}, and with model.train='head' sites train on stored "
@@ -205,7 +211,7 @@ class Plan:
         Raises:
             ConfigError: see `named_file`.
         """
-        words = {"model.weights": encoder_of(self.model).weights or (), "model.embedding": (TFIDF,)}
+        words = {"model.weights": WEIGHTS, "model.embedding": (TFIDF,)}
 
         def own(key: str, name: str, _mark: str) -> str:
             stays = key not in keys or name in words.get(key, ())
