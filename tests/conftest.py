@@ -111,6 +111,7 @@ def clean_machine(homes: Iterator[Path]) -> Iterator[None]:
     with patch.dict(os.environ, {"HOME": str(home)}), patch("os.fsync"):
         for name in ("SITES", "CACHE", "DEVICE", "THREADS", "AMP", "MESSAGES"):
             os.environ.pop(f"SUTURE_{name}", None)
+        os.environ.pop("XDG_CACHE_HOME", None)
         torch.set_num_threads(1)
         yield
 
