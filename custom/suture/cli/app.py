@@ -21,7 +21,7 @@ from suture.cli.data import data_app, vocab
 from suture.cli.jobs import report, results, resume, status
 from suture.cli.live import track, watch
 from suture.cli.model import model_app
-from suture.cli.party import doctor, egress, forget, ledger, policy
+from suture.cli.party import clean, doctor, egress, forget, ledger, policy
 from suture.cli.plot import plot_app
 from suture.cli.poc import poc_app
 from suture.cli.research import compare, decide, evaluate, explain, finetune, predict
@@ -185,7 +185,7 @@ PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Run": (run, watch, report, track, export, status, results, resume),
     "Use a model": (predict, evaluate, compare, decide, explain, finetune, model_app),
     "Research": (plot_app, vocab, reference),
-    "Site and server": (doctor, policy, ledger, egress, forget, data_app, poc_app),
+    "Site and server": (doctor, policy, clean, ledger, egress, forget, data_app, poc_app),
 }
 """The commands as the help and the reference group them; those of papers and other packages are Research."""
 
