@@ -32,7 +32,7 @@ from suture.simulation.trial import Trial
 from suture_papers.metafl.inner_loop import INNER
 
 FILE = Path(__file__).parents[1] / "custom" / "suture" / "simulation" / "method_costs.json"
-MODEL = ModelSpec("resnet_small", size=32)
+MODEL = ModelSpec("resnet_small", size=32, weights="random")
 ROUNDS = 3
 
 

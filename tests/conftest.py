@@ -32,7 +32,7 @@ from suture.methods.base import Method
 from suture.models import ModelSpec
 from suture.reports.report import write_report
 
-CNN = ModelSpec("cnn", size=16)
+CNN = ModelSpec("cnn", size=16, weights="random")
 
 COMPLETE = re.compile(r"^pytestmark = .*\bmark\.(complete|faults)\b", re.MULTILINE)
 """In a file none of whose tests is fast."""

@@ -26,7 +26,7 @@ from suture.methods.base import Method, RoundContext
 from suture.methods.robust import RobustMerge
 from suture.methods.secure_aggregation import SecureAggregation, check_secure
 from suture.methods.source import code_hash as code_hash
-from suture.models import WEIGHTS, ModelSpec, check_portable, encoder_of
+from suture.models import RANDOM, ModelSpec, check_portable, encoder_of
 from suture.models.coherence import Coherence
 from suture.protocol.decisions import DecisionSettings
 from suture.protocol.egress import Layout, check_declared
@@ -211,7 +211,8 @@ class Plan:
         Raises:
             ConfigError: see `named_file`.
         """
-        words = {"model.weights": WEIGHTS, "model.embedding": (TFIDF,)}
+        own_words = (*(encoder_of(self.model).weights or ()), RANDOM)
+        words = {"model.weights": own_words, "model.embedding": (TFIDF,)}
 
         def own(key: str, name: str, _mark: str) -> str:
             stays = key not in keys or name in words.get(key, ())
