@@ -32,7 +32,7 @@ from suture_synthetic import trial
 from suture_synthetic.trial import Trial
 
 FILE = Path(__file__).parents[1] / "custom" / "suture" / "simulation" / "method_costs.json"
-MODEL = ModelSpec("resnet_small", size=32)
+MODEL = ModelSpec("resnet_small", size=32, weights="random")
 ROUNDS = 3
 
 

@@ -64,7 +64,7 @@ def chosen(args: argparse.Namespace) -> Job:
     job = load_job("surgical_nih" if args.job == "surgical_nih" else JOBS / "demo" / "job.py")
     model: dict[str, Any] = {"train": args.train}
     model |= {"name": args.model} if args.model else {}
-    model |= {"weights": "package"} if args.model == "efficientnet_lite0" else {}
+    model |= {"weights": "random"} if args.train == "head" and args.model != "efficientnet_lite0" else {}
     job = replace(job, model=replace(job.model, **model), rounds=args.rounds)
     return replace(job, simulation=PhantomSites(images=500, held_out=1000)) if args.job == "demo" else job
 

@@ -32,7 +32,7 @@ from suture.methods.base import Method
 from suture.models import ModelSpec
 from suture.reports.report import write_report
 
-CNN = ModelSpec("cnn", size=16)
+CNN = ModelSpec("cnn", size=16, weights="random")
 
 COMPLETE = re.compile(r"^pytestmark = .*\bmark\.(complete|faults)\b", re.MULTILINE)
 """In a file none of whose tests is fast."""
@@ -111,6 +111,7 @@ def clean_machine(homes: Iterator[Path]) -> Iterator[None]:
     with patch.dict(os.environ, {"HOME": str(home)}), patch("os.fsync"):
         for name in ("SITES", "CACHE", "DEVICE", "THREADS", "AMP", "MESSAGES"):
             os.environ.pop(f"SUTURE_{name}", None)
+        os.environ.pop("XDG_CACHE_HOME", None)
         torch.set_num_threads(1)
         yield
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -19,6 +20,7 @@ import torch
 from suture.core import VERSION
 from suture.core.devices import device_name, unusable
 from suture.core.errors import ConfigError, SutureError
+from suture.core.printable import number_of
 from suture.data.config import (
     SiteConfig,
     find_server_config,
@@ -34,6 +36,7 @@ from suture.federation.site.ledger import FILE as LEDGER
 from suture.federation.site.ledger import Ledger
 from suture.flare.compat.deployed import DATA_MOUNT_ROOT, mounted_at
 from suture.flare.kit import Kit, components_of, policy_file, read_kit
+from suture_admin.cleaning import experiments, size_of
 from suture_admin.kit_checks import (
     Finding,
     check_certificates,
@@ -48,6 +51,7 @@ from suture_admin.kit_checks import (
 _FLARE = "2.9."
 _PYTHON = (3, 11)
 _LOW, _LITTLE = 1, 5  # GiB of disk
+_FEW = 10  # experiments for which it has room
 
 
 def examine(folder: Path) -> list[Finding]:
@@ -72,7 +76,7 @@ def examine(folder: Path) -> list[Finding]:
         own.append(partial(_check_containers, kit, config))
     if config and kit.role != "server":
         own.append(partial(_check_ledger, config))
-    return [*findings, *independent(*own, partial(_check_disk, kit, config))]
+    return [*findings, *independent(*own, partial(_check_disk, kit, config), partial(_check_states, kit))]
 
 
 def _check_versions() -> Iterator[Finding]:
@@ -236,6 +240,17 @@ def _check_disk(kit: Kit, config: SiteConfig | None) -> Iterator[Finding]:
             yield warning(about, text, remedy)
         else:
             yield ok(about, text)
+
+
+def _check_states(kit: Kit) -> Iterator[Finding]:
+    """Forecast for how many more experiments the disk has room: each leaves its states when it ends."""
+    with suppress(ConfigError):  # of a suture.toml, which has a finding of its own
+        if folders := experiments(kit.folder):
+            used = size_of(folders)
+            room = int(shutil.disk_usage(folders[0]).free / (used / len(folders)))
+            text = f"{number_of(len(folders), 'experiment')}, {used / 1e9:.1f} GB; room for {room} more"
+            remedy = f"list what can be deleted: suture clean {quote(str(kit.folder))}"
+            yield warning("states", text, remedy) if room < _FEW else ok("states", text)
 
 
 def _unwritable(folder: Path) -> str:

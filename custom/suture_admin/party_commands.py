@@ -1,4 +1,4 @@
-"""`suture doctor`, `policy`, `ledger` and `egress`: for the administrator of one site or server."""
+"""`suture doctor`, `policy`, `clean`, `ledger` and `egress`: for the administrator of one site or server."""
 
 from __future__ import annotations
 
@@ -74,6 +74,34 @@ def policy(
     for path in dict.fromkeys(changed):
         print_line(f"{path}")
     console.print(f"restart {kit.name} for the change to take effect")
+
+
+def clean(
+    workspace: Annotated[
+        Path | None,
+        typer.Argument(
+            help="The party's FLARE workspace; without it, the features that your runs on this machine share."
+        ),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, help="Leave what was used in the last DAYS.")] = 30,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete what is listed.")] = False,
+) -> None:
+    """List what finished work has left on the disk, and delete it with --yes.
+
+    At a site or server: folders of ended jobs, and states of finished experiments, which then cannot be
+    continued. Results, logs and ledgers stay.
+    """
+    from suture_admin.cleaning import leftovers, remove
+
+    total = 0.0
+    for one in leftovers(workspace, days):
+        megabytes = one.size / 1e6
+        if yes and not remove(one):
+            print_line(f"in use: {one.what}")
+            continue
+        total += megabytes
+        print_line(f"{'deleted: ' if yes else ''}{one.what}, {megabytes:.1f} MB")
+    print_line(f"{total:.1f} MB {'deleted' if yes else 'can be deleted: add --yes'}")
 
 
 def forget(

@@ -22,6 +22,7 @@ from suture.federation.server.registry import shared_generic
 from suture.simulation.exact_figures import forecast
 from suture.simulation.job import Job
 from suture.simulation.refusals import owners_of, refusals, rows_sent
+from suture.simulation.study import StudySites, exact
 from suture_prepare.quality import Count, Findings
 from suture_prepare.site_images import SUMMARY, Shared, describe, differences, shared, summarise
 
@@ -61,9 +62,11 @@ def compare(
     images = {site: summarise(found, configs[site]) for site, found in findings.items()}
     twins = shared(findings)
     merged, contradictions = _by_code(configs, findings, job.label_map if job else {})
+    strict = isinstance(job.simulation, StudySites) and job.simulation.limits if job else False
+    refused = [*refusals(configs if strict else exact(configs), _labels(findings), job)] if job else []
     problems = [
         *faults,
-        *(refusals(configs, _labels(findings), job) if job else ()),
+        *refused,
         *_problems(configs, findings, job),
         *(_other_modalities(configs, findings, job, refused=True) if job else ()),
         *contradictions,
@@ -73,6 +76,8 @@ def compare(
     for site, config in configs.items():
         warnings += [f"in a federation, {site} would send of {line}" for line in forecast(config)]
     if job:
+        elsewhere = [text for text in refusals(configs, _labels(findings), job) if text not in refused]
+        warnings += [f"in a federation, refused by {text}" for text in elsewhere]
         warnings += _other_modalities(configs, findings, job, refused=False)
         for site, found in findings.items():
             sizes = [(one.name, one.facts.width, one.facts.height) for one in found.pictures]

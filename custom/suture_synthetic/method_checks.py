@@ -47,7 +47,7 @@ from suture.protocol.precision import Transport
 from suture_synthetic.trial import SITES, Trial, least_rounds
 from suture_synthetic.variants import alternatives, changed, names, numbers, with_value, within
 
-SMALL = ModelSpec("cnn", size=16)
+SMALL = ModelSpec("cnn", size=16, weights="random")
 _RATE = 1e-2
 """A learning rate at which the small network moves."""
 

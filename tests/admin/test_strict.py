@@ -30,7 +30,7 @@ from suture_admin.policy import (
 )
 
 MakeKit = Callable[..., Path]
-PUBLISHED = Path(__file__).resolve().parents[3] / "poc_workspace" / "policy"
+PUBLISHED = Path(__file__).resolve().parents[2] / "poc_workspace" / "policy"
 
 
 def test_a_strict_site_leaves_no_way_round(make_kit: MakeKit) -> None:

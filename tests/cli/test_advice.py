@@ -21,14 +21,8 @@ _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 _COMMAND = re.compile(r"(`|^\s*|\n\s*)?\bsuture((?: [a-z][\w-]*)+)([^`\n;|]*)")
 FOREIGN = {
     *("--only", "--against", "--cases", "--start", "--prior", "--gamma"),  # programs of this repository
-    *(
-        "--no-wait",
-        "--force",
-        "--client",
-        "--once",
-        "--property",
-        "--value",
-    ),  # nvflare, systemd
+    *("--no-wait", "--force", "--client", "--once", "--property", "--value"),  # nvflare, systemd
+    *("--profile", "--request-dir", "--fingerprint", "--valid-days"),  # nvflare cert and package
     *("--logdir", "--backend-store-uri", "--torch-backend"),  # TensorBoard, MLflow, uv
     *("--export", "--export-dir", "--kit", "--method"),  # a job.py
 }

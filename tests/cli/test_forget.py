@@ -19,7 +19,7 @@ pytestmark = pytest.mark.complete
 
 Suture = Callable[..., tuple[int, str]]
 
-SETTINGS = ("method=afl", "rounds=1", "images=30", "held_out=30")
+SETTINGS = ("method=afl", "model.weights=random", "rounds=1", "images=30", "held_out=30")
 
 
 @pytest.fixture

@@ -295,7 +295,7 @@ def test_the_record_of_a_run_has_the_parents_of_its_classes(hierarchy: Any, tmp_
 def test_an_unrelated_class_changes_no_byte_of_the_others_rows(tiny: Any, tmp_path: Path) -> None:
     """On a frozen encoder, of the relations alone and with a site that annotates it, and its parent."""
     heads: list[dict[str, bytes]] = []
-    frozen = ModelSpec("cnn", size=16, train="head", views=0)
+    frozen = ModelSpec("cnn", size=16, train="head", weights="random", views=0)
     for i, (more, sites) in enumerate(
         (("", {}), (UNRELATED, {}), (UNRELATED, {"gamma": ("Animal Part", "Tail")}))
     ):

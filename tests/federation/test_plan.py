@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from small_job import SMALL
 from suture.core.errors import CodeMismatch, ConfigError
 from suture.data.augmentation import Augmentation
 from suture.federation.plan import Plan, Schedule, code_hash, needed
@@ -23,6 +25,23 @@ def test_a_method_of_images_is_refused_a_model_of_text(name: str) -> None:
     ):
         Plan(METHODS[name](), ModelSpec("lstm"), Augmentation(), 1, "run", "code")
     assert Plan(METHODS["fedavg"](), ModelSpec("lstm"), Augmentation(), 1, "run", "code").model.name == "lstm"
+
+
+@pytest.mark.parametrize(
+    ("method", "train"), [("surgical", "head"), ("surgical", "adapters"), ("afl", "all")]
+)
+def test_a_frozen_encoder_needs_weights(method: str, train: Any) -> None:
+    """AFL freezes the encoder itself."""
+
+    def plan(**model: Any) -> Plan:
+        job = replace(SMALL, method=METHODS[method](), model=ModelSpec(size=64, train=train, **model))
+        return job.plan("run")
+
+    with pytest.raises(ConfigError, match=r"cnn has no .* model\.weights"):
+        plan(name="cnn")
+    random = plan(name="cnn", weights="random").located(Path("files"), ["model.weights"])
+    assert random.model.weights == "random", "a word, not a file of the server"
+    assert plan(name="efficientnet_lite0").model.weights == "package"
 
 
 def test_a_second_head_that_nobody_trains_is_refused() -> None:

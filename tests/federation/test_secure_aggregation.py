@@ -414,7 +414,7 @@ def test_an_experiment_that_began_without_it_has_none(tiny: Any) -> None:
 @pytest.mark.complete
 def test_a_frozen_encoder_is_that_of_all_sites(tiny: Any) -> None:
     """Else one that is dead at all sites but one would make their sum the update of that one."""
-    model = replace(CNN, train="head", hidden=8, views=0)
+    model = replace(CNN, train="head", weights="random", hidden=8, views=0)
     federation = tiny(METHOD, FOUR, rounds=1, selection="last", model=model, min_sites=3)
     tasks: dict[str, TaskData] = {}
 

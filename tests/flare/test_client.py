@@ -6,6 +6,7 @@ import runpy
 import sys
 from collections.abc import Iterator
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from suture.core.errors import ConfigError
 from suture.flare.client import gradients, load, receive, send
 from suture.flare.components import MethodAggregator
 from suture.methods.sharing import Share
+from suture.protocol.messages import Trait, Update, fields_with
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "flare-fedavg"
 LABELS = ["Edema", "Hernia", "Mass", "Nodule", "Pneumonia"]
@@ -78,6 +80,10 @@ def test_the_first_task_is_answered_with_the_classes(at_site: Any) -> None:
     assert rounds == 2
     assert site.sent[0].meta == {"labels": ["Nodule", "Mass"], "images": 7}
     assert site.job.params["head.bias"].tolist() == [0, 0, 2, 2, 0]
+
+
+def test_a_script_can_send_every_number_that_is_recorded() -> None:
+    assert signature(send).parameters.keys() >= {*fields_with(Update, Trait.RECORDED)}
 
 
 def test_what_the_method_declares_travels_with_the_model(at_site: Any) -> None:

@@ -27,7 +27,7 @@ from suture_synthetic.trial import Trial
 pytestmark = pytest.mark.complete
 
 
-SMALL = ModelSpec("cnn", size=16)
+SMALL = ModelSpec("cnn", size=16, weights="random")
 
 
 class _ThroughFlare(Loop):

@@ -83,7 +83,13 @@ def equal(loop: Path, sim: Path) -> dict[str, Tensor]:
 
 
 def test_adapters_and_secure_aggregation_give_what_the_loop_gives(tmp_path: Path) -> None:
-    model = ["model.name=timm:test_vit", "model.size=32", "model.train=adapters", "model.adapters.rank=4"]
+    model = [
+        "model.name=timm:test_vit",
+        "model.size=32",
+        "model.train=adapters",
+        "model.adapters.rank=4",
+        "model.weights=random",
+    ]
     loop, sim = both(job(*model, "method=vanilla", "secure_aggregation={}"), tmp_path)
     close(loop, sim, "state/round-000003.safetensors")
     metrics = [json.loads((out / "metrics.json").read_text()) for out in (loop, sim)]

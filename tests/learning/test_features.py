@@ -54,7 +54,9 @@ def samples(n: int = 128, seed: int = 0) -> Samples:
 def store(tmp_path: Path) -> Callable[..., FeatureStore]:
     def make(part: Samples | None = None, network: Classifier | None = None, **spec: object) -> FeatureStore:
         parts = {"train": samples() if part is None else part, "test": samples(0)}
-        return FeatureStore(network or model(), replace(HEAD, **spec), parts, tmp_path / "cache", "alpha")
+        return FeatureStore(
+            network or model(), replace(HEAD, **spec), parts, tmp_path / "cache" / "features", "alpha"
+        )
 
     return make
 

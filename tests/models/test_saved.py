@@ -61,8 +61,8 @@ def test_a_folder_that_holds_no_model(tmp_path: Path) -> None:
     site.mkdir(parents=True)
     for about, remedy in (
         (
-            {"status": "failed", "env": "sim", "command": "suture run demo --env sim"},
-            r"continue it: suture run demo --env sim --out \S*run --resume$",
+            {"status": "failed", "env": "sim", "command": "suture run demo --env sim", "error": "no GPU"},
+            r"no GPU.* continue it: suture run demo --env sim --out \S*run --resume$",
         ),
         ({"status": "interrupted", "env": "local"}, r"suture run JOB --out \S*run --resume$"),
         (

@@ -18,6 +18,7 @@ from suture.methods.robust import RobustMerge
 from suture.methods.secure_aggregation import SecureAggregation
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
+from suture.simulation.study import StudySites
 from suture_papers.missing_labels.condist import ConDist
 from suture_papers.rare_classes.focal import FocalFedAvg
 from suture_prepare.quality import Count, Findings, Picture
@@ -76,16 +77,22 @@ def test_the_remedies_that_a_problem_names_settle_it() -> None:
     assert compare(configs, few, replace(SMALL, accept_labels=True, selection="last")).problems == ()
 
 
-def test_what_a_site_does_not_permit_is_a_problem_before_anything_is_trained() -> None:
+def test_what_a_site_does_not_permit_is_told_and_with_limits_a_problem_before_anything_is_trained() -> None:
     permitting = CONFIG.model_copy(
         update={"privacy": CONFIG.privacy.model_copy(update={"label_view": "all"})}
     )
     configs = {"alpha": CONFIG, "beta": permitting}
     findings = dict.fromkeys(configs, site())
     assert compare(configs, findings, SMALL).problems == ()
-    [problem] = compare(configs, findings, replace(SMALL, method=ConDist())).problems
+    limited = replace(SMALL, simulation=StudySites(limits=True), method=ConDist())
+    [problem] = compare(configs, findings, limited).problems
     assert problem.startswith("alpha: ConDist")
     assert 'label_view = "all" under [privacy]' in problem
+    here = compare(configs, findings, replace(SMALL, method=ConDist()))
+    assert here.problems == ()
+    assert [text for text in here.warnings if "label_view" in text] == [
+        f"in a federation, refused by {problem}"
+    ]
     own = FedAvg(label_view="own")
     assert compare(configs, findings, replace(SMALL, method=own)).problems == ()
 

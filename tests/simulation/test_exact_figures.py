@@ -15,6 +15,7 @@ from suture.cli import app
 from suture.core.errors import ConfigError
 from suture.data.config import SiteConfig, load_site_config
 from suture.data.readers import read_table
+from suture.methods.vanilla import VanillaFL
 from suture.protocol.records import read_run
 from suture.reports.frames import open_results
 from suture.simulation.exact_figures import forecast, without_limits
@@ -148,14 +149,20 @@ def test_a_run_is_continued_as_it_was_begun(job: Job, runs: tuple[Path, Path]) -
 
 
 def test_what_protects_training_stays(job: Job, tmp_path: Path) -> None:
-    """Clipping, noise, ε and the label view are no limits of disclosure; what stays here is not counted."""
-    assert isinstance(job.simulation, StudySites)
-    job.simulation.prepare(tmp_path, tmp_path, 1, job.method)
-    own = job.simulation.configs()["alpha"].privacy
-    written = load_site_config(tmp_path / "alpha" / "suture.toml").privacy
+    """Clipping, noise and ε are no limits of disclosure; what stays here is not counted."""
+    study = small_study(tmp_path / "study", least=5)
+    config = study / "alpha" / "suture.toml"
+    config.write_text(config.read_text().replace('"all"', '"own"') + "clip = 1.0\nmax_answers = 7\n")
+    own = load_site_config(config).privacy
     assert own.min_count == own.min_loss == 5
     free = dict.fromkeys(("max_answers", "max_figures", "max_experiments"), 10**9)
-    assert written == own.model_copy(update={"min_count": 0, "min_loss": 0, "round_counts": 1, **free})
+    free |= {"label_view": "all", "min_count": 0, "min_loss": 0, "round_counts": 1}
+    for limits, expected in ((False, own.model_copy(update=free)), (True, own)):
+        StudySites(str(study), limits=limits).prepare(tmp_path / "run", tmp_path, 1, job.method)
+        assert load_site_config(tmp_path / "run" / "alpha" / "suture.toml").privacy == expected
+    said = without_limits(StudySites(str(study)).configs(), replace(job, method=VanillaFL()))
+    assert "alpha would refuse Vanilla FL" in said
+    assert "refuse" not in without_limits(StudySites(str(study)).configs(), job)
 
 
 def test_a_site_that_cannot_be_read_ends_no_run_by_its_sentence(job: Job) -> None:

@@ -19,12 +19,21 @@ from suture.simulation.method_comparison import _fold, compare_methods
 from suture.simulation.study import StudySites
 
 
+def hide_names(site: Path) -> None:
+    """Set the view that `suture init` writes."""
+    config = site / "suture.toml"
+    config.write_text(config.read_text().replace('label_view = "all"', 'label_view = "own"'))
+
+
 @pytest.mark.complete
 def test_each_site_alone_comes_first_and_figures_are_those_of_the_models(tmp_path: Path) -> None:
     study, out = small_study(tmp_path / "study", images=60), tmp_path / "out"
+    hide_names(study / "beta")
     words = ["run", str(study), "--compare", "surgical,vanilla", "--seeds", "2", "--rounds", "1"]
     result = CliRunner().invoke(app, [*words, "--out", str(out)])
     assert result.exit_code == 0, result.output
+    [told] = (line for line in result.output.splitlines() if "label_view" in line)
+    assert "beta would refuse Vanilla FL" in told
     found = json.loads((out / "comparison.json").read_text())
     assert list(found["methods"]) == ["individual", "surgical", "vanilla"]
     configs = StudySites(str(study)).configs()
@@ -50,12 +59,12 @@ def test_each_site_alone_comes_first_and_figures_are_those_of_the_models(tmp_pat
     assert isinstance(other.exception, ConfigError)
 
 
-def test_a_view_that_refuses_a_method_is_told_before_any_training(tmp_path: Path) -> None:
+def test_with_limits_a_view_that_refuses_a_method_is_told_before_any_training(tmp_path: Path) -> None:
     study = small_study(tmp_path / "study")
-    config = study / "beta" / "suture.toml"
-    config.write_text(config.read_text().replace('label_view = "all"', 'label_view = "own"'))
+    hide_names(study / "beta")
+    job = with_settings(load_job(study), ["simulation.limits=true"])
     with pytest.raises(ConfigError, match=r'beta: .*label_view = "all"'):
-        compare_methods(load_job(study), ["surgical", "vanilla"], tmp_path / "out")
+        compare_methods(job, ["surgical", "vanilla"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

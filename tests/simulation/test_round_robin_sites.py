@@ -20,7 +20,7 @@ from suture.models import ModelSpec
 from suture.simulation.job import Job
 from suture.simulation.partition import assigned_classes
 from suture.simulation.run import run_job
-from suture.simulation.sites import cache_folder
+from suture.simulation.sites import cache_folder, feature_folder
 from suture_papers.chest_xrays.chest_sites import NihSites
 from suture_papers.chest_xrays.nih import LABELS as NIH
 from suture_papers.fedlsm.fedlsm import FedLSM
@@ -53,13 +53,21 @@ def test_sites_of_all_runs_share_a_cache_where_it_is_named(
 ) -> None:
     own = prepared(IsicSites(root=str(ham)), tmp_path / "one", "fedavg")
     assert own["site-1"].storage.cache == tmp_path / "one" / "site-1" / "cache"
+    users = Path.home() / ".cache" / "suture" / "features"
+    assert {c.storage.feature_folder for c in own.values()} == {users}
+    assert users.stat().st_mode & 0o777 == 0o700
     monkeypatch.setenv("SUTURE_CACHE", str(tmp_path / "shared"))
     for run in ("one", "two"):
         configs = prepared(IsicSites(root=str(ham)), tmp_path / run, "fedavg")
         assert {c.storage.cache for c in configs.values()} == {tmp_path / "shared"}
+        assert {c.storage.feature_folder for c in configs.values()} == {tmp_path / "shared" / "features"}
         assert configs["site-1"].storage.state == tmp_path / run / "site-1" / "state"
     site = tmp_path / "phantoms" / "harbor"
     assert cache_folder(site, site / "images") == site / "cache"
+    assert feature_folder(site, site / "images") is None
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SUTURE_CACHE", str(tmp_path / "file" / "no folder"))
+    assert feature_folder(site, tmp_path / "images") is None, "as without a home"
 
 
 def test_isic_is_divided_into_multiclass_colour_sites(ham: Path) -> None:

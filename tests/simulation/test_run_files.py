@@ -74,8 +74,8 @@ def test_what_a_user_has_added_to_a_run_stays_and_is_named(
 @pytest.mark.parametrize(
     "settings",
     [
-        ["model.train=head"],
-        ["method=afl"],
+        ["model.train=head", "model.weights=random"],
+        ["method=afl", "model.weights=random"],
         ["transport=int8"],
         ["method=vanilla", "secure_aggregation={}"],
     ],

@@ -33,7 +33,7 @@ PANELS = {
     "Run": ("run", "watch", "report", "track", "export", "status", "results", "resume"),
     "Use a model": ("predict", "evaluate", "compare", "decide", "explain", "finetune", "model"),
     "Research": ("plot", "vocab", "reference"),
-    "Site and server": ("doctor", "policy", "ledger", "egress", "forget", "data", "poc"),
+    "Site and server": ("doctor", "policy", "clean", "ledger", "egress", "forget", "data", "poc"),
 }
 """The words of commands as the help and the reference group them; all others are Research."""
 

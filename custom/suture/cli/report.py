@@ -21,13 +21,9 @@ def show_run(folder: Path) -> None:
         for sentence in sentences:
             print_line(f"{word}: {sentence}", style="yellow")
     if said := results.info.without_limits:
-        here, _, limited = said.partition(". ")
-        if "would send" in limited:  # a line for each site and split
-            said = (
-                f"{here}. In a federation (or with --limits) the sites' limits change some; the report lists "
-                "them."
-            )
-        print_line(said)
+        here, changes, _ = said.partition("With the sites' limits")  # a line for each site and split
+        in_short = "In a federation (or with --limits) the sites' limits change some; the report lists them."
+        print_line(f"{here}{in_short if changes else ''}")
     print_line(f"report: {folder / 'report.html'}")
 
 

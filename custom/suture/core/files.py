@@ -12,6 +12,7 @@ import re
 import secrets
 import shutil
 import stat
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -77,6 +78,18 @@ def make_folder(path: Path, *, private: bool = False) -> None:
     """
     with writing(path):
         path.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
+
+
+def shared_features() -> Path:
+    """Return the folder of features that this user's runs of simulated sites share.
+
+    Raises:
+        RuntimeError: the user has no home.
+    """
+    if own := os.environ.get("SUTURE_CACHE"):
+        return Path(own).expanduser().resolve() / "features"
+    caches = "Library/Caches" if sys.platform == "darwin" else ".cache"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / caches) / "suture" / "features"
 
 
 def temporary_beside(path: Path) -> Path:

@@ -100,14 +100,15 @@ class PrivacyConfig(Section):
         Args:
             label_view: of the method; see `LabelUse`.
         """
-        return cls(label_view="all" if label_view == "all" else "own").exact()
+        return cls().exact().model_copy(update={"label_view": "all" if label_view == "all" else "own"})
 
     def exact(self) -> PrivacyConfig:
-        """Return what the site agrees to where no figure leaves the machine: none is withheld, rounded or
-        counted. What protects the model stays.
+        """Return what the site agrees to where nothing leaves the machine: every class name, and figures that
+        are neither withheld, rounded nor counted. What protects the model stays.
         """
         counted = dict.fromkeys(("max_answers", "max_figures", "max_experiments"), 10**9)
-        return self.model_copy(update={"min_count": 0, "min_loss": 0, "round_counts": 1, **counted})
+        everything = {"label_view": "all", "min_count": 0, "min_loss": 0, "round_counts": 1}
+        return self.model_copy(update=everything | counted)
 
     @model_validator(mode="before")
     @classmethod

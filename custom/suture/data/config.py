@@ -75,7 +75,9 @@ class StorageConfig(Section):
     Attributes:
         state: the site's state between rounds and jobs.
         ledger: folder of the ledger of all that the site has released; by default that of the state.
-        cache: decoded images, and features that a prior or a frozen encoder has computed of them.
+        cache: decoded images.
+        features: what a prior or a frozen encoder has computed of them, for all runs that share the folder;
+            by default the folder of that name in `cache`.
         files: folder of the files that a job may name: a prior, or pretrained weights at the server. A job
             gives the bare name, and cannot name other files.
         diagnostics: also write a method's diagnostics of each class beside the state. They are never sent.
@@ -84,8 +86,14 @@ class StorageConfig(Section):
     state: SitePath = Path("state")
     ledger: SitePath | None = None
     cache: SitePath = Path("cache")
+    features: SitePath | None = None
     files: SitePath = Path("files")
     diagnostics: StrictBool = False
+
+    @property
+    def feature_folder(self) -> Path:
+        """The folder of features."""
+        return self.features or self.cache / "features"
 
 
 class SiteConfig(Section):

@@ -26,7 +26,7 @@ from suture.methods.base import Method, RoundContext
 from suture.methods.robust import RobustMerge
 from suture.methods.secure_aggregation import SecureAggregation, check_secure
 from suture.methods.source import code_hash as code_hash
-from suture.models import ModelSpec, check_portable, encoder_of
+from suture.models import RANDOM, ModelSpec, check_portable, encoder_of
 from suture.models.coherence import Coherence
 from suture.protocol.decisions import DecisionSettings
 from suture.protocol.egress import Layout, check_declared
@@ -122,26 +122,32 @@ class Plan:
 
     def _check_frozen_encoder(self) -> None:
         """Refuse a method whose exchange is about the backbone, where that is a frozen encoder."""
-        exchange, model, title = self.method.sharing, self.model, self.method.about.title
+        sharing, model, title = self.method.sharing, self.model, self.method.about.title
+        if model.weights is None:
+            raise ConfigError(
+                f"model.train={model.train!r} freezes the encoder, and {model.name} has no pretrained "
+                "weights; set model.weights to a file, choose a model that has some (suture list models), or "
+                "set model.weights=random for features of random weights"
+            )
         if model.reads_features and self.method.about.pixels:
             raise ConfigError(
                 f"{title} {self.method.about.pixels}, and with model.train='head' sites train on stored "
                 "features; set model.views=0, with which the encoder reads every image in each step"
             )
-        if self.method.sharing.batch_norm == "local":
+        if sharing.batch_norm == "local":
             raise ConfigError(
                 "batch_norm='local' (FedBN) keeps each site's batch norm, but "
                 f"model.train={model.train!r} freezes its statistics at every site; set "
                 "method.batch_norm='average', or model.train='all'"
             )
-        if model.adapters and model.adapters.kind == "bias" and self.method.sharing.batch_norm == "frozen":
+        if model.adapters and model.adapters.kind == "bias" and sharing.batch_norm == "frozen":
             raise ConfigError(
                 "batch_norm='frozen' (FedBN+) keeps batch norm as it was, but model.adapters.kind='bias' "
                 "trains it; set method.batch_norm='average', or model.adapters.kind='lora'"
             )
         if (
             model.train == "head"
-            and exchange.head_at_site
+            and sharing.head_at_site
             and not (model.hidden or model.neck or model.projection)
         ):
             raise ConfigError(
@@ -205,7 +211,8 @@ class Plan:
         Raises:
             ConfigError: see `named_file`.
         """
-        words = {"model.weights": encoder_of(self.model).weights or (), "model.embedding": (TFIDF,)}
+        own_words = (*(encoder_of(self.model).weights or ()), RANDOM)
+        words = {"model.weights": own_words, "model.embedding": (TFIDF,)}
 
         def own(key: str, name: str, _mark: str) -> str:
             stays = key not in keys or name in words.get(key, ())

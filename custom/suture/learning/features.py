@@ -1,8 +1,7 @@
 """Features of a frozen encoder in place of its inputs: computed once for all runs that share a cache.
 
 They depend on encoder, input, view, kind of device, precision and threads, and on nothing else: an image has
-the same views in every split and at every site. Features tell of patients: only the owner of the files may
-read them.
+the same views in every split and at every site.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor
 
 from suture.core.devices import device_name, moved
-from suture.core.files import make_folder, writing
 from suture.core.seeds import generator_for
 from suture.data.augmentation import Augmentation, Source, augment
 from suture.data.batch import FEATURES, ROW, Samples
@@ -27,9 +25,6 @@ from suture.protocol.packing import Packed, digest
 
 _FORMAT = 3
 """The format of an entry; a new number invalidates every older entry."""
-
-_FOLDER = "features"
-"""Of the entries, in a party's cache."""
 
 _AFTER = {"hidden", "dropout", "projection", "second_head", "neck", "head", "row_init", "name_vectors"}
 _ELSEWHERE = {"weights", "norm_momentum", "train", "views", "adapters"}
@@ -43,7 +38,7 @@ class FeatureStore:
     Args:
         model: holds the encoder, on the device that computes.
         samples: with the encoder's inputs.
-        cache: folder of `[storage] cache`.
+        folder: of the features; see `StorageConfig`.
         party: for messages.
 
     Attributes:
@@ -54,20 +49,16 @@ class FeatureStore:
     """
 
     def __init__(
-        self, model: Classifier, spec: ModelSpec, samples: Mapping[Split, Samples], cache: Path, party: str
+        self, model: Classifier, spec: ModelSpec, samples: Mapping[Split, Samples], folder: Path, party: str
     ) -> None:
         self._spec, self._prepare, self._party = spec, spec.preprocessing, party
-        self._folder, self._train = cache / _FOLDER, samples.get("train")
+        self._folder, self._train = folder, samples.get("train")
         self._views: dict[Augmentation, Tensor] = {}
         state = model.state_dict()
         encoder = {name: state[name].cpu() for name in model.frozen_names - model.counters}
         settings = dataclasses.asdict(spec) | {"preprocessing": dataclasses.asdict(self._prepare)}
         facts = {name: value for name, value in settings.items() if name not in _AFTER | _ELSEWHERE}
         self._encoder = digest(Packed(encoder, facts))
-        make_folder(cache, private=True)
-        with writing(self._folder):
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            self._folder.chmod(0o700)
         self._of = {split: digests(part.inputs) for split, part in samples.items()}
         self.samples = {split: self._read(model, split, part) for split, part in samples.items()}
 

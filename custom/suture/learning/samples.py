@@ -122,7 +122,7 @@ def _losses(reading: Reading, config: SiteConfig, spec: ModelSpec, wanted: int, 
 def _inputs(table: Table, config: SiteConfig, spec: ModelSpec, site: str) -> tuple[dict[str, Tensor], Table]:
     """Return the inputs of the model, and the rows whose inputs could be read."""
     if table.texts is not None:
-        return document_inputs(spec, table.texts, config.storage.cache, site), table
+        return document_inputs(spec, table.texts, config.storage.feature_folder, site), table
     images, readable = decode(
         replace(table, modalities=spec.modalities),
         spec.size,

@@ -201,7 +201,7 @@ class Fitted:
 
     loss: float | None
     optimiser_state: dict[str, Tensor]
-    steps: int = 0
+    steps: int
 
 
 def on_known(loss: Loss) -> Objective:

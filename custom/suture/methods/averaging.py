@@ -219,14 +219,24 @@ class LocalAveraging(Method):
 def trained(site: SiteContext, received: TaskData, round_: LocalRound, fitted: Fitted) -> Update:
     """The update of a trained model: all that was received, the site and each of its rows counting once."""
     shared, head = split_state(site.model.state_dict())
-    return Update(
-        round=round_.round,
-        labels=received.labels,
-        shared={name: shared[name].detach().cpu() for name in received.shared},
-        head={name: head[name].detach().cpu() for name in received.head},
-        class_weights=ones(received.labels),
-        train_loss=fitted.loss,
+    return update_of(
+        received,
+        round_,
+        fitted,
+        {name: shared[name].detach().cpu() for name in received.shared},
+        {name: head[name].detach().cpu() for name in received.head},
     )
+
+
+def update_of(
+    received: TaskData, round_: LocalRound, fitted: Fitted, shared: dict[str, Tensor], head: dict[str, Tensor]
+) -> Update:
+    """The update of these tensors, the site and each of its rows counting once.
+
+    Every method makes its update here, so that none lacks what was measured of the round.
+    """
+    of, labels = round_.round, received.labels
+    return Update(of, labels, shared, head, ones(labels), train_loss=fitted.loss)
 
 
 def owned(site: SiteContext) -> Tensor:

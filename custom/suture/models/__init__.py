@@ -44,8 +44,11 @@ from suture.models.encoders import FAMILIES, STORED, family_encoder, family_of
 from suture.models.encoders.backbone import Backbone as Backbone
 from suture.models.heads import HeadKind, RowInit, head_rows
 
-WEIGHTS = ("download", "package")
-"""What `ModelSpec.weights` may be besides a path, each for some models."""
+RANDOM = "random"
+"""As `ModelSpec.weights`: begin without pretraining, although a model has weights at hand, or is frozen."""
+
+WEIGHTS = ("download", "package", RANDOM)
+"""What `ModelSpec.weights` may be besides a path; the first two are each for some models."""
 
 CORPUS = "corpus"
 """As `ModelSpec.vocabulary`: the vocabulary of all documents of a simulation."""
@@ -150,7 +153,8 @@ class ModelSpec:
             `weights`; None computes vectors from the letters of the name.
         weights: file of pretrained weights, or a folder of timm, transformers or MONAI with one; at a real
             server, which alone reads it, its bare name in ``[storage] files``. ``download`` fetches
-            torchvision's, ``package`` uses those of the backbone's package.
+            torchvision's, ``package`` uses those of the backbone's package, ``random`` none. By default those
+            of the package or folder, where the encoder has some; a frozen encoder needs weights.
         mean, std: normalisation for each channel; None for that of the pretrained backbone, otherwise 0.5 and
             0.25.
         vocabulary: for models of text: ``clinical``, part of the package; the path of a vocabulary file; the
@@ -212,6 +216,11 @@ class ModelSpec:
             raise unknown("model", self.name, (*MODELS.names(), *FAMILIES))
 
     @property
+    def pretrained(self) -> bool:
+        """Whether training begins with weights; of a specification that is `self_contained`."""
+        return self.weights not in (None, RANDOM)
+
+    @property
     def reads_features(self) -> bool:
         """Whether sites train on features that they have computed once."""
         return self.train == "head" and self.views > 0
@@ -254,15 +263,18 @@ def _package(name: str) -> str:
 def self_contained(spec: ModelSpec) -> ModelSpec:
     """Return the specification with all that other parties need to build its network.
 
-    An encoder of a file or folder is then known by the name of its network and its configuration; the file or
-    folder gives the weights, unless the specification names others.
+    An encoder of a file or folder is then known by the name of its network and its configuration. The file,
+    folder or package of an encoder gives the weights, unless the specification names others.
 
     Raises:
         ConfigError: the file or folder cannot be used.
     """
     family, _, path = spec.name.partition(":")
-    if spec.encoder_config is None and not family_of(spec.name) and spec.name not in MODELS:
-        return replace(spec, encoder_config=_package(spec.name))
+    if not family_of(spec.name):
+        if spec.encoder_config is None and spec.name not in MODELS:
+            spec = replace(spec, encoder_config=_package(spec.name))
+        packaged = "package" in (MODELS.find(spec.name).weights or ())
+        return replace(spec, weights="package") if packaged and spec.weights is None else spec
     if family not in STORED or spec.encoder_config is not None:
         return spec
     _, read, _ = STORED[family]
@@ -331,7 +343,7 @@ def build(spec: ModelSpec, labels: LabelSet, seed: int, *, pretrained: bool) -> 
     entry = encoder_of(spec)
     _check(spec, entry)
     with seeded(seed_for(seed, "model")):
-        backbone, features = entry.build(spec, spec.weights if pretrained else None)
+        backbone, features = entry.build(spec, spec.weights if pretrained and spec.pretrained else None)
         adapted: frozenset[str] = frozenset()
         if spec.train == "adapters":
             example = example_of(spec, entry)
@@ -391,9 +403,9 @@ def _check(spec: ModelSpec, entry: Backbone) -> None:
     """
     if spec.size < entry.smallest:  # its last pooling would leave no pixel, or batch norm a single one
         raise ConfigError(f"model.size {spec.size} is too small for {spec.name}; {entry.smallest} or more")
-    if spec.weights and entry.weights is None:
+    if spec.pretrained and entry.weights is None:
         raise ConfigError(f"model.weights: {spec.name} has none; remove it, or set model.name")
-    if spec.weights in WEIGHTS and spec.weights not in (known := entry.weights or ()):
+    if spec.weights in WEIGHTS and spec.weights not in (RANDOM, *(known := entry.weights or ())):
         words = ", or ".join(["name a file", *known])
         raise ConfigError(f"model.weights={spec.weights} is not for {spec.name}; {words}")
     if spec.dropout and not spec.hidden:

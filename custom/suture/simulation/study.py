@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,8 +40,8 @@ class StudySites:
         folder: of the study; each of its folders with a suture.toml is a site. A relative one starts at the
             folder of the job's file, and in Python at the working directory.
         sites: the sites that take part; all of them by default.
-        limits: apply the sites' limits of disclosure (min_count, min_loss and round_counts of [privacy]), as
-            in a federation. Otherwise figures are exact, because they stay on this machine.
+        limits: apply the sites' limits of disclosure (label_view, min_count, min_loss and round_counts of
+            [privacy]), as in a federation. Otherwise figures are exact and sites see all class names.
     """
 
     folder: Annotated[str, JOB_PATH] = "."
@@ -55,14 +55,9 @@ class StudySites:
             ConfigError: there is no site, a name cannot be used, or a suture.toml is wrong; then nothing is
                 written.
         """
-        found = self.configs()
+        found = self.here()
         configs: dict[str, SiteConfig | ServerConfig] = {
-            name: config.model_copy(
-                update={
-                    "storage": _storage(config, folder / name / "state"),
-                    "privacy": config.privacy if self.limits else config.privacy.exact(),
-                }
-            )
+            name: config.model_copy(update={"storage": _storage(config, folder / name / "state")})
             for name, config in found.items()
         }
         configs[SERVER] = self._server(folder, runs)
@@ -70,8 +65,12 @@ class StudySites:
             write_site_config(folder / name / CONFIG, config)
         return list(found)
 
+    def here(self) -> dict[str, SiteConfig]:
+        """Return `configs` as they apply on this machine."""
+        return self.configs() if self.limits else exact(self.configs())
+
     def configs(self) -> dict[str, SiteConfig]:
-        """Return the configuration of each site by name.
+        """Return the configuration of each site by name, as it applies in a federation.
 
         Raises:
             ConfigError: as `prepare`.
@@ -113,6 +112,11 @@ class StudySites:
         if own is None:
             return ServerConfig(storage=StorageConfig(state=runs, cache=folder / SERVER / "cache"))
         return own.model_copy(update={"storage": _storage(own, runs)})
+
+
+def exact(configs: Mapping[str, SiteConfig]) -> dict[str, SiteConfig]:
+    """Return the configurations without their limits of disclosure."""
+    return {site: one.model_copy(update={"privacy": one.privacy.exact()}) for site, one in configs.items()}
 
 
 def check_names(names: Iterable[str]) -> None:

@@ -36,8 +36,8 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError, RejectedUpdate
 from suture.learning.batch_size import evaluation_batch
-from suture.learning.training import LocalRound, LocalTraining, SiteContext, ready_inputs
-from suture.methods.averaging import owned
+from suture.learning.training import Fitted, LocalRound, LocalTraining, SiteContext, ready_inputs
+from suture.methods.averaging import owned, update_of
 from suture.methods.base import About, GlobalModel, LabelUse, Method, RoundContext, hyperparameters
 from suture.models import ModelSpec
 from suture.models.classifier import Layout
@@ -142,8 +142,8 @@ class AFL(Method):
             )
         told = told_classes(site)
         sums = sums_of(site, told)
-        update = Update(round_.round, received.labels, {}, {}, told.double(), channels=sums)
-        return update, {}
+        update = update_of(received, round_, Fitted(None, {}, 0), {}, {})
+        return replace(update, class_weights=told.double(), channels=sums), {}
 
     def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
         head = {name: rows.clone() for name, rows in previous.head.items()}

@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from suture.core.validation import LIMIT
-from suture.learning.training import Fitted, LocalRound, LocalTraining, SiteContext
+from suture.learning.training import LocalRound, LocalTraining, SiteContext
 from suture.methods.averaging import LocalAveraging, trained
 from suture.methods.base import About, LabelUse, hyperparameters
 from suture.models.classifier import Layout, NormPolicy
@@ -71,6 +71,6 @@ class FL(LocalAveraging):
         self, site: SiteContext, received: TaskData, round_: LocalRound
     ) -> tuple[Update, dict[str, Tensor]]:
         done = adapted(site, self.loss, round_, self.batches, second_order=False)
-        update = trained(site, received, round_, Fitted(done.support_loss, {}))
+        update = trained(site, received, round_, done.fitted)
         weight, rows = self.weight(site), self.row_weights(site, received)
         return replace(update, weight=weight, class_weights=rows), {}

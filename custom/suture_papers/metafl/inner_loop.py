@@ -29,13 +29,13 @@ from suture.core.validation import LIMIT, STRICT
 from suture.data.batch import Batch
 from suture.learning.losses import LabelLoss
 from suture.learning.optimisers import SGD, Adam, NonFiniteLoss
-from suture.learning.training import LocalRound, LocalTraining, SiteContext, ready_inputs
-from suture.methods.averaging import WeightedMean
+from suture.learning.training import Fitted, LocalRound, LocalTraining, SiteContext, ready_inputs
+from suture.methods.averaging import WeightedMean, update_of
 from suture.methods.base import GlobalModel, LabelUse, Method, RoundContext, hyperparameters
 from suture.methods.sharing import SharingSpec
 from suture.models.classifier import NormPolicy, load_tensors, split_state, train_mode, train_parameters
 from suture.protocol.egress import Channel, Egress, Layout
-from suture.protocol.messages import TaskData, Update, ones
+from suture.protocol.messages import TaskData, Update
 
 Parameters = dict[str, Tensor]
 
@@ -143,10 +143,11 @@ class _Adapted:
 
     Attributes:
         wanted: theta as received in the second order, phi after the inner loop in the first.
+        fitted: the inner loop.
     """
 
     wanted: Parameters
-    support_loss: float | None
+    fitted: Fitted
     query_loss: Tensor
 
 
@@ -179,7 +180,8 @@ def adapted(
         raise NonFiniteLoss(f"{site.name}: the loss of round {round_.round} is not finite; lower local.lr")
     if second_order:
         load_tensors(model, {name: p.detach() for name, p in phi.items()})
-    return _Adapted(theta, sum(losses) / len(losses) if losses else None, query_loss)
+    fitted = Fitted(sum(losses) / len(losses) if losses else None, {}, len(losses))
+    return _Adapted(theta, fitted, query_loss)
 
 
 def twice_differentiable(model: nn.Module) -> AbstractContextManager[None]:
@@ -236,17 +238,8 @@ class MetaLearning(Method):
         grads = torch.autograd.grad(done.query_loss, list(done.wanted.values()))
         gradient = {name: g.detach().cpu() for name, g in zip(done.wanted, grads, strict=True)}
         shared, head = self.sharing.parts(*split_state(gradient))
-        update = Update(
-            round_.round,
-            received.labels,
-            shared,
-            head,
-            ones(received.labels),
-            kind="gradient",
-            scalars={"query_loss": done.query_loss.item()},
-            train_loss=done.support_loss,
-        )
-        return update, {}
+        update = update_of(received, round_, done.fitted, shared, head)
+        return replace(update, kind="gradient", scalars={"query_loss": done.query_loss.item()}), {}
 
     def aggregate(self, previous: GlobalModel, updates: Iterable[Update], ctx: RoundContext) -> GlobalModel:
         return stepped(self.sharing, previous, updates, self.server)

@@ -89,7 +89,7 @@ def test_scores(out: Path) -> TestScores:
         (model, prepare), spec = load_model(folder), load_spec(folder)
         labels, samples = load_samples(config, spec, SERVER, only="test")
         if spec.reads_features:  # those that the server has kept
-            samples = FeatureStore(model, spec, samples, config.storage.cache, SERVER).samples
+            samples = FeatureStore(model, spec, samples, config.storage.feature_folder, SERVER).samples
         part, device = samples["test"], torch.device("cpu")
         logits = predict(SiteContext(SERVER, model, {"test": part}, prepare, Augmentation(), device), part)
         own, scores = model.labels, ranking(logits, labels.label_type).double().numpy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
@@ -68,17 +68,3 @@ def test_a_model_without_batch_norm_and_a_size_that_is_not_the_pretraining_s_are
     ]
     usual = replace(plan, method=replace(FROZEN, batch_norm="average"), model=replace(model, size=160))
     assert method_notes(first, usual, ClassFacts()) == []
-
-
-@pytest.mark.complete
-@pytest.mark.parametrize("train", ["head", "adapters"])
-@pytest.mark.parametrize(("weights", "count"), [(None, 1), ("download", 0)])
-def test_a_frozen_encoder_without_pretraining_is_noted(
-    weights: str | None, count: int, train: Literal["head", "adapters"], tiny: Any
-) -> None:
-    model = ModelSpec("resnet18", size=64, train=train)
-    plan = replace(tiny(FROZEN).plan, model=replace(model, weights=weights))
-    notes = method_notes(initial(replace(plan, model=model), ("Mass",)), plan, ClassFacts())
-    assert [note for note in notes if "its weights are random" in note] == notes
-    assert len(notes) == count
-    assert all(("but for its adapters" in note) == (train == "adapters") for note in notes)

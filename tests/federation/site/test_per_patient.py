@@ -311,7 +311,8 @@ def test_what_mixes_patients_is_refused(method: Any, config: dict[str, Any], say
     site = federation.sites()["alpha"]
     plan, own = site.plan, site.config
     if "augmentation" in config:
-        plan = replace(plan, augmentation=MILD, model=replace(plan.model, train="head"))
+        frozen = replace(plan.model, train="head", weights="random")
+        plan = replace(plan, augmentation=MILD, model=frozen)
     if "training" in config:
         own = own.model_copy(update={"training": own.training.model_copy(update=config["training"])})
     with pytest.raises(ConfigError, match=f"alpha: .privacy. epsilon protects each patient, but .*{says}"):

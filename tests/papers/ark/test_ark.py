@@ -114,7 +114,7 @@ def test_a_site_starts_from_the_student_and_compares_with_the_teacher(
 
     def one_step(context: SiteContext, objective: Any, _: Any) -> Fitted:
         objective(context.model, random_batch(2, len(task.labels), "multilabel"))
-        return Fitted(0.0, {})
+        return Fitted(0.0, {}, 1)
 
     monkeypatch.setattr(Ark, "objective", record)
     monkeypatch.setattr(ark, "fit", one_step)

@@ -45,7 +45,7 @@ class HeldOut:
         self._plan = plan
         self._codes = config.data.stated_codes()
         self.labels, self._samples = load_samples(config, plan.model, "server")
-        self._cache = config.storage.cache
+        self._folder = config.storage.feature_folder
         self._read = not plan.model.reads_features  # whether the samples are as the model reads them
         self.groups: dict[str, tuple[str, ...]] = {
             group: tuple(canonical(name, config.data.synonyms) for name in names)
@@ -135,7 +135,7 @@ class HeldOut:
         labels = LabelSet(model.labels, model.label_type)
         network = classifier(model, self._plan).to(self._device)
         if not self._read:
-            store = FeatureStore(network, self._plan.model, self._samples, self._cache, "server")
+            store = FeatureStore(network, self._plan.model, self._samples, self._folder, "server")
             self._samples, self._read = dict(store.samples), True
         part = columns(self._samples[split], self.labels, labels)
         context = SiteContext(

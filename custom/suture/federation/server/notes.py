@@ -47,22 +47,16 @@ def method_notes(model: GlobalModel, plan: Plan, facts: ClassFacts) -> list[str]
     """
     notes, spec, policy = [], plan.model, plan.method.sharing.batch_norm
     entry = encoder_of(spec)
-    if spec.weights and entry.reads == "image" and entry.size not in (None, spec.size):
+    if spec.pretrained and entry.reads == "image" and entry.size not in (None, spec.size):
         notes.append(
             f"{spec.name} was pretrained on images of {entry.size} px, and model.size is {spec.size}; for "
             f"the size of its pretraining: --set model.size={entry.size}"
         )
-    if spec.train != "all" and not spec.weights:
-        but = " but for its adapters" if spec.train == "adapters" else ""
-        notes.append(
-            f"The encoder is frozen{but}, and {spec.name} was not pretrained: its weights are random. Set "
-            "model.weights, or model.train=all."
-        )
-    elif policy == "average" or entry.reads != "image":
+    if policy == "average" or entry.reads != "image":
         pass
     elif not classifier(model, plan).norm_names:
         notes.append(f"{spec.name} has no batch norm, so batch_norm={policy!r} changes nothing.")
-    elif policy == "frozen" and not spec.weights:
+    elif policy == "frozen" and not spec.pretrained:
         notes.append(
             f"Batch norm is frozen (FedBN+), and {spec.name} was not pretrained: it keeps mean 0 and "
             "variance 1, so it does not normalise. Set model.weights, or another batch_norm."

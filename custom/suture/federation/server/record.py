@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from suture.core.environment import now, versions
+from suture.core.errors import ConfigError
 from suture.core.files import append_line, atomic_write, make_folder, read_json, read_records, write_json
 from suture.core.labels import LabelType
 from suture.federation.plan import Plan, Schedule
@@ -97,6 +98,19 @@ class Record:
             read_history(self.folder)
             lines = [line for line in read_records(path) if line["round"] < committed]
             atomic_write(path, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
+
+    def check_unbegun(self) -> None:
+        """Refuse to begin a run whose rounds are here and whose states are not: its record would be lost.
+
+        Raises:
+            ConfigError: it is one.
+        """
+        path = self.folder / "history.jsonl"
+        if path.exists() and any(line.get("status") == "committed" for line in read_records(path)):
+            raise ConfigError(
+                f"{self.folder} has the rounds of a run whose states were removed, as by `suture clean`; "
+                "restore them from a backup, or begin a new experiment"
+            )
 
     def reopen(self, committed: int) -> None:
         """Delete the line of a committed round: it will be validated, and written, again."""

@@ -166,6 +166,7 @@ class Server:
             check_phase(self.plan, schedule.rounds, found.round, found.state.pending)
             self._restore(found)
         else:
+            self.record.check_unbegun()
             model = initial(self.plan, self.registry.labels, self.registry.label_type)
             weights = self.plan.model.weights
             if weights and weights not in WEIGHTS:

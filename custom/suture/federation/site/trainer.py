@@ -145,8 +145,8 @@ class Trainer:
         (own, samples), wanted = self.data, model.labels
         if self._plan.model.reads_features:
             if self._features is None or task.fixed:
-                cache = config.storage.cache
-                self._features = FeatureStore(model, self._plan.model, samples, cache, self._site)
+                folder = config.storage.feature_folder
+                self._features = FeatureStore(model, self._plan.model, samples, folder, self._site)
             samples = self._features.samples
         absent = method.labels.unknown == "negative"
         return SiteContext(
@@ -161,7 +161,7 @@ class Trainer:
             self.prior.to(training.device) if self.prior else None,
             self._cache,
             torch.tensor([name in own for name in wanted]),
-            cache_dir=config.storage.cache,
+            cache_dir=config.storage.feature_folder,
             min_count=privacy.min_count,
             round_counts=privacy.round_counts,
             prefetch=training.prefetch,

@@ -3,7 +3,8 @@
 An entry is one file: the features of all inputs of a party, named by a hash of them and of everything else
 that the numbers depend on. It is a NumPy array with a digest of each input and a SHA-256 behind it, written a
 batch at a time and then mapped, so memory does not grow with the number of inputs. A new entry takes what it
-can from others of the same network: other splits of the same images, or a table that has grown.
+can from others of the same network: other splits of the same images, or a table that has grown. Features tell
+of patients: only the owner of the files may read them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from suture.core.devices import device_name, moved
 from suture.core.errors import DataError
-from suture.core.files import only_maker, replacing
+from suture.core.files import make_folder, only_maker, replacing
 from suture.core.plain import named_regular, open_regular
 from suture.models.priors.prior import Prior
 
@@ -40,7 +41,7 @@ else is in a batch (a test compares bytes); a party of fewer inputs shares nothi
 PATIENCE = 30.0
 """Seconds between two messages about progress."""
 
-MOST_BYTES = 64 * 2**30
+MOST_BYTES = 16 * 2**30
 """Bytes of the entries of a folder: beyond them, those that were not used for longest are deleted."""
 
 _SUFFIX = ".features"
@@ -107,10 +108,12 @@ def cached(
     if folder is None:
         return torch.cat([*in_batches(shape[0], torch.arange(shape[0]), features, site, reader)])
     path = folder / f"{how}-{hashlib.sha256(of.data).hexdigest()[:16]}{_SUFFIX}"
-    found = _read(path, shape, of)
-    if found is not None:
-        return found
     try:
+        make_folder(folder.parent, private=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.chmod(0o700)
+        if (found := _read(path, shape, of)) is not None:
+            return found
         with only_maker(path):  # another process may be doing just that
             found = _read(path, shape, of)
             if found is None:
@@ -121,7 +124,7 @@ def cached(
         size = math.prod(shape) * 4 / 1e6
         raise DataError(
             f"site {site!r}: cannot write {size:.0f} MB of features to {path.parent}: {error}; "
-            "make room, or set [storage] cache to another folder"
+            "make room, as with `suture clean`, or set [storage] cache to another folder"
         ) from error
     if found is None:
         raise DataError(f"site {site!r}: {path} changes while it is read; check the disk of {path.parent}")

@@ -1,0 +1,148 @@
+"""`suture clean` lists what finished work has left, deletes that where asked to, and touches nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psutil
+import pytest
+from startup_kits import MakeKit
+from suture_admin import cleaning
+from typer.testing import CliRunner
+
+from suture.cli import app
+from suture.core.errors import ConfigError
+from suture.core.files import hold, shared_features
+from suture.federation.loop import Loop, federate
+from suture.federation.store import EXPERIMENTS
+from suture.methods.surgical import SurgicalAggregation
+from suture_admin.doctor import examine
+
+DAY = 24 * 3600
+
+
+def written(folder: Path, *names: str, days: float = 40) -> list[Path]:
+    """Files of 1 kB, each a second younger than the one before."""
+    for i, name in enumerate(names):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * 1000)
+        os.utime(path, (when := time.time() - days * DAY + i, when))
+    return [folder / name for name in names]
+
+
+def aged(folder: Path) -> None:
+    for path in (*folder.rglob("*"), folder):
+        os.utime(path, (when := time.time() - 40 * DAY, when))
+
+
+@pytest.fixture
+def site(make_kit: MakeKit, hospital: Callable[..., Path]) -> Path:
+    folder = make_kit("site")
+    hospital(folder / "local", ("Mass",), 5, 1)
+    return folder
+
+
+ROUNDS = ("round-000002.safetensors", "best-000001.safetensors", "encoder.safetensors")
+TESTED = "answers/test/round-000002.safetensors"
+STAY = ("errors.jsonl", "owner.json", "counts.json", "masked.jsonl", "model/model.safetensors", "notes.txt")
+
+
+def clean(*words: str) -> str:
+    result = CliRunner().invoke(app, ["clean", *words])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_site_loses_states_of_finished_experiments_and_folders_of_ended_jobs_alone(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = site / "local" / "state"
+    gone = written(own / EXPERIMENTS / "done", *ROUNDS, "answers/train/round-000002.safetensors", TESTED)
+    stay = written(own / EXPERIMENTS / "done", *STAY) + written(own, "ledger.jsonl", "mask.key")
+    stay += written(own / EXPERIMENTS / "unfinished", *ROUNDS)
+    stay += written(own / EXPERIMENTS / "continued", TESTED, *ROUNDS)
+    stay += written(own / EXPERIMENTS / "recent", *ROUNDS, TESTED, days=3)
+    stay += written(own / EXPERIMENTS / "in use", *ROUNDS, TESTED)
+    ended, running, foreign = (str(uuid4()) for _ in range(3))
+    gone += written(site / ended, "app_harbor/config/plan.json", "log.txt")
+    stay += written(site / running, "app_harbor/config/plan.json")
+    stay += written(site / foreign, "app_harbor/config/config_fed_client.json")
+    stay += written(site / "a-b-c-d-e", "app_harbor/config/plan.json")
+    for job in (ended, running, foreign):
+        aged(site / job)
+    process = type("Process", (), {"info": {"cmdline": ["python", "-n", running]}})
+    monkeypatch.setattr(psutil, "process_iter", lambda _: [process])
+    found = examine(site)
+    assert any(one.about == "states" and "5 experiments" in one.text for one in found)
+    with hold(own / EXPERIMENTS / "in use" / ".site.lock", 0):
+        listed = clean(str(site))
+        assert all(path.exists() for path in (*gone, *stay)), "a list deletes nothing"
+        assert "experiment done" in listed
+        assert ended in listed
+        assert not any(name in listed for name in ("unfinished", "continued", "recent", running, foreign))
+        assert "in use: states of experiment in use" in clean(str(site), "--yes")
+    assert not any(path.exists() for path in gone)
+    assert all(path.exists() for path in stay)
+
+
+def test_a_server_loses_states_of_finished_experiments_alone(make_kit: MakeKit) -> None:
+    folder = make_kit("server")
+    gone, stay = list[Path](), list[Path]()
+    states = ("state/round-000001.safetensors", "state/updates/000001/a.safetensors")
+    for status in ("finished", "failed", "running"):
+        run = folder / "suture" / EXPERIMENTS / status
+        (gone if status == "finished" else stay).extend(written(run, *states))
+        stay += written(run, "state/ledgers.json", "model/model.safetensors", "history.jsonl")
+        (run / "run.json").write_text(json.dumps({"status": status}))
+    clean(str(folder), "--yes")
+    assert not any(path.exists() for path in gone)
+    assert all(path.exists() for path in stay)
+
+
+def test_features_that_were_not_used_are_deleted(tmp_path: Path) -> None:
+    old, other = written(shared_features(), "a.features", "mine.txt")
+    (recent,) = written(shared_features(), "b.features", days=29)
+    assert "a.features" in clean()
+    assert old.exists()
+    clean("--yes")
+    assert (old.exists(), other.exists(), recent.exists()) == (False, True, True)
+
+
+def test_an_administrator_has_nothing_to_clean(make_kit: MakeKit) -> None:
+    with pytest.raises(ConfigError, match="workspace of a site or server"):
+        cleaning.leftovers(make_kit("admin"), 30)
+
+
+@pytest.mark.complete
+def test_a_real_experiment_is_known_to_have_finished_and_cannot_be_continued_without_states(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation = tiny(SurgicalAggregation(), rounds=1)
+    federation.run()
+    run = federation.folder / "run"
+    folders = [run, *(run / "sites" / site for site in federation.configs)]
+    monkeypatch.setattr(cleaning, "experiments", lambda _: folders)
+    assert len(list(cleaning._experiments(run))) == len(folders)
+    longer = replace(federation, schedule=replace(federation.schedule, rounds=2))
+    server, sites = longer.server(), longer.sites()
+    with monkeypatch.context() as patch:
+        patch.setattr(type(server), "assign_validation", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            federate(server, Loop(sites))
+    del server, sites
+    assert list(cleaning._experiments(run)) == [], "it goes on"
+    longer.run()
+    of_server, *of_sites = cleaning._experiments(run)
+    assert len(of_sites) == len(folders) - 1
+    assert cleaning.remove(of_server)
+    with pytest.raises(ConfigError, match="states were removed"):
+        replace(federation, schedule=replace(federation.schedule, rounds=3)).run()
+    assert (run / "history.jsonl").read_text()
