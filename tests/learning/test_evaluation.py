@@ -139,6 +139,17 @@ def test_figures_by_attribute_are_those_of_its_images_alone() -> None:
     assert found.overall["accuracy"] == 0.5
 
 
+@pytest.mark.parametrize("of_c", [-9.0, 0.5, 9.0])
+def test_multiclass_figures_of_a_site_are_among_its_own_classes(of_c: float) -> None:
+    """So it does not matter whether the site sees C, the class of another."""
+    own = LabelSet(("A", "B"), "multiclass")
+    alone = with_attributes(samples(SINGLE, ONE_HOT), "light", "dark", "light", "dark")
+    more = samples([[*row, of_c * i] for i, row in enumerate(SINGLE)], [[*row, NAN] for row in ONE_HOT])
+    both = (("A", "B"), alone), (("A", "B", "C"), replace(more, attributes=alone.attributes))
+    narrow, wide = (measured(context(names, "multiclass", part), own) for names, part in both)
+    assert narrow == wide
+
+
 def test_attributes_are_compared_on_the_classes_that_all_have() -> None:
     """Among the light images Edema is ranked wrongly and Mass rightly; no dark image lacks Edema."""
     logits, y = (

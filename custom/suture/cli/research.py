@@ -70,6 +70,8 @@ def evaluate(
     console.print(table)
     if done.unlearned:
         print_line(f"the mean is undefined: the model has not learned {', '.join(done.unlearned)}")
+    if done.others:
+        print_line(f"not compared, because the data do not label them: {', '.join(done.others)}")
     if out:
         write_json(out, as_metrics(done))
     if scores:

@@ -93,14 +93,15 @@ def measure(
     logits, labels = predict(context, part), context.model.labels
     names, limits, test = common(how.own, labels), how.limits, split == "test"
     _check_finite(bool(torch.isfinite(logits).all()), context.name, of_round)
-    scores = class_scores(part, logits, labels, names, limits, bootstrap=bootstrap, seed=how.seed)
+    own = among_annotated(logits, part.y, labels.label_type)
+    scores = class_scores(part, own, labels, names, limits, bootstrap=bootstrap, seed=how.seed)
     visible = without_withheld(part, scores, labels)
-    loss, step = split_loss(visible, logits, how, test=test)
+    loss, step = split_loss(visible, own if test else logits, how, test=test)
     _check_finite(abs(loss or 0.0) <= LARGEST, context.name, of_round)
     attributes: dict[str, Figures] = {}
     decided: dict[str, DecidedClass] = {}
     if test:
-        attributes = by_attribute(part, logits, labels, names, limits)
+        attributes = by_attribute(part, own, labels, names, limits)
         shown, visible_classes = _shown(how.decisions, scores), _shown(scores, scores)
         decided = decided_classes(part, logits, labels, shown, how.rule, limits, attributes, visible_classes)
     return Metrics(
@@ -109,7 +110,7 @@ def measure(
         len(part),
         loss,
         scores,
-        overall(visible, logits, labels.label_type, limits),
+        overall(visible, own, labels.label_type, limits),
         attributes,
         decided,
         step,
@@ -341,6 +342,20 @@ def by_attribute(
             overall(without_withheld(own, scores, labels), of_own, labels.label_type, limits),
         )
     return found
+
+
+def among_annotated(logits: Tensor, y: Tensor, label_type: LabelType) -> Tensor:
+    """Return logits whose softmax is over the classes that the data annotate, with known labels in `y`.
+
+    The data cannot tell whether another class is right. And so a site's figures are the same whether or not
+    it sees the rows of the other sites.
+
+    Args:
+        logits, y: ``[n, c]``.
+    """
+    if label_type == "multilabel":
+        return logits
+    return logits.masked_fill(torch.isnan(y).all(dim=0), torch.finfo(logits.dtype).min)
 
 
 def ranking(logits: Tensor, label_type: LabelType) -> Tensor:

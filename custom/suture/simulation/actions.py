@@ -204,7 +204,7 @@ def decide(
     alone = np.arange(len(done.patients))
     points, found = {}, {}
     for name in done.tested:
-        y, p = (of[:, done.labels.index(name)].astype(np.float64) for of in (done.y, done.scores))
+        y, p = (of[:, done.labels.index(name)].astype(np.float64) for of in (done.y, done.predicted))
         counts = [histogram(log_odds(p[y == kind]), alone[y == kind], 0) for kind in (1, 0)]
         if counts[0] is None or counts[1] is None:
             continue

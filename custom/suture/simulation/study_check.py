@@ -19,7 +19,13 @@ from suture.data.decoding import other_modality
 from suture.data.inspection import counted_modalities, size_notes, stated_modalities
 from suture.data.quality import Count, Findings
 from suture.data.table import SPLITS, Split
-from suture.federation.server.checks import check_label_type, check_liars, check_owners, check_same_classes
+from suture.federation.server.checks import (
+    check_decision,
+    check_label_type,
+    check_liars,
+    check_owners,
+    check_same_classes,
+)
 from suture.federation.server.classes import ClassConflict, one_name, statements
 from suture.federation.server.notes import EXPERIMENTAL, unprotected_note
 from suture.federation.server.registry import senders, shared_generic
@@ -132,8 +138,9 @@ def refusals(configs: Mapping[str, SiteConfig], findings: Mapping[str, Findings]
     owners, sent = _rows_sent(findings, job)
     checks.append(partial(check_owners, job.secure_aggregation, sent, owners, len(configs)))
     for label_type in label_types:
-        alike = job.secure_aggregation, job.method, label_type, owners, len(configs)
-        checks.append(partial(check_same_classes, *alike))
+        alike = job.method, label_type, owners, len(configs)
+        checks.append(partial(check_same_classes, job.secure_aggregation, *alike))
+        checks.append(partial(check_decision, job.decision, *alike))
     if label_types and any(config.privacy.epsilon for config in configs.values()):
         model = build(plan.model, LabelSet(("class",), label_types[0]), plan.seed, pretrained=False)
         checks.append(partial(check_batch_norm, model, plan, job.rounds))

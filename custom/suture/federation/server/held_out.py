@@ -19,7 +19,14 @@ from suture.federation.plan import Plan
 from suture.federation.server.classes import one_name, statements
 from suture.federation.server.global_model import classifier
 from suture.federation.server.registry import SiteRegistry
-from suture.learning.evaluation import by_attribute, class_scores, entropy, mean_interval, overall
+from suture.learning.evaluation import (
+    among_annotated,
+    by_attribute,
+    class_scores,
+    entropy,
+    mean_interval,
+    overall,
+)
 from suture.learning.features import FeatureStore
 from suture.learning.samples import load_samples
 from suture.learning.training import SiteContext, predict
@@ -141,4 +148,5 @@ class HeldOut:
         context = SiteContext(
             "server", network, {split: part}, self._plan.model.preprocessing, Augmentation(), self._device
         )
-        return part, predict(context, part), labels, tuple(n for n in model.labels if n in self.labels)
+        logits = among_annotated(predict(context, part), part.y, labels.label_type)
+        return part, logits, labels, tuple(n for n in model.labels if n in self.labels)
