@@ -370,7 +370,8 @@ def finetune(
 ) -> None:
     """Fine-tune a trained model on a task of your own, and test it.
 
-    The model of the first run is saved in OUT/model. Learning rate, batch size, device, threads and
+    The test split stays out: measure it with evaluate OUT. The model of the first run is saved in OUT/model,
+    and tuned.json lists the cases that each run was tested on. Learning rate, batch size, device, threads and
     precision are those of [training] in the suture.toml.
     """
     from suture.learning.finetuning import FILE

@@ -279,7 +279,7 @@ def finetune(
     fresh: bool = False,
     seed: int = 1,
 ) -> FinetuningResults:
-    """Fine-tune a trained model on a task of your own, and test it.
+    """Fine-tune a trained model on a task of your own, and test it; the test split of the data stays out.
 
     Args:
         data: a suture.toml; learning rate, batch size, device, threads and precision are those of [training].
@@ -302,7 +302,8 @@ def finetune(
     settings: dict[str, Any] = {"runs": runs, "epochs": epochs, "examples": examples}
     settings |= {"start": "fresh" if fresh else "model"}
     settings |= {key: value for key, value in steps.items() if value is not None}
-    tune_own(model_folder(model), config, parse(FineTuning, settings, "suture finetune"), seed, folder)
+    how = parse(FineTuning, settings, "suture finetune")
+    tune_own(model_folder(model), Path(data), config, how, seed, folder)
     found = read_finetuning_results(folder)
     assert found is not None
     return found
