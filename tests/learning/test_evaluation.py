@@ -20,6 +20,7 @@ from suture.learning.evaluation import (
     class_scores,
     entropy,
     label_counts,
+    mean_interval,
     measure,
     overall,
     ranking,
@@ -241,6 +242,22 @@ def test_counts_are_rounded_and_a_loss_over_few_is_withheld() -> None:
         limits = PrivacyConfig(min_count=0, min_loss=least)
         how = Measurement(SurgicalAggregation().loss, LabelSet(("A",)), limits, 1)
         assert (measure(site, how, "test", 1).loss is not None) is sent
+
+
+def test_the_interval_of_a_mean_is_not_narrower_than_few_cases_allow() -> None:
+    """Of one class it is that of the class; of several, as wide as they are together if independent."""
+    labels = LabelSet(("A", "B"))
+    logits = torch.stack([torch.arange(60.0), torch.arange(60.0) % 7], dim=1)
+    y = torch.stack([(logits[:, 0] > 57).float(), (logits[:, 1] > 2).float()], dim=1)
+    part = Samples({}, y, tuple(map(str, range(60))))
+    of = class_scores(part, logits, labels, ("A", "B"), bootstrap=100)
+    alone = mean_interval(part, logits, labels, {"A": of["A"]}, 100, 0)
+    assert alone == pytest.approx((of["A"].low, of["A"].high))
+    below = [(s.auroc or 0) - (s.low or 0) for s in of.values()]
+    both = mean_interval(part, logits, labels, of, 100, 0)
+    assert both is not None
+    assert both[0] == pytest.approx(1 - math.hypot(*below) / 2)
+    assert mean_interval(part, logits, labels, {"B": of["B"]}, 100, 0) == (of["B"].low, of["B"].high)
 
 
 def of_counts(positives: int, negatives: int, limits: PrivacyConfig, each: int = 1) -> ClassScore:

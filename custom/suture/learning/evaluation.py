@@ -24,6 +24,7 @@ from suture.learning.metrics import (
     class_recalls,
     mean_defined,
     multiclass_metrics,
+    rarer,
     score_classes,
 )
 from suture.learning.optimisers import NonFiniteLoss
@@ -40,7 +41,17 @@ from suture.protocol.disclosure import (
     step_of,
     without_one,
 )
-from suture.protocol.messages import LARGEST, ClassScore, Counts, Figures, Labels, Metrics, Scores, rounded
+from suture.protocol.messages import (
+    FEW,
+    LARGEST,
+    ClassScore,
+    Counts,
+    Figures,
+    Labels,
+    Metrics,
+    Scores,
+    rounded,
+)
 
 _T = TypeVar("_T")
 
@@ -300,12 +311,32 @@ def entropy(part: Samples, logits: Tensor, label_type: LabelType) -> float | Non
 
 
 def mean_interval(
-    part: Samples, logits: Tensor, labels: LabelSet, names: Sequence[str], bootstrap: int, seed: int
+    part: Samples,
+    logits: Tensor,
+    labels: LabelSet,
+    scores: Mapping[str, ClassScore],
+    bootstrap: int,
+    seed: int,
 ) -> tuple[float, float] | None:
-    """Return the 95 % interval of the mean AUROC of some classes; arguments as for `class_scores`."""
-    columns = [labels.index(name) for name in names]
+    """Return the 95 % interval of the mean AUROC of some classes; arguments as for `class_scores`.
+
+    If a class has few patients, or nothing varies, it is at least as wide as the intervals of the classes
+    make it, as if these were independent.
+
+    Args:
+        scores: of these classes, with their intervals.
+    """
+    columns = [labels.index(name) for name in scores]
     ranked = ranking(logits, labels.label_type)[:, columns]
-    return bootstrap_mean(part.y[:, columns].numpy(), ranked.numpy(), part.patients, bootstrap, seed)
+    found = bootstrap_mean(part.y[:, columns].numpy(), ranked.numpy(), part.patients, bootstrap, seed)
+    bounds = [(s.auroc, s.low, s.high) for s in scores.values() if s.auroc is not None]
+    defined = [(a, a - low, high - a) for a, low, high in bounds if low is not None and high is not None]
+    sparse = any(rarer(part.y[:, i], part.patients) < FEW for i in columns)
+    if found is None or not defined or (found[0] < found[1] and not sparse):
+        return found
+    areas, below, above = zip(*defined, strict=True)
+    middle, n = sum(areas) / len(areas), len(areas)
+    return min(found[0], middle - math.hypot(*below) / n), max(found[1], middle + math.hypot(*above) / n)
 
 
 def by_attribute(

@@ -160,7 +160,12 @@ def evaluate(
         scores = probabilities(logits.double(), labels.label_type).numpy().astype(np.float32)
         scores[:, [i for i in range(len(names)) if i not in where]] = np.nan
     y, ranked = part.y.numpy(), ranking(logits, labels.label_type).numpy()
+    classes = score_classes(tested, y[:, where], ranked[:, where], part.patients, _BOOTSTRAP)
     known = {name: [c for c in tested if c in group] for name, group in (groups or {}).items()}
+
+    def together(names: Sequence[str]) -> GroupFigures:
+        return _together({name: classes[name] for name in names}, part, logits, labels)
+
     return Evaluated(
         names,
         tested,
@@ -168,10 +173,10 @@ def evaluate(
         scores,
         predicted,
         part.patients,
-        score_classes(tested, y[:, where], ranked[:, where], part.patients, _BOOTSTRAP),
+        classes,
         tuple(own for name, own in called.items() if name not in names),
-        _together(tested, part, logits, labels),
-        {name: _together(some, part, logits, labels) for name, some in known.items() if some},
+        together(tested),
+        {name: together(some) for name, some in known.items() if some},
         _as_predicted(config, part.names),
         {name: called[name] for name in tested},
     )
@@ -223,14 +228,16 @@ def _of_patients(part: Samples, logits: Tensor, labels: LabelSet, how: PerPatien
     return Samples({}, torch.from_numpy(y.to_numpy(copy=True)), tuple(map(str, y.index))), joined
 
 
-def _together(names: Sequence[str], part: Samples, logits: Tensor, labels: LabelSet) -> GroupFigures:
-    """Return the figures of the classes of `names`, from samples with the model's classes as columns."""
-    others = [i for i, name in enumerate(labels.names) if name not in names]
+def _together(
+    scores: Mapping[str, ClassScore], part: Samples, logits: Tensor, labels: LabelSet
+) -> GroupFigures:
+    """Return the figures of some classes together, from samples with the model's classes as columns."""
+    others = [i for i, name in enumerate(labels.names) if name not in scores]
     y = part.y.clone()
     y[:, others] = torch.nan
     return GroupFigures(
         entropy(replace(part, y=y), logits, labels.label_type),
-        mean_interval(part, logits, labels, names, _BOOTSTRAP, seed=0),
+        mean_interval(part, logits, labels, scores, _BOOTSTRAP, seed=0),
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import model_folder, read_json, write_json
+from suture.core.printable import number_of
 from suture.core.validation import parse
 from suture.data.config import SiteConfig, load_site_config
 from suture.data.description import Answers
@@ -29,6 +30,7 @@ from suture.learning.saved_models import Evaluated, PerPatient
 from suture.learning.score_counts import Curves, histogram
 from suture.model_export.pictures import Drawn, explain_files
 from suture.protocol.decisions import Decisions, DecisionSettings
+from suture.protocol.messages import FEW
 from suture.reports.card import try_card
 from suture.reports.finetuning_results import FinetuningResults, read_finetuning_results
 from suture.simulation.new_study import Which, labelled_data, look, refuse_existing, write_study
@@ -189,7 +191,7 @@ def decide(
 
     Raises:
         ConfigError: the model has thresholds already.
-        DataError: no class has positive and negative images.
+        DataError: no class has `FEW` positive and negative images.
     """
     if not isinstance(settings, DecisionSettings):
         settings = parse(DecisionSettings, settings or {}, "suture decide")
@@ -203,13 +205,14 @@ def decide(
         _warn(folder, config, which, split)
     alone = np.arange(len(done.patients))
     points, found = {}, {}
-    for name in done.tested:
+    for name, score in done.classes.items():
         y, p = (of[:, done.labels.index(name)].astype(np.float64) for of in (done.y, done.predicted))
-        counts = [histogram(log_odds(p[y == kind]), alone[y == kind], 0) for kind in (1, 0)]
-        if counts[0] is None or counts[1] is None:
-            continue
-        fitted = operating(Curves.of([(counts[0], counts[1])]), settings)
+        kinds = (histogram(log_odds(p[y == kind]), alone[y == kind], 0) for kind in (1, 0))
+        counts = [kind for kind in kinds if kind is not None]
+        fitted = operating(Curves.of([(counts[0], counts[1])]), settings) if len(counts) == 2 else None
         if fitted is None:
+            n = number_of(score.positives or 0, "positive"), number_of(score.negatives or 0, "negative")
+            log.warning("%s gets no threshold from %s and %s; %d of each are needed", name, *n, FEW)
             continue
         known = ~np.isnan(y)
         targets = settings.sensitivity, settings.specificity, settings.cost
@@ -218,7 +221,7 @@ def decide(
         at = rates(y[known], p[known] >= threshold)
         found[name] = Point(threshold, *at, int((y == 1).sum()), int((y == 0).sum()))
     if not found:
-        raise DataError(f"{data}: no class of the model has positive and negative {which} images")
+        raise DataError(f"{data}: no class of the model has {FEW} positive and {FEW} negative {which} images")
     decisions = {"decisions": asdict(Decisions(settings, points)), "decided_on": len(done.patients)}
     write_json(folder / "model.json", described | decisions)
     if (folder.parent / "run.json").is_file():

@@ -121,7 +121,7 @@ class HeldOut:
             overall(part, logits, labels.label_type),
             by_attribute(part, logits, labels, names),
         )
-        return metrics, mean_interval(part, logits, labels, names, bootstrap, seed)
+        return metrics, mean_interval(part, logits, labels, metrics.classes, bootstrap, seed)
 
     def validate(self, model: GlobalModel) -> dict[str, dict[str, float]]:
         """Return the AUROC of each class that defines it and, for multiclass labels, the recall, by the name
