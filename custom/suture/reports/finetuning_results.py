@@ -36,7 +36,7 @@ class TunedRun:
     f1: Share
     train: int
     test: int
-    positives: int
+    positives: int | None = None
     cases: tuple[str, ...] = ()
 
     @property
@@ -125,7 +125,7 @@ def task_rows(targets: dict[str, TunedTask]) -> list[TaskRow]:
             name,
             tuple(spread(task.figures(metric), digits=1 if metric == "epochs" else 3) for metric in TITLES),
             _span([run.train for run in task.runs]),
-            f"{_span([run.test for run in task.runs])} ({_span([run.positives for run in task.runs])})",
+            _span([run.test for run in task.runs]) + _of_them([run.positives for run in task.runs]),
         )
         for name, task in targets.items()
     ]
@@ -186,3 +186,8 @@ def finetuning_table(tuned: FinetuningResults) -> Table:
 def _span(numbers: Sequence[int]) -> str:
     low, high = min(numbers), max(numbers)
     return count(low) if low == high else f"{count(low)}–{count(high)}"
+
+
+def _of_them(positives: Sequence[int | None]) -> str:
+    known = [n for n in positives if n is not None]  # tuned.json of a paper's stored run has none
+    return f" ({_span(known)})" if known else ""
