@@ -454,7 +454,7 @@ def test_predictions_scores_and_the_tables_of_sites(tmp_path: Path, unruled: Non
     predict_to_csv(model, tmp_path / "=a.png", tmp_path / "p.csv")
     assert set(PERMITTED) <= set(columns_of(tmp_path / "p.csv"))
     zeros = np.zeros((1, len(NAMES)), dtype=np.float32)
-    done = Evaluated(NAMES, (), zeros, zeros, ("=1+1",), {}, (), GroupFigures(None, None))
+    done = Evaluated(NAMES, (), zeros, zeros, zeros, ("=1+1",), {}, (), GroupFigures(None, None))
     write_scores(done, tmp_path / "s.csv")
     assert set(PERMITTED) <= set(columns_of(tmp_path / "s.csv"))
     table = Table(LabelSet(PERMITTED), ("a.png",), ("-7",), zeros[:, : len(PERMITTED)], ("train",), tmp_path)

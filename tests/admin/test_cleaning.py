@@ -14,7 +14,6 @@ from uuid import uuid4
 import psutil
 import pytest
 from startup_kits import MakeKit
-from suture_admin import cleaning
 from typer.testing import CliRunner
 
 from suture.cli import app
@@ -23,6 +22,7 @@ from suture.core.files import hold, shared_features
 from suture.federation.loop import Loop, federate
 from suture.federation.store import EXPERIMENTS
 from suture.methods.surgical import SurgicalAggregation
+from suture_admin import cleaning
 from suture_admin.doctor import examine
 
 DAY = 24 * 3600

@@ -20,6 +20,7 @@ from suture.learning.evaluation import (
     class_scores,
     entropy,
     label_counts,
+    mean_interval,
     measure,
     overall,
     ranking,
@@ -139,6 +140,17 @@ def test_figures_by_attribute_are_those_of_its_images_alone() -> None:
     assert found.overall["accuracy"] == 0.5
 
 
+@pytest.mark.parametrize("of_c", [-9.0, 0.5, 9.0])
+def test_multiclass_figures_of_a_site_are_among_its_own_classes(of_c: float) -> None:
+    """So it does not matter whether the site sees C, the class of another."""
+    own = LabelSet(("A", "B"), "multiclass")
+    alone = with_attributes(samples(SINGLE, ONE_HOT), "light", "dark", "light", "dark")
+    more = samples([[*row, of_c * i] for i, row in enumerate(SINGLE)], [[*row, NAN] for row in ONE_HOT])
+    both = (("A", "B"), alone), (("A", "B", "C"), replace(more, attributes=alone.attributes))
+    narrow, wide = (measured(context(names, "multiclass", part), own) for names, part in both)
+    assert narrow == wide
+
+
 def test_attributes_are_compared_on_the_classes_that_all_have() -> None:
     """Among the light images Edema is ranked wrongly and Mass rightly; no dark image lacks Edema."""
     logits, y = (
@@ -230,6 +242,22 @@ def test_counts_are_rounded_and_a_loss_over_few_is_withheld() -> None:
         limits = PrivacyConfig(min_count=0, min_loss=least)
         how = Measurement(SurgicalAggregation().loss, LabelSet(("A",)), limits, 1)
         assert (measure(site, how, "test", 1).loss is not None) is sent
+
+
+def test_the_interval_of_a_mean_is_not_narrower_than_few_cases_allow() -> None:
+    """Of one class it is that of the class; of several, as wide as they are together if independent."""
+    labels = LabelSet(("A", "B"))
+    logits = torch.stack([torch.arange(60.0), torch.arange(60.0) % 7], dim=1)
+    y = torch.stack([(logits[:, 0] > 57).float(), (logits[:, 1] > 2).float()], dim=1)
+    part = Samples({}, y, tuple(map(str, range(60))))
+    of = class_scores(part, logits, labels, ("A", "B"), bootstrap=100)
+    alone = mean_interval(part, logits, labels, {"A": of["A"]}, 100, 0)
+    assert alone == pytest.approx((of["A"].low, of["A"].high))
+    below = [(s.auroc or 0) - (s.low or 0) for s in of.values()]
+    both = mean_interval(part, logits, labels, of, 100, 0)
+    assert both is not None
+    assert both[0] == pytest.approx(1 - math.hypot(*below) / 2)
+    assert mean_interval(part, logits, labels, {"B": of["B"]}, 100, 0) == (of["B"].low, of["B"].high)
 
 
 def of_counts(positives: int, negatives: int, limits: PrivacyConfig, each: int = 1) -> ClassScore:

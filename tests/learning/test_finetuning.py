@@ -90,7 +90,7 @@ def test_the_model_of_each_run_is_handed_over() -> None:
 
 
 def test_the_summary_by_hand() -> None:
-    runs = [Tuned((0.5, a), 0.5, 1.0, a, 90, 10) for a in (0.7, 0.8, 0.9)]
+    runs = [Tuned((0.5, a), 0.5, 1.0, a, 90, 10, 4) for a in (0.7, 0.8, 0.9)]
     found = summarised(runs)
     assert found["mean"] == pytest.approx({"auroc": 0.8, "precision": 0.5, "recall": 1.0, "f1": 0.8})
     assert found["sd"] == pytest.approx({"auroc": 0.1, "precision": 0, "recall": 0, "f1": 0.1})

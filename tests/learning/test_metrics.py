@@ -15,6 +15,7 @@ from suture.learning.metrics import (
     score_classes,
     youden,
 )
+from suture.learning.proportions import wilson
 from suture.protocol.messages import ClassScore
 
 Y = [0, 0, 1, 1, 0, 1]
@@ -177,6 +178,34 @@ def test_every_class_has_its_score_and_an_undefined_one_its_counts() -> None:
     assert (edema.positives, edema.negatives) == (3, 3)
     assert result["Hernia"] == ClassScore(None, None, None, 0, 5)
     assert result["Mass"] == ClassScore(None, None, None, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("positives", "per_patient", "patients"), [(1, 1, 1), (4, 1, 4), (8, 4, 2), (9, 1, 9), (60, 1, 40)]
+)
+@pytest.mark.parametrize("turned", [1, -1])
+def test_a_perfect_rank_of_few_is_no_certainty(
+    positives: int, per_patient: int, patients: int, turned: int
+) -> None:
+    """The bootstrap alone says 1 to 1; images of one patient count once, and the rarer kind decides."""
+    y = np.array([1.0] * positives + [0.0] * 40)
+    whose = [f"p{i // per_patient}" if i < positives else f"n{i}" for i in range(len(y))]
+    assert bootstrap_auroc(y, y, whose) == (1, 1)
+    y, s = (y, turned * y) if positives < 40 else (1 - y, turned * (1 - y))
+    score = score_classes(("A",), y[:, None], s[:, None], whose, bootstrap=100)["A"]
+    assert (score.auroc, score.low, score.high) == pytest.approx(wilson((1 + turned) / 2, patients))
+
+
+def test_the_interval_of_few_is_the_wider_of_both_and_of_many_the_bootstraps() -> None:
+    rng = np.random.default_rng(1)
+    for positives in (2, 5, 9, 10, 30):
+        y = np.array([1.0] * positives + [0.0] * 100)
+        s = rng.normal(size=len(y)) + 2 * y
+        one = score_classes(("A",), y[:, None], s[:, None], bootstrap=200)["A"]
+        low, high = bootstrap_auroc(y, s, n=200)
+        bound = wilson(auroc(y, s), positives)
+        wider = (min(low, bound.low), max(high, bound.high)) if positives < 10 else (low, high)
+        assert (one.low, one.high) == pytest.approx(wider)
 
 
 def test_without_bootstrap_there_is_no_interval() -> None:

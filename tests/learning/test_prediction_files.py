@@ -97,7 +97,7 @@ def test_names_of_unreadable_images_do_not_reach_the_terminal_or_a_spreadsheet_r
 def test_scores_of_hostile_patients_hold_no_formula(tmp_path: Path) -> None:
     figures = GroupFigures(None, None)
     y = np.zeros((2, 1), dtype=np.float32)
-    done = Evaluated(("=Edema",), ("=Edema",), y, y, ("=1+1", "P\x1b7"), {}, (), figures)
+    done = Evaluated(("=Edema",), ("=Edema",), y, y, y, ("=1+1", "P\x1b7"), {}, (), figures)
     write_scores(done, tmp_path / "scores.csv")
     lines = (tmp_path / "scores.csv").read_text().splitlines()
     assert lines == [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from suture.cli import app
-from suture.core.errors import ConfigError
+from suture.core.errors import ConfigError, DataError
 from suture.core.labels import LabelSet
 from suture.data.config import load_site_config
 from suture.learning.finetuning import FineTuning, initial_tensors, task_name, tune_targets
@@ -21,6 +22,7 @@ from suture.learning.samples import TARGET
 from suture.learning.training import LocalRound, SiteContext, fit
 from suture.models import ModelSpec, build
 from suture.models.saved import load_model, save_model
+from suture.simulation.trained_images import remark
 
 SPEC = ModelSpec("lstm", vocabulary=("sick", "well", "today"))
 HOW = FineTuning(runs=2, epochs=1, batch_size=16, test=0.25)
@@ -83,13 +85,36 @@ def test_a_model_is_put_to_a_class_of_ones_own_data(model: Path, tmp_path: Path)
     assert list(content["targets"]) == ["Edema"]
     assert [len(run["auroc"]) for run in content["targets"]["Edema"]["runs"]] == [1, 1]
     assert content["how"]["start"] == "model"
-    # All three splits of the table together: 24 rows, 90/10 of 12 patients of either kind.
-    assert {(run["train"], run["test"]) for run in content["targets"]["Edema"]["runs"]} == {(22, 2)}
+    # Without the 8 rows of the test split: 16 rows, 90/10 of 8 patients of either kind.
+    runs = content["targets"]["Edema"]["runs"]
+    assert {(run["train"], run["test"], run["positives"]) for run in runs} == {(14, 2, 1)}
+    assert not {f"d{i}" for i in range(2, 24, 3)} & {case for run in runs for case in run["cases"]}
     assert load_model(out / "model")[0].labels.names == ("Edema",)
     before = {path: path.read_bytes() for path in out.rglob("*.*")}
     with pytest.raises(ConfigError, match="already holds a fine-tuned model; choose another --out"):
         suture_finetune(model, data, out, "--target", "Mass")
     assert {path: path.read_bytes() for path in out.rglob("*.*")} == before
+
+
+@pytest.mark.complete
+def test_what_a_tuned_model_was_trained_on_is_told_of_it_and_of_those_tuned_from_it(
+    model: Path, tmp_path: Path
+) -> None:
+    first, second = (
+        write_documents(tmp_path / name, ("Edema",), n) for name, n in (("one", 24), ("two", 48))
+    )
+    table = second.parent / "labels.csv"
+    table.write_text(table.read_text().replace("\nd", "\nother d"))
+    suture_finetune(model, first, tmp_path / "tuned")
+    suture_finetune(tmp_path / "tuned", second, tmp_path / "again")
+    for folder, data, seen in (("tuned", first, 14), ("again", first, 14), ("again", second, 28)):
+        trained, known = tmp_path / folder / "model", load_site_config(data)
+        assert remark(trained, known, "test", divided=True) == ""
+        assert f"trained on {seen} of these" in (told := remark(trained, known, "all", divided=True))
+        assert told.endswith(f"evaluate {trained} {data} --split test")
+    assert "trained on" not in remark(
+        tmp_path / "tuned" / "model", load_site_config(second), "all", divided=True
+    )
 
 
 @pytest.mark.complete
@@ -101,6 +126,10 @@ def test_a_mistake_is_told_and_leaves_nothing_behind(model: Path, tmp_path: Path
         suture_finetune(model, data, out, "--target", "edemma")
     with pytest.raises(ConfigError, match=r"does not contain model\.json; name the model/ folder"):
         suture_finetune(tmp_path / "data", data, out, "--target", "Mass")
+    table = data.parent / "labels.csv"
+    table.write_text(re.sub("train|validation", "test", table.read_text()))
+    with pytest.raises(DataError, match=r"labels\.csv has nothing in the splits train, validation"):
+        suture_finetune(model, data, out, "--target", "Mass")
     assert not out.exists()
 
 

@@ -24,8 +24,24 @@ from suture.reports.finetuning_results import (
 def record(**how: Any) -> dict[str, Any]:
     """Two runs on a task: AUROC .8 and .9 at the end, within .01 of the best from epochs 3 and 2."""
     runs = [
-        {"auroc": [0.5, 0.7, 0.8], "precision": 0.6, "recall": 1.0, "f1": 0.75, "train": 290, "test": 32},
-        {"auroc": [0.4, 0.89, 0.9], "precision": 0.8, "recall": 0.5, "f1": 0.65, "train": 289, "test": 33},
+        {
+            "auroc": [0.5, 0.7, 0.8],
+            "precision": 0.6,
+            "recall": 1.0,
+            "f1": 0.75,
+            "train": 290,
+            "test": 32,
+            "positives": 4,
+        },
+        {
+            "auroc": [0.4, 0.89, 0.9],
+            "precision": 0.8,
+            "recall": 0.5,
+            "f1": 0.65,
+            "train": 289,
+            "test": 33,
+            "positives": 5,
+        },
     ]
     chosen = {"runs": 2, "epochs": 3, "test": 0.1, "start": "model", "examples": None, "lr": 1e-3} | how
     return {"how": chosen, "seed": 1, "targets": {"Cardio<megaly": {"mean": {}, "sd": {}, "runs": runs}}}
@@ -48,7 +64,7 @@ def unmeasured() -> dict[str, Any]:
     [((0.5,), 1), ((0.5, 0.9, 0.91), 2), ((0.5, 0.899, 0.91), 3), ((0.91, 0.5, 0.92), 1), ((0.7, 0.6), 1)],
 )
 def test_the_first_epoch_that_is_as_good_as_the_best(areas: tuple[float, ...], epochs: int) -> None:
-    run = TunedRun(areas, 0.5, 0.5, 0.5, 10, 2)
+    run = TunedRun(areas, 0.5, 0.5, 0.5, 10, 2, 1)
     assert run.epochs == run.figure("epochs") == epochs
     assert run.figure("auroc") == areas[-1]
 
@@ -60,7 +76,7 @@ def test_a_line_by_hand() -> None:
             "Cardio<megaly",
             ("0.850 ± 0.071", "0.700 ± 0.141", "0.750 ± 0.354", "0.700 ± 0.071", "2.5 ± 0.7"),
             "289–290",
-            "32–33",
+            "32–33 (4–5)",
         )
     ]
     one = parse(FinetuningResults, record(), "tuned").targets["Cardio<megaly"]
@@ -84,7 +100,7 @@ def test_the_page_has_what_became_of_the_model(tmp_path: Path) -> None:
     assert found.row("Cardio<megaly") == [
         "Cardio<megaly",
         *("0.850 ± 0.071", "0.700 ± 0.141", "0.750 ± 0.354", "0.700 ± 0.071", "2.5 ± 0.7"),
-        *("289–290", "32–33"),
+        *("289–290", "32–33 (4–5)"),
     ]
     assert "on each task separately for 3 epochs" in found.text
     assert "Results by class" in found.text
@@ -152,8 +168,8 @@ def test_the_command_shows_only_tables_with_something_in_them(
         ("{", r"tuned\.json is damaged .*run the job again"),
         ('{"how": {}, "targets": {}}', r"tuned\.json: how\.runs: is missing"),
         (
-            '{"how": {"runs": 1, "epochs": 1, "test": 0.1, "start": "model"}, "targets": {"x": {"runs": '
-            '[{"auroc": [1.5], "precision": 1, "recall": 1, "f1": 1, "train": 1, "test": 1}]}}}',
+            '{"how": {"runs": 1, "epochs": 1, "test": 0.1, "start": "model"}, "targets": {"x": {"runs": [{'
+            '"auroc": [1.5], "precision": 1, "recall": 1, "f1": 1, "train": 1, "test": 1, "positives":1}]}}}',
             r"tuned\.json: targets\.x\.runs\.0\.auroc\.0: must be at most 1",
         ),
     ],

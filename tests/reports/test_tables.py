@@ -29,6 +29,20 @@ def test_the_table_by_hand() -> None:
     ]
 
 
+def test_a_class_of_few_cases_is_marked_and_comes_after_all_that_are_ranked() -> None:
+    def order(counts: tuple[int, int]) -> list[str]:
+        metrics = metrics_record()
+        metrics["auroc"]["Edema"], metrics["counts"]["Edema"] = 0.999, counts
+        rows = [r for r in shown(run_record(), metrics) if len(r) > 1 and r[1] in run_record()["sites"]]
+        return [f"{r[0]} {r[2]}" for r in rows]
+
+    assert order((10, 2000))[0] == "Edema 0.999"
+    for counts in ((9, 2000), (2000, 9)):
+        found = order(counts)
+        assert found[-2:] == ["Edema 0.999 (few)", "Hernia —"]
+        assert found[0] != found[-2]
+
+
 def test_a_single_label_task_has_its_figures_below_the_mean() -> None:
     rows = shown(run_record(), metrics_record(OVERALL))
     assert [(r[0], r[2]) for r in rows if len(r) > 2][-5:] == [
@@ -67,7 +81,7 @@ def test_the_caption_shows_numbers_as_people_write_them() -> None:
     (last,) = [r for r in shown(run, metrics_record() | {"n": 25_596}) if "cases" in r[0]]
     assert last[0].startswith("25,596 cases, ")
     assert "\\u" not in last[0]
-    assert shown(run, metrics_record() | {"n": 1})[-1][0].startswith("1 case, ")
+    assert any(r[0].startswith("1 case, ") for r in shown(run, metrics_record() | {"n": 1}))
 
 
 def test_a_long_name_is_wrapped_below_its_beginning() -> None:

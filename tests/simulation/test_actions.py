@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 import suture
 from small_hospitals import small_study
 from suture.cli import app
-from suture.core.errors import ConfigError
+from suture.core.errors import ConfigError, DataError
 from suture.data.config import load_site_config
 from suture.data.readers import read_table
 from suture.learning.metrics import auroc
@@ -92,13 +93,24 @@ def test_scores_and_predictions_name_images_and_patients_alike(
     assert np.allclose(both["Fibrosis_x"], both["Fibrosis_y"], atol=2e-6)
 
 
-def test_a_class_without_negatives_gets_no_threshold(run: Path, external: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "left"), [(0, 0), (0, 9), (1, 9)])
+def test_a_class_of_few_images_of_a_kind_gets_no_threshold(
+    run: Path, external: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: int, left: int
+) -> None:
     frame = pd.read_csv(external)
-    frame.loc[frame["Fibrosis"] == 0, "Fibrosis"] = np.nan
+    frame.loc[frame.index[frame["Fibrosis"] == kind][left:], "Fibrosis"] = np.nan
     frame.to_csv(external, index=False)
     points = suture.decide(shutil.copytree(run, tmp_path / "run"), external)
     assert points
     assert "Fibrosis" not in points
+    told = next(message for message in caplog.messages if "Fibrosis" in message)
+    assert f"{left} {('negatives', 'positives')[kind]}" in told
+    printed = CliRunner().invoke(app, ["evaluate", str(run), str(external)]).output
+    assert ("(few)" in next(line for line in printed.splitlines() if "Fibrosis" in line)) is (left > 0)
+    assert math.isnan(suture.compare(run, run, external)["Fibrosis"].difference.p)
+    frame.drop(columns=points).to_csv(external, index=False)
+    with pytest.raises(DataError, match="no class of the model has 10 positive and 10 negative"):
+        suture.decide(shutil.copytree(run, tmp_path / "other"), external)
 
 
 @pytest.mark.complete

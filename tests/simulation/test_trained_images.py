@@ -110,7 +110,7 @@ def test_the_terminal_the_file_and_the_other_commands_say_it(
     caplog.clear()
     suture.compare(run, run, table)
     assert [message.partition(", so")[0] for message in caplog.messages] == [
-        f"the run trained on {gamma.split.count('train')} of these 60 images"
+        f"the model was trained on {gamma.split.count('train')} of these 60 images"
     ]
     caplog.clear()
     suture.decide(run, table)

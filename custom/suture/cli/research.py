@@ -55,21 +55,29 @@ def evaluate(
 ) -> None:
     """Measure a saved model on labelled data: AUROC of every class, with its interval."""
     from suture.learning.saved_models import as_metrics, write_scores
-    from suture.reports.formatting import area, count, interval
+    from suture.protocol.messages import few
+    from suture.reports.formatting import FEW_NOTE, area, count, interval
     from suture.simulation import actions
 
     done = actions.evaluate(model, data, split, per_patient=per_patient, device=device_of(device))
     what = "patients" if per_patient else "images"
     table = figures_table(f"{count(len(done.patients))} {what}", "AUROC", "95 % CI", "Positives")
+    defined = {name: s for name, s in done.classes.items() if s.auroc is not None}
+    of_few = [name for name, s in defined.items() if few(s.positives, s.negatives)]
     for name, score in done.classes.items():
         bounds = None if score.low is None or score.high is None else (score.low, score.high)
-        table.add_row(name, area(score.auroc), interval(bounds), count(score.positives))
+        marked = area(score.auroc) + " (few)" * (name in of_few)
+        table.add_row(name, marked, interval(bounds), count(score.positives))
     of_mean = interval(done.interval) if done.interval else ""
     table.add_row("[bold]Mean ± SD", f"[bold]{area(done.mean)} ± {area(done.spread)}", of_mean, "")
     table.add_row("[bold]Loss (cross-entropy)", f"[bold]{area(done.loss)}", "", "")
     console.print(table)
+    if of_few:
+        print_line(FEW_NOTE)
     if done.unlearned:
         print_line(f"the mean is undefined: the model has not learned {', '.join(done.unlearned)}")
+    if done.others:
+        print_line(f"not compared, because the data do not label them: {', '.join(done.others)}")
     if out:
         write_json(out, as_metrics(done))
     if scores:
@@ -368,7 +376,8 @@ def finetune(
 ) -> None:
     """Fine-tune a trained model on a task of your own, and test it.
 
-    The model of the first run is saved in OUT/model. Learning rate, batch size, device, threads and
+    The test split stays out: measure it with evaluate OUT. The model of the first run is saved in OUT/model,
+    and tuned.json lists the cases that each run was tested on. Learning rate, batch size, device, threads and
     precision are those of [training] in the suture.toml.
     """
     from suture.learning.finetuning import FILE

@@ -33,7 +33,7 @@ from suture.learning.metrics import (
     weighted_auroc,
 )
 from suture.learning.saved_models import PerPatient, evaluate
-from suture.protocol.messages import ClassScore
+from suture.protocol.messages import FEW, ClassScore, few
 
 _ROUNDING = 1e-12
 """A smaller difference or standard deviation is rounding."""
@@ -119,7 +119,8 @@ def compare(
 ) -> dict[str, Compared]:
     """Compare two saved models on every class that both have and the data label (MIDL 2023, Appendix B).
 
-    Arguments as for `evaluate`; the classes have the data's names.
+    Arguments as for `evaluate`; the classes have the data's names. One with fewer than `FEW` positives or
+    negatives has no interval of the difference and no p, because draws of so few patients say too little.
 
     Raises:
         ConfigError: a folder holds no model.
@@ -133,7 +134,11 @@ def compare(
     for name in names:
         i, j = one.columns[name], two.columns[name]
         difference = compare_auroc(one.y[:, i], one.scores[:, i], two.scores[:, j], one.patients, draws)
-        found[name] = Compared(one.classes[one.labels[i]], two.classes[two.labels[j]], difference)
+        a_score, b_score = one.classes[one.labels[i]], two.classes[two.labels[j]]
+        if few(a_score.positives, a_score.negatives):
+            nothing = dict.fromkeys(("low", "high", "p"), math.nan)
+            difference = replace(difference, **nothing, why=f"fewer than {FEW} positives or negatives")
+        found[name] = Compared(a_score, b_score, difference)
     return found
 
 

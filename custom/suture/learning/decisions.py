@@ -31,7 +31,7 @@ from suture.protocol.decisions import (
     Rule,
 )
 from suture.protocol.disclosure import on_grid, share, without_one
-from suture.protocol.messages import Labels, rounded
+from suture.protocol.messages import Labels, few, rounded
 
 
 def score_counts(
@@ -67,8 +67,8 @@ def _probabilities(logits: Tensor, labels: LabelSet) -> Floats:
 
 
 def operating(curves: Curves, settings: DecisionSettings) -> Operating | None:
-    """Return by what a class is decided; None without positives or without negatives."""
-    if not curves.defined:
+    """Return by what a class is decided; None with fewer than `FEW` positives or negatives."""
+    if few(curves.positives.total, curves.negatives.total):
         return None
     found = thresholds(curves, settings.sensitivity, settings.specificity, settings.cost)
     return Operating(

@@ -24,6 +24,7 @@ from suture.learning.metrics import (
     class_recalls,
     mean_defined,
     multiclass_metrics,
+    rarer,
     score_classes,
 )
 from suture.learning.optimisers import NonFiniteLoss
@@ -40,7 +41,17 @@ from suture.protocol.disclosure import (
     step_of,
     without_one,
 )
-from suture.protocol.messages import LARGEST, ClassScore, Counts, Figures, Labels, Metrics, Scores, rounded
+from suture.protocol.messages import (
+    FEW,
+    LARGEST,
+    ClassScore,
+    Counts,
+    Figures,
+    Labels,
+    Metrics,
+    Scores,
+    rounded,
+)
 
 _T = TypeVar("_T")
 
@@ -93,14 +104,15 @@ def measure(
     logits, labels = predict(context, part), context.model.labels
     names, limits, test = common(how.own, labels), how.limits, split == "test"
     _check_finite(bool(torch.isfinite(logits).all()), context.name, of_round)
-    scores = class_scores(part, logits, labels, names, limits, bootstrap=bootstrap, seed=how.seed)
+    own = among_annotated(logits, part.y, labels.label_type)
+    scores = class_scores(part, own, labels, names, limits, bootstrap=bootstrap, seed=how.seed)
     visible = without_withheld(part, scores, labels)
-    loss, step = split_loss(visible, logits, how, test=test)
+    loss, step = split_loss(visible, own if test else logits, how, test=test)
     _check_finite(abs(loss or 0.0) <= LARGEST, context.name, of_round)
     attributes: dict[str, Figures] = {}
     decided: dict[str, DecidedClass] = {}
     if test:
-        attributes = by_attribute(part, logits, labels, names, limits)
+        attributes = by_attribute(part, own, labels, names, limits)
         shown, visible_classes = _shown(how.decisions, scores), _shown(scores, scores)
         decided = decided_classes(part, logits, labels, shown, how.rule, limits, attributes, visible_classes)
     return Metrics(
@@ -109,7 +121,7 @@ def measure(
         len(part),
         loss,
         scores,
-        overall(visible, logits, labels.label_type, limits),
+        overall(visible, own, labels.label_type, limits),
         attributes,
         decided,
         step,
@@ -299,12 +311,32 @@ def entropy(part: Samples, logits: Tensor, label_type: LabelType) -> float | Non
 
 
 def mean_interval(
-    part: Samples, logits: Tensor, labels: LabelSet, names: Sequence[str], bootstrap: int, seed: int
+    part: Samples,
+    logits: Tensor,
+    labels: LabelSet,
+    scores: Mapping[str, ClassScore],
+    bootstrap: int,
+    seed: int,
 ) -> tuple[float, float] | None:
-    """Return the 95 % interval of the mean AUROC of some classes; arguments as for `class_scores`."""
-    columns = [labels.index(name) for name in names]
+    """Return the 95 % interval of the mean AUROC of some classes; arguments as for `class_scores`.
+
+    If a class has few patients, or nothing varies, it is at least as wide as the intervals of the classes
+    make it, as if these were independent.
+
+    Args:
+        scores: of these classes, with their intervals.
+    """
+    columns = [labels.index(name) for name in scores]
     ranked = ranking(logits, labels.label_type)[:, columns]
-    return bootstrap_mean(part.y[:, columns].numpy(), ranked.numpy(), part.patients, bootstrap, seed)
+    found = bootstrap_mean(part.y[:, columns].numpy(), ranked.numpy(), part.patients, bootstrap, seed)
+    bounds = [(s.auroc, s.low, s.high) for s in scores.values() if s.auroc is not None]
+    defined = [(a, a - low, high - a) for a, low, high in bounds if low is not None and high is not None]
+    sparse = any(rarer(part.y[:, i], part.patients) < FEW for i in columns)
+    if found is None or not defined or (found[0] < found[1] and not sparse):
+        return found
+    areas, below, above = zip(*defined, strict=True)
+    middle, n = sum(areas) / len(areas), len(areas)
+    return min(found[0], middle - math.hypot(*below) / n), max(found[1], middle + math.hypot(*above) / n)
 
 
 def by_attribute(
@@ -341,6 +373,20 @@ def by_attribute(
             overall(without_withheld(own, scores, labels), of_own, labels.label_type, limits),
         )
     return found
+
+
+def among_annotated(logits: Tensor, y: Tensor, label_type: LabelType) -> Tensor:
+    """Return logits whose softmax is over the classes that the data annotate, with known labels in `y`.
+
+    The data cannot tell whether another class is right. And so a site's figures are the same whether or not
+    it sees the rows of the other sites.
+
+    Args:
+        logits, y: ``[n, c]``.
+    """
+    if label_type == "multilabel":
+        return logits
+    return logits.masked_fill(torch.isnan(y).all(dim=0), torch.finfo(logits.dtype).min)
 
 
 def ranking(logits: Tensor, label_type: LabelType) -> Tensor:

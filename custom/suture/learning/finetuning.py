@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -78,6 +79,11 @@ class Tuned:
     """The figures of one run: the AUROC after each epoch, and those at a threshold after the last.
 
     The threshold is that of the greatest Youden index on the test scores themselves, as in the paper.
+
+    Attributes:
+        train, test: numbers of examples.
+        positives: of the test examples.
+        cases: the names of the test examples.
     """
 
     auroc: tuple[float, ...]
@@ -86,6 +92,8 @@ class Tuned:
     f1: float
     train: int
     test: int
+    positives: int
+    cases: tuple[str, ...] = ()
 
 
 def tune_targets(run: Path, how: FineTuning, seed: int, tasks: Path | None = None) -> None:
@@ -116,32 +124,41 @@ def tune_targets(run: Path, how: FineTuning, seed: int, tasks: Path | None = Non
     _write(run / FILE, how, seed, found)
 
 
-def _write(path: Path, how: FineTuning, seed: int, targets: Mapping[str, Any]) -> None:
-    write_json(path, {"how": dataclasses.asdict(how), "seed": seed, "targets": targets})
+def _write(path: Path, how: FineTuning, seed: int, targets: Mapping[str, Any], **origin: str) -> None:
+    write_json(path, {"how": dataclasses.asdict(how), "seed": seed, **origin, "targets": targets})
 
 
-def tune_own(model: Path, config: SiteConfig, how: FineTuning, seed: int, out: Path) -> None:
+def tune_own(model: Path, data: Path, config: SiteConfig, how: FineTuning, seed: int, out: Path) -> None:
     """Fine-tune a saved model on a task of one's own; write tuned.json and the model of the first run.
+
+    The test split of the data stays out, so that it measures the model. tuned.json says where the trained
+    model and the data are, by which `suture.simulation.trained_images` knows the cases.
 
     Args:
         model, config: as of `tune`; the class is the target of the data, or its only one.
+        data: the file of the configuration.
         out: gets tuned.json and model/.
 
     Raises:
         ConfigError, DataError: as `tune`.
     """
     name = task_name(config)
-    runs = tune(model, config, name, how, seed)
+    runs = tune(model, config, name, how, seed, ("train", "validation"))
     first, figures = next(runs)
     found = summarised([figures, *(more for _, more in runs)])
     save_model(first, load_spec(model), out / "model", {"begun": str(model)})
-    _write(out / FILE, how, seed, {name: found})
+    _write(out / FILE, how, seed, {name: found}, begun=str(model.absolute()), data=str(data.absolute()))
 
 
 def tune(
-    model: Path, config: SiteConfig, name: str, how: FineTuning, seed: int
+    model: Path,
+    config: SiteConfig,
+    name: str,
+    how: FineTuning,
+    seed: int,
+    splits: Collection[Split] = ("train", "validation", "test"),
 ) -> Iterator[tuple[Classifier, Tuned]]:
-    """Fine-tune a saved model on one site's data, all splits together; yield the model of each run.
+    """Fine-tune a saved model on one site's data, some splits together; yield the model of each run.
 
     Args:
         model: the folder of a saved model.
@@ -162,7 +179,12 @@ def tune(
     known = class_names(model, [name], config.data.stated_codes())[name]
     tensors = initial_tensors(trained.state_dict(), trained.labels.names, known)
     half = AMP_DTYPES.get(training.precision)
-    yield from finetune(name, spec, tensors, whole(samples), how, seed, training.device, half)
+    used = {split: part for split, part in samples.items() if split in splits and len(part)}
+    if not used:
+        raise DataError(
+            f"{config.data.table} has nothing in the splits {', '.join(splits)}; check its splits"
+        )
+    yield from finetune(name, spec, tensors, whole(used), how, seed, training.device, half)
 
 
 def task_name(config: SiteConfig) -> str:
@@ -180,11 +202,11 @@ def task_name(config: SiteConfig) -> str:
 
 
 def whole(samples: Mapping[Split, Samples]) -> Samples:
-    """Return the samples of all splits as one."""
-    parts = [part for part in samples.values() if len(part)]
+    """Return the samples of some splits, none of them empty, as one."""
+    parts = list(samples.values())
     inputs = {key: torch.cat([part.inputs[key] for part in parts]) for key in parts[0].inputs}
-    patients = tuple(patient for part in parts for patient in part.patients)
-    return Samples(inputs, torch.cat([part.y for part in parts]), patients)
+    patients, names = (tuple(chain(*of)) for of in zip(*((p.patients, p.names) for p in parts), strict=True))
+    return Samples(inputs, torch.cat([part.y for part in parts]), patients, names)
 
 
 def initial_tensors(tensors: Mapping[str, Tensor], labels: Labels, name: str) -> dict[str, Tensor]:
@@ -255,7 +277,8 @@ def _train_and_test(context: SiteContext, how: FineTuning, seed: int) -> Tuned:
         after_epoch=lambda: areas.append(auroc(truth, scores())),
     )
     at = youden(truth, scores())
-    return Tuned(tuple(areas), at.precision, at.recall, at.f1, len(train), len(test))
+    rates = at.precision, at.recall, at.f1
+    return Tuned(tuple(areas), *rates, len(train), len(test), int(truth.sum()), test.names)
 
 
 def random_split(samples: Samples, how: FineTuning, seed: int, name: str) -> tuple[Samples, Samples]:

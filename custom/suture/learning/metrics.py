@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from suture.core.errors import DataError
-from suture.protocol.messages import KEYS, ClassScore
+from suture.learning.proportions import wilson
+from suture.protocol.messages import FEW, KEYS, ClassScore
 
 Floats = NDArray[np.float64]
 _T = TypeVar("_T")
@@ -131,6 +132,10 @@ def score_classes(
 ) -> dict[str, ClassScore]:
     """Return the AUROC of every class, its 95 % interval and the counts of labels.
 
+    A bootstrap of few patients draws the same ones again; of one it has no spread. So the interval of a class
+    with fewer than `FEW` patients of either kind, or without a spread, is at least Wilson's of a share of as
+    many as the rarer kind has: the AUROC is a mean over them of numbers from 0 to 1, and none varies more.
+
     Args:
         labels: names of the c columns.
         y: labels [n, c], NaN where unknown.
@@ -143,11 +148,21 @@ def score_classes(
     """
 
     def score(t: Floats, s: Floats) -> ClassScore:
-        interval = bootstrap_auroc(t, s, patients, bootstrap, seed) if bootstrap else (math.nan, math.nan)
-        area, low, high = (None if math.isnan(value) else value for value in (auroc(t, s), *interval))
+        low, high = bootstrap_auroc(t, s, patients, bootstrap, seed) if bootstrap else (math.nan, math.nan)
+        if (n := rarer(t, patients)) < FEW or low == high:
+            share = wilson(auroc(t, s), n)
+            low, high = min(low, share.low), max(high, share.high)
+        area, low, high = (None if math.isnan(value) else value for value in (auroc(t, s), low, high))
         return ClassScore(area, low, high, int(np.sum(t == 1)), int(np.sum(t == 0)))
 
     return by_class(labels, y, scores, score)
+
+
+def rarer(y: ArrayLike, patients: Patients) -> int:
+    """Return how many patients have an image of the rarer kind, of positives and negatives."""
+    truth, number = np.asarray(y, dtype=np.float64), patient_numbers(y, patients)
+    known = truth[~np.isnan(truth)]
+    return min(len(np.unique(number[known == kind])) for kind in (1, 0))
 
 
 def by_class(

@@ -11,6 +11,7 @@ import numpy as np
 from scipy.special import expit
 
 from suture.learning.metrics import Floats
+from suture.learning.proportions import Estimate
 from suture.learning.score_counts import Curves
 from suture.protocol.decisions import GRID, Rule
 
@@ -77,6 +78,17 @@ def predictive_values(sensitivity: float, specificity: float, prevalence: float)
     hits, alarms = sensitivity * prevalence, (1 - specificity) * (1 - prevalence)
     misses, clear = (1 - sensitivity) * prevalence, specificity * (1 - prevalence)
     return _share(hits, alarms), _share(clear, misses)
+
+
+def predictive(sensitivity: Estimate, specificity: Estimate, prevalence: float) -> tuple[Estimate, Estimate]:
+    """Return PPV and NPV at a prevalence, NaN where no image would be decided so.
+
+    Both grow with sensitivity and with specificity, so the bounds are those of the lower and of the upper
+    bounds of the two, which covers at least as often.
+    """
+    at = [predictive_values(se, sp, prevalence) for se, sp in zip(sensitivity, specificity, strict=True)]
+    ppv, npv = zip(*at, strict=True)
+    return Estimate(*ppv), Estimate(*npv)
 
 
 def _share(part: float, other: float) -> float:

@@ -1,4 +1,4 @@
-"""95 % intervals of shares of images, of their differences and of predictive values.
+"""95 % intervals of shares of images, and of their differences.
 
 Each image counts as one of another patient; several images of a patient make an interval too narrow.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 from typing import NamedTuple
-
-from suture.learning.operating_points import predictive_values
 
 _Z = 1.959963984540054
 """The 97.5 % point of the normal distribution."""
@@ -45,14 +43,3 @@ def difference(a: Estimate, b: Estimate) -> Estimate:
     d = a.value - b.value
     low = d - math.hypot(a.value - a.low, b.high - b.value)
     return Estimate(d, low, d + math.hypot(a.high - a.value, b.value - b.low))
-
-
-def predictive(sensitivity: Estimate, specificity: Estimate, prevalence: float) -> tuple[Estimate, Estimate]:
-    """Return PPV and NPV at a prevalence, NaN where no image would be decided so.
-
-    Both grow with sensitivity and with specificity, so the bounds are those of the lower and of the upper
-    bounds of the two, which covers at least as often.
-    """
-    at = [predictive_values(se, sp, prevalence) for se, sp in zip(sensitivity, specificity, strict=True)]
-    ppv, npv = zip(*at, strict=True)
-    return Estimate(*ppv), Estimate(*npv)

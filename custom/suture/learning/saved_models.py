@@ -27,7 +27,7 @@ from suture.data.batch import Samples, columns
 from suture.data.config import SiteConfig
 from suture.data.images import ImageSource
 from suture.data.table import Split
-from suture.learning.evaluation import entropy, mean_interval, ranking
+from suture.learning.evaluation import among_annotated, entropy, mean_interval, ranking
 from suture.learning.losses import probabilities
 from suture.learning.metrics import mean_defined, mean_sd, score_classes
 from suture.learning.samples import load_samples
@@ -66,7 +66,9 @@ class Evaluated:
         labels: the classes of the model.
         tested: the classes of the model that the data label.
         y: labels [n, len(labels)], NaN where unknown.
-        scores: probabilities [n, len(labels)].
+        scores: probabilities [n, len(labels)] that are measured; where an image has one label they are among
+            `tested`, NaN for others.
+        predicted: those that `Model.predict` gives, among all of `labels`.
         images: name of each image; none where patients are scored.
         patients: patient of each image.
         called: what the data call each of `tested`; see `class_names`.
@@ -81,6 +83,7 @@ class Evaluated:
     tested: tuple[str, ...]
     y: NDArray[np.float32]
     scores: NDArray[np.float32]
+    predicted: NDArray[np.float32]
     patients: tuple[str, ...]
     classes: Mapping[str, ClassScore]
     unlearned: tuple[str, ...]
@@ -94,6 +97,11 @@ class Evaluated:
     def columns(self) -> dict[str, int]:
         """The columns of the tested classes under the data's names, by which several models are compared."""
         return {self.called[name]: self.labels.index(name) for name in self.tested}
+
+    @property
+    def others(self) -> list[str]:
+        """The classes of the model that do not compete: the data do not label them, and an image has one."""
+        return [name for name, p in zip(self.labels, self.scores.T, strict=True) if np.isnan(p).any()]
 
     @property
     def loss(self) -> float | None:
@@ -146,18 +154,29 @@ def evaluate(
     names = labels.names
     tested = tuple(name for name in names if name in called)
     where = [labels.index(name) for name in tested]
+    predicted = probabilities(logits.double(), labels.label_type).numpy().astype(np.float32)
+    logits, scores = among_annotated(logits, part.y, labels.label_type), predicted
+    if labels.label_type == "multiclass":
+        scores = probabilities(logits.double(), labels.label_type).numpy().astype(np.float32)
+        scores[:, [i for i in range(len(names)) if i not in where]] = np.nan
     y, ranked = part.y.numpy(), ranking(logits, labels.label_type).numpy()
+    classes = score_classes(tested, y[:, where], ranked[:, where], part.patients, _BOOTSTRAP)
     known = {name: [c for c in tested if c in group] for name, group in (groups or {}).items()}
+
+    def together(names: Sequence[str]) -> GroupFigures:
+        return _together({name: classes[name] for name in names}, part, logits, labels)
+
     return Evaluated(
         names,
         tested,
         y,
-        probabilities(logits.double(), labels.label_type).numpy().astype(np.float32),
+        scores,
+        predicted,
         part.patients,
-        score_classes(tested, y[:, where], ranked[:, where], part.patients, _BOOTSTRAP),
+        classes,
         tuple(own for name, own in called.items() if name not in names),
-        _together(tested, part, logits, labels),
-        {name: _together(some, part, logits, labels) for name, some in known.items() if some},
+        together(tested),
+        {name: together(some) for name, some in known.items() if some},
         _as_predicted(config, part.names),
         {name: called[name] for name in tested},
     )
@@ -209,14 +228,16 @@ def _of_patients(part: Samples, logits: Tensor, labels: LabelSet, how: PerPatien
     return Samples({}, torch.from_numpy(y.to_numpy(copy=True)), tuple(map(str, y.index))), joined
 
 
-def _together(names: Sequence[str], part: Samples, logits: Tensor, labels: LabelSet) -> GroupFigures:
-    """Return the figures of the classes of `names`, from samples with the model's classes as columns."""
-    others = [i for i, name in enumerate(labels.names) if name not in names]
+def _together(
+    scores: Mapping[str, ClassScore], part: Samples, logits: Tensor, labels: LabelSet
+) -> GroupFigures:
+    """Return the figures of some classes together, from samples with the model's classes as columns."""
+    others = [i for i, name in enumerate(labels.names) if name not in scores]
     y = part.y.clone()
     y[:, others] = torch.nan
     return GroupFigures(
         entropy(replace(part, y=y), logits, labels.label_type),
-        mean_interval(part, logits, labels, names, _BOOTSTRAP, seed=0),
+        mean_interval(part, logits, labels, scores, _BOOTSTRAP, seed=0),
     )
 
 
@@ -252,7 +273,7 @@ def as_metrics(done: Evaluated) -> dict[str, Any]:
 
 def write_scores(done: Evaluated, path: Path) -> None:
     """Write a CSV with a row per image, or patient: image and patient as `predict` names them, then label and
-    probability of every class; blank is unknown.
+    probability of every class; blank is unknown, or a class that did not compete.
 
     Names are written by `as_cell`.
 
@@ -265,8 +286,10 @@ def write_scores(done: Evaluated, path: Path) -> None:
     writer.writerow(["image", "patient", *(f"{name} label" for name in names), *names])
     images = done.images or [""] * len(done.patients)
     for image, patient, y, scores in zip(images, done.patients, done.y, done.scores, strict=True):
-        known = ("" if np.isnan(v) else f"{v:g}" for v in y)
-        writer.writerow([as_cell(image), as_cell(patient), *known, *(f"{s:.6f}" for s in scores)])
+        cells = (
+            "" if np.isnan(v) else f"{v:{form}}" for row, form in ((y, "g"), (scores, ".6f")) for v in row
+        )
+        writer.writerow([as_cell(image), as_cell(patient), *cells])
     atomic_write(path, text.getvalue().encode(), private=True)
 
 

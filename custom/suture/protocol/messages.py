@@ -129,6 +129,15 @@ class Trait(Enum):
     RECORDED = "the server writes it into the site's part of the round's record"
 
 
+FEW = 10
+"""Positives, or negatives, below which a class is marked: a figure of so few says little."""
+
+
+def few(*counts: float | None) -> bool:
+    """Return whether there are fewer than `FEW` of some kind; what is withheld is not told."""
+    return any(count is not None and count < FEW for count in counts)
+
+
 @dataclasses.dataclass(frozen=True)
 class ClassScore:
     """The scores of one class on one test set.

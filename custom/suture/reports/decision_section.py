@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from suture.core.errors import ConfigError, unknown
-from suture.learning.proportions import Estimate, difference, predictive, wilson
+from suture.learning.operating_points import predictive
+from suture.learning.proportions import Estimate, difference, wilson
 from suture.protocol.decisions import Decided, DecidedGroup, Decision, DecisionSettings, Operating, Rule
 from suture.protocol.records import DecisionRecord, Metrics, Run
 from suture.reports.charts import Chart

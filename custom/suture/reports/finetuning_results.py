@@ -36,6 +36,8 @@ class TunedRun:
     f1: Share
     train: int
     test: int
+    positives: int | None = None
+    cases: tuple[str, ...] = ()
 
     @property
     def epochs(self) -> int:
@@ -79,10 +81,16 @@ class How:
 
 @dataclass(frozen=True)
 class FinetuningResults:
-    """The content of tuned.json, as `suture.learning.finetuning` writes it."""
+    """The content of tuned.json, as `suture.learning.finetuning` writes it.
+
+    Attributes:
+        begun, data: the folder of the model before, and the suture.toml; empty for the targets of a run.
+    """
 
     how: How
     targets: Annotated[dict[str, TunedTask], Field(min_length=1)]
+    begun: str = ""
+    data: str = ""
 
 
 @dataclass(frozen=True)
@@ -117,7 +125,7 @@ def task_rows(targets: dict[str, TunedTask]) -> list[TaskRow]:
             name,
             tuple(spread(task.figures(metric), digits=1 if metric == "epochs" else 3) for metric in TITLES),
             _span([run.train for run in task.runs]),
-            _span([run.test for run in task.runs]),
+            _span([run.test for run in task.runs]) + _of_them([run.positives for run in task.runs]),
         )
         for name, task in targets.items()
     ]
@@ -161,7 +169,7 @@ def finetuning_table(tuned: FinetuningResults) -> Table:
     table = Table(
         title=f"Fine-tuned from {begun}",
         caption=f"runs: {how.runs}, of {how.epochs} epochs each; AUROC: mean ± SD; Epochs: until "
-        f"within {_WITHIN:g} of the best AUROC; Examples: trained on / tested on",
+        f"within {_WITHIN:g} of the best AUROC; Examples: trained on / tested on (positives)",
         title_justify="left",
         show_edge=False,
     )
@@ -178,3 +186,8 @@ def finetuning_table(tuned: FinetuningResults) -> Table:
 def _span(numbers: Sequence[int]) -> str:
     low, high = min(numbers), max(numbers)
     return count(low) if low == high else f"{count(low)}–{count(high)}"
+
+
+def _of_them(positives: Sequence[int | None]) -> str:
+    known = [n for n in positives if n is not None]  # tuned.json of a paper's stored run has none
+    return f" ({_span(known)})" if known else ""

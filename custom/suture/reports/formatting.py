@@ -8,8 +8,10 @@ from datetime import datetime
 from typing import Any
 
 from suture.core.validation import flat
+from suture.protocol.messages import FEW
 
 DASH = "—"
+FEW_NOTE = f"few = under {FEW} positives or negatives, with the interval of a share of so few"
 _THIN = "\u202f"  # narrow no-break space, between a number and its unit
 _BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 

@@ -216,6 +216,7 @@ def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[st
         "tree": related_classes(run.labels, Relations(run.parents)),
         "figures_of": {row.name: row for group in groups for row in group.rows},
         "overall": overall(metrics) if metrics else {},
+        "few_note": formats.FEW_NOTE if any(row.few for group in groups for row in group.rows) else "",
         "axis": _axis(metrics) if metrics else None,
         "head_above": HEAD,
         "tail_below": TAIL,

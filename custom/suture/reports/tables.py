@@ -10,8 +10,9 @@ from rich.table import Table
 
 from suture.core.printable import printable
 from suture.core.targets import rich
+from suture.protocol.messages import few
 from suture.protocol.records import Metrics, Run
-from suture.reports.formatting import DASH, area, count, interval, stepped
+from suture.reports.formatting import DASH, FEW_NOTE, area, count, interval, stepped
 
 SHARED, UNIQUE, NOBODY = "At several sites", "At one site", "At no site"
 OVERALL = {
@@ -50,6 +51,11 @@ class Row:
     recall: float | None
     step: float | None
 
+    @property
+    def few(self) -> bool:
+        """Whether the figures are of so few cases that they rank nothing."""
+        return self.auroc is not None and few(self.positives, self.negatives)
+
 
 @dataclass(frozen=True)
 class Group:
@@ -66,7 +72,9 @@ class Group:
 
 
 def class_groups(run: Run, metrics: Metrics) -> list[Group]:
-    """Return the groups that have a class; within a group the best class comes first, undefined ones last."""
+    """Return the groups that have a class; within a group the best class comes first, those of few
+    cases after it, undefined ones last.
+    """
     members: dict[str, list[Row]] = {SHARED: [], UNIQUE: [], NOBODY: []}
     for label in run.labels:
         members[kind(run, label)].append(_row(run, metrics, label))
@@ -113,8 +121,8 @@ def _row(run: Run, metrics: Metrics, label: str) -> Row:
     )
 
 
-def _best_first(row: Row) -> tuple[float, str]:
-    return (1.0 if row.auroc is None else -row.auroc, row.name)
+def _best_first(row: Row) -> tuple[int, float, str]:
+    return (2 if row.auroc is None else row.few, -(row.auroc or 0.0), row.name)
 
 
 def class_table(run: Run, metrics: Metrics) -> Table:
@@ -150,13 +158,16 @@ def _add(table: Table, group: Group) -> None:
 def _values(row: Row) -> tuple[str, str, str]:
     if row.auroc is None:
         return DASH, f"[dim]{_cell(row.reason)}", count(row.positives)
-    return stepped(row.auroc, row.step), interval(row.interval), count(row.positives)
+    auroc = stepped(row.auroc, row.step) + " (few)" * row.few
+    return auroc, interval(row.interval), count(row.positives)
 
 
 def _caption(metrics: Metrics) -> str:
     cases = "" if metrics.n is None else f"{count(metrics.n)} case{'' if metrics.n == 1 else 's'}, "
     model = "" if metrics.selected_round is None else f", model of round {metrics.selected_round}"
-    return _cell(f"{cases}{metrics.source}{model}")
+    of_few = (few(*metrics.counts.get(n, ())) for n, value in metrics.auroc.items() if value is not None)
+    note = f"; {FEW_NOTE}" if any(of_few) else ""
+    return _cell(f"{cases}{metrics.source}{model}{note}")
 
 
 def _cell(text: str) -> str:

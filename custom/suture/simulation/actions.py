@@ -14,6 +14,7 @@ import numpy as np
 from suture.core.entry_points import hook
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import model_folder, read_json, write_json
+from suture.core.printable import number_of
 from suture.core.validation import parse
 from suture.data.config import SiteConfig, load_site_config, site_files
 from suture.data.table import Split, Which
@@ -29,6 +30,7 @@ from suture.learning.saved_models import Evaluated, PerPatient
 from suture.learning.score_counts import Curves, histogram
 from suture.model_export.pictures import Drawn, explain_files
 from suture.protocol.decisions import Decisions, DecisionSettings
+from suture.protocol.messages import FEW
 from suture.reports.card import try_card
 from suture.reports.finetuning_results import FinetuningResults, read_finetuning_results
 from suture.simulation.trained_images import remark
@@ -145,7 +147,7 @@ def decide(
 
     Raises:
         ConfigError: the model has thresholds already.
-        DataError: no class has positive and negative images.
+        DataError: no class has `FEW` positive and negative images.
     """
     if not isinstance(settings, DecisionSettings):
         settings = parse(DecisionSettings, settings or {}, "suture decide")
@@ -159,13 +161,14 @@ def decide(
         _warn(folder, config, which, split)
     alone = np.arange(len(done.patients))
     points, found = {}, {}
-    for name in done.tested:
-        y, p = (of[:, done.labels.index(name)].astype(np.float64) for of in (done.y, done.scores))
-        counts = [histogram(log_odds(p[y == kind]), alone[y == kind], 0) for kind in (1, 0)]
-        if counts[0] is None or counts[1] is None:
-            continue
-        fitted = operating(Curves.of([(counts[0], counts[1])]), settings)
+    for name, score in done.classes.items():
+        y, p = (of[:, done.labels.index(name)].astype(np.float64) for of in (done.y, done.predicted))
+        kinds = (histogram(log_odds(p[y == kind]), alone[y == kind], 0) for kind in (1, 0))
+        counts = [kind for kind in kinds if kind is not None]
+        fitted = operating(Curves.of([(counts[0], counts[1])]), settings) if len(counts) == 2 else None
         if fitted is None:
+            n = number_of(score.positives or 0, "positive"), number_of(score.negatives or 0, "negative")
+            log.warning("%s gets no threshold from %s and %s; %d of each are needed", name, *n, FEW)
             continue
         known = ~np.isnan(y)
         targets = settings.sensitivity, settings.specificity, settings.cost
@@ -174,7 +177,7 @@ def decide(
         at = rates(y[known], p[known] >= threshold)
         found[name] = Point(threshold, *at, int((y == 1).sum()), int((y == 0).sum()))
     if not found:
-        raise DataError(f"{data}: no class of the model has positive and negative {which} images")
+        raise DataError(f"{data}: no class of the model has {FEW} positive and {FEW} negative {which} images")
     decisions = {"decisions": asdict(Decisions(settings, points)), "decided_on": len(done.patients)}
     write_json(folder / "model.json", described | decisions)
     if (folder.parent / "run.json").is_file():
@@ -235,7 +238,7 @@ def finetune(
     fresh: bool = False,
     seed: int = 1,
 ) -> FinetuningResults:
-    """Fine-tune a trained model on a task of your own, and test it.
+    """Fine-tune a trained model on a task of your own, and test it; the test split of the data stays out.
 
     Args:
         data: a suture.toml; learning rate, batch size, device, threads and precision are those of [training].
@@ -258,7 +261,8 @@ def finetune(
     settings: dict[str, Any] = {"runs": runs, "epochs": epochs, "examples": examples}
     settings |= {"start": "fresh" if fresh else "model"}
     settings |= {key: value for key, value in steps.items() if value is not None}
-    tune_own(model_folder(model), config, parse(FineTuning, settings, "suture finetune"), seed, folder)
+    how = parse(FineTuning, settings, "suture finetune")
+    tune_own(model_folder(model), Path(data), config, how, seed, folder)
     found = read_finetuning_results(folder)
     assert found is not None
     return found

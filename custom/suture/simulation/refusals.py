@@ -8,7 +8,13 @@ from functools import partial
 from suture.core.errors import SutureError
 from suture.core.labels import LabelSet, canonical
 from suture.data.config import SiteConfig
-from suture.federation.server.checks import check_label_type, check_liars, check_owners, check_same_classes
+from suture.federation.server.checks import (
+    check_decision,
+    check_label_type,
+    check_liars,
+    check_owners,
+    check_same_classes,
+)
 from suture.federation.server.registry import senders
 from suture.federation.site.patient_privacy import check_batch_norm
 from suture.federation.site.site import check_consent
@@ -41,8 +47,9 @@ def refusals(configs: Mapping[str, SiteConfig], labels: Mapping[str, LabelSet], 
     owners, sent = owners_of(labels, job), rows_sent(labels, job, len(configs))
     checks.append(partial(check_owners, job.secure_aggregation, sent, owners, len(configs)))
     for label_type in label_types:
-        alike = job.secure_aggregation, job.method, label_type, owners, len(configs)
-        checks.append(partial(check_same_classes, *alike))
+        alike = job.method, label_type, owners, len(configs)
+        checks.append(partial(check_same_classes, job.secure_aggregation, *alike))
+        checks.append(partial(check_decision, job.decision, *alike))
     if label_types and any(config.privacy.epsilon for config in configs.values()):
         model = build(plan.model, LabelSet(("class",), label_types[0]), plan.seed, pretrained=False)
         checks.append(partial(check_batch_norm, model, plan, job.rounds))

@@ -8,6 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from suture.data.config import CONFIG, SiteConfig, load_site_config
 from suture.data.images import ImageSource
 from suture.data.readers import read_table
 from suture.data.table import Table
+from suture.reports.finetuning_results import read_finetuning_results
 from suture.simulation.partition import SERVER
 
 _NOT_HERE = (
@@ -43,16 +45,11 @@ def remark(model: Path, config: SiteConfig, which: str, *, divided: bool) -> str
     Images of the run's sites are recognised by their paths, and copies elsewhere by file name and bytes.
 
     Args:
-        model: its folder; the run around it has the suture.toml of each site, if these are on this machine.
+        model: its folder; see `_tables`.
         which: the split that is used, or "all".
         divided: whether the data, or a person, say which images are for test.
     """
-    run = next((folder for folder in model.absolute().parents if (folder / "run.json").is_file()), model)
-    files = [path for path in sorted(run.glob(f"sites/*/{CONFIG}")) if path.parent.name != SERVER]
-    try:
-        tables = {path.parent: read_table(load_site_config(path).data).table for path in files}
-    except SutureError:  # the data of a site were moved since
-        tables = {}
+    tables = _tables(model)
     if not tables:
         return "" if divided else _NOT_HERE
     with ExitStack() as stack:
@@ -68,11 +65,41 @@ def remark(model: Path, config: SiteConfig, which: str, *, divided: bool) -> str
     if not (sites := Counter(filter(None, found))):
         return ""
     row = "document" if config.data.holds_text else "image"
-    new = shlex.join(["suture", "evaluate", str(run), str(sites.most_common(1)[0][0]), "--split", "test"])
+    new = shlex.join(["suture", "evaluate", str(model), str(sites.most_common(1)[0][0]), "--split", "test"])
     return (
-        f"the run trained on {sites.total():,} of these {number_of(len(used), row)}, so the figures are too "
-        f"good; for {row}s that it has not seen: {new}"
+        f"the model was trained on {sites.total():,} of these {number_of(len(used), row)}, so the figures "
+        f"are too good; for {row}s that it has not seen: {new}"
     )
+
+
+def _tables(model: Path) -> dict[Path, Table]:
+    """Return the tables whose split `train` a model was trained on, by where their suture.toml is.
+
+    The run around a model has that of each site, if these are on this machine. Beside a fine-tuned model
+    tuned.json names the one before and the data, which have trained it but for their test split and the cases
+    that its run was tested on.
+    """
+    tables: dict[Path, Table] = {}
+    seen: set[Path] = set()
+    while model not in seen:
+        seen.add(model)
+        run = next((folder for folder in model.absolute().parents if (folder / "run.json").is_file()), model)
+        try:
+            tuned = read_finetuning_results(model.parent)
+            if tuned is None or not tuned.data:
+                files = [path for path in sorted(run.glob(f"sites/*/{CONFIG}")) if path.parent.name != SERVER]
+                return tables | {path.parent: read_table(load_site_config(path).data).table for path in files}
+            table = read_table(load_site_config(Path(tuned.data)).data).table
+            tested = {*next(iter(tuned.targets.values())).runs[0].cases}
+            rows = zip(table.images, table.split, strict=True)
+            split = tuple(
+                "test" if name in tested else of.replace("validation", "train") for name, of in rows
+            )
+            tables[Path(tuned.data)] = replace(table, split=split)
+            model = Path(tuned.begun)
+        except SutureError:  # the data were moved since
+            break
+    return tables
 
 
 def _images(table: Table, stack: ExitStack) -> Iterator[_Image]:

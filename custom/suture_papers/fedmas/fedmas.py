@@ -179,6 +179,10 @@ class FedMAS(LocalAveraging):
         weight = float(len(site.samples["train"]))
         if self.aggregation == "rescue":
             weight = rescue_factor(before, during, self.rescue)
+            if not bool((site.samples["train"].y == 1).any()):
+                weight = (
+                    LEAST  # Eq. 3 gives 0, and the other sites decide; where none has a positive, all alike
+                )
             check_rescue(weight, site.name, round_.round)
         update = trained(site, received, round_, fitted)
         return replace(
@@ -310,6 +314,5 @@ def check_rescue(factor: float, site: str, round_: int) -> None:
     if not LEAST <= factor < math.inf:
         raise RescueFactorError(
             f"{site}: the rescue factor of round {round_} is {factor}, which is not a valid aggregation "
-            "weight. It is 0 if no training image has a class, and undefined if a distance is 0; check "
-            "the site's labels and prior"
+            "weight. It is undefined if a distance is 0; check the site's prior"
         )

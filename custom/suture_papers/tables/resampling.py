@@ -92,11 +92,12 @@ def test_scores(out: Path) -> TestScores:
             samples = FeatureStore(model, spec, samples, config.storage.feature_folder, SERVER).samples
         part, device = samples["test"], torch.device("cpu")
         logits = predict(SiteContext(SERVER, model, {"test": part}, prepare, Augmentation(), device), part)
-        own, scores = model.labels, ranking(logits, labels.label_type).double().numpy()
+        both = [name for name in labels.names if name in model.labels]
+        of_both = logits[:, [model.labels.index(name) for name in both]]  # those that data annotate compete
         columns = np.full((len(part), len(labels)), math.nan)
-        for i, name in enumerate(labels.names):
-            if name in own:
-                columns[:, i] = scores[:, own.index(name)]
+        columns[:, [labels.index(name) for name in both]] = (
+            ranking(of_both, labels.label_type).double().numpy()
+        )
         found.append(columns)
     return TestScores(part.y.double().numpy(), labels.names, labels.label_type, part.patients, tuple(found))
 

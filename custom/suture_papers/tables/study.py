@@ -146,7 +146,7 @@ def _difference(
         [math.nan if None in pair else pair[0] - pair[1] for pair in zip(*both, strict=True)]
         for both in ((own[metric]["draws"], control[metric]["draws"]) for own, control in paired.values())
     ]
-    return corrected_resampled(d, test, train), two_level(draws) if len(d) > 1 else (math.nan, math.nan)
+    return corrected_resampled(d, test, train), two_level(draws)
 
 
 def verdict_of(difference: Difference, effect: float) -> str:

@@ -6,12 +6,14 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 
 from suture.federation.server.assignments import Assigner, Task
 from suture.federation.server.registry import Agreement, agree
 from suture.learning.training import LocalTraining
+from suture.methods import METHODS
 from suture.methods.base import GlobalModel, Method
 from suture.methods.fedavg import FedAvg
 from suture.methods.surgical import SurgicalAggregation
@@ -55,13 +57,29 @@ def assigned(method: Method) -> dict[str, tuple[TaskData, AllowedReply]]:
     return assigner.assign(Task("train", 1, "main"))
 
 
-def test_a_site_receives_its_own_classes_in_its_own_order() -> None:
+def test_a_site_receives_its_own_classes_in_the_order_of_all_sites() -> None:
     sent = {site: payload for site, (payload, _) in assigned(Own()).items()}
-    assert sent["a"].labels == ("Effusion", "Mass")
-    assert sent["a"].channels["value"].tolist() == [30, 10]
-    assert sent["a"].head["head.bias"].tolist() == [31, 11]
-    assert sent["b"].labels == ("Nodule", "Edema")
-    assert sent["b"].channels["value"].tolist() == [20, 0]
+    assert sent["a"].labels == ("Mass", "Effusion")
+    assert sent["a"].channels["value"].tolist() == [10, 30]
+    assert sent["a"].head["head.bias"].tolist() == [11, 31]
+    assert sent["b"].labels == ("Edema", "Nodule")
+    assert sent["b"].channels["value"].tolist() == [0, 20]
+
+
+@pytest.mark.complete
+@pytest.mark.parametrize("name", ["surgical", "partial", "ark", "fedavg", "pfl"])
+def test_the_order_of_a_sites_columns_changes_no_model(name: str, tiny: Any) -> None:
+    kind: Any = METHODS[name]
+    method = kind(local=LocalTraining(lr=1e-2, batch_size=8))
+    before = tiny(method).run("before").model
+    for config in tiny(method).configs.values():
+        frame = pd.read_csv(config.data.table, dtype=str)
+        others = [column for column in frame if column not in (*LABELS, "Fibrosis", "Hernia")]
+        frame[[*others, *sorted(set(frame) - {*others}, reverse=True)]].to_csv(config.data.table, index=False)
+    after = tiny(method).run("after").model
+    assert before.labels == after.labels
+    for one, two in ((before.shared, after.shared), (before.head, after.head)):
+        assert all(torch.equal(tensor, two[key]) for key, tensor in one.items())
 
 
 def test_a_site_that_sees_all_classes_receives_all() -> None:

@@ -65,8 +65,7 @@ def test_differences_by_hand(tmp_path: Path) -> None:
     assert ours is not None
     assert (ours.mean, ours.low, ours.high) == pytest.approx((-0.021, -0.03481, -0.00719), abs=5e-6)
     assert ours.holm == ours.p
-    low, high = rows["theirs"].bootstrap
-    assert -0.03 < low < -0.021 < high < -0.01
+    assert all(math.isnan(bound) for bound in rows["theirs"].bootstrap)  # of five seeds
     stored(spec, tmp_path / "fresh", gains, overlap=False)
     fresh = compared(collect(spec.preset(None), store(tmp_path / "fresh")), "auroc")["theirs"].difference
     assert fresh is not None

@@ -95,7 +95,8 @@ def test_the_bootstrap_has_both_levels() -> None:
     assert reach["seeds"] == pytest.approx(unit, rel=0.1)
     assert reach["patients"] == pytest.approx(unit, rel=0.1)
     assert reach["both"] == pytest.approx(unit * math.sqrt(2), rel=0.1)
-    assert all(math.isnan(bound) for bound in two_level(np.empty((0, 5))))
+    for few in (np.empty((0, 5)), patients[:2], patients[:9]):
+        assert all(math.isnan(bound) for bound in two_level(few))
 
 
 @pytest.mark.complete
@@ -121,8 +122,8 @@ def test_the_corrected_interval_covers_there_too() -> None:
 
 
 def test_what_no_seed_or_no_draw_defines_is_left_out() -> None:
-    assert two_level([[0.0, 1.0, math.nan], [0.0, 1.0, math.nan]]) == (-0.0, 1.0)
-    assert all(math.isnan(bound) for bound in two_level([[0.0, 1.0], [math.nan, math.nan]]))
+    assert two_level([[0.0, 1.0, math.nan]] * 10) == (-0.0, 1.0)
+    assert all(math.isnan(bound) for bound in two_level([[0.0, 1.0]] * 9 + [[math.nan, math.nan]]))
 
 
 def signed_rank_p(d: list[float]) -> float:

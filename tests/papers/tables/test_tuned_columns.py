@@ -47,7 +47,7 @@ def table_spec(**changes: Any) -> TableSpec:
 
 def task(*ends: float) -> dict[str, Any]:
     """A run of two epochs for each end; it is within .01 of its best in the second."""
-    rest = {"precision": 0.5, "recall": 0.5, "train": 90, "test": 10}
+    rest = {"precision": 0.5, "recall": 0.5, "train": 90, "test": 10, "positives": 5}
     return {"runs": [{"auroc": [0.5, end], "f1": end / 2, **rest} for end in ends]}
 
 
@@ -118,7 +118,7 @@ def test_the_table_by_hand(tmp_path: Path) -> None:
 def test_epochs_count_to_one_goal_for_all(tmp_path: Path) -> None:
     """A run that is best at once and then decays is not the fastest, if it never was good."""
     spec = table_spec(columns=[{"name": "epochs", "task": "A", "metric": "epochs"}])
-    rest = {"precision": 0.5, "recall": 0.5, "f1": 0.5, "train": 90, "test": 10}
+    rest = {"precision": 0.5, "recall": 0.5, "f1": 0.5, "train": 90, "test": 10, "positives": 5}
     curves = {"theirs": [[0.5, 0.7, 0.8], [0.5, 0.8, 0.9]], "ours": [[0.84, 0.7, 0.6], [0.6, 0.5, 0.4]]}
     for run in final_runs(spec.preset(None), {}):
         result(run, tmp_path, {"A": {"runs": [{"auroc": curve, **rest} for curve in curves[run.row]]}})

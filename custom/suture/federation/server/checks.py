@@ -14,6 +14,7 @@ from suture.federation.server.held_out import HeldOut
 from suture.federation.server.selection import MEASURED_HERE, Best
 from suture.methods.base import Method
 from suture.methods.secure_aggregation import SecureAggregation
+from suture.protocol.decisions import DecisionSettings
 from suture.protocol.messages import SiteInfo
 
 _FIXED = ("seed", "method", "hyperparameters", "model", "augmentation", "transport", "secure_aggregation")
@@ -129,6 +130,34 @@ def check_same_classes(
             f"secure_aggregation: where an image has one class, {method.about.title} needs the same "
             f"classes at all sites, and not all have {lacking[0]!r}; in a new experiment, remove the section "
             "or choose a method that teaches unknown classes as absent (vanilla)"
+        )
+
+
+def check_decision(
+    decision: DecisionSettings | None,
+    method: Method,
+    label_type: LabelType,
+    owners: Mapping[str, Collection[str]],
+    sites: int,
+) -> None:
+    """Check that sites would fit thresholds to the probabilities that the model predicts.
+
+    Where an image has one class, those of a site that sees only its own classes are among these alone.
+
+    Args:
+        owners, sites: see `check_owners`.
+
+    Raises:
+        FederationError: names a class that not all have.
+    """
+    own_rows = method.labels.view == "own" and method.exchange.personal == "nothing"
+    if decision is None or label_type != "multiclass" or not own_rows:
+        return
+    if lacking := [name for name, annotating in owners.items() if len(annotating) < sites]:
+        raise FederationError(
+            f"[decision]: where an image has one class, a site of {method.about.title} has probabilities "
+            f"among its own classes, the model among all, and not all sites have {lacking[0]!r}; remove the "
+            "section and fit thresholds to the trained model with `suture decide`"
         )
 
 

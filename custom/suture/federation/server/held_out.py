@@ -19,7 +19,14 @@ from suture.federation.plan import Plan
 from suture.federation.server.classes import one_name, statements
 from suture.federation.server.global_model import classifier
 from suture.federation.server.registry import SiteRegistry
-from suture.learning.evaluation import by_attribute, class_scores, entropy, mean_interval, overall
+from suture.learning.evaluation import (
+    among_annotated,
+    by_attribute,
+    class_scores,
+    entropy,
+    mean_interval,
+    overall,
+)
 from suture.learning.features import FeatureStore
 from suture.learning.samples import load_samples
 from suture.learning.training import SiteContext, predict
@@ -114,7 +121,7 @@ class HeldOut:
             overall(part, logits, labels.label_type),
             by_attribute(part, logits, labels, names),
         )
-        return metrics, mean_interval(part, logits, labels, names, bootstrap, seed)
+        return metrics, mean_interval(part, logits, labels, metrics.classes, bootstrap, seed)
 
     def validate(self, model: GlobalModel) -> dict[str, dict[str, float]]:
         """Return the AUROC of each class that defines it and, for multiclass labels, the recall, by the name
@@ -141,4 +148,5 @@ class HeldOut:
         context = SiteContext(
             "server", network, {split: part}, self._plan.model.preprocessing, Augmentation(), self._device
         )
-        return part, predict(context, part), labels, tuple(n for n in model.labels if n in self.labels)
+        logits = among_annotated(predict(context, part), part.y, labels.label_type)
+        return part, logits, labels, tuple(n for n in model.labels if n in self.labels)

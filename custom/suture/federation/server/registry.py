@@ -113,8 +113,12 @@ class SiteRegistry:
         return tuple(name for name, number in senders(method, trained, sites=1).items() if number)
 
     def rows_for(self, site: str, view: LabelView) -> Labels:
-        """Return the federation's names of the rows that a site receives: its own, or all."""
-        return self.members[site].names if view == "own" else self.labels
+        """Return the federation's names of the rows that a site receives: its own, or all.
+
+        Their order is the federation's, whatever that of the site's columns is: sums would round otherwise.
+        """
+        own = self.members[site].names
+        return tuple(name for name in self.labels if view != "own" or name in own)
 
     def to_site(self, site: str, labels: Labels) -> Labels:
         """Translate the federation's names into the site's spelling."""

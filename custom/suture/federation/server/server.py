@@ -22,6 +22,7 @@ from suture.federation.plan import Plan, Schedule, needed
 from suture.federation.server.aggregator import Aggregator, Updates
 from suture.federation.server.assignments import Task
 from suture.federation.server.checks import (
+    check_decision,
     check_label_type,
     check_liars,
     check_measurable,
@@ -161,6 +162,7 @@ class Server:
         check_label_type(method, self.registry.label_type)
         alike = method, self.registry.label_type, owners, len(self.registry.members)
         check_same_classes(self.plan.secure_aggregation, *alike)
+        check_decision(schedule.decision, *alike)
         check_measurable(schedule, infos, found.state.standings.best if found else None)
         if found:
             check_phase(self.plan, schedule.rounds, found.round, found.state.pending)
