@@ -150,7 +150,7 @@ def check_decision(
     Raises:
         FederationError: names a class that not all have.
     """
-    own_rows = method.labels.view == "own" and method.exchange.personal == "nothing"
+    own_rows = method.labels.view == "own" and method.sharing.personal == "nothing"
     if decision is None or label_type != "multiclass" or not own_rows:
         return
     if lacking := [name for name, annotating in owners.items() if len(annotating) < sites]:
