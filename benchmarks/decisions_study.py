@@ -31,9 +31,7 @@ from sklearn.metrics import roc_auc_score
 
 from suture.data.config import load_site_config
 from suture.learning.calibration import calibrated
-from suture.learning.decided_predictions import read_decisions
 from suture.learning.decisions import decided
-from suture.learning.saved_models import evaluate
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
@@ -42,6 +40,8 @@ from suture.simulation.job import Job
 from suture.simulation.run import run_job
 from suture.simulation.study import StudySites
 from suture_papers.chest_xrays.chest_sites import nih_release
+from suture_results.decided_predictions import read_decisions
+from suture_results.saved_models import evaluate
 
 FINDINGS = ("Infiltration", "Atelectasis", "Effusion")
 SHARES = {"referral": (0.25, 1.0), "screening": (1.0, 0.4)}

@@ -44,7 +44,6 @@ from suture.data.readers import load_table
 from suture.data.readers.hospital import HospitalConfig
 from suture.data.split import by_patient
 from suture.data.table import Table
-from suture.learning.saved_models import evaluate
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
 from suture.methods.base import Method
@@ -54,6 +53,7 @@ from suture.simulation.run import run_job
 from suture.simulation.sites import Destination, SimulatedSites, write_site, write_sites
 from suture_papers.chest_xrays.chest_sites import nih_config
 from suture_papers.public_data import data_folder
+from suture_results.saved_models import evaluate
 from suture_synthetic.phantom import FINDINGS
 from suture_synthetic.phantom_scans import Order, PhantomSpec, Scanner
 

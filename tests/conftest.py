@@ -30,7 +30,7 @@ from suture.federation.server.server import Server, open_server
 from suture.federation.site.site import Site
 from suture.methods.base import Method
 from suture.models import ModelSpec
-from suture.reports.report import write_report
+from suture_results.report import write_report
 
 CNN = ModelSpec("cnn", size=16, weights="random")
 

@@ -23,12 +23,12 @@ from suture.core.atlas import Atlas, Decision
 from suture.core.labels import LabelSet
 from suture.core.vocabulary import listed
 from suture.data.table import Table
-from suture.reports.report import write_report
 from suture_papers.tables.outcome import collect
 from suture_papers.tables.render import write_tables
 from suture_papers.tables.runs import final_runs
 from suture_prepare.atlas_page import write_atlas_page
 from suture_prepare.study_labels import study_lists
+from suture_results.report import write_report
 
 PAGES = ("small", "large", "failed", "decided", "table", "atlas", "large atlas")
 

@@ -48,11 +48,7 @@ from suture.data.table import SPLITS, Table
 from suture.federation.loop import federate
 from suture.federation.plan import Schedule
 from suture.federation.server.global_model import unpack_model
-from suture.learning.prediction import open_model, predict_to_csv
-from suture.learning.saved_models import Evaluated, GroupFigures, write_scores
 from suture.methods.surgical import SurgicalAggregation
-from suture.model_export.bundle import write_bundle
-from suture.model_export.onnx import metadata
 from suture.models import ModelSpec, build
 from suture.models.saved import load_model, save_model
 from suture.protocol import messages
@@ -61,12 +57,6 @@ from suture.protocol.messages import SiteInfo, TaskData
 from suture.protocol.packing import Packed, pack, unpack
 from suture.protocol.records import Metrics, Run
 from suture.protocol.records import parse as parse_record
-from suture.reports.card import PAGE, write_card
-from suture.reports.cooccurrence import Frequency
-from suture.reports.frames import Results
-from suture.reports.plots import plot_cooccurrence, plot_frequencies
-from suture.reports.report import Live, render_report
-from suture.reports.tables import class_table
 from suture.simulation.job import load_job
 from suture.simulation.sites import write_site
 from suture_papers.tables.cells import Grid
@@ -76,6 +66,16 @@ from suture_prepare.label_discovery import discover_labels
 from suture_prepare.new_study import as_toml
 from suture_prepare.quality import Count, Findings, render
 from suture_prepare.study_check import Together, render_matrix
+from suture_results.card import PAGE, write_card
+from suture_results.cooccurrence import Frequency
+from suture_results.frames import Results
+from suture_results.model_export.bundle import write_bundle
+from suture_results.model_export.onnx import metadata
+from suture_results.plots import plot_cooccurrence, plot_frequencies
+from suture_results.prediction import open_model, predict_to_csv
+from suture_results.report import Live, render_report
+from suture_results.saved_models import Evaluated, GroupFigures, write_scores
+from suture_results.tables import class_table
 from suture_synthetic.method_checks import SMALL
 from suture_synthetic.trial import Trial
 
@@ -474,7 +474,7 @@ def test_structured_reports(tmp_path: Path) -> None:
     import highdicom as hd
     from pydicom import dcmread
 
-    from suture.model_export.dicom_report import Reporter, _read, concept, report
+    from suture_results.model_export.dicom_report import Reporter, _read, concept, report
 
     image = _read(dicom(np.eye(8, dtype=np.uint8), **dict.fromkeys(UIDS, "1.2.3"), SOPClassUID=CAPTURE))
     names = tuple(name for name in NAMES if name.strip())

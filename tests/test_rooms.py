@@ -18,8 +18,6 @@ ROOMS = [
     "learning",
     "methods",
     "federation",
-    "reports",
-    "model_export",
     "simulation",
     "flare",
     "cli",

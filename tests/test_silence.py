@@ -26,7 +26,7 @@ def refuse(*where, **_):
 socket.getaddrinfo = socket.gethostbyname = socket.socket.connect = socket.socket.connect_ex = refuse
 
 from suture.core.labels import LabelSet
-from suture.model_export.onnx import write_onnx
+from suture_results.model_export.onnx import write_onnx
 from suture.models import ModelSpec, build
 from suture.models.saved import save_model
 from sentence_folder import sentence_folder

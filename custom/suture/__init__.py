@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from suture import testing as testing
     from suture.core.errors import SutureError as SutureError
     from suture.data.augmentation import Augmentation as Augmentation
-    from suture.learning.prediction import Model as Model
-    from suture.learning.prediction import open_model as load_model  # noqa: F401
     from suture.learning.training import LocalTraining as LocalTraining
     from suture.methods.averaging import LocalAveraging as LocalAveraging
     from suture.methods.base import About as About
@@ -35,14 +33,6 @@ if TYPE_CHECKING:
     from suture.methods.base import Method as Method
     from suture.methods.base import hyperparameters as hyperparameters
     from suture.models import ModelSpec as ModelSpec
-    from suture.reports.frames import Results as Results
-    from suture.reports.frames import open_results as open_results
-    from suture.simulation.actions import compare as compare
-    from suture.simulation.actions import decide as decide
-    from suture.simulation.actions import evaluate as evaluate
-    from suture.simulation.actions import explain as explain
-    from suture.simulation.actions import export as export
-    from suture.simulation.actions import finetune as finetune
     from suture.simulation.job import Job as Job
     from suture.simulation.job import load_job as load_job
     from suture.simulation.notebook import known_methods as known_methods
@@ -50,6 +40,16 @@ if TYPE_CHECKING:
     from suture.simulation.notebook import run as run
     from suture_prepare.actions import check as check
     from suture_prepare.actions import init as init
+    from suture_results.actions import compare as compare
+    from suture_results.actions import decide as decide
+    from suture_results.actions import evaluate as evaluate
+    from suture_results.actions import explain as explain
+    from suture_results.actions import export as export
+    from suture_results.actions import finetune as finetune
+    from suture_results.frames import Results as Results
+    from suture_results.frames import open_results as open_results
+    from suture_results.prediction import Model as Model
+    from suture_results.prediction import open_model as load_model  # noqa: F401
     from suture_synthetic.phantom_hospitals import PhantomSites as PhantomSites
 
 __version__ = VERSION
@@ -62,27 +62,20 @@ _HOMES = {
     "LocalAveraging": "suture.methods.averaging:LocalAveraging",
     "LocalTraining": "suture.learning.training:LocalTraining",
     "Method": "suture.methods.base:Method",
-    "Model": "suture.learning.prediction:Model",
     "ModelSpec": "suture.models:ModelSpec",
-    "Results": "suture.reports.frames:Results",
     "SutureError": "suture.core.errors:SutureError",
-    "compare": "suture.simulation.actions:compare",
-    "decide": "suture.simulation.actions:decide",
-    "evaluate": "suture.simulation.actions:evaluate",
-    "explain": "suture.simulation.actions:explain",
-    "export": "suture.simulation.actions:export",
-    "finetune": "suture.simulation.actions:finetune",
     "hyperparameters": "suture.methods.base:hyperparameters",
     "load_job": "suture.simulation.job:load_job",
-    "load_model": "suture.learning.prediction:open_model",
     "known_methods": "suture.simulation.notebook:known_methods",
-    "open_results": "suture.reports.frames:open_results",
     "register": "suture.simulation.notebook:register",
     "run": "suture.simulation.notebook:run",
     "testing": "suture.testing",
 }
 
-_BESIDE = ("PhantomSites", "check", "init")
+_BESIDE = (
+    *("Model", "PhantomSites", "Results", "check", "compare", "decide", "evaluate", "explain", "export"),
+    *("finetune", "init", "load_model", "open_results"),
+)
 """Names that other packages of this distribution add."""
 
 __all__ = sorted((*_HOMES, *_BESIDE))

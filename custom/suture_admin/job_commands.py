@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from suture.cli.common import Detach, FlareStudy, StartupKit, print_line
-from suture.cli.report import show_run
 from suture.core.files import read_json, write_json
 from suture.core.names import check_experiment, shown_name
 from suture.core.printable import printable
+from suture_results.report_command import show_run
 
 if TYPE_CHECKING:
     from suture.flare.kit import Kit
@@ -127,7 +127,7 @@ def run_remotely(
 
 def _mark_synthetic(folder: Path) -> None:
     """Say in the run's record, report and card that its images are drawn, which a server cannot know."""
-    from suture.simulation.run import write_pages
+    from suture_results.card import write_pages
 
     write_json(folder / "run.json", read_json(folder / "run.json") | {"synthetic": True})
     write_pages(folder)

@@ -24,11 +24,12 @@ from suture.federation.server.record import Record, describe
 from suture.federation.site.abstention import first_recorded
 from suture.federation.store import experiment_folder
 from suture.flare.kit import Kit
-from suture.reports.progress import following
-from suture.reports.report import try_report
 from suture.simulation.job import Job, check_federated
-from suture.simulation.run import check_folder, locked, preparing, write_pages
+from suture.simulation.progress import following
+from suture.simulation.run import check_folder, locked, preparing
 from suture_admin.recovery import experiment_of, how_to_continue, state_on_this_machine
+from suture_results.card import write_pages
+from suture_results.report import try_report
 
 if TYPE_CHECKING:
     from suture_admin.session import Connection

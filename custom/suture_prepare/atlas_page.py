@@ -14,9 +14,9 @@ from suture.core.files import atomic_write
 from suture.core.relations import Relations, implied
 from suture.core.vocabulary import AREAS
 from suture.data.table import Table
-from suture.reports.class_tree import class_tree
-from suture.reports.report import templates
 from suture_prepare.study_labels import LabelLists
+from suture_results.class_tree import class_tree
+from suture_results.report import templates
 
 _MOST = 200
 """Proposals on the page."""

@@ -12,12 +12,12 @@ from suture.data.decoding import decode_image, resize_pad
 from suture.data.images import ImageSource
 from suture.data.table import SPLITS
 from suture.models import ModelSpec
-from suture.reports.report import templates
-from suture.simulation.example_images import png_uri
 from suture.simulation.job import Job, load_job
 from suture_prepare.quality import Findings, Picture
 from suture_prepare.site_images import SUMMARY
 from suture_prepare.study_check import Together, matrix
+from suture_results.example_images import png_uri
+from suture_results.report import templates
 
 PAGE = "check.html"
 

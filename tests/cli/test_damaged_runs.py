@@ -19,9 +19,9 @@ from suture.core import VERSION
 from suture.core.errors import ConfigError, DataError
 from suture.federation.server.record import Record
 from suture.protocol.records import read_history
-from suture.reports.report import write_report
 from suture.simulation.run import check_folder
 from suture.simulation.run_files import begin_here
+from suture_results.report import write_report
 
 JOB = replace(SMALL, rounds=3, simulation=None)
 Suture = Callable[..., tuple[int, str]]
@@ -169,7 +169,7 @@ def test_a_disk_error_of_any_command_is_one_line(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device", "/data/report.html")
 
-    monkeypatch.setattr("suture.reports.report.write_report", full)
+    monkeypatch.setattr("suture_results.report.write_report", full)
     code, said = suture("report", run)
     assert (code, said) == (
         1,

@@ -16,7 +16,7 @@ from suture.core.errors import DataError
 from suture.data import archives
 from suture.data.image_columns import images_of
 from suture.data.images import ImageSource
-from suture.data.inputs import find_inputs
+from suture_results.inputs import find_inputs
 
 Change = Callable[[tarfile.TarInfo], None]
 

@@ -46,9 +46,9 @@ from suture.data.archives import reports, tar_members, unpacking
 from suture.data.decoding import decode_image
 from suture.data.image_cache import decode
 from suture.data.images import ImageSource, read_all
-from suture.data.inputs import find_inputs
 from suture.data.limits import MOST_LISTED, MOST_PIXELS, file_bytes
 from suture.data.reading import read_columns, read_sheet, read_text
+from suture_results.inputs import find_inputs
 
 PEAK = 600
 """Megabytes that no hostile file may take, this package's own imports included."""

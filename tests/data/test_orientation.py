@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 from suture.data.decoding import decode_image
 from suture.data.images import ImageSource
 from suture.data.inspection import inspect
-from suture.model_export.bundle_files.inference import ReadImage
+from suture_results.model_export.bundle_files.inference import ReadImage
 
 SHAPE = (24, 40)
 WHAT = ("JPEG", "colour JPEG", "PNG", "16-bit PNG", "palette PNG", "TIFF", "16-bit TIFF", "XMP", "profile")

@@ -30,8 +30,8 @@ from suture.flare.recipe import export_job
 from suture.models import ModelSpec, build
 from suture.models.saved import save_model
 from suture.protocol.packing import Packed
-from suture.reports.report import write_report
 from suture.simulation import run as running
+from suture_results.report import write_report
 from suture_synthetic.phantom_hospitals import PhantomSites
 
 pytestmark = pytest.mark.complete

@@ -16,11 +16,11 @@ from PIL import Image
 from suture.core.errors import ConfigError
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan
-from suture.learning.prediction import open_model
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
-from suture.model_export.explanation import explain
 from suture.simulation.job import load_job
+from suture_results.model_export.explanation import explain
+from suture_results.prediction import open_model
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-3, batch_size=8))
 

@@ -29,7 +29,7 @@ from suture.protocol.check import check_reply
 from suture.protocol.decisions import JOINED, Decided, DecidedClass, DecidedGroup
 from suture.protocol.messages import Metrics, Scores, TaskData
 from suture.protocol.packing import Packed, unpack
-from suture.reports.report import render_report
+from suture_results.report import render_report
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 MEASURED = ("measured", "counts", "diagrams", "site_diagrams")
@@ -355,7 +355,7 @@ def test_the_pooled_threshold_is_that_of_all_images_together(tiny: Any) -> None:
     server = run(federation)
     from scipy.special import logit
 
-    from suture.learning.prediction import open_model
+    from suture_results.prediction import open_model
 
     model = open_model(server.record.folder / "model")
     found = written(server, "metrics.json")["decisions"]["pooled"]

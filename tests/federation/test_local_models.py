@@ -16,7 +16,6 @@ from suture.core.errors import ConfigError
 from suture.federation.loop import Loop, Receiver, federate
 from suture.federation.server.global_model import unpack_model
 from suture.federation.store import Rounds
-from suture.learning.saved_models import evaluate
 from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
 from suture.models import ModelSpec
@@ -24,6 +23,7 @@ from suture.models.saved import load_model
 from suture.protocol.messages import TaskName
 from suture.protocol.packing import Packed, load
 from suture_papers.fedmas.fedmas import FedMAS
+from suture_results.saved_models import evaluate
 
 METHOD = FedAvg(local=LocalTraining(lr=1e-2, batch_size=8), class_weights="none", keep_local=True)
 

@@ -16,11 +16,11 @@ from rounds import reply_of
 from suture.core.errors import FederationError
 from suture.data.config import load_site_config
 from suture.federation.site.first_counts import FIRST_COUNTS
-from suture.learning.prediction import predict_to_csv
-from suture.learning.saved_models import evaluate
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
 from suture.protocol.messages import KEYS, TaskData
+from suture_results.prediction import predict_to_csv
+from suture_results.saved_models import evaluate
 
 EVERY = ("Fibrosis", "Hernia", "Mass", "Nodule")
 LABELS = {"alpha": ("Mass", "Nodule"), "beta": ("Nodule", "Hernia"), "gamma": ("Fibrosis", "Nodule", "Mass")}

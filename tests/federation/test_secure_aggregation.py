@@ -36,9 +36,9 @@ from suture.protocol.masked_updates import apart, received_of, ring_of
 from suture.protocol.masking import Attempt, Masked, MaskingRefused, from_fixed_point, sorted_out, unmasked
 from suture.protocol.messages import Abstain, Masking, MaskKeys, MaskTask, TaskData, Update
 from suture.protocol.packing import Packed, load, pack, unpack
-from suture.reports.report import write_report
 from suture.simulation.job import load_job, with_settings
 from suture.simulation.run import run_job
+from suture_results.report import write_report
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 FOUR = {

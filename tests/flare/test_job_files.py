@@ -18,7 +18,6 @@ from suture.flare.codec import from_shareable_
 from suture.flare.compat.tensors import register
 from suture.flare.recipe import export_job
 from suture.flare.workspace import with_own_files
-from suture.learning.prediction import open_model
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.priors import PriorSpec
@@ -27,6 +26,7 @@ from suture.protocol.messages import Abstain, TaskData
 from suture.protocol.packing import unpack
 from suture.simulation.job import Job, load_job
 from suture_papers.fedmas.fedmas import FedMAS
+from suture_results.prediction import open_model
 
 PRIOR, EMBEDDING, SERVER = "method.prior.path", "model.embedding", ("model.weights", "model.name_vectors")
 IMAGES = ModelSpec()

@@ -40,7 +40,6 @@ from suture.federation.site.states import States
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.tensors import register
 from suture.learning.optimisers import load_optimiser_state, optimiser_of
-from suture.learning.prediction import open_model
 from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
 from suture.methods.pfl import PersonalisedFL as PFL
@@ -72,6 +71,7 @@ from suture_papers.fedlsm.fedlsm import FedLSM
 from suture_papers.fedmas.fedmas import FedMAS
 from suture_papers.metafl.metafl import MetaFL
 from suture_papers.tables.loading import load_spec
+from suture_results.prediction import open_model
 
 
 def _tiny(channels: int) -> tuple[nn.Module, int]:

@@ -13,10 +13,10 @@ from suture.core.labels import LabelSet
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples
 from suture.learning.batch_size import evaluation_batch, that_fits
-from suture.learning.prediction import open_model
 from suture.learning.training import SiteContext, predict
 from suture.models import ModelSpec, build
 from suture.models.saved import save_model
+from suture_results.prediction import open_model
 
 LABELS = LabelSet(("Edema", "Mass"))
 

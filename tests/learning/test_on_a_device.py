@@ -17,7 +17,6 @@ from suture.learning.compiling import OPTIONS, compile_backbone
 from suture.learning.finetuning import FineTuning, finetune
 from suture.learning.losses import masked_bce
 from suture.learning.memory import activations
-from suture.learning.prediction import Model
 from suture.learning.training import (
     LocalRound,
     LocalTraining,
@@ -27,10 +26,11 @@ from suture.learning.training import (
     predict,
     training_batches,
 )
-from suture.model_export.explanation import explain
 from suture.models import ModelSpec, build
 from suture.models.backbones import TextLSTM
 from suture_papers.fedmas.pretraining import Pretraining, Trainer
+from suture_results.model_export.explanation import explain
+from suture_results.prediction import Model
 
 SPEC = ModelSpec("cnn", size=32)
 LABELS = LabelSet(("Edema", "Mass"))

@@ -22,7 +22,7 @@ from suture.learning.samples import TARGET
 from suture.learning.training import LocalRound, SiteContext, fit
 from suture.models import ModelSpec, build
 from suture.models.saved import load_model, save_model
-from suture.simulation.trained_images import remark
+from suture_results.trained_images import remark
 
 SPEC = ModelSpec("lstm", vocabulary=("sick", "well", "today"))
 HOW = FineTuning(runs=2, epochs=1, batch_size=16, test=0.25)

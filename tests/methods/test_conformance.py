@@ -15,7 +15,7 @@ from suture.learning.samples import TARGET
 from suture.methods import METHODS
 from suture.methods.base import RoundContext
 from suture.models.classifier import Classifier, frozen_copy
-from suture.reports.report import write_report
+from suture_results.report import write_report
 from suture_synthetic.method_checks import (
     CHECKS,
     Subject,

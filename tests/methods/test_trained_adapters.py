@@ -15,20 +15,20 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.federation.plan import Plan
 from suture.federation.server.global_model import classifier
-from suture.learning.prediction import open_model
 from suture.methods import METHODS
 from suture.methods.base import GlobalModel, Method, Phase, RoundContext
 from suture.methods.fedavg import FedAvg
 from suture.methods.surgical import SurgicalAggregation
-from suture.model_export.bundle import write_bundle
-from suture.model_export.onnx import write_onnx
-from suture.model_export.program import write_torch
 from suture.models import ModelSpec, build
 from suture.models.adapters import Adapters, add_adapters, merged
 from suture.models.classifier import ENCODER, Classifier, frozen_copy
 from suture.models.saved import load_model, weights_digest
 from suture.protocol.messages import Update
 from suture.protocol.packing import load
+from suture_results.model_export.bundle import write_bundle
+from suture_results.model_export.onnx import write_onnx
+from suture_results.model_export.program import write_torch
+from suture_results.prediction import open_model
 from suture_synthetic.method_checks import (
     SMALL,
     a_warm_up_trains_the_head_alone,

@@ -13,8 +13,8 @@ from suture import compare, decide, evaluate
 from suture.core.errors import ConfigError, LabelError
 from suture.models.class_names import class_names
 from suture.simulation.job import load_job, with_settings
-from suture.simulation.method_comparison import compare_methods
 from suture.simulation.run import run_job
+from suture_results.method_comparison import compare_methods
 
 
 def described(folder: Path, **facts: Any) -> Path:

@@ -14,11 +14,11 @@ from hypothesis import given
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.core.relations import Relations
-from suture.learning.prediction import open_model
-from suture.model_export.program import Program, write_torch
 from suture.models import ModelSpec, build
 from suture.models.coherence import Coherence, Coherent, classes_below
 from suture.models.saved import save_model
+from suture_results.model_export.program import Program, write_torch
+from suture_results.prediction import open_model
 
 LUNG = Relations({"Edema": ("Opacity",), "Mass": ("Lesion",), "Lesion": ("Opacity",)})
 NAMES = LabelSet(("Opacity", "Edema", "Hernia", "Lesion", "Mass"))
@@ -100,7 +100,7 @@ def test_a_saved_model_predicts_and_is_exported_coherently(tmp_path: Path, rule:
 def test_a_coherent_model_as_onnx(tmp_path: Path) -> None:
     import onnxruntime as ort
 
-    from suture.model_export.onnx import write_onnx
+    from suture_results.model_export.onnx import write_onnx
 
     for rule in ("max", "noisy-or"):
         folder = saved(tmp_path / rule, coherent=rule, below=classes_below(NAMES, LUNG))

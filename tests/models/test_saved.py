@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 
 from suture.core.errors import ConfigError, SutureError
 from suture.core.labels import LabelSet
-from suture.learning.prediction import predict_to_csv
-from suture.model_export.signature import check_digest
 from suture.models import ModelSpec, build
 from suture.models.saved import load_model, load_spec, save_model, stated_digest, weights_digest
+from suture_results.model_export.signature import check_digest
+from suture_results.prediction import predict_to_csv
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from suture.cli.app import app
 from suture.cli.common import console
-from suture.simulation.actions import evaluate
+from suture_results.actions import evaluate
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,8 @@ from suture.cli.app import app
 from suture.core.errors import ConfigError, SutureError
 from suture.data.config import load_site_config
 from suture.data.readers import read_table
-from suture.simulation.actions import labelled_data
 from suture_prepare.quality import check
+from suture_results.actions import labelled_data
 
 RUNNER = CliRunner()
 

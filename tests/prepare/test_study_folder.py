@@ -21,11 +21,11 @@ from suture.data.readers import load_table
 from suture.federation.site.ledger import FILE
 from suture.flare.simulate import simulator_workspace
 from suture.simulation.job import load_job, with_settings
-from suture.simulation.method_comparison import compare_methods
 from suture.simulation.run import run_job
 from suture_admin.poc import simulate
 from suture_admin.statement import read_statement
 from suture_prepare.new_study import look, write_study
+from suture_results.method_comparison import compare_methods
 
 JOB_PY = """\
 from suture.learning.training import LocalTraining

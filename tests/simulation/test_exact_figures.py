@@ -17,11 +17,11 @@ from suture.data.config import SiteConfig, load_site_config
 from suture.data.readers import read_table
 from suture.methods.vanilla import VanillaFL
 from suture.protocol.records import read_run
-from suture.reports.frames import open_results
 from suture.simulation.exact_figures import forecast, without_limits
 from suture.simulation.job import Job, load_job, with_settings
 from suture.simulation.run import run_job
 from suture.simulation.study import StudySites
+from suture_results.frames import open_results
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from suture.cli.report import show_run
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.simulation.job import Job
 from suture.simulation.run import run_job
 from suture.simulation.study import StudySites
+from suture_results.report_command import show_run
 
 pytestmark = pytest.mark.complete
 

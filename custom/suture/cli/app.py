@@ -16,11 +16,6 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from suture.cli.common import command_of, console, guarded, literal, plain_table, print_line
-from suture.cli.live import track, watch
-from suture.cli.model import model_app
-from suture.cli.plot import plot_app
-from suture.cli.report import report
-from suture.cli.research import compare, decide, evaluate, explain, finetune, predict
 from suture.cli.run import demo, export, run
 from suture.core import VERSION
 from suture.core.allocator import keep_memory
@@ -195,14 +190,9 @@ def documented() -> dict[str, Any]:
     }
 
 
-for command in (
-    *(demo, list_, run, watch, report, track, export),
-    *(predict, evaluate, compare, decide, explain, finetune, reference),
-):
+for command in (demo, list_, run, export, reference):
     word = command.__name__.strip("_")
     app.command(word, rich_help_panel=_PANEL_OF[word])(command)
-for word, group in {"model": model_app, "plot": plot_app}.items():
-    app.add_typer(group, rich_help_panel=_PANEL_OF[word])
 
 
 def main() -> None:

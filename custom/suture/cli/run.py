@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -28,13 +29,11 @@ from suture.cli.common import (
     literal,
     print_line,
 )
-from suture.cli.live import accompanied
-from suture.cli.report import show_run
 from suture.core.cores import usable_cores
-from suture.core.entry_points import hook
+from suture.core.entry_points import hook, if_installed
 from suture.core.errors import ConfigError
 from suture.core.files import read_json
-from suture.reports.trackers import Tracker
+from suture.simulation.tracking import Tracker
 
 if TYPE_CHECKING:
     from suture.simulation.job import Job
@@ -201,11 +200,10 @@ def _compare(
     """Compare methods on a study, and show their means; Ctrl-C leaves what the same command continues."""
     from rich.table import Table
 
-    from suture.simulation.method_comparison import compare_methods
-
     if env != "local":
         raise ConfigError("--compare trains each site alone, too, which needs --env local")
     folder = (out or Path("runs") / f"{job.name}-comparison").resolve()
+    compare_methods = hook("compare_methods")
     done = compare_methods(job, methods, folder, seeds=seeds, folds=folds, workers=workers, report=print_line)
     table = Table(title="mean AUROC (95 % interval)", title_justify="left", show_edge=False)
     for head in ("Method", "Mean AUROC", "Difference from each site alone"):
@@ -315,16 +313,16 @@ def execute(
         folder = run_folder(job, out) if out else new
         how = {"sites": sites, "bundle": bundle, "resume": resume, "overwrite": overwrite}
         # The parties store their states under the new name, whatever the folder is called here.
-        with accompanied(folder, watch, track):
+        with _accompanied(folder, watch, track):
             hook("run_remotely")(job, env, folder, new.name, startup_kit, study, detach, **how)
         return
     folder = run_folder(job, out)
     if env == "sim":
         _say_who_can_join()
     try:
-        with accompanied(folder, watch, track):
+        with _accompanied(folder, watch, track):
             run_job(job, env, folder, resume=resume, overwrite=overwrite, workers=workers, progress=True)
-        show_run(folder)
+        if_installed("show_run")(folder)
     except KeyboardInterrupt:
         print_line(_how_to_go_on(folder, command), style="yellow")
         raise typer.Exit(130) from None
@@ -336,6 +334,11 @@ def _say_who_can_join() -> None:
 
     if note := open_to_others():
         print_line(note, style="yellow")
+
+
+def _accompanied(folder: Path, watch: bool, track: Tracker | None) -> AbstractContextManager[None]:
+    """Serve and track a run while a block runs, where that is wanted."""
+    return hook("accompanied")(folder, watch, track) if watch or track else nullcontext()
 
 
 def _how_to_go_on(folder: Path, command: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ MODEL_GROUP, PRIOR_GROUP = "suture.encoders", "suture.priors"
 PACKAGES = ("suture", "suture_papers")
 """The packages that a party of a federation runs: they travel together, and one hash covers their code."""
 
-DISTRIBUTED = (*PACKAGES, "suture_admin", "suture_prepare", "suture_synthetic")
+DISTRIBUTED = (*PACKAGES, "suture_admin", "suture_prepare", "suture_results", "suture_synthetic")
 """All packages of this distribution."""
 
 NAMES_GROUP = "suture.names"
@@ -97,6 +97,12 @@ def hook(name: str) -> Any:
     if not points:
         raise ConfigError(f"no package of this installation has {name!r}; install all of suture")
     return points[0].load()
+
+
+def if_installed(name: str) -> Callable[..., Any]:
+    """`hook`, or a function that does nothing where no package has one: the engine runs without it."""
+    points = found(HOOKS_GROUP, ours=True).get(name)
+    return points[0].load() if points else lambda *_, **__: None
 
 
 def package_of(point: EntryPoint) -> str:

@@ -1,7 +1,7 @@
 """Text of other parties as data in files that programs interpret: one encoder for each kind of file.
 
 Others are in `suture.core.printable` (terminals, logs), `suture.core.spreadsheets` (CSV) and the templates of
-`suture.reports.report` (HTML). Libraries write TOML, JSON and YAML.
+`suture_results.report` (HTML). Libraries write TOML, JSON and YAML.
 """
 
 from __future__ import annotations

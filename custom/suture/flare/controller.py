@@ -22,6 +22,7 @@ from nvflare.apis.signal import Signal
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
 from suture.core.abort import abortable
+from suture.core.entry_points import if_installed
 from suture.core.errors import Aborted, DiskError, RejectedUpdate, SutureError
 from suture.core.files import hold, make_folder, replacing, whole_lines
 from suture.core.printable import printable
@@ -53,7 +54,6 @@ from suture.flare.workspace import (
 )
 from suture.protocol.messages import TaskName
 from suture.protocol.packing import Packed
-from suture.reports.report import try_report
 from suture.simulation.job import check_federated
 from suture.simulation.simulator import tell_over
 
@@ -126,7 +126,7 @@ class FederationController(Controller):
         finally:
             if guard:
                 guard.close()
-            try_report(server.record.folder)
+            if_installed("try_report")(server.record.folder)
             self._publish(server.record.folder, fl_ctx)
             tell_over()
 

@@ -18,9 +18,8 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 
-from suture.reports.progress import Progress
-from suture.reports.trackers import Facts
-from suture.reports.tracking import Tracking
+from suture.simulation.progress import Progress
+from suture.simulation.tracking import Facts, Tracking
 
 log = logging.getLogger(f"custom.{__name__}")
 """FLARE writes the INFO lines of loggers with this first name into log_fl.txt."""

@@ -132,7 +132,7 @@ def tune_own(model: Path, data: Path, config: SiteConfig, how: FineTuning, seed:
     """Fine-tune a saved model on a task of one's own; write tuned.json and the model of the first run.
 
     The test split of the data stays out, so that it measures the model. tuned.json says where the trained
-    model and the data are, by which `suture.simulation.trained_images` knows the cases.
+    model and the data are, by which `suture_results.trained_images` knows the cases.
 
     Args:
         model, config: as of `tune`; the class is the target of the data, or its only one.

@@ -7,17 +7,19 @@ import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from suture.core.entry_points import of_this_distribution, registered
+from suture.core.entry_points import hook, of_this_distribution, registered
 from suture.core.errors import ConfigError
 from suture.methods import METHODS, check_kind, outside_method
 from suture.methods.base import Method
-from suture.reports.frames import Results, open_results
 from suture.simulation.job import Job, load_job, with_settings
 from suture.simulation.run import Environment, run_job
+
+if TYPE_CHECKING:
+    from suture_results.frames import Results
 
 M = TypeVar("M", bound=type[Method])
 
@@ -63,7 +65,8 @@ def run(
     folder = run_job(
         with_settings(chosen, words), env, out, resume=resume, overwrite=overwrite, progress=shown
     )
-    return open_results(folder)
+    results: Results = hook("open_results")(folder)
+    return results
 
 
 def _text(key: str, value: Any) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 from suture.core import VERSION
 from suture.core.codes import Stated
+from suture.core.entry_points import if_installed
 from suture.core.errors import ConfigError, DataError, FederationError, InUse, SutureError, unknown
 from suture.core.files import (
     hold,
@@ -47,12 +48,10 @@ from suture.learning.samples import SiteSamples, load_samples, pooled
 from suture.methods.source import source_of
 from suture.models import CORPUS
 from suture.protocol.messages import SiteInfo
-from suture.reports.card import try_card
-from suture.reports.progress import following
-from suture.reports.report import try_report, write_report
 from suture.simulation.exact_figures import without_limits
 from suture.simulation.job import Job, check_federated, check_finetuning, command_of
 from suture.simulation.partition import SERVER
+from suture.simulation.progress import following
 from suture.simulation.run_files import (
     LOCK,
     MADE,
@@ -203,7 +202,7 @@ def finetune_on(job: Job, folder: Path, data: Path) -> bool:
     if not job.finetuning or not (data / TARGETS).is_dir():
         return False
     tune_targets(folder, job.finetuning, job.seed, data / TARGETS)
-    write_report(folder)
+    if_installed("write_report")(folder)
     return True
 
 
@@ -213,13 +212,7 @@ def _finish(job: Job, folder: Path) -> None:
         tune_targets(folder, job.finetuning, job.seed)
     collect(folder)
     _note_left_out(folder)
-    write_pages(folder)
-
-
-def write_pages(folder: Path) -> None:
-    """Write the report of a run that has finished, and the card of its model."""
-    write_report(folder)
-    try_card(folder)
+    if_installed("write_pages")(folder)
 
 
 def _note_left_out(folder: Path) -> None:
@@ -240,18 +233,18 @@ def _recorded_end(folder: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         Record(folder).give_up("interrupted", "stopped by the user")
-        try_report(folder)
+        if_installed("try_report")(folder)
         raise
     except (SutureError, OSError) as error:
         whole = with_first_error(folder, str(error))
         Record(folder).give_up("failed", whole)
         with suppress(SutureError, OSError):
             _note_left_out(folder)
-        try_report(folder)
+        if_installed("try_report")(folder)
         raise FederationError(whole) from error
     except Exception as error:  # of a method's own code: its author needs the traceback
         Record(folder).give_up("failed", f"{type(error).__name__}: {error}")
-        try_report(folder)
+        if_installed("try_report")(folder)
         raise
 
 

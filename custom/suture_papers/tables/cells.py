@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from suture.learning.comparison import Comparison, paired
 from suture.learning.metrics import mean_defined, mean_sd
 from suture_papers.tables.outcome import Outcome
 from suture_papers.tables.results import Result
 from suture_papers.tables.spec import Column, Table, TableSpec, Value
 from suture_papers.tables.tuned_columns import epochs_text, goal_of, values_of_task
+from suture_results.comparison import Comparison, paired
 
 DASH = "–"
 

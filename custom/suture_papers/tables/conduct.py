@@ -19,7 +19,6 @@ from typing import Any
 from suture.core.errors import ConfigError, FederationError, SutureError
 from suture.core.files import make_folder, read_json
 from suture.data.config import SiteConfig, StorageConfig, load_site_config
-from suture.learning.comparison import Compared, compare
 from suture.protocol.messages import ClassScore
 from suture.simulation.job_files import job_file, refuse_code
 from suture.simulation.run_files import delete, files_of_run
@@ -32,6 +31,7 @@ from suture_papers.tables.resampling import compared_classes as by_delong
 from suture_papers.tables.results import Result, ResultStore, read_result, result_of, store_result
 from suture_papers.tables.runs import Run, final_runs, tuning_runs
 from suture_papers.tables.spec import DATA, Table
+from suture_results.comparison import Compared, compare
 
 SERVER = Path("sites") / "server"
 """In the folder of a finished run: the description of the labelled data that a simulation holds out."""

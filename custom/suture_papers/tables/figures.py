@@ -11,16 +11,6 @@ import numpy as np
 from suture.core.files import atomic_write
 from suture.data.config import SiteConfig
 from suture.data.readers import load_table
-from suture.reports.charts import Chart, Look, Scale, Series, Text, Tick, Trace, line_chart, ticks
-from suture.reports.cooccurrence import cooccurrence, frequencies, predicted_together, unit_of
-from suture.reports.plots import (
-    drawing,
-    plot_contingencies,
-    plot_cooccurrence,
-    plot_features,
-    plot_frequencies,
-    text_width,
-)
 from suture.simulation.sites import this_machine
 from suture_papers.tables.cells import DASH, Estimate, Line, lines, over_series
 from suture_papers.tables.conduct import Session
@@ -31,6 +21,16 @@ from suture_papers.tables.spec import Pairs, Plot, Table, TableSpec
 from suture_papers.tables.study import BETTER, CLEARLY, METRICS, WORSE, compared, verdict_of
 from suture_papers.tables.tuned_columns import curves, tasks_of
 from suture_papers.tables.verdict import number
+from suture_results.charts import Chart, Look, Scale, Series, Text, Tick, Trace, line_chart, ticks
+from suture_results.cooccurrence import cooccurrence, frequencies, predicted_together, unit_of
+from suture_results.plots import (
+    drawing,
+    plot_contingencies,
+    plot_cooccurrence,
+    plot_features,
+    plot_frequencies,
+    text_width,
+)
 
 
 def draw(outcome: Outcome) -> bytes:

@@ -10,7 +10,6 @@ from typing import Any
 
 from suture.core.errors import ConfigError
 from suture.core.files import atomic_write
-from suture.reports.report import templates
 from suture_papers.tables.cells import DASH, p_value
 from suture_papers.tables.loading import known_tables, load_spec
 from suture_papers.tables.outcome import Outcome, collect
@@ -19,6 +18,7 @@ from suture_papers.tables.results import ResultStore
 from suture_papers.tables.statistics import over_studies
 from suture_papers.tables.study import METRICS, VERDICTS, compared, verdict_of
 from suture_papers.tables.verdict import number
+from suture_results.report import templates
 
 STEM = "leaderboard"
 

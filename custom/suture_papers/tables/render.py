@@ -12,8 +12,6 @@ from suture.core import targets
 from suture.core.files import atomic_write, writing
 from suture.core.plain import read_regular
 from suture.federation.server.results import AT_SERVER
-from suture.reports.formatting import count
-from suture.reports.report import templates
 from suture_papers.tables.cells import (
     DASH,
     Grid,
@@ -31,6 +29,8 @@ from suture_papers.tables.spec import OWN_COLUMNS, Column, Table, TableSpec, Val
 from suture_papers.tables.study import plan_facts, same_rows, sentences, study_tables
 from suture_papers.tables.tuned_columns import shown, task_cells
 from suture_papers.tables.verdict import verdict
+from suture_results.formatting import count
+from suture_results.report import templates
 
 _MARKS = "ns p ≥ .05, * p < .05, ** p < .01, *** p < .001; † differences that are not normal (Shapiro-Wilk)"
 

@@ -33,12 +33,12 @@ from suture.learning.evaluation import ranking
 from suture.learning.features import FeatureStore
 from suture.learning.metrics import Floats, auroc, bootstrap_auroc, weighted_auroc
 from suture.learning.samples import load_samples
-from suture.learning.saved_models import models_of
 from suture.learning.training import SiteContext, predict
 from suture.models.saved import load_model, load_spec
 from suture.simulation.partition import SERVER
 from suture_papers.tables.spec import Metric
 from suture_papers.tables.statistics import clustered_delong
+from suture_results.saved_models import models_of
 
 DRAWS = 200
 """Draws of patients in each run. A two-level bootstrap takes one of them for each seed that it draws."""

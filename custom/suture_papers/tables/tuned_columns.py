@@ -7,10 +7,10 @@ from statistics import fmean
 
 from suture.core.errors import check_known
 from suture.protocol.records import parse
-from suture.reports.finetuning_results import TITLES, TunedTask, spread
 from suture_papers.tables.outcome import Outcome
 from suture_papers.tables.results import Result
 from suture_papers.tables.spec import Column, TableSpec
+from suture_results.finetuning_results import TITLES, TunedTask, spread
 
 _RandomSplit = tuple[int, int]
 """A seed and the number of a fine-tuning run: where both are equal, rows have the same random split."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from suture.learning.comparison import Comparison
 from suture_papers.tables.cells import DASH, Estimate, lines, over_series, p_value
 from suture_papers.tables.outcome import Outcome
+from suture_results.comparison import Comparison
 
 _OVER = {"runs": ("seed", "seeds"), "classes": ("class", "classes"), "tuned": ("split", "splits")}
 _LOWER_IS_BETTER = ("loss", "epochs")

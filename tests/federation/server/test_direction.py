@@ -21,7 +21,7 @@ from suture.protocol.messages import Labels, TaskData, Update, ones
 from suture.protocol.outliers import site_updates
 from suture.protocol.packing import Packed, pack, unpack
 from suture.protocol.records import read_history
-from suture.reports.report import write_report
+from suture_results.report import write_report
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-3, batch_size=8), batch_norm="frozen")
 

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 
 from between import Between
-from suture.cli.report import show_run
 from suture.core.errors import FederationError
 from suture.federation.loop import federate
 from suture.federation.server import results
@@ -22,7 +21,8 @@ from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Evaluation, Reply, SiteInfo, TaskData, Update
 from suture.protocol.packing import Packed, load, pack, unpack
-from suture.reports.report import write_report
+from suture_results.report import write_report
+from suture_results.report_command import show_run
 
 pytestmark = pytest.mark.complete
 

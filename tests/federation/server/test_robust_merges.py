@@ -23,9 +23,9 @@ from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import TaskData, TaskName, Update
 from suture.protocol.packing import Packed, pack, unpack
-from suture.reports.report import write_report
 from suture.simulation.job import with_settings
 from suture_papers.missing_labels.fedalign import FedAlign
+from suture_results.report import write_report
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 FOUR = {

@@ -22,8 +22,8 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.egress import Channel
 from suture.protocol.messages import Abstain, TaskData, Update
 from suture.protocol.packing import Packed, pack, unpack
-from suture.reports.report import write_report
 from suture_papers.metafl.inner_loop import ServerStep
+from suture_results.report import write_report
 
 
 class Dead(Exception):

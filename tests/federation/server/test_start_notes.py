@@ -16,8 +16,8 @@ from suture.methods.base import ClassFacts
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.models.classifier import NormPolicy
-from suture.reports.progress import following
-from suture.reports.report import write_report
+from suture.simulation.progress import following
+from suture_results.report import write_report
 
 FROZEN = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8), batch_norm="frozen")
 NOTE = "mean 0 and variance 1"

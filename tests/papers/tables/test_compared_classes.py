@@ -13,7 +13,6 @@ from official import write_nih
 from stored_by_hand import SPEC, delete, result, store, table_spec
 from suture.core.errors import ConfigError
 from suture.data.config import load_site_config
-from suture.learning.comparison import compare
 from suture_papers.chest_xrays.nih import LABELS
 from suture_papers.tables.conduct import SERVER, Session, compare_classes, conduct
 from suture_papers.tables.loading import load_spec
@@ -21,6 +20,7 @@ from suture_papers.tables.outcome import collect, compared_classes
 from suture_papers.tables.render import comparison_table, write_tables
 from suture_papers.tables.runs import final_runs
 from suture_papers.tables.spec import Preset, Table
+from suture_results.comparison import compare
 
 SMALL = {
     "simulation.root": "{data}/nih",

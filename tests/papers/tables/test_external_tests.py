@@ -13,7 +13,6 @@ from official import write_mimic, write_nih
 from stored_by_hand import change, store
 from suture.core.errors import DataError, FederationError
 from suture.core.validation import parse
-from suture.learning.saved_models import GLOBAL, models_of
 from suture_papers.chest_xrays.chest_sites import nih_config
 from suture_papers.tables.cells import areas_of, mean_of, why_undefined
 from suture_papers.tables.conduct import Session, do_runs
@@ -21,6 +20,7 @@ from suture_papers.tables.external_tests import absent_tests, check_tests, site_
 from suture_papers.tables.results import Result
 from suture_papers.tables.runs import Run, final_runs
 from suture_papers.tables.spec import Column, ExternalTest, TableSpec
+from suture_results.saved_models import GLOBAL, models_of
 
 TESTS = {
     "home": {

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from stored_by_hand import result, store, table_spec
-from suture.learning.comparison import Comparison
 from suture_papers.tables.cells import Estimate, lines, over_series, p_text
 from suture_papers.tables.figures import _series
 from suture_papers.tables.outcome import collect
 from suture_papers.tables.render import write_tables
 from suture_papers.tables.runs import final_runs
+from suture_results.comparison import Comparison
 
 
 def test_a_series_is_drawn_over_its_values(tmp_path: Path) -> None:

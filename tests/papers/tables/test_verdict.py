@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from stored_by_hand import SPEC, result, store, table_spec
-from suture.learning.comparison import paired
 from suture_papers.tables.outcome import collect
 from suture_papers.tables.render import write_tables
 from suture_papers.tables.runs import final_runs
 from suture_papers.tables.verdict import verdict
+from suture_results.comparison import paired
 
 
 def said(tmp_path, ours: list[float], theirs: list[float]) -> str:  # type: ignore[no-untyped-def]

@@ -1,1 +1,0 @@
-"""A run folder as page, tables and plots."""

@@ -1,0 +1,1 @@
+"""A run or a model for people: report, card, plots, trackers, predictions, evaluation, comparison, export."""

@@ -1,0 +1,61 @@
+"""`suture watch` and `suture track`: a run while it works, in a browser, TensorBoard or MLflow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from suture.cli.common import RunFolder, print_line
+from suture.simulation.tracking import Tracker
+
+
+def watch(
+    run: RunFolder,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port; by default 6016, or a free one.")
+    ] = None,
+) -> None:
+    """Serve the live report of a run to browsers on this machine only; Ctrl-C ends it."""
+    from suture_results.watch import served, states
+
+    try:
+        with served(run, port) as page:
+            print_line(f"{page.url} shows {run}; Ctrl-C ends it")
+            for line in states(run):
+                print_line(line)
+    except KeyboardInterrupt:
+        print_line("the page is no longer served; the run continues")
+
+
+def track(
+    run: RunFolder, tracker: Annotated[Tracker, typer.Argument(help="Where to write the history.")]
+) -> None:
+    """Write the history of a run to TensorBoard or MLflow; replaces what was written of it before."""
+    from suture_results.trackers import tracking_of
+
+    print_line(f"written: {tracking_of(run, tracker).finish()}")
+
+
+@contextmanager
+def accompanied(folder: Path, watched: bool, tracker: Tracker | None) -> Iterator[None]:
+    """Serve the page of a run, and track it, while the block runs it; neither ever fails the run.
+
+    Raises:
+        ConfigError: the tracker is not installed.
+    """
+    from suture_results.trackers import tracked
+    from suture_results.watch import served
+
+    with ExitStack() as stack:
+        if tracker:
+            stack.enter_context(tracked(folder, tracker))
+        if watched:
+            try:
+                print_line(f"watch it at {stack.enter_context(served(folder)).url}")
+            except OSError as error:
+                print_line(f"its page cannot be served: {error.strerror}", style="yellow")
+        yield

@@ -1,0 +1,254 @@
+"""Methods compared on one's own study: same rounds, local training, seeds and splits, and paired intervals.
+
+Every model is measured on the test images of every site, and every figure is a mean over the same pairs of a
+site and a class: those that each method has learned there. The intervals are of a bootstrap that draws the
+patients of each site, and the seeds, the same for all methods; so an easy draw cancels out of a difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from suture.core.errors import ConfigError, DataError
+from suture.core.files import atomic_write, read_json, write_json
+from suture.core.seeds import seed_for
+from suture.core.spreadsheets import as_csv
+from suture.data.config import CONFIG, SiteConfig, write_site_config
+from suture.data.readers import read_table
+from suture.data.readers.image_list import ImageListConfig
+from suture.learning.metrics import Floats, patient_draws, weighted_auroc
+from suture.simulation.exact_figures import hidden_names
+from suture.simulation.job import Job, settings_of, with_settings
+from suture.simulation.refusals import refusals
+from suture.simulation.run import run_job
+from suture.simulation.sites import this_machine
+from suture.simulation.study import StudySites
+from suture_results.report import templates
+from suture_results.saved_models import GLOBAL, Evaluated, evaluate, models_of
+
+ALONE = "individual"
+"""The method by which each site trains on its own data only."""
+
+DRAWS = 1000
+
+Unit = tuple[str, str, str]
+"""Part of the data (a fold, or all), site and class."""
+
+
+@dataclass(frozen=True)
+class MethodFigures:
+    """A method in a comparison.
+
+    Attributes:
+        title: of the method.
+        mean: mean AUROC over units and seeds, and its 95 % interval.
+        difference: from the sites alone, and its paired interval; None for the sites alone.
+        seeds: the mean of each seed.
+    """
+
+    title: str
+    mean: tuple[float, float, float]
+    difference: tuple[float, float, float] | None
+    seeds: list[float]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What a comparison has found.
+
+    Attributes:
+        methods: figures by name, the sites alone first.
+        sites: AUROC of each method for each site and class, over seeds and folds.
+        images: number of test images of each site.
+        counts: how many of them have each class and lack it, over folds.
+        missing: pairs of a site and a class that are in no figure, as a method has not learned the class or
+            the test images have no positive or no negative.
+        page: comparison.html.
+    """
+
+    methods: dict[str, MethodFigures]
+    sites: dict[str, dict[str, dict[str, float]]]
+    images: dict[str, int]
+    counts: dict[str, dict[str, tuple[int, int]]]
+    missing: list[str]
+    page: Path
+
+
+def compare_methods(
+    job: Job,
+    methods: Sequence[str],
+    out: Path,
+    *,
+    seeds: int = 1,
+    folds: int | None = None,
+    workers: int | None = None,
+    report: Callable[[str], None] = lambda _: None,
+) -> Compared:
+    """Train each method with each seed on the study of a job, and compare the models; runs that are there are
+    kept, and an interrupted one continues.
+
+    Args:
+        methods: names; `ALONE` is added.
+        out: folder of the runs, of comparison.json and of comparison.html.
+        seeds: number of seeds, from that of the job on.
+        folds: parts of each site's patients, each of which is the test data once; None keeps the splits.
+        workers: as for `run_job`.
+        report: receives a line for each run.
+
+    Raises:
+        ConfigError: a site refuses a method, or a method the data; nothing has been trained.
+        FederationError: a run failed.
+    """
+    if not isinstance(job.simulation, StudySites):
+        raise ConfigError(f"{job.name} is not a study of your own; give the folder of a study")
+    names = list(dict.fromkeys([ALONE, *methods]))
+    jobs = {name: with_settings(job, [f"method={name}"]) for name in names}
+    configs = job.simulation.configs()
+    _refuse(jobs, job.simulation.here())
+    settings = {"settings": {key: str(value) for key, value in settings_of(job).items()}, "folds": folds}
+    if (out / "of.json").is_file() and read_json(out / "of.json") != settings:
+        raise ConfigError(f"{out} holds the comparison of another job; choose another --out")
+    write_json(out / "of.json", settings)
+    for chosen in () if job.simulation.limits else jobs.values():
+        for said in hidden_names(configs, chosen.method):
+            report(said)
+    parts: dict[str, StudySites] = {"all": job.simulation}
+    if folds is not None:
+        divided = {str(k + 1): _fold(configs, out / "folds" / str(k + 1), k, folds) for k in range(folds)}
+        parts = {part: replace(sites, limits=job.simulation.limits) for part, sites in divided.items()}
+    found: dict[tuple[str, int, str, str], Evaluated] = {}
+    for part, sites in parts.items():
+        for name, chosen in jobs.items():
+            for seed in range(job.seed, job.seed + seeds):
+                folder = out / "runs" / f"{name}-{part}-{seed}"
+                report(f"{name}, seed {seed}" + (f", fold {part} of {folds}" if folds else ""))
+                _train(replace(chosen, simulation=sites, seed=seed), folder, workers)
+                models = models_of(folder)
+                for site, config in sites.configs().items():
+                    model = models.get(site) or models[GLOBAL]
+                    found[name, seed, part, site] = evaluate(model, config, "test", this_machine().device)
+    titles = {name: chosen.method.about.title for name, chosen in jobs.items()}
+    return _write(_figures(found, titles, out), job, seeds, folds)
+
+
+def _refuse(jobs: Mapping[str, Job], configs: Mapping[str, SiteConfig]) -> None:
+    """Raise, with every reason, where a site refuses a method, or a method the labels."""
+    labels = {site: read_table(config.data).table.labels for site, config in configs.items()}
+    reasons = dict.fromkeys(text for job in jobs.values() for text in refusals(configs, labels, job))
+    if reasons:
+        raise ConfigError("nothing was trained:\n" + "\n".join(reasons))
+
+
+def _fold(configs: Mapping[str, SiteConfig], folder: Path, k: int, folds: int) -> StudySites:
+    """Write the sites of a fold: the k-th part of each site's patients is for test, the next for validation.
+
+    Raises:
+        ConfigError: there are fewer than three folds, or a site has fewer patients, or its splits are fixed.
+    """
+    if folds < 3:
+        raise ConfigError(f"--folds {folds}: one part is for test and one for validation; give 3 or more")
+    for site, config in configs.items():
+        if not isinstance(config.data, ImageListConfig):
+            raise ConfigError(f"{site}: the splits of [data] dataset = {config.data.dataset!r} are fixed")
+        table = read_table(config.data).table
+        used = sorted({p for p, split in zip(table.patients, table.split, strict=True) if split})
+        if len(used) < folds:
+            raise ConfigError(f"{site} has {len(used)} patients, fewer than {folds} folds")
+        order = np.random.default_rng(seed_for("folds", site)).permutation(len(used))
+        names = {0: "test", 1: "validation"}
+        part = {p: names.get((int(i) - k) % folds, "train") for p, i in zip(used, order, strict=True)}
+        rows = [(p, part.get(p, "")) for p in sorted({*table.patients})]
+        cells = as_csv(("patient", "split"), rows).encode()
+        atomic_write(folder / site / "splits.csv", cells, private=True)
+        fields = {"split": "file", "split_file": folder / site / "splits.csv", "split_column": "split"}
+        data = config.data.model_copy(update=fields)
+        write_site_config(folder / site / CONFIG, config.model_copy(update={"data": data}))
+    return StudySites(str(folder))
+
+
+def _train(job: Job, folder: Path, workers: int | None) -> None:
+    begun = (folder / "run.json").is_file()
+    if not begun or read_json(folder / "run.json").get("status") != "finished":
+        run_job(job, "local", folder, resume=begun, workers=workers)
+
+
+def _figures(
+    found: Mapping[tuple[str, int, str, str], Evaluated], titles: Mapping[str, str], out: Path
+) -> Compared:
+    seeds = list(dict.fromkeys(seed for _, seed, _, _ in found))
+    places = list(dict.fromkeys((part, site) for _, _, part, site in found))
+    rng = np.random.default_rng(0)
+    chosen = rng.integers(0, len(seeds), (DRAWS + 1, len(seeds)))
+    chosen[0] = range(len(seeds))  # the first draw is the data as they are
+    areas: dict[Unit, dict[str, Floats]] = {}  # [seeds, draws] of each method
+    missing: dict[str, None] = {}
+    images = dict.fromkeys((site for _, site in places), 0)
+    counts: dict[str, dict[str, tuple[int, int]]] = {site: {} for site in images}
+    for part, site in places:
+        models = {name: [found[name, seed, part, site] for seed in seeds] for name in titles}
+        first = next(iter(models.values()))[0]
+        images[site] += len(first.patients)
+        cluster = np.unique(np.asarray(first.patients), return_inverse=True)[1]
+        drawn = [np.ones((1, int(cluster.max()) + 1))]
+        drawn += patient_draws(rng, DRAWS, int(cluster.max()) + 1, len(cluster))
+        weights = np.concatenate(drawn)[:, cluster]
+        every = [one for of in models.values() for one in of]
+        for label in dict.fromkeys(name for one in every for name in (*one.columns, *one.unlearned)):
+            known = all(label in one.columns for one in every)
+            y = first.y[:, first.columns[label]] if known else np.empty(0, dtype=np.float32)
+            if not ((y == 1).any() and (y == 0).any()):
+                missing[f"{label} at {site}"] = None
+                continue
+            before, rows = counts[site].get(label, (0, 0)), ~np.isnan(y)
+            counts[site][label] = before[0] + int((y == 1).sum()), before[1] + int((y == 0).sum())
+            areas[part, site, label] = {
+                name: np.array([_areas(weights, rows, y, one, label) for one in of])
+                for name, of in models.items()
+            }
+    if not areas:
+        raise DataError("no class has a positive and a negative test image that every method has learned")
+    means = {name: np.nanmean([one[name] for one in areas.values()], axis=0) for name in titles}
+    drawn_means = {name: np.take_along_axis(of, chosen.T, axis=0).mean(axis=0) for name, of in means.items()}
+    methods = {
+        name: MethodFigures(
+            titles[name],
+            _with_bounds(of),
+            None if name == ALONE else _with_bounds(of - drawn_means[ALONE]),
+            means[name][:, 0].tolist(),
+        )
+        for name, of in drawn_means.items()
+    }
+    sites: dict[str, dict[str, dict[str, float]]] = {}
+    for site, label in dict.fromkeys((site, label) for _, site, label in areas):
+        of = [one for (_, s, n), one in areas.items() if (s, n) == (site, label)]
+        reached = {name: float(np.mean([one[name][:, 0] for one in of])) for name in titles}
+        sites.setdefault(site, {})[label] = reached
+    return Compared(methods, sites, images, counts, list(missing), out / "comparison.html")
+
+
+def _areas(
+    weights: Floats, rows: NDArray[np.bool_], y: NDArray[np.float32], model: Evaluated, label: str
+) -> Floats:
+    """Return the AUROC of a class in each draw, ``[draws]``, on the rows whose label is known."""
+    scores = model.scores[rows, model.columns[label]].astype(np.float64)
+    return weighted_auroc(weights[:, rows], y[rows] == 1, scores)
+
+
+def _with_bounds(values: Floats) -> tuple[float, float, float]:
+    """Return the first value, and the 95 % interval of the others."""
+    low, high = np.nanquantile(values[1:], [0.025, 0.975])
+    return float(values[0]), float(low), float(high)
+
+
+def _write(done: Compared, job: Job, seeds: int, folds: int | None) -> Compared:
+    """Write comparison.json and comparison.html."""
+    facts = {"job": job.name, "title": job.title, "rounds": job.rounds, "seeds": seeds, "folds": folds}
+    write_json(done.page.with_suffix(".json"), {**facts, **asdict(done), "page": done.page.name})
+    page = templates(Path(__file__).parent).get_template("comparison.html")
+    atomic_write(done.page, page.render(done=done, **facts).encode())
+    return done

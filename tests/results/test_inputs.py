@@ -1,0 +1,197 @@
+"""suture_results.inputs: one list of images or documents, whatever they are found by."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from suture.core.errors import ConfigError, DataError
+from suture_results.inputs import Kind, find_inputs
+
+NAMES = ["b.png", "sub/a.JPG", "sub/c.png"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three images of different colours."""
+    (tmp_path / "in" / "sub").mkdir(parents=True)
+    for i, name in enumerate(NAMES):
+        Image.new("L", (4, 4), 60 * i).save(tmp_path / "in" / name)
+    return tmp_path / "in"
+
+
+def found(*sources: Path, kind: Kind = "image", **options: object) -> list[str]:
+    with find_inputs(sources, kind, **options) as inputs:  # type: ignore[arg-type]
+        return list(inputs.found)
+
+
+def archived(folder: Path, path: Path) -> Path:
+    with tarfile.open(path, "w:gz" if path.suffix != ".tar" else "w") as tar:
+        for name in sorted((p.relative_to(folder) for p in folder.rglob("*")), reverse=True):
+            if (folder / name).is_file():
+                tar.add(folder / name, f"./{name}")
+    return path
+
+
+def table(path: Path, rows: list[str], encoding: str = "utf-8") -> Path:
+    path.write_text("\n".join(rows) + "\n", encoding)
+    return path
+
+
+def test_folder_images_tables_and_configuration_give_one_list(folder: Path, tmp_path: Path) -> None:
+    wanted = [str(folder / name) for name in NAMES]
+    rows = [f"{name},P{i},train,1" for i, name in enumerate(NAMES)]
+    listed = table(tmp_path / "list.csv", ["image,patient,split,Mass", *rows])
+    toml = table(tmp_path / "suture.toml", ['[data]\ndataset = "hospital"\nroot = "in"\ntable = "list.csv"'])
+    assert found(folder) == wanted
+    assert found(*(folder / name for name in NAMES)) == wanted
+    assert found(listed, root=folder) == wanted
+    assert found(toml) == wanted
+    assert found(folder, folder / "b.png", toml, listed, root=folder) == wanted
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tgz", ".tar.gz"])
+def test_an_archive_is_a_folder(folder: Path, tmp_path: Path, suffix: str) -> None:
+    archive = archived(folder, tmp_path / f"a{suffix}")
+    listed = table(tmp_path / "list.csv", ["image", *reversed(NAMES)])
+    with find_inputs([archive], "image") as inputs:
+        assert list(inputs.found) == [str(archive / name) for name in NAMES]
+        for name in NAMES:
+            assert inputs.found[str(archive / name)].read() == (folder / name).read_bytes()
+    assert found(listed, root=archive) == [str(archive / name) for name in reversed(NAMES)]
+    (tmp_path / "both").mkdir()
+    archive.rename(tmp_path / "both" / archive.name)
+    Image.new("L", (4, 4)).save(tmp_path / "both" / "z.png")
+    assert len(found(tmp_path / "both")) == 4
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "cp1252"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_delimiter_encoding_and_image_column_of_a_table_are_found(
+    folder: Path, delimiter: str, encoding: str
+) -> None:
+    rows = [
+        delimiter.join(cells) for cells in (("Größe", "Datei"), ("1", "a.JPG"), ("2", "c"), ("3", "b.png"))
+    ]
+    listed = table(folder / "list.tsv", rows, encoding)
+    wanted = [str(folder / name) for name in ("sub/a.JPG", "sub/c.png", "b.png")]
+    assert found(listed) == wanted
+    assert found(listed, column="Datei") == wanted
+    with find_inputs([listed], "image") as inputs:
+        assert inputs.notes == [f"{listed}: column 'Datei' names the images"]
+
+
+def test_a_row_without_an_image_is_an_input_that_cannot_be_read(folder: Path) -> None:
+    listed = table(folder / "list.csv", ["image,age", "b.png,1", ",2", "gone.png,3", "b.png,4"])
+    with find_inputs([listed], "image") as inputs:
+        assert list(inputs.found) == [str(folder / "b.png"), f"{listed} row 3", str(folder / "gone.png")]
+        with pytest.raises(DataError, match="the image name"):
+            inputs.found[f"{listed} row 3"].read()
+        with pytest.raises(DataError, match=r"'gone\.png' is not in .*correct the table or root"):
+            inputs.found[str(folder / "gone.png")].read()
+
+
+def test_what_systems_add_is_passed_over_and_other_files_are_named(folder: Path) -> None:
+    for name in (".DS_Store", "Thumbs.db", "._b.png", "DICOMDIR"):
+        (folder / name).write_bytes(b"\0" * 128 + b"DICM")
+    (folder / "README").write_text("about")
+    (folder / "list.csv").write_text("image\nb.png\n")
+    with find_inputs([folder], "image") as inputs:
+        assert list(inputs.found) == [str(folder / name) for name in NAMES]
+        assert {Path(path).name for path in inputs.others} == {"README", "list.csv"}
+        assert all("its suffix and its first bytes" in why for why in inputs.others.values())
+
+
+def test_images_without_a_suffix_are_known_by_their_first_bytes(folder: Path, tmp_path: Path) -> None:
+    (folder / "IM0001").write_bytes(b"\0" * 128 + b"DICM" + b"rest")
+    (folder / "IM0002").write_bytes(b"\0" * 128 + b"DICM")
+    (folder / "b.png").rename(folder / "b")
+    (folder / "notes").write_text("x")
+    wanted = [str(folder / name) for name in ("IM0001", "IM0002", "b", *NAMES[1:])]
+    for source in (folder, archived(folder, tmp_path / "a.tgz")):
+        with find_inputs([source], "image") as inputs:
+            assert list(inputs.found) == [path.replace(str(folder), str(source)) for path in wanted]
+            assert inputs.notes == [
+                f"read as DICOM by its first bytes: {source}/IM0001 (and 1 others)",
+                f"read as an image by its first bytes: {source}/b",
+            ]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every folder")
+def test_a_folder_that_cannot_be_read_is_no_silence(folder: Path) -> None:
+    (folder / "sub").chmod(0)
+    with find_inputs([folder], "image") as inputs, pytest.raises(DataError, match="Permission denied"):
+        inputs.found[str(folder / "sub")].read()
+
+
+def test_a_mistake_is_one_line(folder: Path, tmp_path: Path) -> None:
+    listed = table(folder / "list.csv", ["image,age", "b.png,50"])
+    with pytest.raises(DataError, match=r"c\.png does not exist; give an image, a folder"):
+        found(tmp_path / "c.png")
+    with pytest.raises(DataError, match=r"'img'; did you mean 'image'\? \(--column names it\)"):
+        found(listed, column="img")
+    with pytest.raises(ConfigError, match="--column and --root is for tables"):
+        found(folder, column="a", root=folder)
+    with pytest.raises(DataError, match=r"--root .*nowhere is neither a folder nor an archive"):
+        found(listed, root=tmp_path / "nowhere")
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DataError, match="none contains no image; give an image"):
+        found(tmp_path / "none")
+    (tmp_path / "none" / "a.txt").write_text("x")
+    with pytest.raises(DataError, match=r"none contains no image; .*a\.txt is not one; give an image"):
+        found(tmp_path / "none")
+    (listed).write_text("file\ngone.png\n")
+    with pytest.raises(
+        DataError, match=r"no column of .*list\.csv names images of .*--column.*columns: file"
+    ):
+        found(listed)
+
+
+def test_documents_are_found_as_images_are(tmp_path: Path) -> None:
+    home = tmp_path / "notes"
+    home.mkdir()
+    for name in ("b.txt", "a.txt"):
+        (home / name).write_text(f"text of {name}")
+    (home / "c.png").write_bytes(b"x")
+    wanted = [str(home / "a.txt"), str(home / "b.txt")]
+    assert found(home, kind="text") == found(home / "a.txt", home / "b.txt", kind="text") == wanted
+    archive = archived(home, tmp_path / "a.tgz")
+    assert found(archive, kind="text") == [str(archive / "a.txt"), str(archive / "b.txt")]
+    listed = table(tmp_path / "list.csv", ["document,Bericht", "P1,first", 'P1,"second\nline; more"'])
+    with find_inputs([listed], "text", "Bericht") as inputs:
+        assert list(inputs.found) == ["P1", f"P1 (text 2 of {listed})"]
+        assert inputs.found["P1"].read() == b"first"
+    with pytest.raises(DataError, match="has no column 'text'"):
+        found(listed, kind="text")
+
+
+def test_texts_of_many_lines_do_not_mislead_the_search_for_the_delimiter(tmp_path: Path) -> None:
+    """The first 200 lines may end within a quoted cell."""
+    cell = '"' + "line, one\n" * 40 + '"'
+    listed = table(tmp_path / "list.csv", ["document,text", *(f"P{i},{cell}" for i in range(9))])
+    assert found(listed, kind="text") == [f"P{i}" for i in range(9)]
+
+
+def test_images_are_not_put_to_a_model_of_text(folder: Path, tmp_path: Path) -> None:
+    table(tmp_path / "list.csv", ["image,patient,split,Mass", "b.png,P,train,1"])
+    toml = table(tmp_path / "suture.toml", ['[data]\ndataset = "hospital"\nroot = "in"\ntable = "list.csv"'])
+    with pytest.raises(DataError, match="describes images, and the model reads documents"):
+        found(toml, kind="text")
+
+
+def test_a_link_out_of_a_folder_of_documents_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("a name")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "note.txt").symlink_to(tmp_path / "secret")
+    with find_inputs([tmp_path / "in"], "text") as inputs, pytest.raises(DataError, match="leads out of"):
+        inputs.found[str(tmp_path / "in" / "note.txt")].read()
+    os.mkfifo(tmp_path / "pipe.txt")
+    with (
+        find_inputs([tmp_path / "pipe.txt"], "text") as inputs,
+        pytest.raises(OSError, match="not a regular"),
+    ):
+        inputs.found[str(tmp_path / "pipe.txt")].read()
