@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from nvflare.apis.fl_exception import FLCommunicationError
@@ -69,14 +70,13 @@ def test_a_study_that_the_server_does_not_know_is_named(
         pass
 
 
-def test_an_interrupted_login_leaves_no_session_open(starting: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[bool] = []
-
-    def wait(_: float) -> None:
-        raise KeyboardInterrupt
-
-    api = SimpleNamespace(close=lambda: closed.append(True))
-    monkeypatch.setattr(session, "Session", lambda *_, **__: SimpleNamespace(try_connect=wait, api=api))
+def test_an_interrupted_login_leaves_no_thread_of_flare(
+    starting: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Mock()
+    made.try_connect.side_effect = KeyboardInterrupt
+    monkeypatch.setattr(session, "Session", lambda *_, **__: made)
     with pytest.raises(KeyboardInterrupt), connected(starting):
         pass
-    assert closed
+    made.api.close.assert_called_once_with()
+    made.api.cell.core_cell.communicator.stop.assert_called_once_with()

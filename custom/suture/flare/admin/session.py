@@ -138,6 +138,8 @@ def _log_in(kit: Kit) -> Session:
         session.try_connect(_LOGIN)
     except BaseException:
         session.api.close()
+        if session.api.cell:  # close() leaves the threads of one that is only starting
+            session.api.cell.core_cell.communicator.stop()
         raise
     return session
 

@@ -57,6 +57,7 @@ def refusal(kit: Kit) -> str:
         return why or _ask(cell, CellChannelTopic.Register, site)
     finally:
         cell.stop()
+        cell.core_cell.communicator.stop()  # stop() leaves the threads of a cell that is only starting
         logging.disable(before)
 
 
