@@ -20,6 +20,7 @@ from suture.core.errors import ConfigError, SutureError
 from suture.core.plain import read_regular
 from suture.federation.ownership import DEFAULT_STUDY
 from suture.flare.compat.deployed import images, launchers, mounted_at
+from suture.flare.compat.registration import refusal
 from suture.flare.kit import (
     CERTIFICATES,
     Kit,
@@ -187,10 +188,22 @@ def check_connection(kit: Kit) -> Iterator[Finding]:
             return
     if name == kit.identity:
         yield ok("connection", f"{where} answers with the server's certificate and accepts this kit's")
+        if kit.role == "site":
+            yield _registration(kit)
     else:
         text = f"{where} answers with the certificate of {name!r}, not of {kit.identity!r}"
         remedy = "another party answers in place of the server: examine the name's address and that machine"
         yield error("connection", text, remedy)
+
+
+def _registration(kit: Kit) -> Finding:
+    """Check whether the server would let the site take part; its administrator may have disabled it."""
+    if reason := refusal(kit):
+        remedy = (
+            f"ask the project's administrator; they enable a site by: nvflare system enable-client {kit.name}"
+        )
+        return error("registration", f"the server refuses this site: {reason}", remedy)
+    return ok("registration", "the server does not refuse this site")
 
 
 def _peer(tls: ssl.SSLSocket) -> str:
@@ -217,6 +230,8 @@ def _context(kit: Kit) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     # FLARE's certificates name parties; it checks the name itself after the handshake.
     context.check_hostname = False
+    if "grpc" in kit.scheme:
+        context.set_alpn_protocols(["h2"])  # else gRPC closes the connection after the handshake
     context.load_verify_locations(startup / "rootCA.pem")
     crt = startup / CERTIFICATES[kit.role]
     context.load_cert_chain(crt, crt.with_suffix(".key"))

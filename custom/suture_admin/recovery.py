@@ -42,10 +42,15 @@ def experiment_of(job: Meta, jobs: Sequence[Meta]) -> str | None:
     Args:
         jobs: FLARE's facts of all jobs.
     """
+    job = _as_submitted(job, jobs)
+    return str(job[EXPERIMENT]) if EXPERIMENT in job else None
+
+
+def _as_submitted(job: Meta, jobs: Sequence[Meta]) -> Meta:
     by_id = {str(other["job_id"]): other for other in jobs}
     while EXPERIMENT not in job and job.get("cloned_from") in by_id:
         job = by_id.pop(job["cloned_from"])
-    return str(job[EXPERIMENT]) if EXPERIMENT in job else None
+    return job
 
 
 def state_on_this_machine(kit: Kit, experiment: str) -> Path | None:
@@ -91,8 +96,9 @@ def resume(kit: Kit, experiment: str, out: Path, env: str) -> tuple[str, str]:
     Returns: FLARE's id of the new job, and its name.
 
     Raises:
-        ConfigError: there is no job, or it has finished or waits to be started; or OUT holds another run; or
-            the experiment is another submitter's (`NotOwner`), whose job runs on.
+        ConfigError: there is no job, or it has finished or waits to be started, or FLARE's clone would lack
+            its scope; or OUT holds another run; or the experiment is another submitter's (`NotOwner`), whose
+            job runs on.
         FederationError: the running job does not end, or the server does not accept the clone.
     """
     from suture_admin.session import connected, sites_of
@@ -111,6 +117,7 @@ def resume(kit: Kit, experiment: str, out: Path, env: str) -> tuple[str, str]:
             )
         if status in _WAITING:
             raise ConfigError(f"job {last['job_id']} of {experiment} waits to be started; see suture status")
+        _check_clone(_as_submitted(last, jobs), experiment)
         _wait_for_sites(federation, sites_of(last))
         if not status.startswith("FINISHED"):
             _end(federation, str(last["job_id"]))
@@ -158,6 +165,19 @@ def _check_submitter(user: str, jobs: Sequence[Meta], experiment: str) -> None:
             f"the experiment {experiment!r} belongs to {owner}, and this startup kit to {user}. "
             f"Name {owner}'s with --startup-kit DIR; or ask {owner} to share the experiment, by submitting "
             f"its job again: suture run JOB --resume --out DIR --set {shlex.quote(add)}"
+        )
+
+
+def _check_clone(job: Meta, experiment: str) -> None:
+    """Refuse a job of which FLARE's clone lacks a setting: it would run in each site's default scope.
+
+    Raises:
+        ConfigError: names the settings, and the command that continues the experiment with them.
+    """
+    if lost := [key for key in ("scope", "launcher_spec") if job.get(key)]:
+        raise ConfigError(
+            f"{experiment} has [flare] {' and '.join(lost)}, which FLARE's copy of its job would lack; "
+            "submit the job again: suture run JOB --resume --out DIR"
         )
 
 

@@ -26,7 +26,7 @@ from nvflare.fuel.flare_api.api_spec import (
     NoReply,
     SessionClosed,
 )
-from nvflare.fuel.flare_api.flare_api import new_secure_session
+from nvflare.fuel.flare_api.flare_api import Session
 
 from suture.core.errors import ConfigError, FederationError
 from suture.core.plain import read_regular
@@ -138,6 +138,19 @@ def _quiet() -> Iterator[None]:
         logging.disable(before)
 
 
+def _log_in(kit: Kit) -> Session:
+    """Log in. FLARE's `new_secure_session` leaves its threads running where Ctrl-C interrupts it."""
+    session = Session(kit.name, str(kit.folder), study=kit.study)
+    try:
+        session.try_connect(_LOGIN)
+    except BaseException:
+        session.api.close()
+        if session.api.cell:  # close() leaves the threads of one that is only starting
+            session.api.cell.core_cell.communicator.stop()
+        raise
+    return session
+
+
 @contextmanager
 def connected(kit: Kit) -> Iterator[Connection]:
     """Log an administrator in, with mutual TLS, and out again at the end.
@@ -149,7 +162,7 @@ def connected(kit: Kit) -> Iterator[Connection]:
     check_valid_now(kit)
     try:
         with _quiet():
-            session = new_secure_session(kit.name, str(kit.folder), study=kit.study, timeout=_LOGIN)
+            session = _log_in(kit)
     except (NoConnection, FLCommunicationError, TypeError) as error:
         # A server that is only starting has no certificate to show yet, or no callback for a login.
         raise NoAnswer(

@@ -24,10 +24,18 @@ from suture.data.config import SiteConfig, TrainingConfig
 from suture.federation.site.ledger import Ledger, Release
 from suture.federation.store import EXPERIMENTS
 from suture.flare.kit import read_kit
-from suture_admin import doctor
+from suture_admin import doctor, kit_checks
 from suture_admin.doctor import examine
 from suture_admin.kit_checks import Finding
 from suture_admin.policy import allow_classes, make_strict, survive
+
+
+@pytest.fixture(autouse=True)
+def refusal(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Why servers refuse to register a site; in place of FLARE's connection to them."""
+    reasons = [""]
+    monkeypatch.setattr(kit_checks, "refusal", lambda _: reasons[-1])
+    return reasons
 
 
 @pytest.fixture
@@ -331,7 +339,7 @@ def test_a_server_that_runs_code_of_jobs_is_not_sound(make_kit: MakeKit) -> None
 
 
 @contextlib.contextmanager
-def listening(kit: Callable[[int], Path | None]) -> Iterator[int]:
+def listening(kit: Callable[[int], Path | None], *, grpc: bool = False) -> Iterator[int]:
     """A server at a port: with TLS and the certificate of a kit, or another program."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -348,8 +356,10 @@ def listening(kit: Callable[[int], Path | None]) -> Iterator[int]:
                 context.load_cert_chain(own, own.with_suffix(".key"))
                 context.load_verify_locations(folder / "startup" / "rootCA.pem")
                 context.verify_mode = ssl.CERT_REQUIRED
+                context.set_alpn_protocols(["h2"] if grpc else [])
                 with contextlib.suppress(OSError), context.wrap_socket(plain, server_side=True) as tls:
-                    tls.sendall(b"0")  # as a server of HTTP/2, which speaks first
+                    if not grpc or tls.selected_alpn_protocol() == "h2":  # as gRPC demands
+                        tls.sendall(b"0")  # as a server of HTTP/2, which speaks first
 
         thread = threading.Thread(target=answer)
         thread.start()
@@ -367,6 +377,22 @@ def test_who_answers_at_the_port(tls: bool, make_kit: MakeKit, site: Callable[..
         found = connection(site(port=port))
     assert found.status == ("ok" if tls else "error")
     assert ("with the server's certificate" in found.text) is tls
+
+
+@pytest.mark.parametrize("reason", ["", "Client 'harbor' is disabled"])
+def test_a_site_that_the_server_refuses_is_told_so_over_grpc(
+    reason: str, refusal: list[str], make_kit: MakeKit, site: Callable[..., Path]
+) -> None:
+    refusal.append(reason)
+    with listening(lambda port: make_kit("server", "server", port=port), grpc=True) as port:
+        folder = site(port=port)
+        path = folder / "startup" / "fed_client.json"
+        path.write_text(path.read_text().replace('"http"', '"grpc"'))
+        found = {f.about: f for f in examine(folder)}
+    assert found["connection"].status == "ok"
+    registration = found["registration"]
+    assert (registration.status, reason in registration.text) == ("error" if reason else "ok", True)
+    assert ("enable-client harbor" in registration.remedy) is bool(reason)
 
 
 def test_a_site_that_answers_in_place_of_the_server_is_found(

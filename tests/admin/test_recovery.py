@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nvflare.private.fed.server.job_cmds import CLONED_META_KEYS
 from startup_kits import MakeKit
 
 import suture_admin.recovery as recovery
@@ -138,6 +139,19 @@ def test_a_job_that_only_seems_to_run_is_no_hindrance(serve: Any, tmp_path: Path
 def test_what_needs_no_resuming_is_said(status: str, words: str, serve: Any, tmp_path: Path) -> None:
     server = serve(Server(FIRST | {"status": status}))
     with pytest.raises(ConfigError, match=words):
+        resume(KIT, "demo-1", tmp_path, "poc")
+    assert server.did == []
+
+
+@pytest.mark.parametrize("setting", [{"scope": "closed"}, {"launcher_spec": {"a": {"docker": {}}}}])
+@pytest.mark.parametrize("clones", [(), ({"job_id": "2", "cloned_from": "1", "name": "demo"},)])
+def test_a_job_of_which_a_clone_lacks_a_setting_runs_on_and_is_not_cloned(
+    setting: dict[str, Any], clones: tuple[dict[str, Any], ...], serve: Any, tmp_path: Path
+) -> None:
+    (key,) = setting
+    assert key not in CLONED_META_KEYS, "FLARE's clone keeps it"
+    server = serve(Server(*(job | {"status": "RUNNING"} for job in (FIRST | setting, *clones))))
+    with pytest.raises(ConfigError, match=rf"\b{key}\b.*suture run JOB --resume"):
         resume(KIT, "demo-1", tmp_path, "poc")
     assert server.did == []
 

@@ -1,10 +1,11 @@
-"""Logging in at a server that is only starting."""
+"""Logging in at a server that is only starting, or does not answer."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from nvflare.apis.fl_exception import FLCommunicationError
@@ -24,7 +25,7 @@ def starting(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Kit:
         raise FLCommunicationError("failed to challenge server: process_exception: no callback")
 
     monkeypatch.setattr(session, "check_valid_now", lambda _: None)
-    monkeypatch.setattr(session, "new_secure_session", refuse)
+    monkeypatch.setattr(session, "Session", refuse)
     return Kit(tmp_path, "admin", "admin@a.org", "project", "server", 8002)
 
 
@@ -44,9 +45,9 @@ def test_a_user_acts_in_the_study_of_their_kit(starting: Kit, monkeypatch: pytes
 
     def note(*_: Any, study: str, **__: Any) -> Any:
         studies.append(study)
-        return SimpleNamespace(close=lambda: None)
+        return SimpleNamespace(try_connect=lambda _: None, close=lambda: None)
 
-    monkeypatch.setattr(session, "new_secure_session", note)
+    monkeypatch.setattr(session, "Session", note)
     for kit in (starting, replace(starting, study="lung")):
         with connected(kit):
             pass
@@ -64,6 +65,18 @@ def test_a_study_that_the_server_does_not_know_is_named(
     def refuse(*_: Any, **__: Any) -> None:
         raise refusal
 
-    monkeypatch.setattr(session, "new_secure_session", refuse)
+    monkeypatch.setattr(session, "Session", refuse)
     with pytest.raises(ConfigError, match=r"does not accept the kit .*study"), connected(starting):
         pass
+
+
+def test_an_interrupted_login_leaves_no_thread_of_flare(
+    starting: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Mock()
+    made.try_connect.side_effect = KeyboardInterrupt
+    monkeypatch.setattr(session, "Session", lambda *_, **__: made)
+    with pytest.raises(KeyboardInterrupt), connected(starting):
+        pass
+    made.api.close.assert_called_once_with()
+    made.api.cell.core_cell.communicator.stop.assert_called_once_with()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,8 +26,10 @@ from suture.federation.site.site import Site
 from suture.flare.kit import change_policy
 from suture.models.checkpoints import read_checkpoint
 from suture.simulation.job import Job, load_job, with_settings
+from suture_admin.kit_checks import check_connection
 from suture_admin.poc import project_of, project_template
 from suture_admin.policy import allow_classes, make_strict, missing_classes
+from suture_admin.session import connected
 
 pytestmark = pytest.mark.xdist_group("open federation")
 
@@ -144,3 +148,27 @@ def test_rows_of_flares_fedavg_are_the_means_by_hand_by_its_commands_and_prodenv
         assert model["head.weight"][:4, 0].tolist() == [6.0, 2.0, 3.5, 3.0]
         assert not bool((model["head.weight"][4] == model["head.weight"][4, 0]).all())
         assert bool((model["backbone.0.weight"] == 3.0).all())
+
+
+@pytest.mark.complete
+def test_doctor_and_ctrl_c_where_parties_talk_by_grpc(federation: Federation, tmp_path: Path) -> None:
+    federation.join(STRICT)
+    site, lead = federation.sites[STRICT], federation.lead
+    assert lead.scheme == "grpc"
+    for party in (federation.server, site, lead):
+        assert {f.status for f in check_connection(party)} == {"ok"}
+    with connected(lead) as session:
+        assert session.sites() == [STRICT]
+
+    kit = shutil.copytree(lead.folder, tmp_path / "kit")
+    path = kit / "startup" / "fed_admin.json"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(120)
+        path.write_text(path.read_text().replace(str(lead.port), str(silent.getsockname()[1])))
+        with subprocess.Popen([sys.executable, "-m", "suture", "status", "--startup-kit", kit]) as process:
+            try:
+                silent.accept()
+                process.send_signal(signal.SIGINT)
+                assert process.wait(15) == 130
+            finally:
+                process.kill()

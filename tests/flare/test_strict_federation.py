@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from nvflare.fuel.flare_api.flare_api import new_secure_session
 
 from outside_method import CLASS, DISTRIBUTION, MODULE, NAME, install, on_path
 from own_poc import Federation, ended, own_port, provisioned, suture
@@ -26,6 +27,7 @@ from suture.flare.recipe import export_job
 from suture.simulation.job import load_job, with_settings
 from suture.simulation.run import run_job
 from suture_admin.doctor import examine
+from suture_admin.kit_checks import check_connection
 from suture_admin.poc import _set_policies, place_configs, project_of, project_template, simulate
 from suture_admin.policy import allow_packages, storages
 from suture_admin.remote import Submission, submit
@@ -184,3 +186,21 @@ def test_no_submitter_brings_code_makes_the_server_fetch_or_enters_a_closed_stud
     with connected(alone) as session:
         session.abort(number)
         assert sorted(session.meta(number)["deploy_map"].values()) == [["alpha"], ["server"]]
+
+
+def test_a_site_that_is_disabled_learns_so_and_one_that_is_not_stays_connected(
+    federation: Federation,
+) -> None:
+    federation.join("alpha", "beta")
+    admin = federation.kits["admin@suture.org"]
+    session = new_secure_session(admin.name, str(admin.folder), timeout=30)
+    try:
+        session.disable_client("beta")
+        refused = {f.about: f.text for f in check_connection(federation.sites["beta"]) if f.status == "error"}
+        assert refused.keys() == {"registration"}
+        assert "'beta' is disabled" in refused["registration"]
+        assert {f.status for f in check_connection(federation.sites["alpha"])} == {"ok"}
+        assert [client.name for client in session.get_connected_client_list()] == ["alpha"]
+    finally:
+        session.enable_client("beta")
+        session.close()

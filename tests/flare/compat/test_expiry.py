@@ -42,12 +42,13 @@ from nvflare.fuel.utils.fobs.datum import DatumManager
 from nvflare.fuel.utils.fobs.decomposers.via_downloader import EncKey, EncType
 from nvflare.fuel.utils.json_scanner import JsonScanner
 from nvflare.fuel.utils.wfconf import resolve_var_refs
-from nvflare.private.defs import CellMessageHeaderKeys, JobFailureMsgKey
+from nvflare.private.defs import CellMessageHeaderKeys, JobFailureMsgKey, new_cell_message
 from nvflare.private.fed.app.simulator.simulator_runner import SimulatorClientRunner
 from nvflare.private.fed.app.simulator.simulator_worker import ClientTaskWorker
 from nvflare.private.fed.client.client_executor import JobExecutor
 from nvflare.private.fed.client.client_runner import ClientRunner
 from nvflare.private.fed.client.client_status import ClientStatus
+from nvflare.private.fed.server.client_manager import ClientManager
 from nvflare.private.fed.server.fed_server import FederatedServer
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed.server.job_runner import JobRunner
@@ -81,6 +82,26 @@ def test_each_file_says_what_it_works_around_where_and_until_when(path: Path) ->
     assert tests
     here = "".join(path.read_text() for path in Path(__file__).parent.glob("*.py"))
     assert [name for name in tests if f"\ndef {name}(" not in here] == []
+
+
+# registration.py
+
+
+def test_a_registration_without_a_certificate_tells_who_is_disabled_and_registers_nobody() -> None:
+    manager = ClientManager("trial")
+    manager.disabled_clients.add("harbor")
+
+    def register(site: str) -> Any:
+        headers = {CellMessageHeaderKeys.CLIENT_NAME: site, CellMessageHeaderKeys.PROJECT_NAME: "trial"}
+        fl_ctx = FLContext()
+        fl_ctx.set_prop(FLContextKey.SECURE_MODE, True)
+        assert manager.authenticate(new_cell_message(headers, Shareable()), fl_ctx) is None
+        return fl_ctx.get_prop(FLContextKey.UNAUTHENTICATED)
+
+    manager.clients["session"] = own = Client("lakeside", "session")
+    assert register("harbor") == "Client 'harbor' is disabled"
+    assert register("lakeside") is None
+    assert manager.clients == {"session": own}
 
 
 # bell.py
