@@ -136,8 +136,8 @@ def compare(
         difference = compare_auroc(one.y[:, i], one.scores[:, i], two.scores[:, j], one.patients, draws)
         a_score, b_score = one.classes[one.labels[i]], two.classes[two.labels[j]]
         if few(a_score.positives, a_score.negatives):
-            nothing = dict.fromkeys(("low", "high", "p"), math.nan)
-            difference = replace(difference, **nothing, why=f"fewer than {FEW} positives or negatives")
+            why = f"fewer than {FEW} positives or negatives"
+            difference = replace(difference, low=math.nan, high=math.nan, p=math.nan, why=why)
         found[name] = Compared(a_score, b_score, difference)
     return found
 

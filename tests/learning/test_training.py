@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from suture.core.errors import DataError, SutureError
+from suture.core.errors import ConfigError, DataError, SutureError
 from suture.core.labels import LabelSet
 from suture.core.seeds import generator_for
 from suture.data.augmentation import MILD
@@ -289,6 +289,15 @@ def test_the_next_round_in_fp16_begins_with_the_last_scale() -> None:
 
 def test_other_precisions_keep_no_scale() -> None:
     assert not [name for name in train(context()).optimiser_state if "scale" in name]
+
+
+def test_a_batch_of_one_image_whose_maps_are_single_values_is_told() -> None:
+    site = context(1)
+    site.model.hidden = torch.nn.Sequential(
+        site.model.hidden, torch.nn.BatchNorm1d(site.model.head.in_features)
+    )
+    with pytest.raises(ConfigError, match=r"^a: .*batch_size"):
+        train(site)
 
 
 def test_a_last_batch_of_one_image_trains() -> None:

@@ -152,8 +152,8 @@ def score_classes(
         if (n := rarer(t, patients)) < FEW or low == high:
             share = wilson(auroc(t, s), n)
             low, high = min(low, share.low), max(high, share.high)
-        area, low, high = (None if math.isnan(value) else value for value in (auroc(t, s), low, high))
-        return ClassScore(area, low, high, int(np.sum(t == 1)), int(np.sum(t == 0)))
+        area, lower, upper = (None if math.isnan(value) else value for value in (auroc(t, s), low, high))
+        return ClassScore(area, lower, upper, int(np.sum(t == 1)), int(np.sum(t == 0)))
 
     return by_class(labels, y, scores, score)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -16,7 +17,7 @@ from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
 from suture.core.devices import repeatable
-from suture.core.errors import SutureError
+from suture.core.errors import ConfigError, SutureError
 from suture.core.seeds import seed_for, seeded
 from suture.core.validation import LIMIT, STRICT
 from suture.data.augmentation import Augmentation, augment
@@ -240,7 +241,12 @@ def fit(
     scale = LossScale(site.model.amp_dtype, site.device, round_.optimiser_state, site.scale)
     losses = StepLosses(partial(_divergence, site.name, round_.round))
     steps = 0
-    with repeatable(site.device), seeded(_seed(site, round_, "dropout"), site.device), losses:
+    with (
+        repeatable(site.device),
+        seeded(_seed(site, round_, "dropout"), site.device),
+        losses,
+        _single(site.name),
+    ):
         for _ in range(1 if local.iterations else local.epochs):
             train_mode(site.model, round_.norm, head_only=round_.head_only)
             if private:
@@ -266,6 +272,20 @@ def fit(
     state = scale.state(site.name, round_.round, losses.steps) | optimiser_state_of(optimiser, site.model)
     optimiser.zero_grad(set_to_none=True)  # gradients are as large as the model that a site keeps
     return Fitted(losses.mean, state, steps)
+
+
+@contextmanager
+def _single(site: str) -> Iterator[None]:
+    """Say in our words that a batch of one image leaves batch norm a single value of a channel."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise ConfigError(
+            f"{site}: a batch of one image leaves batch norm a single value, which has no variance; set a "
+            'batch_size of 2 or more, give the site more training images, or set method.batch_norm = "frozen"'
+        ) from error
 
 
 def _seed(site: SiteContext, round_: LocalRound, purpose: str) -> int:
