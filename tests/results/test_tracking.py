@@ -15,7 +15,6 @@ import pytest
 from example_run import history_records, metrics_record, run_record, write_run
 from suture.core.errors import ConfigError
 from suture.protocol.records import read_history, read_metrics
-from suture.simulation import tracking
 from suture.simulation.tracking import facts, of_round, of_test
 from suture_results import trackers
 from suture_results.trackers import tracked, tracking_of
@@ -49,7 +48,7 @@ class Remembering:
 @pytest.fixture
 def sink(monkeypatch: pytest.MonkeyPatch) -> Remembering:
     found = Remembering()
-    monkeypatch.setattr(tracking, "open_sink", lambda *_: found)
+    monkeypatch.setattr(trackers, "open_sink", lambda *_: found)
     return found
 
 
