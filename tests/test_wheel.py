@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from small_hospitals import LABELS, write_hospital
+from small_hospitals import LABELS, small_study, write_hospital
 
 pytestmark = pytest.mark.complete
 
@@ -68,3 +69,32 @@ def test_its_commands_find_all_that_they_read(installed: Path, tmp_path: Path) -
     code = {path.name for path in (tmp_path / "exported").rglob("custom/*")}
     assert {"suture", "suture_papers"} <= code
     assert not code & {"suture_prepare", "suture_synthetic"}
+
+
+@pytest.mark.parametrize("env", ["local", "sim"])
+def test_the_engine_alone_trains_on_tables(installed: Path, tmp_path: Path, env: str) -> None:
+    """Without any package beside it; it ends with the figures, and no page."""
+    alone = tmp_path / "site"
+    shutil.copytree(installed / "suture", alone / "suture")
+    [info] = installed.glob("suture-*.dist-info")
+    shutil.copytree(info, alone / info.name)
+    points = (alone / info.name / "entry_points.txt").read_text().splitlines()
+    own = [line for line in points if "suture_" not in line]
+    (alone / info.name / "entry_points.txt").write_text("\n".join(own))
+    small_study(tmp_path / "study")
+    words = ["run", "study", "--env", env, "--rounds", "1", "--out", "run"]
+    # No file of the clone is on the path: -S leaves out the installation that the tests run in.
+    libraries = [path for path in sys.path if path.endswith("site-packages")]
+    start = f"import sys; sys.path += {libraries!r}; from suture.cli import main; main()"
+    env_ = os.environ | {"PYTHONPATH": str(alone)}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", start, *words],
+        cwd=tmp_path,
+        env=env_,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["auroc"]
+    assert not (tmp_path / "run" / "report.html").exists()
