@@ -58,7 +58,7 @@ flwr: .venv-flwr/.installed
 lint: install
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports && $(BIN)/mypy
 
-# The documentation as a site in site/; a broken link is an error. `suture reference` writes the generated pages.
+# The documentation as a site in site/; a broken link is an error. `python benchmarks/reference.py` writes the generated pages.
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 

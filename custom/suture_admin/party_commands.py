@@ -161,7 +161,7 @@ def egress(
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Markdown file to write.")] = None,
 ) -> None:
     """Show what each method may send from a site: the allow-list of the site's filter."""
-    from suture.simulation.egress_page import page
+    from suture_admin.egress_page import page
 
     if out is None:
         typer.echo(page(), nl=False)

@@ -20,7 +20,7 @@ from suture_papers.tables import loading
 def test_the_stored_descriptions_are_those_of_the_registries() -> None:
     """In their order, too: the first model of a list is the one to begin with."""
     found, kept = from_registries(), stored()
-    assert found == kept, "generate it again: suture reference -o docs"
+    assert found == kept, "generate it again: python benchmarks/reference.py"
     assert [list(entries) for entries in found.values()] == [list(entries) for entries in kept.values()]
 
 

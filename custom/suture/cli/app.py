@@ -8,7 +8,6 @@ import platform
 import sys
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import typer
@@ -27,7 +26,7 @@ PANELS = {
     "Start": ("demo", "init", "check", "labels", "list"),
     "Run": ("run", "watch", "report", "track", "export", "status", "results", "resume"),
     "Use a model": ("predict", "evaluate", "compare", "decide", "explain", "finetune", "model"),
-    "Research": ("plot", "vocab", "reference"),
+    "Research": ("plot", "vocab"),
     "Site and server": ("doctor", "policy", "clean", "ledger", "egress", "forget", "data", "poc"),
 }
 """The words of commands as the help and the reference group them; all others are Research."""
@@ -169,16 +168,6 @@ def _list_methods() -> None:
     )
 
 
-def reference(
-    out: Annotated[Path, typer.Option("-o", "--out", help="The folder of the documentation.")] = Path("docs"),
-) -> None:
-    """Write the generated pages of the documentation: methods, configuration, commands, egress."""
-    from suture.simulation.reference import write_pages
-
-    for path in write_pages(documented(), out):
-        print_line(f"written: {path}")
-
-
 def documented() -> dict[str, Any]:
     """Return the commands of this distribution, by their words."""
     group: Any = typer.main.get_command(app)  # a new one: the help texts of the one in use are escaped
@@ -190,7 +179,7 @@ def documented() -> dict[str, Any]:
     }
 
 
-for command in (demo, list_, run, export, reference):
+for command in (demo, list_, run, export):
     word = command.__name__.strip("_")
     app.command(word, rich_help_panel=_PANEL_OF[word])(command)
 

@@ -16,7 +16,7 @@ from suture.models.classifier import Layout
 from suture.protocol.decisions import CELLS
 from suture.protocol.egress import declared
 from suture.protocol.messages import KEYS, Reason, Reply
-from suture.simulation.egress_page import _MEANT, page
+from suture_admin.egress_page import _MEANT, page
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "egress.md"
 
