@@ -1,8 +1,8 @@
 """What there is to name: methods, models, priors, data sets, jobs and the like, with a line for each.
 
 Neither torch nor a job's code is imported for it: a list, or the answer to a slip, must not take seconds.
-What this distribution has is in catalogue.json, a copy of its registries that benchmarks/reference.py writes
-and a test compares with them. Only what another package registers is imported: nothing else tells whether it is usable.
+What this distribution has is in catalogue.json, a copy of its registries; benchmarks/reference.py writes it and
+a test compares. Only what another package registers is imported: nothing else tells whether it is usable.
 """
 
 from __future__ import annotations
