@@ -17,7 +17,7 @@ GROUP = "suture.methods"
 MODEL_GROUP, PRIOR_GROUP = "suture.encoders", "suture.priors"
 """Those by which it names its encoders and its priors."""
 
-PACKAGES = ("suture", "suture_papers")
+PACKAGES = ("suture", "suture_encoders", "suture_papers")
 """The packages that a party of a federation runs: they travel together, and one hash covers their code."""
 
 DISTRIBUTED = (*PACKAGES, "suture_admin", "suture_prepare", "suture_results", "suture_synthetic")

@@ -186,6 +186,8 @@ def _write_own_distribution(folder: Path, plan: Plan) -> None:
         shutil.copytree(_PACKAGES / package, folder / package, ignore=left_out)
     groups: dict[str, list[str]] = {}
     for point in distribution("suture").entry_points:
+        if point.module.partition(".")[0] not in PACKAGES:
+            continue  # it does not travel
         groups.setdefault(point.group, []).append(f"{point.name} = {point.value}\n")
     text = "".join(f"[{group}]\n{''.join(lines)}" for group, lines in groups.items())
     _write_metadata(folder, "suture", VERSION, text)

@@ -40,7 +40,7 @@ from suture.models.classifier import (
     load_tensors,
     set_momentum,
 )
-from suture.models.encoders import FAMILIES, STORED, family_encoder, family_of
+from suture.models.encoders import FAMILIES, family_encoder, family_of, is_stored
 from suture.models.encoders.backbone import Backbone as Backbone
 from suture.models.heads import HeadKind, RowInit, head_rows
 
@@ -213,7 +213,9 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         if not family_of(self.name) and self.name not in MODELS and self.name not in MODELS.names():
-            raise unknown("model", self.name, (*MODELS.names(), *FAMILIES))
+            raise unknown(
+                "model", self.name, (*MODELS.names(), *(family.form for family in FAMILIES.values()))
+            )
 
     @property
     def pretrained(self) -> bool:
@@ -275,9 +277,9 @@ def self_contained(spec: ModelSpec) -> ModelSpec:
             spec = replace(spec, encoder_config=_package(spec.name))
         packaged = "package" in (MODELS.find(spec.name).weights or ())
         return replace(spec, weights="package") if packaged and spec.weights is None else spec
-    if family not in STORED or spec.encoder_config is not None:
+    read = FAMILIES[family].read
+    if read is None or spec.encoder_config is not None:
         return spec
-    _, read, _ = STORED[family]
     network, described = read(Path(path).expanduser())
     if len(config := str(described)) > _LONGEST_CONFIG:
         raise ConfigError(
@@ -317,7 +319,7 @@ def check_portable(spec: ModelSpec, holder: str) -> None:
     Raises:
         ConfigError: the vocabulary is a path; says what to write.
     """
-    if family_of(spec.name) in STORED and spec.encoder_config is None:
+    if family_of(spec.name) and is_stored(spec.name) and spec.encoder_config is None:
         raise ConfigError(
             f"model.name={spec.name[:80]!r}: {holder} needs the encoder's configuration, not the name of a "
             "file or folder; export it again with `suture export`"

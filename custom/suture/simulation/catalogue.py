@@ -1,7 +1,7 @@
 """What there is to name: methods, models, priors, data sets, jobs and the like, with a line for each.
 
 Neither torch nor a job's code is imported for it: a list, or the answer to a slip, must not take seconds.
-What this distribution has is in catalogue.json, a copy of its registries; benchmarks/reference.py writes it and
+What this distribution has is in catalogue.json, a copy of its registries: benchmarks/reference.py writes it,
 a test compares. Only what another package registers is imported: nothing else tells whether it is usable.
 """
 
@@ -129,7 +129,7 @@ def from_registries() -> dict[str, dict[str, Any]]:
     models = {name: entry.text for name, entry in found.pop("model").items() if ours(entry.build)}
     return {
         "method": {name: method_entry(name, kind) for name, kind in sorted(METHODS.items()) if ours(kind)},
-        "model": models | FAMILIES,
+        "model": models | {family.form: family.text for family in FAMILIES.values()},
         **{kind: {name: _line(entry) for name, entry in known.items()} for kind, known in found.items()},
     }
 

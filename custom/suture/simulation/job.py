@@ -45,7 +45,7 @@ from suture.methods.secure_aggregation import SecureAggregation, check_secure
 from suture.methods.source import source_of
 from suture.models import CORPUS, WEIGHTS, ModelSpec, encoder_of, self_contained, vocabulary_of
 from suture.models.documents import with_digest
-from suture.models.encoders import STORED
+from suture.models.encoders import is_stored
 from suture.protocol.precision import Transport
 from suture.simulation.job_files import job_file, known_jobs
 from suture.simulation.kinds import SIMULATIONS, Simulation
@@ -218,7 +218,7 @@ def located(settings: T, folder: Path) -> T:
 
     def placed(key: str, value: str, mark: str) -> str:
         family, colon, name = value.partition(":") if key == "model.name" else ("", "", value)
-        if colon and family in STORED:
+        if colon and is_stored(value):
             return f"{family}:{placed('', name, mark)}"
         if key == "model.name":
             return value

@@ -17,8 +17,8 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.models import ModelSpec, build, check_portable, encoder_of, self_contained
 from suture.models.classifier import Classifier
-from suture.models.encoders.transformers_folder import resampled
 from suture.models.saved import load_model, load_spec, save_model
+from suture_encoders.transformers_folder import resampled
 
 LABELS = LabelSet(("Edema", "Mass"))
 SMALL = {

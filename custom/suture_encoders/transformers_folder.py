@@ -16,9 +16,9 @@ from suture.core.errors import ConfigError, check_known, shown, unknown
 from suture.core.validation import parse
 from suture.models.encoders.backbone import checked, needed
 from suture.models.encoders.described import Description, bounded, channels_of, read_config
-from suture.models.encoders.text_folder import TEXT_NETWORKS, build_text_network, read_text_folder
-from suture.models.encoders.transformers_weights import filled
 from suture.models.weights import read_weights
+from suture_encoders.text_folder import TEXT_NETWORKS, build_text_network, read_text_folder
+from suture_encoders.transformers_weights import filled
 
 if TYPE_CHECKING:
     from suture.models import ModelSpec

@@ -21,9 +21,9 @@ from suture.core.plain import parse_json, read_bounded
 from suture.core.validation import parse
 from suture.models.encoders.backbone import BUILD_ERRORS, needed
 from suture.models.encoders.described import MOST_BYTES, Description, bounded, read_config
-from suture.models.encoders.tokenisers import made_tokeniser, without_panic
-from suture.models.encoders.transformers_weights import filled
 from suture.models.weights import fill, read_weights
+from suture_encoders.tokenisers import made_tokeniser, without_panic
+from suture_encoders.transformers_weights import filled
 
 if TYPE_CHECKING:
     from suture.models import ModelSpec

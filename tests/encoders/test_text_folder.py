@@ -24,10 +24,10 @@ from suture.core.labels import LabelSet
 from suture.models import ModelSpec, build, check_portable, encoder_of, self_contained
 from suture.models.classifier import Classifier
 from suture.models.documents import document_inputs, with_digest
-from suture.models.encoders import text_folder
-from suture.models.encoders.text_folder import TEXT_NETWORKS
 from suture.models.saved import load_model, save_model
 from suture.simulation.catalogue import model_facts
+from suture_encoders import text_folder
+from suture_encoders.text_folder import TEXT_NETWORKS
 
 LABELS = LabelSet(("Edema", "Mass"))
 TEXTS = ("No effusion.", "Heart size normal", "", "no no no no no no no no no no no no")
