@@ -41,7 +41,7 @@ def test_a_run_that_has_ended_is_never_running(
     monkeypatch.setattr(controller, "federate", fail)
     monkeypatch.setattr(controller, "on_heartbeat", lambda *_: None)
     monkeypatch.setattr(controller, "JobGuard", lambda *_: SimpleNamespace(close=lambda: None))
-    monkeypatch.setattr(controller, "try_report", lambda *_: None)
+    monkeypatch.setattr(controller, "if_installed", lambda _: lambda *_: None)
     monkeypatch.setattr(made, "_open", lambda _: server)
     monkeypatch.setattr(made, "_publish", lambda *_: None)
     monkeypatch.setattr(made, "system_panic", lambda reason, _: panics.append(reason))

@@ -185,6 +185,6 @@ def test_whom_the_simulator_is_open_to_is_said_once(
     monkeypatch.setattr(simulator.pwd, "getpwuid", lambda _: entry)
     monkeypatch.setattr(simulator.psutil, "process_iter", lambda _: [] if listed else [process])
     monkeypatch.setattr("suture.simulation.run.run_job", lambda *_, **__: None)
-    monkeypatch.setattr("suture.cli.run.show_run", lambda _: None)
+    monkeypatch.setattr("suture.cli.run.if_installed", lambda _: lambda *_: None)
     output = CliRunner().invoke(app, ["run", "demo", "--env", env]).output
     assert output.count("mallory") == (said and env == "sim")

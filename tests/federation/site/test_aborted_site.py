@@ -24,7 +24,7 @@ from suture.models.classifier import Classifier
 from suture.models.priors import feature_cache
 from suture_synthetic.trial import Trial
 
-SMALL = ModelSpec("cnn", size=16)
+SMALL = ModelSpec("cnn", size=16, weights="random")
 TRAINING = sorted(name for name, kind in METHODS.items() if not kind.about.local_only)
 
 STEP = 4
