@@ -57,11 +57,12 @@ def assigned(method: Method) -> dict[str, tuple[TaskData, AllowedReply]]:
     return assigner.assign(Task("train", 1, "main"))
 
 
-def test_a_site_receives_its_own_classes_in_the_order_of_all_sites() -> None:
+def test_a_site_receives_its_own_classes_in_the_order_of_its_names_for_them() -> None:
+    """Another order would tell that its effusions have a longer name elsewhere."""
     sent = {site: payload for site, (payload, _) in assigned(Own()).items()}
-    assert sent["a"].labels == ("Mass", "Effusion")
-    assert sent["a"].channels["value"].tolist() == [10, 30]
-    assert sent["a"].head["head.bias"].tolist() == [11, 31]
+    assert sent["a"].labels == ("Effusion", "Mass")
+    assert sent["a"].channels["value"].tolist() == [30, 10]
+    assert sent["a"].head["head.bias"].tolist() == [31, 11]
     assert sent["b"].labels == ("Edema", "Nodule")
     assert sent["b"].channels["value"].tolist() == [0, 20]
 

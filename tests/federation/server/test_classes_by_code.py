@@ -53,7 +53,7 @@ def test_two_names_of_one_code_are_one_class_with_the_name_of_the_built_in_code(
     registry = agreed(a=info(PTX=PTX, Mass=""), b=info(Pneumothorax=PTX))
     assert registry.labels == ("Mass", "Pneumothorax")
     assert registry.owners()["Pneumothorax"] == ("a", "b")
-    assert registry.rows_for("a", "own") == ("Mass", "Pneumothorax"), "the federation's order"
+    assert registry.rows_for("a", "own") == ("Mass", "Pneumothorax"), "in the order of its names"
     assert registry.to_site("a", ("Mass", "Pneumothorax")) == ("Mass", "PTX"), "and its own names"
     assert registry.codes == {"Pneumothorax": (PTX,)}
 

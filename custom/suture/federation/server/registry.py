@@ -115,10 +115,13 @@ class SiteRegistry:
     def rows_for(self, site: str, view: LabelView) -> Labels:
         """Return the federation's names of the rows that a site receives: its own, or all.
 
-        Their order is the federation's, whatever that of the site's columns is: sums would round otherwise.
+        The order of the site's columns does not count: sums would round otherwise. Its own rows are in the
+        order of its spelling, since that of the federation's names would tell of the names that it must not see.
         """
-        own = self.members[site].names
-        return tuple(name for name in self.labels if view != "own" or name in own)
+        if view != "own":
+            return self.labels
+        spelling = dict(zip(self.members[site].names, self.members[site].own, strict=True))
+        return tuple(sorted(spelling.keys() & {*self.labels}, key=spelling.__getitem__))
 
     def to_site(self, site: str, labels: Labels) -> Labels:
         """Translate the federation's names into the site's spelling."""
