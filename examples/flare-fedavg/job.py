@@ -55,7 +55,7 @@ recipe = FedAvgRecipe(
     train_script="client.py",
     aggregator=aggregator,
 )
-recipe._job.set_app_packages(["suture", "suture_papers"])  # installed everywhere: no copies in the job
+recipe._job.set_app_packages(["suture", "suture_encoders", "suture_papers"])  # installed everywhere: no copies in the job
 # A site is told its own classes only: as the arguments of its script, and in its filter.
 set_per_site_config(recipe, {site: {"train_args": " ".join(own)} for site, own in SITES.items()})
 recipe.add_server_output_filter(SiteRowsFilter(), tasks=["train"])

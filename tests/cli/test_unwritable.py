@@ -30,7 +30,6 @@ COMMANDS = [
     ("export demo --out {}", ""),
     ("export demo --out {}", "/x"),
     ("egress --out {}", "/x.md"),
-    ("reference --out {}", ""),
     ("init {} --site=alpha=data --yes", "/x"),
     ("init {} --site=alpha=data --yes", ""),
     ("vocab --texts words.txt --minimum 1 --out {}", "/x"),

@@ -98,7 +98,7 @@ def test_staged_files_are_removed_with_the_recipe(installed: Path, tmp_path: Pat
 
 def test_an_installed_package_does_not_travel(installed: Path, tmp_path: Path) -> None:
     recipe: FederationRecipe = recipe_of(job(), "trial", ("a",))
-    assert recipe._job.job.app_packages == ["suture", "suture_papers", MODULE]
+    assert recipe._job.job.app_packages == [*PACKAGES, MODULE]
     assert not list(export_job(job(), tmp_path, "trial", ("a",), bundle=False).rglob("custom"))
 
 
