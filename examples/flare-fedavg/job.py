@@ -55,7 +55,8 @@ recipe = FedAvgRecipe(
     train_script="client.py",
     aggregator=aggregator,
 )
-recipe._job.set_app_packages(["suture", "suture_encoders", "suture_papers"])  # installed everywhere: no copies in the job
+# They are installed everywhere, so that the job needs no copies.
+recipe._job.set_app_packages(["suture", "suture_encoders", "suture_papers"])
 # A site is told its own classes only: as the arguments of its script, and in its filter.
 set_per_site_config(recipe, {site: {"train_args": " ".join(own)} for site, own in SITES.items()})
 recipe.add_server_output_filter(SiteRowsFilter(), tasks=["train"])

@@ -116,7 +116,7 @@ class SiteRegistry:
         """Return the federation's names of the rows that a site receives: its own, or all.
 
         The order of the site's columns does not count: sums would round otherwise. Its own rows are in the
-        order of its spelling, since that of the federation's names would tell of the names that it must not see.
+        order of its spelling, since that of the federation's names would tell of names that it must not see.
         """
         if view != "own":
             return self.labels
