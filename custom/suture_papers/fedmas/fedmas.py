@@ -180,9 +180,8 @@ class FedMAS(LocalAveraging):
         if self.aggregation == "rescue":
             weight = rescue_factor(before, during, self.rescue)
             if not bool((site.samples["train"].y == 1).any()):
-                weight = (
-                    LEAST  # Eq. 3 gives 0, and the other sites decide; where none has a positive, all alike
-                )
+                # Eq. 3 gives 0: the other sites decide, and where none has a positive, all count alike.
+                weight = LEAST
             check_rescue(weight, site.name, round_.round)
         update = trained(site, received, round_, fitted)
         return replace(
