@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from suture.cli.common import RunFolder, print_line
-from suture.simulation.tracking import Tracker
+from suture.cli.common import RunFolder, Tracker, print_line
 
 
 def watch(

@@ -14,12 +14,13 @@ from shlex import quote
 from time import time_ns
 from typing import Any
 
+from suture.cli.common import Tracker
 from suture.core.errors import ConfigError
 from suture.core.files import make_folder, note_own, own_note, writing
 from suture.core.printable import printable
 from suture.core.targets import markdown
 from suture.simulation.follow import followed
-from suture.simulation.tracking import Facts, Sink, Tracker, Tracking, part_of_name
+from suture.simulation.tracking import Facts, Sink, Tracking, part_of_name
 
 log = logging.getLogger(__name__)
 

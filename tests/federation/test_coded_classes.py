@@ -49,8 +49,9 @@ def model(run: Any) -> tuple[bytes, dict[str, Any]]:
 def test_a_class_of_two_names_and_one_code_is_trained_as_one_byte_by_byte(
     tiny: Any, sites: Path, selection: str
 ) -> None:
+    # A name of the same place among the site's own: the order of its rows is that of its names.
     plain, facts = model(tiny(METHOD, OWN, selection=selection).run("plain"))
-    call(sites / "alpha", "Raumforderung", f'Raumforderung = ["{FIBROSIS}", "RADLEX:RID3874"]')
+    call(sites / "alpha", "Faserung", f'Faserung = ["{FIBROSIS}", "RADLEX:RID3874"]')
     call(sites / "server", "Tumor", f'Tumor = "{FIBROSIS}"')
     run = tiny(METHOD, OWN, selection=selection).run("coded")
     coded, stated = model(run)
@@ -60,10 +61,10 @@ def test_a_class_of_two_names_and_one_code_is_trained_as_one_byte_by_byte(
         {"system": "I10C", "code": "J84.10", "meaning": "Pulmonary fibrosis, unspecified"},
         {"system": "RADLEX", "code": "RID3874", "meaning": "Fibrosis"},
     ]
-    assert stated["site_names"] == {"Raumforderung": "Fibrosis"}
+    assert stated["site_names"] == {"Faserung": "Fibrosis"}
     assert {**stated, "codes": {**stated["codes"], "Fibrosis": codes[:1]}, "site_names": {}} == facts
     (note,) = (note for note in run.record.run["notes"] if "codes" in note)
-    assert all(fact in note for fact in ("alpha", "'Raumforderung'", "'Fibrosis'"))
+    assert all(fact in note for fact in ("alpha", "'Faserung'", "'Fibrosis'"))
     figures = [read_json(run.record.folder.parent / out / "metrics.json") for out in ("plain", "coded")]
     assert figures[0] == figures[1]
 

@@ -50,8 +50,8 @@ def test_every_class_and_ancestor_is_a_line_below_each_of_its_parents(
 
 @pytest.mark.complete
 def test_a_chain_of_thousands_is_no_recursion() -> None:
-    parents = {str(i): (str(i - 1),) for i in range(1, 3000)}
-    assert class_tree(["2999"], Relations(parents))[-1].depth == 2999
+    parents = {str(i): (str(i - 1),) for i in range(1, 1500)}
+    assert class_tree(["1499"], Relations(parents))[-1].depth == 1499
 
 
 def test_classes_that_nothing_relates_are_left_out() -> None:

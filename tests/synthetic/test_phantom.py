@@ -149,7 +149,7 @@ def test_a_process_that_draws_and_is_killed_is_told(monkeypatch: pytest.MonkeyPa
 @pytest.mark.complete
 def test_the_other_process_ends_with_the_one_that_asks_and_imports_no_torch() -> None:
     program = (
-        "import os, sys; from suture.simulation import phantom_scans as p; p.usable_cores = lambda: 2;"
+        "import os, sys; from suture_synthetic import phantom_scans as p; p.usable_cores = lambda: 2;"
         "order = p.Order(p.Scanner(), 1_000, p.PhantomSpec(size=16), 1); made = p.drawing([order] * 20);"
         "next(made.__enter__()); import psutil; [child] = psutil.Process().children();"
         "print(child.pid, 'torch' in sys.modules, flush=True); os.kill(os.getpid(), 9)"

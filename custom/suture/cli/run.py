@@ -22,6 +22,7 @@ from suture.cli.common import (
     Sets,
     SiteThreads,
     StartupKit,
+    Tracker,
     Trust,
     console,
     guarded,
@@ -33,7 +34,6 @@ from suture.core.cores import usable_cores
 from suture.core.entry_points import hook, if_installed
 from suture.core.errors import ConfigError
 from suture.core.files import read_json
-from suture.simulation.tracking import Tracker
 
 if TYPE_CHECKING:
     from suture.simulation.job import Job

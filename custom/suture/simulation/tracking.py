@@ -11,13 +11,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 from suture.core.files import read_json
 from suture.core.validation import flat
 from suture.protocol.records import Metrics, Round, read_history, read_metrics, read_run
-
-Tracker = Literal["tensorboard", "mlflow"]
 
 _OTHER = re.compile(r"[^\w\- .]|^\.|^ ")
 """What a part of a name may not have; MLflow refuses it."""
