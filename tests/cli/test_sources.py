@@ -82,12 +82,12 @@ OWN = {
     "simulation/partition.py": "a file of this package",
     "simulation/catalogue.py": "files of this package",
     "data/embedding.py": "a file of this package",
-    "reports/plots.py": "a file of this package",
+    "plots.py": "a file of this package",
     "tables/render.py": "figures that this process has drawn",
     "model_export/bundle.py": "files of this package",
     "model_export/bundle_files/inference.py": "travels alone, and looks at regular files of its folder",
     "methods/source.py": "files of packages",
-    "server/record.py": "the run.json that it has written",
+    "federation/server/record.py": "the run.json that it has written",
 }
 """The sources that open other files, and which."""
 
