@@ -59,7 +59,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     """A strict site, and a server and three sites with the policy that FLARE's provisioning gives them."""
     sites = sorted(HOSPITALS.keys() | VALUES.keys())
     project = project_of(project_template(), sites, own_port())
-    with provisioned(tmp_path_factory.mktemp("open"), project, with_keys_of_their_own) as made:
+    with provisioned(tmp_path_factory.mktemp("open"), project) as made:
         for seed, (name, labels) in enumerate(HOSPITALS.items()):
             write_hospital(made.sites[name].folder, labels, 25, seed)
         make_strict(made.sites[STRICT])
@@ -150,8 +150,17 @@ def test_rows_of_flares_fedavg_are_the_means_by_hand_by_its_commands_and_prodenv
         assert bool((model["backbone.0.weight"] == 3.0).all())
 
 
+@pytest.fixture(scope="module")
+def own_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """Kits that FLARE has made of keys that never left their sites; the parties talk by gRPC."""
+    project = project_of(project_template(), [STRICT], own_port())
+    with provisioned(tmp_path_factory.mktemp("own"), project, with_keys_of_their_own) as made:
+        yield made
+
+
 @pytest.mark.complete
-def test_doctor_and_ctrl_c_where_parties_talk_by_grpc(federation: Federation, tmp_path: Path) -> None:
+def test_doctor_and_ctrl_c_where_parties_talk_by_grpc(own_keys: Federation, tmp_path: Path) -> None:
+    federation = own_keys
     federation.join(STRICT)
     site, lead = federation.sites[STRICT], federation.lead
     assert lead.scheme == "grpc"
