@@ -75,34 +75,37 @@ def _ours(point: EntryPoint) -> bool:
     return of_this_distribution(point.module)
 
 
+def _provided(group: str, name: str) -> Any:
+    """What a package of this distribution registers under that name; None where none does."""
+    points = found(group, ours=True).get(name)
+    return points[0].load() if points else None
+
+
 def public_name(name: str) -> Any:
     """What a package of this distribution adds to `suture` under that name.
 
     Raises:
         AttributeError: none does.
     """
-    points = found(NAMES_GROUP, ours=True).get(name)
-    if not points:
+    if (value := _provided(NAMES_GROUP, name)) is None:
         raise AttributeError(f"no package of this installation adds {name!r} to suture")
-    return points[0].load()
+    return value
 
 
-def hook(name: str) -> Any:
+def hook(name: str) -> Callable[..., Any]:
     """What a package of this distribution does for the engine under that name.
 
     Raises:
         ConfigError: none does.
     """
-    points = found(HOOKS_GROUP, ours=True).get(name)
-    if not points:
+    if (function := _provided(HOOKS_GROUP, name)) is None:
         raise ConfigError(f"no package of this installation has {name!r}; install all of suture")
-    return points[0].load()
+    return cast(Callable[..., Any], function)
 
 
 def if_installed(name: str) -> Callable[..., Any]:
     """`hook`, or a function that does nothing where no package has one: the engine runs without it."""
-    points = found(HOOKS_GROUP, ours=True).get(name)
-    return points[0].load() if points else lambda *_, **__: None
+    return _provided(HOOKS_GROUP, name) or (lambda *_, **__: None)
 
 
 def package_of(point: EntryPoint) -> str:
