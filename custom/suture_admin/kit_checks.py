@@ -36,10 +36,10 @@ from suture.methods.source import class_path, list_entry
 from suture_admin.policy import (
     bypasses,
     code_rights,
+    exposed,
     launcher_of,
     missing_classes,
     permits,
-    readable_by_others,
     storages,
     survives,
 )
@@ -370,11 +370,11 @@ def _ways_round(kit: Kit) -> Iterator[Finding]:
 
 
 def _storage(kit: Kit) -> Iterator[Finding]:
-    """Check whether other users of the server's machine can read jobs, with their results."""
+    """Check whether other servers or users of the machine have the jobs of this one, with their results."""
     for name, folder in storages(kit).items():
-        if readable_by_others(folder):
-            remedy = f"{_policy(kit)}: stores them in the kit from now on; then remove {folder}"
-            yield warning(f"storage of {name}", f"every user of this machine can read {folder}", remedy)
+        if text := exposed(folder):
+            remedy = f"{_policy(kit)}: stores them in the kit from now on; then remove what is its own there"
+            yield warning(f"storage of {name}", text, remedy)
         else:
             yield ok(f"storage of {name}", str(folder))
 

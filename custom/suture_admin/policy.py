@@ -41,6 +41,9 @@ PRIVACY: dict[str, Any] = {
 }
 """The strict privacy.json: one scope, which is the default, so its filter applies to every job."""
 
+SHARED = Path("/tmp/nvflare")
+"""Where FLARE's provisioning lets every server of a machine store its jobs; each then takes the others'."""
+
 OVERDUE = 60
 """Seconds without an answer after which a site repeats a request: a broken connection loses pending ones."""
 
@@ -172,6 +175,7 @@ def refuse_code(kit: Kit) -> Path:
 def survive(kit: Kit) -> Path:
     """Install the component that restarts a site's killed job process, or clears a server's stale jobs.
 
+    A server's jobs then lie apart, else it would clear those that other servers run.
     The components belong to this package, so it must be installed for the Python that runs the party. A site
     whose jobs another launcher starts keeps it: FLARE wants exactly one.
     A site also repeats a lost request after `OVERDUE` seconds, unless its file names another time.
@@ -193,7 +197,8 @@ def survive(kit: Kit) -> Path:
     changes: dict[str, Any] = {"components": [*others, *added]}
     if kit.role == "site":
         changes["client"] = {"communication_timeout": OVERDUE, **read_json(path).get("client", {})}
-    return change_policy(kit, "resources", **changes)
+    changed = change_policy(kit, "resources", **changes)
+    return _private_storage(kit) if kit.role == "server" else changed
 
 
 def survives(kit: Kit) -> bool:
@@ -271,10 +276,17 @@ def readable_by_others(folder: Path) -> bool:
     return all(path.stat().st_mode & stat.S_IXOTH for path in (there, *there.parents))
 
 
-def _private_storage(kit: Kit) -> Path:
-    """Move a server's storage out of folders that other users can read, to storage/ of its kit.
+def exposed(folder: Path) -> str:
+    """Return to whom the folder of a server's storage is open; "" where it is the server's alone."""
+    if folder.parent == SHARED:
+        return f"all servers of this machine share {folder}, and take each other's jobs"
+    return f"every user of this machine can read {folder}" if readable_by_others(folder) else ""
 
-    FLARE's provisioning puts it below /tmp. What lies there already stays there.
+
+def _private_storage(kit: Kit) -> Path:
+    """Move a server's storage out of folders that others use or can read, to storage/ of its kit.
+
+    What lies there already stays there.
 
     Returns:
         the file.
@@ -282,7 +294,7 @@ def _private_storage(kit: Kit) -> Path:
     resources = read_json(policy_file(kit, "resources"))
     there = mounted_at(resources.get("components", [])) or kit.folder
     for name, root in storages(kit).items():
-        if readable_by_others(root):
+        if exposed(root):
             (kit.folder / "storage").mkdir(mode=0o700, exist_ok=True)
             settings, key = _storage_settings(resources)[name]
             settings[key] = str(there / "storage" / name)
@@ -301,7 +313,7 @@ def make_strict(kit: Kit) -> list[Path]:
     """Let a party run Suture's jobs alone: no code, no other class, configurations in plain JSON.
 
     Packages that the administrator has allowed stay so. A site also filters every answer by itself, and keeps
-    its logs; a server keeps its jobs private.
+    its logs.
 
     Returns:
         the files that were written.
@@ -326,7 +338,6 @@ def make_strict(kit: Kit) -> list[Path]:
         own |= {right: "o:site" for right in _SITE_ONLY if own.get(right) == "any"}
     rights = change_policy(kit, "authorization", permissions=permissions)
     if kit.role == "server":
-        _private_storage(kit)
         return [resources, rights]
     write_json(privacy, scopes)
     return [resources, rights, privacy]

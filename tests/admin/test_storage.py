@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 from startup_kits import MakeKit
+from typer.testing import CliRunner
 
+from suture.cli import app
 from suture.flare.kit import Kit, policy_file, read_json, read_kit
 from suture_admin.kit_checks import check_policy
-from suture_admin.policy import make_strict, readable_by_others, storages
+from suture_admin.policy import readable_by_others, storages, survive
 
 
 @pytest.fixture
@@ -42,11 +44,14 @@ def warned(kit: Kit) -> set[str]:
     return {f.about for f in check_policy(kit) if f.about.startswith("storage") and f.status == "warning"}
 
 
-def test_a_storage_that_everybody_can_read_is_found_and_moved(server: Kit, public: Path) -> None:
+@pytest.mark.parametrize("words", [[], ["--loose"]])
+def test_a_storage_that_everybody_can_read_is_found_and_moved(
+    words: list[str], server: Kit, public: Path
+) -> None:
     assert warned(server) == {"storage of jobs", "storage of snapshots"}
     (public / "jobs-storage").mkdir(mode=0o755)
     assert "storage of jobs" in warned(server)
-    make_strict(server)
+    assert CliRunner().invoke(app, ["policy", str(server.folder), *words]).exit_code == 0
     own = server.folder / "storage"
     assert storages(server) == {"jobs": own / "jobs", "snapshots": own / "snapshots"}
     assert stat.S_IMODE(own.stat().st_mode) == 0o700
@@ -55,13 +60,19 @@ def test_a_storage_that_everybody_can_read_is_found_and_moved(server: Kit, publi
     assert arguments == {"root_dir": str(own / "snapshots"), "uri_root": "/"}
 
 
-def test_a_private_storage_stays_where_it_is(server: Kit, public: Path) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_private_storage_stays_unless_it_is_that_of_all_servers(
+    shared: bool, server: Kit, public: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     public.chmod(0o700)
+    if shared:
+        monkeypatch.setattr("suture_admin.policy.SHARED", public)
     before = storages(server)
+    assert bool(warned(server)) == shared
+    survive(server)
+    assert (storages(server) != before) == shared
     assert not warned(server)
-    make_strict(server)
-    assert storages(server) == before
-    assert not (server.folder / "storage").exists()
+    assert (server.folder / "storage").exists() == shared
 
 
 @pytest.mark.parametrize(("mode", "readable"), [(0o755, True), (0o711, True), (0o750, False), (0o700, False)])

@@ -28,7 +28,7 @@ from suture.models.checkpoints import read_checkpoint
 from suture.simulation.job import Job, load_job, with_settings
 from suture_admin.kit_checks import check_connection
 from suture_admin.poc import project_of, project_template
-from suture_admin.policy import allow_classes, make_strict, missing_classes
+from suture_admin.policy import SHARED, allow_classes, make_strict, missing_classes, storages, survive
 from suture_admin.session import connected
 
 pytestmark = pytest.mark.xdist_group("open federation")
@@ -59,10 +59,12 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     """A strict site, and a server and three sites with the policy that FLARE's provisioning gives them."""
     sites = sorted(HOSPITALS.keys() | VALUES.keys())
     project = project_of(project_template(), sites, own_port())
-    with provisioned(tmp_path_factory.mktemp("open"), project) as made:
+    with provisioned(tmp_path_factory.mktemp("open"), project, with_keys_of_their_own) as made:
         for seed, (name, labels) in enumerate(HOSPITALS.items()):
             write_hospital(made.sites[name].folder, labels, 25, seed)
         make_strict(made.sites[STRICT])
+        assert {folder.parent for folder in storages(made.server).values()} == {SHARED}
+        survive(made.server)  # else a server of another federation here takes its jobs, and refuses them
         yield made
 
 
@@ -81,6 +83,7 @@ def test_what_sites_hide_sums_to_the_loops_plain_figures(federation: Federation,
         allow_classes(party)  # each job reads the list anew
     hidden = small("method=vanilla", "secure_aggregation={}")
     assert federation.run(hidden, tmp_path / "hidden", [*HOSPITALS]) == ""
+    assert any(storages(federation.server)["jobs"].iterdir())
 
     job = small("method=vanilla")
     plan = job.plan("loop")
@@ -150,17 +153,8 @@ def test_rows_of_flares_fedavg_are_the_means_by_hand_by_its_commands_and_prodenv
         assert bool((model["backbone.0.weight"] == 3.0).all())
 
 
-@pytest.fixture(scope="module")
-def own_keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """Kits that FLARE has made of keys that never left their sites; the parties talk by gRPC."""
-    project = project_of(project_template(), [STRICT], own_port())
-    with provisioned(tmp_path_factory.mktemp("own"), project, with_keys_of_their_own) as made:
-        yield made
-
-
 @pytest.mark.complete
-def test_doctor_and_ctrl_c_where_parties_talk_by_grpc(own_keys: Federation, tmp_path: Path) -> None:
-    federation = own_keys
+def test_doctor_and_ctrl_c_where_parties_talk_by_grpc(federation: Federation, tmp_path: Path) -> None:
     federation.join(STRICT)
     site, lead = federation.sites[STRICT], federation.lead
     assert lead.scheme == "grpc"
