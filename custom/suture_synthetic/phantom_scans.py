@@ -21,6 +21,7 @@ from scipy.ndimage import gaussian_filter
 from suture.core.cores import usable_cores
 from suture.core.errors import SutureError
 from suture.core.processes import python_child
+from suture.core.seeds import seed_for
 from suture_synthetic.phantom import FINDINGS, Anatomy, Image, Rng, chest
 
 _MANY = 2_000
@@ -179,6 +180,13 @@ class Order:
         return cls(
             **{**values, "scanner": Scanner(**values["scanner"]), "spec": PhantomSpec(**values["spec"])}
         )
+
+
+def drawn(site: str, labels: Sequence[str], n: int, size: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Return images ``[n, 1, size, size]`` of a site and the labels ``[n, c]`` of its classes, for a script."""
+    order = Order(HOSPITALS[0].scanner, n, PhantomSpec(size=size), seed_for(1, "phantom", site))
+    images, y, _ = order.draw()
+    return images[:, None], y[:, [FINDINGS.index(name) for name in labels]]
 
 
 @contextmanager
