@@ -182,8 +182,10 @@ class Order:
         )
 
 
-def drawn(site: str, labels: Sequence[str], n: int, size: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Return images ``[n, 1, size, size]`` of a site and the labels ``[n, c]`` of its classes, for a script."""
+def drawn(
+    site: str, labels: Sequence[str], n: int, size: int
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Return images ``[n, 1, size, size]`` of a site, and labels ``[n, c]`` of its classes."""
     order = Order(HOSPITALS[0].scanner, n, PhantomSpec(size=size), seed_for(1, "phantom", site))
     images, y, _ = order.draw()
     return images[:, None], y[:, [FINDINGS.index(name) for name in labels]]

@@ -14,7 +14,14 @@ from pathlib import Path
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe import PocEnv, ProdEnv, SimEnv, set_per_site_config
 
-from suture.sdk import DeclaredResultFilter, MethodAggregator, SiteRowsFilter, SutureError, installed, read_kit
+from suture.sdk import (
+    DeclaredResultFilter,
+    MethodAggregator,
+    SiteRowsFilter,
+    SutureError,
+    installed,
+    read_kit,
+)
 
 LABELS = ["Edema", "Hernia", "Mass", "Nodule", "Pneumonia"]
 SITES = {"site-1": ["Mass", "Nodule"], "site-2": ["Hernia", "Nodule"], "site-3": ["Edema", "Mass", "Nodule"]}

@@ -1,4 +1,4 @@
-"""The script of a site: beside the weights travel the names of its classes, and their rows alone come back."""
+"""The script of a site: beside the weights travel the names of its classes; only their rows arrive."""
 
 import sys
 

@@ -1,7 +1,8 @@
 """FLARE's FedAvg with Surgical Aggregation: the row of a class is the mean over the sites that annotate it.
 
 python jobs/flare_surgical/job.py                                  # in FLARE's simulator, on drawn images
-python jobs/flare_surgical/job.py --export --export-dir /tmp/jobs  # nvflare job submit -j /tmp/jobs/flare_surgical
+python jobs/flare_surgical/job.py --export --export-dir /tmp/jobs  # a folder for FLARE's console:
+nvflare job submit -j /tmp/jobs/flare_surgical
 """
 
 import os
@@ -25,7 +26,7 @@ recipe = FedAvgRecipe(
     train_script="client.py",
     aggregator=MethodAggregator(METHOD, LABELS, settings=SETTINGS),
 )
-installed(recipe)  # Suture, at every party
+installed(recipe)  # Suture is, at every party
 set_per_site_config(recipe, {site: {"train_args": " ".join(own)} for site, own in SITES.items()})
 recipe.add_server_output_filter(SiteRowsFilter(), tasks=["train"])  # to each site the rows of its classes
 for site, own in SITES.items():  # nothing else leaves it

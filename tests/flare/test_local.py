@@ -17,7 +17,7 @@ from suture.learning.evaluation import label_counts
 from suture.models.classifier import Layout
 from suture.protocol.messages import rounded
 from suture_synthetic.method_checks import SMALL
-from suture_synthetic.trial import CLASSES, Trial
+from suture_synthetic.trial import Trial
 
 PAPERS = "surgical", "fedlsm", "fedmas", "pmfl"
 ROUNDS = 2

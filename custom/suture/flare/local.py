@@ -1,9 +1,9 @@
 """A site's half of a method in a job of FLARE's own workflow: the method trains what the script has received.
 
-    site = LocalSite(name, "fedlsm", SETTINGS, MODEL, labels, {"image": images}, y)
+    site = LocalSite(name, "fedmas", SETTINGS, MODEL, labels, {"image": images}, y)
     while (received := receive(labels, images=len(y))) is not None:
         update = site.train(received)
-        send(FLModel(params={**update.shared, **update.head}), update.labels, class_weights=update.class_weights, ...)
+        send(FLModel(params={**update.shared, **update.head}), update.labels, weight=update.weight)
 
 A script may train in any other way: see `suture.flare.client`.
 """
@@ -125,9 +125,7 @@ class LocalSite:
         number = received.current_round
         where = round_context(self._method, self._seed, received.total_rounds - 1, number)
         round_ = local_round(self._method, context, self._state, where)
-        task = TaskData(
-            "train", number, labels=labels.names, shared=shared, head=head, channels=channels
-        )
+        task = TaskData("train", number, labels=labels.names, shared=shared, head=head, channels=channels)
         with repeatable(self._device):
             self.accuracy = self._share_predicted(context)
             update, keep = self._method.train(context, task, round_)
