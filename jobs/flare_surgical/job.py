@@ -27,6 +27,7 @@ recipe = FedAvgRecipe(
     aggregator=MethodAggregator(METHOD, LABELS, settings=SETTINGS),
 )
 installed(recipe)  # Suture is, at every party
+recipe.add_server_file("shared.py")  # without code of its own, FLARE lets a job name none but its own classes
 set_per_site_config(recipe, {site: {"train_args": " ".join(own)} for site, own in SITES.items()})
 recipe.add_server_output_filter(SiteRowsFilter(), tasks=["train"])  # to each site the rows of its classes
 for site, own in SITES.items():  # nothing else leaves it
