@@ -62,6 +62,7 @@ def in_flare(trial: Trial, name: str, settings: dict[str, Any], spec: dict[str, 
     return job.params
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", PAPERS)
 def test_the_model_is_that_of_sutures_own_controller(name: str) -> None:
     method = conformant(name)

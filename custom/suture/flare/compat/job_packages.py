@@ -1,6 +1,6 @@
 """FLARE's recipes with packages that every party has installed.
 
-FLARE 2.9.0: an export copies the files that a component or script imports into the job, unless the job names
+FLARE 2.9.0: an export copies into the job what the file of a component imports, unless the job names
 their package as installed; a recipe offers no way to say so, and its job is private.
 Where: nvflare/job_config/fed_job_config.py: _get_custom_file
 Where: nvflare/recipe/spec.py: execute
