@@ -3,7 +3,6 @@
 import sys
 
 import nvflare.client as flare
-from nvflare.app_common.abstract.fl_model import FLModel
 from shared import METHOD, MODEL, SETTINGS
 
 from suture.sdk import LocalSite, receive, send
@@ -19,6 +18,6 @@ counts = {label: (int(p), int(n)) for label, p, n in zip(labels, positive, negat
 
 while (received := receive(labels, len(y), counts)) is not None:  # answers the first task with these counts
     update = site.train(received)
-    model = FLModel(params={**update.shared, **update.head}, metrics={"accuracy": site.accuracy})
+    model = flare.FLModel(params={**update.shared, **update.head}, metrics={"accuracy": site.accuracy})
     # q_c: how often class c was drawn positive, by a label or a pseudo-label; it weights the site's row of c.
     send(model, update.labels, update.weight, update.class_weights.tolist(), update.scalars)

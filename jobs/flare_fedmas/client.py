@@ -3,7 +3,6 @@
 import sys
 
 import nvflare.client as flare
-from nvflare.app_common.abstract.fl_model import FLModel
 from shared import METHOD, MODEL, SETTINGS
 
 from suture.sdk import LocalSite, receive, send
@@ -16,5 +15,5 @@ site = LocalSite(name, METHOD, SETTINGS, MODEL, labels, {"image": images}, y)
 
 while (received := receive(labels)) is not None:  # answers the first task with their names
     update = site.train(received)
-    model = FLModel(params={**update.shared, **update.head}, metrics={"accuracy": site.accuracy})
+    model = flare.FLModel(params={**update.shared, **update.head}, metrics={"accuracy": site.accuracy})
     send(model, update.labels, weight=update.weight)  # RF, the weight of the site in the mean

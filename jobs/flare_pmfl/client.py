@@ -4,7 +4,6 @@ import sys
 
 import numpy as np
 import nvflare.client as flare
-from nvflare.app_common.abstract.fl_model import FLModel
 from shared import METHOD, MODEL, SETTINGS
 
 from suture.data.text import clinical_vocabulary
@@ -21,5 +20,5 @@ site = LocalSite(name, METHOD, SETTINGS, MODEL, labels, {"tokens": tokens, "leng
 
 while (received := receive(labels)) is not None:
     update = site.train(received)
-    model = FLModel(params={**update.shared, **update.head}, metrics={"accuracy": site.accuracy})
+    model = flare.FLModel(params={**update.shared, **update.head}, metrics={"accuracy": site.accuracy})
     send(model, update.labels, scalars=update.scalars, train_loss=update.train_loss)  # of query and support

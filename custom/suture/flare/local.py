@@ -66,12 +66,17 @@ class LocalSite:
 
     Args:
         name: of the site; with `seed` it seeds the order of the data and their augmentation.
-        method, settings, label_type: as the job's `MethodAggregator` has them.
+        method: its name, as the job's `MethodAggregator` has it.
+        settings: of the method, the same.
         spec: of the model, as `network` has it.
         labels: the classes that the site annotates, the columns of `y`.
         inputs: what the model reads: under ``image`` uint8 ``[n, channels, size, size]``; or under ``tokens``
             int32 ``[n, l]``, with ``length`` int64 ``[n]``.
         y: labels ``[n, c]``, NaN where unknown.
+        label_type: as the aggregator has it.
+        augmentation: of the images; by default none.
+        device: of torch.
+        seed: of the job.
 
     Attributes:
         accuracy: of the model as received, on these data: the share of known labels that it predicts.

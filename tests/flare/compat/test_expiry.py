@@ -364,6 +364,7 @@ def test_flare_deploys_without_the_policy_in_resources_json(tmp_path: Path) -> N
 # job_packages.py
 
 
+@pytest.mark.complete
 def test_a_recipe_copies_installed_packages_into_its_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
