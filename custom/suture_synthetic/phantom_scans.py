@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import IO, Any
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,6 @@ from scipy.ndimage import gaussian_filter
 from suture.core.cores import usable_cores
 from suture.core.errors import SutureError
 from suture.core.processes import python_child
-from suture.core.seeds import seed_for
 from suture_synthetic.phantom import FINDINGS, Anatomy, Image, Rng, chest
 
 _MANY = 2_000
@@ -186,7 +186,7 @@ def drawn(
     site: str, labels: Sequence[str], n: int, size: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Return images ``[n, 1, size, size]`` of a site, and labels ``[n, c]`` of its classes."""
-    order = Order(HOSPITALS[0].scanner, n, PhantomSpec(size=size), seed_for(1, "phantom", site))
+    order = Order(HOSPITALS[0].scanner, n, PhantomSpec(size=size), crc32(site.encode()))
     images, y, _ = order.draw()
     return images[:, None], y[:, [FINDINGS.index(name) for name in labels]]
 
