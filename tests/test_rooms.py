@@ -25,6 +25,7 @@ ROOMS = [
 
 FLARE = (
     *("nvflare.apis", "nvflare.job_config", "nvflare.recipe", "nvflare.fuel.flare_api", "nvflare.widgets"),
+    "nvflare.app_opt.pt.recipes",
     *("nvflare.app_common.abstract", "nvflare.app_common.app_constant", "nvflare.app_common.app_event_type"),
     *("nvflare.client", "nvflare.app_common.aggregators", "nvflare.app_common.utils.fl_model_utils"),
 )

@@ -65,13 +65,18 @@ from suture.simulation.study import StudySites
 
 if TYPE_CHECKING:
     from suture.flare.client import receive, send
+    from suture.flare.compat.job_packages import installed
     from suture.flare.components import DeclaredResultFilter, MethodAggregator, SiteRowsFilter
     from suture.flare.kit import read_kit
+    from suture.flare.local import LocalSite, network
 
 _OF_FLARE = {
     "DeclaredResultFilter": "suture.flare.components",
+    "LocalSite": "suture.flare.local",
     "MethodAggregator": "suture.flare.components",
     "SiteRowsFilter": "suture.flare.components",
+    "installed": "suture.flare.compat.job_packages",
+    "network": "suture.flare.local",
     "read_kit": "suture.flare.kit",
     "receive": "suture.flare.client",
     "send": "suture.flare.client",
@@ -114,6 +119,7 @@ __all__ = [
     "Layout",
     "LocalAveraging",
     "LocalRound",
+    "LocalSite",
     "LocalTraining",
     "LossTerm",
     "Method",
@@ -149,7 +155,9 @@ __all__ = [
     "generator_for",
     "hyperparameters",
     "indicators",
+    "installed",
     "mean_of_channel",
+    "network",
     "read_kit",
     "read_lines",
     "read_sheet",

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import IO, Any
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -179,6 +180,15 @@ class Order:
         return cls(
             **{**values, "scanner": Scanner(**values["scanner"]), "spec": PhantomSpec(**values["spec"])}
         )
+
+
+def drawn(
+    site: str, labels: Sequence[str], n: int, size: int
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Return images ``[n, 1, size, size]`` of a site, and labels ``[n, c]`` of its classes."""
+    order = Order(HOSPITALS[0].scanner, n, PhantomSpec(size=size), crc32(site.encode()))
+    images, y, _ = order.draw()
+    return images[:, None], y[:, [FINDINGS.index(name) for name in labels]]
 
 
 @contextmanager

@@ -14,7 +14,14 @@ from pathlib import Path
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.recipe import PocEnv, ProdEnv, SimEnv, set_per_site_config
 
-from suture.sdk import DeclaredResultFilter, MethodAggregator, SiteRowsFilter, SutureError, read_kit
+from suture.sdk import (
+    DeclaredResultFilter,
+    MethodAggregator,
+    SiteRowsFilter,
+    SutureError,
+    installed,
+    read_kit,
+)
 
 LABELS = ["Edema", "Hernia", "Mass", "Nodule", "Pneumonia"]
 SITES = {"site-1": ["Mass", "Nodule"], "site-2": ["Hernia", "Nodule"], "site-3": ["Edema", "Mass", "Nodule"]}
@@ -56,7 +63,7 @@ recipe = FedAvgRecipe(
     aggregator=aggregator,
 )
 # They are installed everywhere, so that the job needs no copies.
-recipe._job.set_app_packages(["suture", "suture_encoders", "suture_papers"])
+installed(recipe)
 # A site is told its own classes only: as the arguments of its script, and in its filter.
 set_per_site_config(recipe, {site: {"train_args": " ".join(own)} for site, own in SITES.items()})
 recipe.add_server_output_filter(SiteRowsFilter(), tasks=["train"])

@@ -19,10 +19,12 @@ from flare_job import FlareJob
 from suture.core.errors import ConfigError
 from suture.flare.client import gradients, load, receive, send
 from suture.flare.components import MethodAggregator
+from suture.flare.local import network
 from suture.methods.sharing import Share
 from suture.protocol.messages import Trait, Update, fields_with
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "flare-fedavg"
+JOBS = EXAMPLE.parents[1] / "jobs"
 LABELS = ["Edema", "Hernia", "Mass", "Nodule", "Pneumonia"]
 START = {"b": torch.zeros(3), "head.bias": torch.zeros(5)}
 
@@ -45,7 +47,8 @@ class OneSite:
         if self.job.round >= self.job.rounds:
             return None
         task = self.job.task(self.site)
-        return FLModel(params=task.data, meta=dict(task.meta), current_round=self.job.round)
+        rounds = {"current_round": self.job.round, "total_rounds": self.job.rounds}
+        return FLModel(params=task.data, meta=dict(task.meta), **rounds)
 
     def send(self, model: FLModel) -> None:
         """The answer, with which the round ends."""
@@ -150,6 +153,42 @@ def test_each_script_of_the_example_learns(
     accuracies = [model.metrics["accuracy"] for model in site.sent[1:]]
     assert accuracies[-1] > accuracies[0]
     assert len((folder / "client.py").read_text().splitlines()) <= 30
+
+
+@pytest.mark.complete
+@pytest.mark.parametrize(
+    ("job", "words", "counts", "beside"),
+    [
+        ("surgical", ["Mass", "Nodule"], False, set()),
+        ("fedlsm", ["Mass", "Nodule"], True, {"weight", "class_weights", "scalars"}),
+        ("fedmas", ["Edema", "Mass", "Nodule"], False, {"weight"}),
+        ("pmfl", ["effusion"], False, {"scalars", "train_loss"}),
+    ],
+)
+def test_a_job_of_flare_sends_beside_the_weights_what_its_paper_does(
+    job: str, words: list[str], counts: bool, beside: set[str], at_site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["client.py", *words])
+    monkeypatch.syspath_prepend(str(JOBS / f"flare_{job}"))
+    sys.modules.pop("shared", None)
+    shared = import_module("shared")
+    if job != "pmfl":
+        monkeypatch.setitem(shared.MODEL, "encoder", "cnn")
+    labels = ["Target"] if job == "pmfl" else ["Edema", "Mass", "Nodule"]
+    start = network(labels, shared.MODEL).state_dict()
+    aggregator = MethodAggregator(shared.METHOD, labels, settings=shared.SETTINGS)
+    site = at_site(FlareJob(aggregator, start, rounds=3))
+    runpy.run_path(str(JOBS / f"flare_{job}" / "client.py"))
+    sys.modules.pop("shared")
+    first, *updates = site.sent
+    assert [set(model.meta) - {"labels"} for model in updates] == [beside, beside]
+    assert ("counts" in first.meta) == counts
+    moved = {n for n, t in site.job.params.items() if not torch.equal(t, start[n])}
+    assert len(moved) > 5
+    if job == "pmfl":
+        half = {n: len(t) // 2 for n, t in start.items()}
+        assert all(len(t) == half[n] for n, t in updates[-1].params.items())
+        assert not any(torch.ne(site.job.params[n], t)[half[n] :].any() for n, t in start.items())
 
 
 def an_lstm() -> torch.nn.ModuleDict:

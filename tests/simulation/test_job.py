@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from suture.core.errors import ConfigError
+from suture.core.plain import read_toml
 from suture.federation.plan import Plan, Schedule
 from suture.methods.surgical import SurgicalAggregation
 from suture.simulation.job import load_job, with_settings
-from suture.simulation.job_files import known_jobs
+from suture.simulation.job_files import known_jobs, preset_settings
 from suture.simulation.kinds import SIMULATIONS
 from suture_papers.chest_xrays.chest_sites import NihSites
 from suture_synthetic.phantom_hospitals import PhantomSites
@@ -71,6 +72,38 @@ def test_every_job_loads_and_survives_its_configuration() -> None:
         assert job.name == name
         assert Plan.from_dict(job.plan("e").to_dict()) == job.plan("e")
         assert Schedule.from_dict(job.schedule().to_dict()) == job.schedule()
+
+
+def test_every_preset_is_a_job_of_the_papers_network() -> None:
+    papers = {}
+    for name, path in known_jobs().items():
+        for preset in read_toml(path).get("presets", {}) if path.suffix == ".toml" else ():
+            job = with_settings(load_job(name), preset_settings(name, preset))
+            assert job.schedule().rounds >= load_job(name).rounds
+            papers[name, preset] = job.model.name, job.model.size
+    assert papers["surgical_nih", "paper"] == papers["fedlsm_isic", "paper"] == ("densenet121", 224)
+    assert papers["fedlsm_nih", "paper"] == ("densenet121", 320)
+    assert papers["fedmas_isic", "paper"] == papers["fedmas_hyperkvasir", "paper"] == ("resnet18", 224)
+    assert papers["pmfl_mimic", "paper"][0] == "lstm"
+
+
+def test_what_is_no_preset_is_refused(tmp_path: Path) -> None:
+    assert preset_settings("demo", None) == []
+    for job, name in (("demo", "paper"), ("fedlsm_nih", "papr")):
+        with pytest.raises(ConfigError, match="preset"):
+            preset_settings(job, name)
+    file = tmp_path / "job.toml"
+    for text in ("presets = 3", "presets.paper = 3", "[presets.paper.set]", '[presets.paper]\nnote = ""'):
+        file.write_text(text, encoding="utf-8")
+        with pytest.raises(ConfigError, match="a preset is"):
+            preset_settings(file, "paper")
+
+
+@pytest.mark.parametrize("job", ["flare_fedlsm", known_jobs()["demo"].parents[1] / "flare_fedlsm"])
+def test_a_job_of_flares_own_workflow_is_named_with_its_command(job: str | Path) -> None:
+    assert "flare_fedlsm" not in known_jobs()
+    with pytest.raises(ConfigError, match=r"python .*jobs/flare_fedlsm/job.py"):
+        load_job(job)
 
 
 def test_a_job_is_a_name_or_the_path_of_a_file_or_folder(

@@ -34,6 +34,7 @@ from suture.core.cores import usable_cores
 from suture.core.entry_points import hook, if_installed
 from suture.core.errors import ConfigError
 from suture.core.files import read_json
+from suture.simulation.job_files import preset_settings
 
 if TYPE_CHECKING:
     from suture.simulation.job import Job
@@ -54,6 +55,10 @@ Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default ru
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the unfinished run in --out.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")]
 Sites = Annotated[str | None, typer.Option(help="Names of the sites, comma-separated.")]
+Preset = Annotated[
+    str | None,
+    typer.Option(help="A preset of the job, which `suture list jobs` shows; --set overrides it."),
+]
 Bundle = Annotated[
     bool, typer.Option(help="Send the package with the job; by default every party has it installed.")
 ]
@@ -90,6 +95,7 @@ def run(
     rounds: Rounds = None,
     seed: Seed = None,
     out: Out = None,
+    preset: Preset = None,
     settings: Sets = None,
     accept_labels: Accept = None,
     resume: Resume = False,
@@ -146,7 +152,8 @@ def run(
         )
     if env in ("local", "sim") or compare:
         _refuse_submission(startup_kit, sites, study, bundle=bundle, detach=detach)
-    every = _all_settings(rounds, seed, settings, accept_labels, gpus)
+    every = preset_settings(job, preset, trust=trust)
+    every += _all_settings(rounds, seed, settings, accept_labels, gpus)
     chosen = job_with(job, every, trust)
     if limits:
         chosen, every = _with_limits(chosen, env), [*every, "simulation.limits=true"]
@@ -360,6 +367,7 @@ def export(
     ] = None,
     rounds: Rounds = None,
     seed: Seed = None,
+    preset: Preset = None,
     settings: Sets = None,
     accept_labels: Accept = None,
     sites: Sites = None,
@@ -374,7 +382,8 @@ def export(
     trust: Trust = False,
 ) -> None:
     """Write a job as a folder that FLARE's admin console accepts."""
-    every = _all_settings(rounds, seed, settings, accept_labels, gpus)
+    every = preset_settings(job, preset, trust=trust)
+    every += _all_settings(rounds, seed, settings, accept_labels, gpus)
     chosen, names = job_with(job, every, trust), _names(sites)
     if simulator:
         from suture.flare.simulate import simulator_workspace

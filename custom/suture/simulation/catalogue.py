@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from suture.core.entry_points import Registry, found, load, of_this_distribution, package_of, registered
 from suture.core.errors import ConfigError, unknown
 from suture.core.printable import printable
-from suture.simulation.job_files import job_file, known_jobs, may_register, summary
+from suture.simulation.job_files import job_file, jobs_of_flare, known_jobs, may_register, summary
 
 FILE = Path(__file__).with_name("catalogue.json")
 COSTS = Path(__file__).with_name("method_costs.json")
@@ -38,7 +38,7 @@ def rows() -> Iterator[tuple[str, str, str]]:
             yield kind, name, text
         for name in sorted(registered(_GROUPS[kind])):
             yield kind, name, _or_reason(_outside, (kind, name))
-    for name, path in known_jobs().items():
+    for name, path in {**known_jobs(), **jobs_of_flare()}.items():
         yield "job", name, _or_reason(summary, path)
     for kind, points in found("suture.catalogue").items():
         try:

@@ -247,6 +247,7 @@ def _read_toml(path: Path) -> Job:
     parameters = {key: value for key, value in chosen.items() if key != "name"}
     method = parse(method_class(chosen["name"]), parameters, f"{path}: [method]")
     folder = path.parent
+    values.pop("presets", None)  # see `preset_settings`
     given = {"name": as_job(folder.name), "title": folder.name, **values, "method": method}
     sites = _sites(given.pop("simulation", {}), f"{path}: [simulation]")
     return beside(parse(Job, given | {"simulation": sites}, str(path)), folder)

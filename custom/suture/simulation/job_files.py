@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 from suture.core.entry_points import of_this_distribution
 from suture.core.errors import ConfigError, unknown
-from suture.core.plain import read_regular
+from suture.core.plain import read_regular, read_toml
 
 
 def _installed() -> Path:
@@ -23,8 +25,21 @@ def jobs_folder() -> Path:
 
 def known_jobs() -> dict[str, Path]:
     """Return the job files in jobs/ by name."""
-    files = (path for name in ("job.py", "job.toml") for path in jobs_folder().glob(f"*/{name}"))
-    return {path.parent.name: path for path in sorted(files)}
+    return {path.parent.name: path for path in _files() if not _is_flares(path)}
+
+
+def jobs_of_flare() -> dict[str, Path]:
+    """Return by name the programs in jobs/ that run FLARE's own workflow."""
+    return {path.parent.name: path for path in _files() if _is_flares(path)}
+
+
+def _files() -> list[Path]:
+    return sorted(path for name in ("job.py", "job.toml") for path in jobs_folder().glob(f"*/{name}"))
+
+
+def _is_flares(path: Path) -> bool:
+    """Whether a job.py has the script of a site beside it, as FLARE's recipes want."""
+    return path.name == "job.py" and (path.parent / "client.py").is_file()
 
 
 def job_file(job: str | Path, *, trust: bool = False) -> Path:
@@ -44,6 +59,11 @@ def job_file(job: str | Path, *, trust: bool = False) -> Path:
                 f"{path} contains both job.py and job.toml; name the one to run, or remove the other"
             )
         path = inside[0] if inside else jobs.get(str(job), path)
+    if _is_flares(path) or str(job) in jobs_of_flare():
+        program = jobs_of_flare().get(str(job), path)
+        raise ConfigError(
+            f"{job} is a job of FLARE's own workflow; run it: python {shlex.quote(str(program))}"
+        )
     if not path.is_file() and not jobs:
         raise ConfigError(
             f"no job {str(job)!r}: {jobs_folder()} contains no jobs; give the path of a job file"
@@ -84,15 +104,41 @@ def refuse_code(path: Path) -> None:
 
 
 def summary(path: Path) -> str:
-    """Return the first line of the docstring of a job.py, or of the comment of a job.toml; empty without one.
+    """Return the first line of the docstring of a job.py, or of the comment of a job.toml, and its presets.
 
     Raises:
-        ConfigError: the file cannot be read, or is not Python.
+        ConfigError: the file cannot be read, or is not Python or TOML.
     """
     if path.suffix == ".toml":
         first = read_regular(path).decode(errors="replace").partition("\n")[0]
-        return first.removeprefix("#").strip() if first.startswith("#") else ""
+        line = first.removeprefix("#").strip() if first.startswith("#") else ""
+        notes = (f"--preset {name}: {preset['note']}" for name, preset in _presets(path).items())
+        return " ".join([line, *notes])
     return (ast.get_docstring(_parsed(path)[0]) or "").partition("\n")[0]
+
+
+def preset_settings(job: str | Path, name: str | None, *, trust: bool = False) -> list[str]:
+    """Return the settings of a preset of a job, as --set has them; none without a name.
+
+    Raises:
+        ConfigError: there is no such job or preset, or the job's presets are not as a job.toml has them.
+    """
+    if name is None:
+        return []
+    presets = _presets(job_file(job, trust=trust))
+    if name not in presets:
+        raise unknown(f"preset of {job}", name, presets)
+    return [f"{key}={json.dumps(value)}" for key, value in presets[name]["set"].items()]
+
+
+def _presets(path: Path) -> dict[str, dict[str, Any]]:
+    """Return by name the presets of a job.toml: ``note``, what one needs, and ``set``, its settings."""
+    presets = read_toml(path).get("presets", {}) if path.suffix == ".toml" else {}
+    for preset in presets.values() if isinstance(presets, dict) else [presets]:
+        given = {key: type(value) for key, value in preset.items()} if isinstance(preset, dict) else None
+        if given != {"note": str, "set": dict}:
+            raise ConfigError(f"{path}: a preset is a section [presets.NAME] with a note and a table set")
+    return presets
 
 
 def may_register(path: Path) -> bool:

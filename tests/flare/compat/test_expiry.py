@@ -35,6 +35,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
+from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.fuel.common.exit_codes import ProcessExitCode
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.utils.fobs import FOBSContextKey
@@ -62,7 +63,9 @@ from test_stale_jobs import Store
 
 import suture
 from flare_job import context
+from suture.flare.compat.job_packages import installed
 from suture.flare.compat.task_client import client_of
+from suture.flare.components import SiteRowsFilter
 
 PACKAGE = Path(suture.__file__).parent
 SIMULATOR = [PACKAGE / "simulation" / name for name in ("simulator.py", "start_watch.py")]
@@ -356,3 +359,23 @@ def test_flare_deploys_without_the_policy_in_resources_json(tmp_path: Path) -> N
     deploy_common._patch_resources(tmp_path, "docker_launcher", deploy_common.DOCKER_CLIENT_LAUNCHER, {})
     assert not (local / "resources.json").exists(), "change_policy need not write resources.json.default"
     assert "class_allow_list" not in json.loads((local / "resources.json.default").read_text())
+
+
+# job_packages.py
+
+
+@pytest.mark.complete
+def test_a_recipe_copies_installed_packages_into_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("client.py").touch()
+    for name in ("plain", "told"):
+        model = {"class_path": "torch.nn.Identity"}
+        recipe = FedAvgRecipe(name=name, model=model, min_clients=1, train_script="client.py")
+        recipe.add_server_output_filter(SiteRowsFilter(), tasks=["train"])
+        if name == "told":
+            installed(recipe)
+        recipe.export("jobs")
+    copied = {path.parts[1] for path in Path("jobs").rglob("suture")}
+    assert copied == {"plain"}, "suture.flare.compat.job_packages may go"

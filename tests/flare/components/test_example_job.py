@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 from flare_example import EXAMPLE, job_py
 from suture.models.checkpoints import read_checkpoint
 
+APPS = "app_server", "app_site-1", "app_site-2"
 SITES = {"site-1": {"Mass", "Nodule"}, "site-2": {"Hernia", "Nodule"}, "site-3": {"Edema", "Mass", "Nodule"}}
 
 
@@ -52,6 +56,43 @@ def test_what_cannot_run_ends_in_one_line(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["surgical", "fedlsm", "fedmas", "pmfl"])
+def test_a_job_of_flares_own_workflow_is_its_classes_by_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = EXAMPLE.parents[1] / "jobs" / f"flare_{name}"
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "shared", raising=False)
+    job = runpy.run_path(str(folder / "job.py"))
+    monkeypatch.delitem(sys.modules, "shared")
+    job["recipe"].export(str(tmp_path))
+    exported = tmp_path / f"flare_{name}"
+    assert {str(path.relative_to(exported)) for path in exported.rglob("*.py")} == {
+        "app_server/custom/shared.py",
+        *(f"app_{site}/custom/{file}.py" for site in job["SITES"] for file in ("client", "shared")),
+    }
+    of = {app: json.loads(path.read_text()) for app in APPS for path in exported.glob(f"{app}/config/*.json")}
+    assert of["app_server"]["workflows"][0]["path"] == "nvflare.app_common.workflows.fedavg.FedAvg"
+    aggregator = of["app_server"]["workflows"][0]["args"]["aggregator"]
+
+    def filters(app: str, way: str) -> list[dict[str, Any]]:
+        return [
+            {**f["args"], "class": f["path"].rpartition(".")[2]} for c in of[app][way] for f in c["filters"]
+        ]
+
+    assert aggregator["path"].endswith(".MethodAggregator")
+    assert filters("app_server", "task_data_filters") == [{"class": "SiteRowsFilter"}]
+    same = {"method": name, "settings": aggregator["args"]["settings"]}
+    for app in APPS[1:]:
+        for way in ("task_data_filters", "task_result_filters"):
+            [guard] = filters(app, way)
+            assert guard["class"] == "DeclaredResultFilter"
+            assert guard | same == guard
+    if name == "surgical":
+        assert "Edema" not in json.dumps(of["app_site-1"])
+
+
 @pytest.mark.complete
 def test_it_learns_in_the_simulator(tmp_path: Path) -> None:
     command = [sys.executable, EXAMPLE / "job.py", "--to", tmp_path]
@@ -66,3 +107,15 @@ def test_it_learns_in_the_simulator(tmp_path: Path) -> None:
     (path,) = tmp_path.rglob("FL_global_model.pt")
     model: Any = read_checkpoint(path)["model"]
     assert model["head.weight"].shape == (5, 16)
+
+
+@pytest.mark.complete
+def test_a_job_of_flares_own_workflow_runs_in_the_simulator(tmp_path: Path) -> None:
+    command = [sys.executable, EXAMPLE.parents[1] / "jobs" / "flare_pmfl" / "job.py"]
+    env = {**os.environ, "NVFLARE_SIMULATOR_WORKSPACE_ROOT": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    assert done.stdout.count("Aggregated 2/2 results") + done.stderr.count("Aggregated 2/2 results") == 3
+    (path,) = tmp_path.rglob("FL_global_model.pt")
+    model: Any = read_checkpoint(path)["model"]
+    assert model["head.weight"].shape == (1, 64)
