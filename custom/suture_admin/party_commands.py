@@ -114,7 +114,7 @@ def forget(
     ],
 ) -> None:
     """Remove a site from a model exactly, as if it had never taken part (afl); other methods say why not."""
-    from suture.federation.server.removal import forget as remove
+    from suture_admin.removal import forget as remove
 
     for path in remove(folder, site):
         print_line(f"deleted: {path}")

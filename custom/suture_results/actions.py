@@ -20,15 +20,16 @@ from suture.data.config import SiteConfig, load_site_config, site_files
 from suture.data.table import Split, Which
 from suture.learning.calibration import log_odds
 from suture.learning.decisions import operating
-from suture.learning.finetuning import FILE, FineTuning, tune_own
 from suture.learning.metrics import rates
 from suture.learning.operating_points import exact_thresholds
 from suture.learning.score_counts import Curves, histogram
 from suture.protocol.decisions import Decisions, DecisionSettings
 from suture.protocol.messages import FEW
+from suture.simulation.job import TUNED, FineTuning
 from suture_results import comparison, saved_models
 from suture_results.card import try_card
 from suture_results.comparison import Compared
+from suture_results.finetuning import tune_own
 from suture_results.finetuning_results import FinetuningResults, read_finetuning_results
 from suture_results.model_export.pictures import Drawn, explain_files
 from suture_results.prediction import open_model
@@ -252,7 +253,7 @@ def finetune(
         ConfigError: `out` holds a model already, or a setting does not fit.
     """
     folder = Path(out)
-    if (folder / FILE).exists():
+    if (folder / TUNED).exists():
         raise ConfigError(f"{folder} already holds a fine-tuned model; choose another --out")
     config = load_site_config(Path(data))
     if target is not None:

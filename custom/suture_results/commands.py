@@ -380,10 +380,10 @@ def finetune(
     and tuned.json lists the cases that each run was tested on. Learning rate, batch size, device, threads and
     precision are those of [training] in the suture.toml.
     """
-    from suture.learning.finetuning import FILE
+    from suture.simulation.job import TUNED
     from suture_results import actions
     from suture_results.finetuning_results import finetuning_table
 
     tuned = actions.finetune(model, data, out, target, epochs, runs, examples, fresh, seed)
     console.print(finetuning_table(tuned))
-    print_line(f"written: {out / FILE}")
+    print_line(f"written: {out / TUNED}")

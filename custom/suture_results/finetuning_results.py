@@ -69,7 +69,7 @@ class TunedTask:
 
 @dataclass(frozen=True)
 class How:
-    """The settings of fine-tuning that the report shows; see `suture.learning.finetuning.FineTuning`."""
+    """The settings of fine-tuning that the report shows; see `suture.simulation.job.FineTuning`."""
 
     runs: int
     epochs: int
@@ -81,7 +81,7 @@ class How:
 
 @dataclass(frozen=True)
 class FinetuningResults:
-    """The content of tuned.json, as `suture.learning.finetuning` writes it.
+    """The content of tuned.json, as `suture_results.finetuning` writes it.
 
     Attributes:
         begun, data: the folder of the model before, and the suture.toml; empty for the targets of a run.

@@ -19,9 +19,9 @@ from suture.federation.server.held_out import HeldOut
 from suture.federation.site.abstention import reason_of
 from suture.federation.site.site import Site, check_consent
 from suture.learning.batch_size import that_fits
-from suture.learning.finetuning import FineTuning, tune
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import SiteInfo, TaskData
+from suture_results.finetuning import FineTuning, tune
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99", "", "cpu:x", "mps", "meta", "xpu:0"])

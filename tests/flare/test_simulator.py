@@ -28,11 +28,10 @@ from shadows import plant
 from small_hospitals import write_hospital
 from suture.cli.app import app
 from suture.core.errors import FederationError
-from suture.learning.finetuning import FineTuning
 from suture.models import ModelSpec
 from suture.protocol.packing import load
 from suture.simulation import start_watch
-from suture.simulation.job import Job, load_job, with_settings
+from suture.simulation.job import FineTuning, Job, load_job, with_settings
 from suture.simulation.run import run_job
 from suture.simulation.run_files import files_of_run
 from suture.simulation.study import StudySites

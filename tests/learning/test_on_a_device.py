@@ -14,7 +14,6 @@ from suture.data.augmentation import STRONG, Augmentation, augment
 from suture.data.batch import Samples
 from suture.learning import training
 from suture.learning.compiling import OPTIONS, compile_backbone
-from suture.learning.finetuning import FineTuning, finetune
 from suture.learning.losses import masked_bce
 from suture.learning.memory import activations
 from suture.learning.training import (
@@ -29,6 +28,7 @@ from suture.learning.training import (
 from suture.models import ModelSpec, build
 from suture.models.backbones import TextLSTM
 from suture_papers.fedmas.pretraining import Pretraining, Trainer
+from suture_results.finetuning import FineTuning, finetune
 from suture_results.model_export.explanation import explain
 from suture_results.prediction import Model
 

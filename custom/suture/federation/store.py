@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +14,8 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError, SutureError
 from suture.core.files import writing
-from suture.protocol.packing import Packed, load, save
+from suture.protocol.messages import Update
+from suture.protocol.packing import Packed, load, pack, save
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +27,9 @@ RETAINED = 3
 
 FORMAT = 1
 """Format of the states. Increase it whenever a state of the version before can no longer be read."""
+
+UPDATES = "updates"
+"""Folder of the kept updates, beside the states: one folder for each round."""
 
 _ROUND = re.compile(r"round-(\d{6,})\.safetensors")
 _BEST = re.compile(r"best-(\d{6,})\.safetensors")
@@ -208,3 +214,22 @@ def read_state(path: Path) -> Packed:
             "export --experiment`)"
         )
     return replace(state, header=header)
+
+
+def keep_updates(states: Path, round_: int, updates: Iterable[tuple[str, Update]]) -> None:
+    """Keep the updates of a round that is about to be committed, under the federation's class names.
+
+    Raises:
+        OSError: the disk is full or cannot be written.
+    """
+    folder = states / UPDATES / f"{round_:06d}"
+    shutil.rmtree(folder, ignore_errors=True)
+    for site, update in updates:
+        save(folder / f"{site}.safetensors", pack(replace(update, metrics=None, spent=None, ledger=None)))
+
+
+def drop_updates(states: Path, round_: int) -> None:
+    """Delete the updates of all rounds but the one that was committed."""
+    for folder in (states / UPDATES).iterdir():
+        if folder.name != f"{round_:06d}":
+            shutil.rmtree(folder)

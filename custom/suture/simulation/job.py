@@ -15,7 +15,7 @@ import types
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 from pydantic.dataclasses import dataclass
@@ -26,6 +26,7 @@ from suture.core.names import as_job, check_job
 from suture.core.plain import read_regular, read_toml
 from suture.core.validation import (
     LARGEST_SEED,
+    LIMIT,
     NAMED_FILE,
     STRICT,
     bare,
@@ -37,7 +38,6 @@ from suture.data.augmentation import Augmentation
 from suture.data.embedding import TFIDF
 from suture.federation.plan import Plan, Schedule, code_hash
 from suture.federation.server.checks import check_has_models
-from suture.learning.finetuning import FineTuning
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method
 from suture.methods.robust import check_fits
@@ -61,6 +61,34 @@ _FLARE: dict[str, tuple[type, str]] = {
 
 
 T = TypeVar("T")
+
+
+TUNED = "tuned.json"
+"""File of a run folder with the figures of fine-tuning."""
+
+
+@dataclass(frozen=True, config=STRICT)
+class FineTuning:
+    """How a trained model is trained further on a learning task that no site has (PMFL, arXiv:2112.05321).
+
+    Attributes:
+        runs: random splits of the data; each run trains a model on one of them.
+        epochs, batch_size, lr: of Adam, whose state is new in each run.
+        test: share of the data in the test part.
+        examples: maximum number of training examples; the others are the test part. None trains on all
+            outside of the test part.
+        few: if set, each target is also trained on at most this many examples, as a task of its own.
+        start: ``model`` starts from the trained model, ``fresh`` from random weights, for comparison.
+    """
+
+    runs: Annotated[int, Field(ge=1, le=LIMIT)] = 5
+    epochs: Annotated[int, Field(ge=1, le=LIMIT)] = 10
+    batch_size: Annotated[int, Field(ge=2, le=LIMIT)] = 64
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    test: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    examples: Annotated[int, Field(ge=4, le=LIMIT)] | None = None
+    few: Annotated[int, Field(ge=4, le=LIMIT)] | None = None
+    start: Literal["model", "fresh"] = "model"
 
 
 @dataclass(frozen=True, kw_only=True, config=STRICT)

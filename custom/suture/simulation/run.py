@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from suture.core import VERSION
 from suture.core.codes import Stated
-from suture.core.entry_points import if_installed
+from suture.core.entry_points import hook, if_installed
 from suture.core.errors import ConfigError, DataError, FederationError, InUse, SutureError, unknown
 from suture.core.files import (
     hold,
@@ -43,13 +43,12 @@ from suture.federation.site.left_out import read_left_out, write_left_out
 from suture.federation.site.site import Site, check_consent
 from suture.federation.store import Rounds, experiment_folder
 from suture.federation.workers import Openers, Workers
-from suture.learning.finetuning import FILE, TARGETS, tune_targets
 from suture.learning.samples import SiteSamples, load_samples, pooled
 from suture.methods.source import source_of
 from suture.models import CORPUS
 from suture.protocol.messages import SiteInfo
 from suture.simulation.exact_figures import without_limits
-from suture.simulation.job import Job, check_federated, check_finetuning, command_of
+from suture.simulation.job import TUNED, Job, check_federated, check_finetuning, command_of
 from suture.simulation.partition import SERVER
 from suture.simulation.progress import following
 from suture.simulation.run_files import (
@@ -66,6 +65,7 @@ from suture.simulation.run_files import (
     set_aside,
 )
 from suture.simulation.simulator import Simulator, check_paths, simulate, with_first_error
+from suture.simulation.sites import TARGETS
 from suture.simulation.study import StudySites
 
 log = logging.getLogger(__name__)
@@ -185,7 +185,7 @@ def _begin(job: Job, folder: Path, env: str) -> tuple[Job, list[str]]:
     describe(Record(folder), plan, schedule, **facts)
     content = {"name": job.name, "plan": plan.to_dict(), "schedule": schedule.to_dict(), "sites": sites}
     write_json(folder / "job.json", {**content, "simulation": asdict(simulation)})
-    (folder / FILE).unlink(missing_ok=True)  # the figures of an earlier model, which is now trained further
+    (folder / TUNED).unlink(missing_ok=True)  # the figures of an earlier model, which is now trained further
     return job, sites
 
 
@@ -201,7 +201,7 @@ def finetune_on(job: Job, folder: Path, data: Path) -> bool:
     """
     if not job.finetuning or not (data / TARGETS).is_dir():
         return False
-    tune_targets(folder, job.finetuning, job.seed, data / TARGETS)
+    hook("tune_targets")(folder, job.finetuning, job.seed, data / TARGETS)
     if_installed("write_report")(folder)
     return True
 
@@ -209,7 +209,7 @@ def finetune_on(job: Job, folder: Path, data: Path) -> bool:
 def _finish(job: Job, folder: Path) -> None:
     """Fine-tune the trained model where the job says so, collect the diagnostics, write report and card."""
     if job.finetuning:
-        tune_targets(folder, job.finetuning, job.seed)
+        hook("tune_targets")(folder, job.finetuning, job.seed)
     collect(folder)
     _note_left_out(folder)
     if_installed("write_pages")(folder)
@@ -414,7 +414,7 @@ def _check_run(out: Path, job: Job, *, resume: bool) -> None:
     if run.get("job") != job.name:
         raise ConfigError(f"{what}, not of {job.name}; choose another --out")
     done = isinstance(rounds, int) and rounds >= job.rounds and run.get("status") == "finished"
-    untuned = job.finetuning is not None and not (out / FILE).exists()
+    untuned = job.finetuning is not None and not (out / TUNED).exists()
     if done and not untuned:
         raise ConfigError(f"{what} with all its {rounds} rounds; request more with --rounds")
     _refuse_another(out, job, run)

@@ -32,6 +32,9 @@ from suture.data.table import Split, Table
 from suture.methods.base import Method
 from suture.simulation.partition import SERVER, Classes, partition_table
 
+TARGETS = "targets"
+"""The folder, beside those of the simulated sites, with the data of each learning task for fine-tuning."""
+
 Validation = Literal["sites", "server"]
 """Who holds the validation images: each site its own, or the server all of them. A model that stays at its
 site is selected there, so that the sites of a personal method hold their own either way."""

@@ -21,9 +21,8 @@ from suture.data.readers import DataConfig, load_table
 from suture.data.readers.hospital import HospitalConfig
 from suture.data.split import by_patient
 from suture.data.table import Table
-from suture.learning.finetuning import TARGETS
 from suture.methods.base import Method
-from suture.simulation.sites import TEXT, Destination, this_machine, write_site, write_sites
+from suture.simulation.sites import TARGETS, TEXT, Destination, this_machine, write_site, write_sites
 from suture_papers.chest_xrays.mimic import MimicReportsConfig
 from suture_papers.chest_xrays.openi import FINDINGS, OpeniConfig
 from suture_papers.metafl.eicu import TEXTS, EicuText

@@ -51,10 +51,9 @@ from suture.federation.server.notes import (
 )
 from suture.federation.server.record import Record, describe, what_leaves
 from suture.federation.server.registry import Agreement, Member, SiteRegistry, admit
-from suture.federation.server.removal import drop_updates, keep_updates
 from suture.federation.server.selection import ModelSelection
 from suture.federation.server.state import Restored, RunState, pack_state, read_newest
-from suture.federation.store import Rounds
+from suture.federation.store import Rounds, drop_updates, keep_updates
 from suture.methods.base import ClassFacts, GlobalModel, RoundContext
 from suture.methods.robust import Merged, check_fits, robustly_merged
 from suture.methods.secure_aggregation import check_secure

@@ -17,11 +17,11 @@ from suture.cli import app
 from suture.core.errors import ConfigError, DataError
 from suture.core.labels import LabelSet
 from suture.data.config import load_site_config
-from suture.learning.finetuning import FineTuning, initial_tensors, task_name, tune_targets
 from suture.learning.samples import TARGET
 from suture.learning.training import LocalRound, SiteContext, fit
 from suture.models import ModelSpec, build
 from suture.models.saved import load_model, save_model
+from suture_results.finetuning import FineTuning, initial_tensors, task_name, tune_targets
 from suture_results.trained_images import remark
 
 SPEC = ModelSpec("lstm", vocabulary=("sick", "well", "today"))
@@ -178,7 +178,7 @@ def test_what_the_site_says_of_its_machine_is_heeded(
         )
         return fit(context, objective, round_, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("suture.learning.finetuning.fit", noted)
+    monkeypatch.setattr("suture_results.finetuning.fit", noted)
     command = ["finetune", str(model), str(data), "--target", "Mass", "--runs", "1", "--epochs", "1"]
     CliRunner().invoke(app, [*command, "-o", str(tmp_path / "own")], catch_exceptions=False)
     assert seen == [(2, "cpu:0", None, 0.02, 4)]

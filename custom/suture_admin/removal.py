@@ -7,7 +7,7 @@ keeps these updates with the state of their round; without a site's, the others 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,36 +19,14 @@ from suture.federation.server.global_model import classifier, pack_model, read_m
 from suture.federation.server.record import LOCK
 from suture.federation.server.selection import Best, ModelSelection
 from suture.federation.server.state import RunState
-from suture.federation.store import Rounds, experiment_folder
+from suture.federation.store import UPDATES, Rounds, drop_updates, experiment_folder
 from suture.methods import method_class
 from suture.models.classifier import ENCODER
 from suture.models.saved import save_model
 from suture.protocol.messages import Update
-from suture.protocol.packing import load, pack, save, unpack
-
-UPDATES = "updates"
-"""Folder of the kept updates, beside the states: one folder for each round."""
+from suture.protocol.packing import load, unpack
 
 _PLAN = ("model", "augmentation", "seed", "experiment", "code", "transport")
-
-
-def keep_updates(states: Path, round_: int, updates: Iterable[tuple[str, Update]]) -> None:
-    """Keep the updates of a round that is about to be committed, under the federation's class names.
-
-    Raises:
-        OSError: the disk is full or cannot be written.
-    """
-    folder = states / UPDATES / f"{round_:06d}"
-    shutil.rmtree(folder, ignore_errors=True)
-    for site, update in updates:
-        save(folder / f"{site}.safetensors", pack(replace(update, metrics=None, spent=None, ledger=None)))
-
-
-def drop_updates(states: Path, round_: int) -> None:
-    """Delete the updates of all rounds but the one that was committed."""
-    for folder in (states / UPDATES).iterdir():
-        if folder.name != f"{round_:06d}":
-            shutil.rmtree(folder)
 
 
 def forget(folder: Path, site: str) -> list[Path]:

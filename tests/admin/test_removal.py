@@ -15,15 +15,16 @@ from rounds import conformant
 from suture.core.errors import ConfigError, DataError, InUse
 from suture.core.files import atomic_write, hold, read_json, read_records
 from suture.federation.loop import Loop, federate
-from suture.federation.server import removal
 from suture.federation.server.global_model import read_model
 from suture.federation.server.record import LOCK, describe
-from suture.federation.server.removal import UPDATES, forget
 from suture.federation.server.server import Server
 from suture.federation.server.state import read_newest
+from suture.federation.store import UPDATES
 from suture.models.saved import load_model
 from suture.protocol.messages import TaskData
 from suture.protocol.packing import load
+from suture_admin import removal
+from suture_admin.removal import forget
 from suture_papers.closed_form.afl import AFL
 from suture_synthetic.method_checks import SMALL
 from suture_synthetic.trial import Trial

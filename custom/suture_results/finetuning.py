@@ -13,12 +13,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
-from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
 from suture.core.devices import check_device
@@ -26,7 +24,6 @@ from suture.core.errors import ConfigError, DataError
 from suture.core.files import write_json
 from suture.core.labels import LabelSet, canonical
 from suture.core.seeds import seed_for
-from suture.core.validation import LIMIT, STRICT
 from suture.data.augmentation import Augmentation
 from suture.data.batch import Samples
 from suture.data.config import SiteConfig, load_site_config
@@ -42,36 +39,10 @@ from suture.models.class_names import class_names
 from suture.models.classifier import AMP_DTYPES, HEADS, Classifier, load_tensors
 from suture.models.saved import load_model, load_spec, save_model
 from suture.protocol.messages import Labels
+from suture.simulation.job import TUNED, FineTuning
+from suture.simulation.sites import TARGETS
 
 log = logging.getLogger(__name__)
-
-FILE = "tuned.json"
-TARGETS = "targets"
-"""The folder, beside those of the simulated sites, with the data of each learning task for fine-tuning."""
-
-
-@validated(frozen=True, config=STRICT)
-class FineTuning:
-    """How a model is fine-tuned.
-
-    Attributes:
-        runs: random splits of the data; each run trains a model on one of them.
-        epochs, batch_size, lr: of Adam, whose state is new in each run.
-        test: share of the data in the test part.
-        examples: maximum number of training examples; the others are the test part. None trains on all
-            outside of the test part.
-        few: if set, each target is also trained on at most this many examples, as a task of its own.
-        start: ``model`` starts from the trained model, ``fresh`` from random weights, for comparison.
-    """
-
-    runs: Annotated[int, Field(ge=1, le=LIMIT)] = 5
-    epochs: Annotated[int, Field(ge=1, le=LIMIT)] = 10
-    batch_size: Annotated[int, Field(ge=2, le=LIMIT)] = 64
-    lr: Annotated[float, Field(gt=0)] = 1e-3
-    test: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    examples: Annotated[int, Field(ge=4, le=LIMIT)] | None = None
-    few: Annotated[int, Field(ge=4, le=LIMIT)] | None = None
-    start: Literal["model", "fresh"] = "model"
 
 
 @dataclass(frozen=True)
@@ -121,7 +92,7 @@ def tune_targets(run: Path, how: FineTuning, seed: int, tasks: Path | None = Non
             found[title] = summarised(
                 [tuned for _, tuned in tune(run / "model", config, name, settings, seed)]
             )
-    _write(run / FILE, how, seed, found)
+    _write(run / TUNED, how, seed, found)
 
 
 def _write(path: Path, how: FineTuning, seed: int, targets: Mapping[str, Any], **origin: str) -> None:
@@ -147,7 +118,7 @@ def tune_own(model: Path, data: Path, config: SiteConfig, how: FineTuning, seed:
     first, figures = next(runs)
     found = summarised([figures, *(more for _, more in runs)])
     save_model(first, load_spec(model), out / "model", {"begun": str(model)})
-    _write(out / FILE, how, seed, {name: found}, begun=str(model.absolute()), data=str(data.absolute()))
+    _write(out / TUNED, how, seed, {name: found}, begun=str(model.absolute()), data=str(data.absolute()))
 
 
 def tune(

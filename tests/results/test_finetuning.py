@@ -11,8 +11,8 @@ from suture.core.errors import ConfigError, DataError
 from suture.core.labels import LabelSet
 from suture.core.validation import parse
 from suture.data.batch import Samples
-from suture.learning.finetuning import FineTuning, Tuned, finetune, random_split, summarised
 from suture.models import ModelSpec, build
+from suture_results.finetuning import FineTuning, Tuned, finetune, random_split, summarised
 
 SPEC = ModelSpec("lstm", vocabulary=("sick", "well", "and", "so", "on"))
 HOW = FineTuning(runs=2, epochs=2, batch_size=16, lr=0.02)
