@@ -126,9 +126,10 @@ def test_flares_simulator_gives_what_the_loop_gives(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*words, *(word for s in settings for word in ("--set", s))])
     assert done.exit_code == 0, done.output
     (command,) = [line.removeprefix("run it: ") for line in done.output.splitlines() if "run it" in line]
-    program = [sys.executable, "-m", "nvflare.cli", *shlex.split(command)[1:]]
+    program = [sys.executable, *shlex.split(command)[1:]]
     ran = subprocess.run(program, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    assert "deprecated" not in (ran.stdout + ran.stderr).lower()
     found = tmp_path / "w/demo/server/simulate_job"
     loop = run_job(with_settings(load_job("demo"), settings), "local", tmp_path / "loop")
     auroc, expected = (json.loads((out / "metrics.json").read_text())["auroc"] for out in (found, loop))
