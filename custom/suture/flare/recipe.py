@@ -295,8 +295,9 @@ def _check_size(job: Path, scheme: str) -> None:
         size = sum(path.stat().st_size + _EACH for path in app.rglob("*") if path.is_file())
         if size > _HTTP and app.name != "app_server":
             text = (
-                f"{app.name} of {job.name} has {size / 2**20:.1f} MiB, and FLARE's http loses messages of more than 4: install "
-                "the packages at every party and leave out --bundle, or provision with the scheme grpc or tcp"
+                f"{app.name} of {job.name} has {size / 2**20:.1f} MiB, and FLARE's http loses messages of "
+                "more than 4: install the packages at every party and leave out --bundle, or provision with "
+                "the scheme grpc or tcp"
             )
             if scheme == "http":
                 raise ConfigError(text)
