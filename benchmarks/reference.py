@@ -1,4 +1,4 @@
-"""The pages of the documentation that are generated from the code: `python benchmarks/reference.py`."""
+"""Writes what is generated of the code, pages and FLARE's form of jobs: `python benchmarks/reference.py`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from suture.data.config import SiteConfig
 from suture.data.dataset import DatasetConfig
 from suture.data.readers import DATASETS
 from suture.federation.plan import Plan
+from suture.flare.recipe import export_job
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
 from suture.methods.averaging import LocalAveraging
@@ -29,7 +30,7 @@ from suture.models import ModelSpec
 from suture.simulation import catalogue
 from suture.simulation.catalogue import method_entry
 from suture.simulation.job import Job, load_job
-from suture.simulation.job_files import known_jobs
+from suture.simulation.job_files import jobs_folder, known_jobs
 from suture.simulation.kinds import SIMULATIONS
 from suture_admin.egress_page import page as egress_page
 
@@ -433,3 +434,5 @@ def _parameter(one: Any, hint: Any) -> tuple[str, str, str]:
 if __name__ == "__main__":
     for written in write_pages(documented(), Path(sys.argv[1] if sys.argv[1:] else "docs")):
         print(f"written: {written}")
+    for name in known_jobs():
+        print(f"written: {export_job(load_job(name), jobs_folder())}")

@@ -66,6 +66,13 @@ def test_its_commands_find_all_that_they_read(installed: Path, tmp_path: Path) -
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
         assert str(ROOT) not in done.stdout, words
     assert (tmp_path / "run" / "report.html").is_file()
+    jobs = installed / "suture_jobs"
+    assert (
+        len({path.parent for path in jobs.glob("*/job.*")}) == len([*jobs.glob("*/app/config/plan.json")]) > 1
+    )
+    assert {path.parents[2] for path in jobs.rglob("plan.json")} == {
+        p.parent for p in jobs.glob("*/meta.json")
+    }
     code = {path.name for path in (tmp_path / "exported").rglob("custom/*")}
     assert {"suture", "suture_papers"} <= code
     assert not code & {"suture_prepare", "suture_synthetic"}

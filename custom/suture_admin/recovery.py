@@ -22,7 +22,7 @@ from suture.data.config import find_server_config
 from suture.federation.ownership import NotOwner, may_use
 from suture.federation.server.record import Record
 from suture.federation.store import EXPERIMENTS, experiment_folder
-from suture.flare import EXPERIMENT, SHARED_WITH
+from suture.flare import EXPERIMENT, SHARED_WITH, named_by
 from suture.flare.kit import Kit, options_of, read_kit
 
 if TYPE_CHECKING:
@@ -37,18 +37,20 @@ Meta = Mapping[str, Any]
 
 
 def experiment_of(job: Meta, jobs: Sequence[Meta]) -> str | None:
-    """Return the experiment of a job; that of a clone is the experiment of the job that it was cloned from.
+    """Return the experiment of a job of Suture; that of a clone is that of the job that it was cloned from.
 
     Args:
         jobs: FLARE's facts of all jobs.
     """
-    job = _as_submitted(job, jobs)
-    return str(job[EXPERIMENT]) if EXPERIMENT in job else None
+    submitted = _as_submitted(job, jobs)
+    if SHARED_WITH not in submitted:
+        return None
+    return str(submitted.get(EXPERIMENT) or named_by(job, str(job["job_id"])))
 
 
 def _as_submitted(job: Meta, jobs: Sequence[Meta]) -> Meta:
     by_id = {str(other["job_id"]): other for other in jobs}
-    while EXPERIMENT not in job and job.get("cloned_from") in by_id:
+    while SHARED_WITH not in job and job.get("cloned_from") in by_id:
         job = by_id.pop(job["cloned_from"])
     return job
 
@@ -121,7 +123,8 @@ def resume(kit: Kit, experiment: str, out: Path, env: str) -> tuple[str, str]:
         _wait_for_sites(federation, sites_of(last))
         if not status.startswith("FINISHED"):
             _end(federation, str(last["job_id"]))
-        job_id = federation.clone(str(last["job_id"]))
+        # A copy of a copy would begin an experiment, where the job names none.
+        job_id = federation.clone(str(last.get("cloned_from") or last["job_id"]))
     if run:
         Record(out).update(env=env, flare_job=job_id, status="running")
     return job_id, str(last["name"])

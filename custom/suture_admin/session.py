@@ -31,6 +31,7 @@ from nvflare.fuel.flare_api.flare_api import Session
 from suture.core.errors import ConfigError, FederationError
 from suture.core.plain import read_regular
 from suture.flare import GROUP
+from suture.flare.compat.cells import stop
 from suture.flare.kit import Kit, check_valid_now
 
 _LOGIN = 30.0
@@ -145,8 +146,8 @@ def _log_in(kit: Kit) -> Session:
         session.try_connect(_LOGIN)
     except BaseException:
         session.api.close()
-        if session.api.cell:  # close() leaves the threads of one that is only starting
-            session.api.cell.core_cell.communicator.stop()
+        if session.api.cell:
+            stop(session.api.cell)
         raise
     return session
 

@@ -16,13 +16,13 @@ from suture.core.errors import ConfigError, FederationError
 from suture.federation.ownership import OWNER, NotOwner
 from suture.federation.server.record import Record
 from suture.federation.store import EXPERIMENTS
-from suture.flare import EXPERIMENT, SHARED_WITH
+from suture.flare import EXPERIMENT, SHARED_WITH, named_by
 from suture.flare.kit import Kit, read_kit
 from suture_admin.recovery import newest, resume, state_on_this_machine
 
 MAP = {"app_server": ["server"], "app_a": ["a"], "app_b": ["b"]}
 KIT = Kit(Path("nowhere"), "admin", "lead@a.org", "trial", "localhost", 8002)
-FIRST = {"job_id": "1", "name": "demo", EXPERIMENT: "demo-1", "deploy_map": MAP}
+FIRST = {"job_id": "1", "name": "demo", EXPERIMENT: "demo-1", SHARED_WITH: [], "deploy_map": MAP}
 
 
 class Server:
@@ -76,13 +76,31 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_copy_belongs_to_the_experiment_of_what_it_is_a_copy_of() -> None:
     second = {"job_id": "2", "cloned_from": "1"}
     third = {"job_id": "3", "cloned_from": "2"}
-    other = {"job_id": "4", EXPERIMENT: "demo-2"}
+    other = {"job_id": "4", EXPERIMENT: "demo-2", SHARED_WITH: []}
     stray = {"job_id": "5", "cloned_from": "deleted"}
     jobs = [FIRST, second, third, other, stray]
     assert newest(jobs, "demo-1") is third
     assert newest(jobs, "demo-2") is other
     with pytest.raises(ConfigError, match=r"'demo-3'; it has demo-1, demo-2\. .*suture run JOB --resume"):
         newest(jobs, "demo-3")
+
+
+@pytest.mark.parametrize("clones", [[], ["a"], ["a", "a"]])
+def test_a_job_without_an_experiment_of_its_own_is_copied_itself_each_time(
+    clones: list[str], serve: Any, tmp_path: Path
+) -> None:
+    """The parties name it by the job that was submitted, and know of a copy no more than its source."""
+    first = {"job_id": "a", "name": "demo", SHARED_WITH: [], "status": "FINISHED:ABORTED", "deploy_map": MAP}
+    copies = [
+        {"job_id": f"b{i}", "name": "demo", "cloned_from": source, "status": "FINISHED:ABORTED"}
+        for i, source in enumerate(clones)
+    ]
+    flares_own = {"job_id": "c", "name": "by-class", "status": "RUNNING"}
+    server = serve(Server(first, *copies, flares_own))
+    resume(KIT, named_by(first, "a"), tmp_path, "poc")
+    assert server.did[-1] == "clone a"
+    with pytest.raises(ConfigError, match="it has demo-a"):
+        newest(server.jobs, named_by(flares_own, "c"))
 
 
 def test_a_dead_job_is_handed_in_again_once_its_sites_are_there(serve: Any, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from suture.core.errors import ConfigError, DataError, FederationError
 from suture.federation.ownership import Submitter, claim
 from suture.federation.server.record import Record, describe
 from suture.federation.store import EXPERIMENTS
-from suture.flare import EXPERIMENT
+from suture.flare import EXPERIMENT, SHARED_WITH
 from suture.flare.kit import Kit, read_kit
 from suture.methods.surgical import SurgicalAggregation
 from suture.simulation.job import load_job
@@ -41,7 +41,7 @@ class Remote:
         return Path(shutil.copytree(self.workspace, folder / job_id / "workspace"))
 
     def metas(self) -> list[dict[str, Any]]:
-        return [{"job_id": "first", EXPERIMENT: "demo-1"}, {"job_id": "j", **self._meta}]
+        return [{"job_id": "first", EXPERIMENT: "demo-1", SHARED_WITH: []}, {"job_id": "j", **self._meta}]
 
     def error_logs(self, job_id: str) -> dict[str, str]:
         return {}
@@ -264,7 +264,7 @@ def test_a_server_names_no_place_outside_of_runs(
     with pytest.raises(ConfigError, match="name of an experiment"):
         download(Remote(done, META), KIT, "j", None)  # type: ignore[arg-type]
     assert sorted(tmp_path.rglob("*")) == before
-    crashed = {"status": "FINISHED:ABNORMAL", EXPERIMENT: name or ".."}
+    crashed = {"status": "FINISHED:ABNORMAL", EXPERIMENT: name or "..", SHARED_WITH: []}
     (done / "run.json").unlink()
     with pytest.raises(ConfigError, match="name of an experiment"):
         download(Remote(done, crashed), KIT, "j", None)  # type: ignore[arg-type]

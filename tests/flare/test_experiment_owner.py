@@ -18,6 +18,7 @@ from job_app import place_app
 from suture.core.errors import SutureError
 from suture.federation.loop import Loop, federate
 from suture.federation.ownership import NotOwner
+from suture.federation.plan import code_hash
 from suture.federation.store import EXPERIMENTS
 from suture.flare import EXPERIMENT, PLAN, SCHEDULE, SHARED_WITH
 from suture.flare.controller import FederationController
@@ -39,13 +40,13 @@ def context(tmp_path: Path) -> Callable[..., FLContext]:
     (tmp_path / "party" / "startup").mkdir(parents=True)
     (tmp_path / "party" / "local").mkdir()
 
-    def make(name: str, submitter: tuple[str, str] | None, **meta: Any) -> FLContext:
-        workspace = Workspace(str(tmp_path / "party"), name)
+    def make(party: str, submitter: tuple[str, str] | None, job: str = "job", **meta: Any) -> FLContext:
+        workspace = Workspace(str(tmp_path / "party"), party)
         engine = SimpleNamespace(get_workspace=lambda: workspace)
         if submitter:
             meta |= {"submitter_name": submitter[0], "submitter_org": submitter[1]}
         private = {FLContextKey.WORKSPACE_OBJECT: workspace, FLContextKey.JOB_META: meta}
-        return FLContextManager(engine, name, "job", {}, private).new_context()
+        return FLContextManager(engine, party, job, {}, private).new_context()
 
     return make
 
@@ -73,6 +74,70 @@ def test_the_server_opens_an_experiment_for_its_owner_only(context: Any, tiny: A
     assert digest(folder) == before
     run(MINE, **{SHARED_WITH: [THEIRS[0]]})
     run(THEIRS)
+
+
+@pytest.mark.parametrize("plan", ["named", "unnamed"])
+def test_two_submitters_of_one_folder_share_no_experiment(
+    plan: str, context: Any, tiny: Any, tmp_path: Path
+) -> None:
+    """The second one even writes into its meta.json that its job was cloned from the first one's."""
+    federation = tiny(METHOD)
+    write_toml(tmp_path / "party", federation.configs["alpha"].data, state="../suture")
+    settings = federation.plan.to_job()
+    if plan == "unnamed":
+        del settings["experiment"], settings["code"]
+
+    def begun(number: str, submitter: tuple[str, str], **meta: Any) -> tuple[str, object]:
+        """The server's experiment, and the site's answer."""
+        controller, job = FederationController(PLAN, SCHEDULE), {"name": "demo", **meta}
+        ctx = place_app(context("server", submitter, number, **job), settings, federation.schedule)
+        try:
+            name = controller._open(ctx).plan.experiment
+        except NotOwner:
+            name = ""
+        finally:
+            if controller._lock:
+                controller._lock.close()
+        site = SiteExecutor(PLAN, 2)
+        ctx = place_app(context("alpha", submitter, number, **job), settings)
+        return name, unpack(site._answer(TaskData("handshake"), ctx, None, code_hash()).packed)
+
+    mine, answer = begun("first", MINE)
+    assert mine == {"named": federation.plan.experiment, "unnamed": "demo-first"}[plan]
+    assert isinstance(answer, SiteInfo)
+    theirs, answer = begun("second", THEIRS)
+    if plan == "unnamed":
+        assert theirs == "demo-second"
+        assert isinstance(answer, SiteInfo)
+    theirs, answer = begun("third", THEIRS, cloned_from="first", **{SHARED_WITH: [THEIRS[0]]})
+    assert theirs == ""
+    assert isinstance(answer, Abstain)
+    assert answer.error == "NotOwner"
+    clone, answer = begun("fourth", MINE, cloned_from="first")
+    assert clone == mine
+    assert isinstance(answer, SiteInfo)
+
+
+@pytest.mark.parametrize("stated", [None, "", "0" * 16, "another hash", 7, ["x"]])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_site_compares_the_hash_that_the_server_states_with_that_of_its_code(
+    named: bool, stated: Any, context: Any, tiny: Any, tmp_path: Path
+) -> None:
+    federation = tiny(METHOD)
+    write_toml(tmp_path / "party", federation.configs["alpha"].data)
+    settings = {k: v for k, v in federation.plan.to_job().items() if named or k != "code"}
+
+    def answer(code: Any) -> object:
+        fl_ctx = place_app(context("alpha", MINE), settings)
+        return unpack(SiteExecutor(PLAN, 2)._answer(TaskData("handshake"), fl_ctx, None, code).packed)
+
+    assert isinstance(answer(code_hash()), SiteInfo)
+    reply = answer(stated)
+    if named:  # the job's own hash counts, whatever a server says
+        assert isinstance(reply, SiteInfo)
+    else:
+        assert isinstance(reply, Abstain)
+        assert reply.reason == ("configuration" if stated in ("another hash", ["x"]) else "code_mismatch")
 
 
 def digest(folder: Path) -> dict[str, str]:

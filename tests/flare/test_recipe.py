@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import shutil
 from argparse import Namespace
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,11 +23,13 @@ from nvflare.private.fed.server.server_json_config import ServerJsonConfigurator
 
 from suture.core.errors import ConfigError
 from suture.federation.plan import Plan, Schedule
-from suture.flare import PLAN, SCHEDULE, recipe
+from suture.flare import EXPERIMENT, PLAN, SCHEDULE, recipe
 from suture.flare.compat.bell import TaskNotifier
+from suture.flare.compat.plain_json import SIGNED
 from suture.flare.filters import EgressFilter
 from suture.flare.recipe import export_job, recipe_of
 from suture.simulation.job import Job, load_job, with_settings
+from suture.simulation.job_files import jobs_folder, known_jobs
 
 TASKS = ["handshake", "mask", "train", "calibrate", "evaluate"]
 JOBS = ["demo", "surgical_nih"]
@@ -129,6 +132,59 @@ def test_one_app_for_all_where_sites_are_not_named(tmp_path: Path) -> None:
     assert json.loads((folder / "meta.json").read_text())["deploy_map"] == {"app": ["@ALL"]}
     with pytest.raises(ConfigError, match="already exists"):
         export_job(load_job("demo"), tmp_path, "trial")
+
+
+def files(folder: Path) -> dict[str, str]:
+    """The content of each file but the job's own and the console's signatures, by its path in the folder."""
+    found = [path for path in folder.rglob("*") if path.is_file() and path.stem != "job"]
+    found = [path for path in found if path.name not in SIGNED]
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in found}
+
+
+@pytest.mark.parametrize("name", known_jobs())
+def test_each_folder_of_jobs_is_what_export_writes_now(name: str, tmp_path: Path) -> None:
+    job = load_job(name)
+    folder = export_job(job, tmp_path)
+    assert files(folder) == files(jobs_folder() / name), "write it: python benchmarks/reference.py"
+    plan, schedule = (json.loads((folder / "app" / "config" / file).read_text()) for file in (PLAN, SCHEDULE))
+    assert not {"experiment", "code"} & plan.keys(), "it would be another one after the next edit"
+    own = job.plan("trial")
+    assert Plan.from_dict({**plan, "experiment": "trial", "code": own.code}) == own
+    assert Schedule.from_dict(schedule) == job.schedule()
+
+
+@pytest.mark.parametrize(
+    ("experiment", "bundle", "states"),
+    [(None, False, set()), ("trial", False, {"experiment", "code"}), (None, True, {"code"})],
+)
+def test_a_job_states_what_it_was_made_with_where_it_is_made_for_one_experiment_or_has_the_code(
+    experiment: str | None, bundle: bool, states: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipe, "_write_own_distribution", lambda *_: None)
+    folder = export_job(load_job("demo"), tmp_path, experiment, bundle=bundle)
+    assert {"experiment", "code"} & json.loads((folder / "app/config" / PLAN).read_text()).keys() == states
+    meta = json.loads((folder / "meta.json").read_text())
+    assert meta.get(EXPERIMENT) == experiment
+
+
+@pytest.mark.parametrize("beside", [None, "alpha/labels.csv", "app_server/x", "notes.txt"])
+def test_a_job_is_written_beside_its_own_file_and_nothing_else(beside: str | None, tmp_path: Path) -> None:
+    """FLARE sends the whole folder to the server: of a study, the patients' data."""
+    shutil.copytree(jobs_folder() / "demo", tmp_path / "demo")
+    (tmp_path / "demo" / "app" / "config" / "old.json").touch()
+    for name in SIGNED:  # of an earlier submission
+        (tmp_path / "demo" / name).touch()
+    if beside:
+        (tmp_path / "demo" / beside).parent.mkdir(exist_ok=True)
+        (tmp_path / "demo" / beside).write_text("a,b")
+    before = files(tmp_path / "demo")
+    for sites, refused in (((), bool(beside)), (("a", "b"), True)):
+        with pytest.raises(ConfigError, match="already exists") if refused else nullcontext():
+            export_job(load_job("demo"), tmp_path, sites=sites)
+    own = files(jobs_folder() / "demo")
+    assert files(tmp_path / "demo") == (before if beside else own)
+    assert (tmp_path / "demo" / "job.py").is_file()
+    assert beside or not [path for path in tmp_path.rglob("*") if path.name in SIGNED]
 
 
 def test_code_travels_only_where_it_is_asked_for(tmp_path: Path) -> None:

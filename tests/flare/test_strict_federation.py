@@ -138,8 +138,12 @@ def test_a_package_takes_part_at_a_site_that_lists_it(
     allow_packages(server, [f"{MODULE}."])  # each job reads the list anew
     with on_path(monkeypatch, federation.root / "installed"):
         job = with_settings(load_job("demo"), [*SMALL, "model.size=16", f"method={NAME}", "min_sites=1"])
-        number = submit(job, "poc", lungs, tmp_path / "run", "listed", Submission(["alpha", "beta"]))
+        folder = export_job(job, tmp_path)  # which names no site, experiment or version, as those of jobs/
+        with connected(lungs) as session:
+            number = session.submit(folder)
         assert ended(lungs, number, tmp_path / "run") == ""
+    name = read_json(tmp_path / "run" / "run.json")["experiment"]
+    assert name == f"demo-{number}"
     assert read_json(tmp_path / "run" / "metrics.json")["auroc"]
     assert "configuration" in (tmp_path / "run" / "events.jsonl").read_text()
     assert [line["status"] for line in read_records(tmp_path / "run" / "history.jsonl")] == ["committed"]
@@ -147,7 +151,7 @@ def test_a_package_takes_part_at_a_site_that_lists_it(
     assert f"beta does not allow the method 'prox' ({CLASS} of {DISTRIBUTION} 1.0)" in errors
     assert f"--allow {MODULE}." in errors
     for party in (server, federation.sites["alpha"]):
-        assert owner(party, "listed") == (MINE, "coordinator", "lungs")
+        assert owner(party, name) == (MINE, "coordinator", "lungs")
 
 
 def test_no_submitter_brings_code_makes_the_server_fetch_or_enters_a_closed_study(

@@ -82,7 +82,7 @@ def ask(tmp_path: Path) -> Ask:
         packed = collector.open({site: (TaskData("train", 1), expected) for site in ("a", "b", "c")})
         engine = silent(asked_to_stop=stopped)
         fl_ctx: Any = SimpleNamespace(get_engine=lambda: engine)
-        transport = FlareTransport(tasks, fl_ctx, Signal(), timeout, "")  # type: ignore[arg-type]
+        transport = FlareTransport(tasks, fl_ctx, Signal(), timeout, {})  # type: ignore[arg-type]
         return tasks, collector, transport.exchange("train", packed, collector.receiver(quorum, grace))
 
     return ask
@@ -121,7 +121,7 @@ def test_a_lost_site_is_not_waited_for_by_default_and_the_reason_says_so(
     packed = collector.open({site: (TaskData("train", 1), expected) for site in ("a", "b", "c")})
     fl_ctx: Any = SimpleNamespace(get_engine=lambda: silent(asked_to_stop=False))
     tasks = Tasks({"a": good()})
-    transport = FlareTransport(tasks, fl_ctx, Signal(), 60, "")  # type: ignore[arg-type]
+    transport = FlareTransport(tasks, fl_ctx, Signal(), 60, {})  # type: ignore[arg-type]
     threading.Timer(0.2, tasks.answer, ("b", good())).start()
     missing = transport.exchange("train", packed, collector.receiver(2, None))
     assert missing.keys() == {"c"}
@@ -182,7 +182,7 @@ def test_a_refused_answer_ends_its_own_task_at_once_and_keeps_the_reason(tmp_pat
     expected = AllowedReply("train", 1, 0, "validation", ("Mass",), ("Mass",), EGRESS)
     packed = collector.open({site: (TaskData("train", 1), expected) for site in ("a", "b", "c")})
     fl_ctx: Any = SimpleNamespace(get_engine=lambda: silent(asked_to_stop=False))
-    tasks.transport = FlareTransport(tasks, fl_ctx, Signal(), 60, "")  # type: ignore[arg-type]
+    tasks.transport = FlareTransport(tasks, fl_ctx, Signal(), 60, {})  # type: ignore[arg-type]
     missing = tasks.transport.exchange("train", packed, collector.receiver(2, None))
     assert missing == {"c": "the answer could not be decoded (ValueError)"}
     lines = collector.close(missing)
@@ -201,7 +201,7 @@ def test_a_site_is_gone_until_it_fetches_a_task(tmp_path: Path, monkeypatch: pyt
         packed = collector.open({site: (TaskData("train", number), expected) for site in ("a", "b", "c")})
         update = pack(Update(number, ("Mass",), {"w": torch.ones(2)}, {}, ones(("Mass",))))
         tasks = Fetching({site: to_shareable(update) for site in ("a", "b")}, fetches, timeout)
-        transport = FlareTransport(tasks, fl_ctx, Signal(), timeout, "")  # type: ignore[arg-type]
+        transport = FlareTransport(tasks, fl_ctx, Signal(), timeout, {})  # type: ignore[arg-type]
         missing = transport.exchange("train", packed, collector.receiver(2, None))
         why = {1: "no answer within", 2: "not waited for", 3: "no answer within"}[number]
         assert missing["c"].startswith(why)

@@ -395,8 +395,10 @@ def export(
     _export(chosen, out, experiment, names, bundle)
     if simulator:
         folder, workspace = ((path / chosen.name).resolve() for path in (out, simulator))
-        command = ["nvflare", "simulator", f"{folder}", "-w", f"{workspace}", "-t", f"{len(names)}"]
-        print_line(f"run it: {shlex.join(command)}")
+        # FLARE 2.9 calls `nvflare simulator` deprecated, and its `SimEnv` takes recipes alone.
+        places = f'"{folder}", "{workspace}", threads={len(names)}'
+        code = f"from nvflare import SimulatorRunner as Run; raise SystemExit(Run({places}).run())"
+        print_line(f"run it: {shlex.join(['python', '-c', code])}")
         _say_who_can_join()
 
 

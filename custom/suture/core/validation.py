@@ -106,6 +106,14 @@ def adapter_of(kind: type[T]) -> TypeAdapter[T]:
     return found
 
 
+def changed(settings: Any) -> dict[str, Any]:
+    """Return the settings of a dataclass that differ from its defaults, as values for `parse`."""
+    values: dict[str, Any] = adapter_of(type(settings)).dump_python(
+        settings, exclude_defaults=True, mode="json"
+    )
+    return values
+
+
 def parse(kind: type[T], values: Mapping[str, Any], where: str) -> T:
     """Convert `values` into a `kind` (a pydantic model or dataclass).
 

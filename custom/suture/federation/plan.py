@@ -18,7 +18,7 @@ from suture.core.files import named_file
 from suture.core.labels import canonical
 from suture.core.names import check_experiment
 from suture.core.relations import Relations
-from suture.core.validation import LIMIT, STRICT, LabelName, flat, parse, with_paths
+from suture.core.validation import LIMIT, STRICT, LabelName, changed, flat, parse, with_paths
 from suture.data.augmentation import Augmentation
 from suture.data.embedding import TFIDF
 from suture.methods import METHODS, method_class
@@ -66,7 +66,7 @@ class Plan:
         seed: of initialisation, of the order of the images and of their augmentation.
         experiment: identifier under which server and sites store their states; a new job of the same
             experiment continues it.
-        code: hash of the package that created the job.
+        code: hash of the package that created the job, or of its server's.
         transport: the type in which float32 weights and gradients travel in the rounds: ``float16`` halves
             the bytes, ``int8`` takes about 0.26 of them. See `suture.protocol.precision`.
         secure_aggregation: the server learns sums of the sites' updates only; None lets it see each.
@@ -161,6 +161,14 @@ class Plan:
         values = dataclasses.asdict(self)
         return {"method": self.method.about.name, "hyperparameters": values.pop("method"), **values}
 
+    def to_job(self) -> dict[str, Any]:
+        """Return the plan as a job's file has it: without the values that are defaults."""
+        parts = {"hyperparameters": self.method, "model": self.model, "augmentation": self.augmentation}
+        short = {key: changed(part) for key, part in parts.items()}
+        values = {**self.to_dict(), **short, "model": {"name": self.model.name, **short["model"]}}
+        usual = {field.name: field.default for field in dataclasses.fields(_Values)}
+        return {key: value for key, value in values.items() if value not in (usual[key], {})}
+
     def digest(self, rounds: int) -> str:
         """Return the digest of how a job has its sites train, but for files, which are each party's."""
         files = list[str]()
@@ -182,7 +190,9 @@ class Plan:
             ConfigError: a key is unknown or missing, or a value does not fit; where another version of the
                 package created the job, the error says so.
         """
-        if isinstance(values, Mapping) and (wrong := values.keys() ^ _PLAN_KEYS):
+        if isinstance(values, Mapping) and (
+            wrong := (values.keys() - _PLAN_KEYS) | (_NEEDED - values.keys())
+        ):
             raise ConfigError(
                 f"the job's plan has a missing or unknown key {shown(min(map(str, wrong)))}; export the "
                 "job again with the version of suture that runs it"
@@ -238,23 +248,24 @@ class _Values:
     """`Plan.to_dict`, before the method is known whose hyperparameters it has."""
 
     method: str
-    hyperparameters: dict[str, Any]
-    model: dict[str, Any]
-    augmentation: dict[str, Any]
-    seed: int
     experiment: str
     code: Word
-    transport: Transport
-    secure_aggregation: SecureAggregation | None
+    model: dict[str, Any]
+    hyperparameters: dict[str, Any] = dataclasses.field(default_factory=dict)
+    augmentation: dict[str, Any] = dataclasses.field(default_factory=dict)
+    seed: int = 1
+    transport: Transport = "float32"
+    secure_aggregation: SecureAggregation | None = None
 
 
 _PLAN_KEYS = {field.name for field in dataclasses.fields(_Values)}
+_NEEDED = {"method", "experiment", "code", "model"}
 
 
 def _other_code(party: str, own: str, code: str) -> str:
     return (
-        f"{party} runs another version of suture, or of the method's package, ({own}) than the job was made "
-        f"with ({code}); install the same version, or export the job again"
+        f"{party} runs another version of suture, or of the method's package, ({own}) than the job or its "
+        f"server states ({code}); install the same version at every party, or export the job again"
     )
 
 

@@ -28,13 +28,13 @@ from suture.core.files import hold, make_folder, replacing, whole_lines
 from suture.core.printable import printable
 from suture.data.config import find_server_config
 from suture.federation.loop import federate
-from suture.federation.plan import Plan, Schedule
+from suture.federation.plan import Plan, Schedule, code_hash
 from suture.federation.server.collector import Receiver
 from suture.federation.server.ledgers import LEDGERS
 from suture.federation.server.record import LOCK, TAKEOVER
 from suture.federation.server.server import Server, open_server
 from suture.federation.store import experiment_folder
-from suture.flare import FINGERPRINT, GROUP
+from suture.flare import CODE, FINGERPRINT, GROUP
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.bell import ring
 from suture.flare.compat.heartbeats import on_heartbeat
@@ -48,10 +48,12 @@ from suture.flare.workspace import (
     claim_experiment,
     fingerprint,
     read_settings,
+    settled,
     simulated,
     with_own_files,
     workspace_root,
 )
+from suture.methods import method_class
 from suture.protocol.messages import TaskName
 from suture.protocol.packing import Packed
 from suture.simulation.job import check_federated
@@ -80,7 +82,7 @@ class FederationController(Controller):
         super().__init__()
         self.plan = plan
         self.schedule = schedule
-        self._fingerprint = ""
+        self._stated: dict[str, str] = {}
         self._feed: EventFeed | None = None
         self._lock: IO[str] | None = None  # held while the process of this job lives
 
@@ -108,9 +110,7 @@ class FederationController(Controller):
             return
         self._feed = EventFeed(server.record.folder / "events.jsonl")
         server.record.listen = RunEvents(self, fl_ctx, server.record.folder).take
-        transport = FlareTransport(
-            self, fl_ctx, abort_signal, server.schedule.round_timeout, self._fingerprint
-        )
+        transport = FlareTransport(self, fl_ctx, abort_signal, server.schedule.round_timeout, self._stated)
         guard: JobGuard | None = None
         try:
             on_heartbeat(self.communicator, server.collector.attendance.heard)
@@ -143,6 +143,7 @@ class FederationController(Controller):
     def _open(self, fl_ctx: FLContext) -> Server:
         settings = read_settings(self.plan, fl_ctx)
         check_allowed(settings, fl_ctx)
+        settings = settled(settings, fl_ctx, lambda: code_hash(method_class(str(settings.get("method")))))
         own = find_server_config(workspace_root(fl_ctx))
         plan = with_own_files(
             Plan.from_dict(settings), own.storage.files, "model.weights", "model.name_vectors"
@@ -154,7 +155,7 @@ class FederationController(Controller):
         self._lock = hold(folder / LOCK, TAKEOVER)
         check_federated(plan.method)  # the file may have been edited
         schedule = Schedule.from_dict(read_settings(self.schedule, fl_ctx))
-        self._fingerprint = fingerprint(settings, schedule.rounds)
+        self._stated = {CODE: plan.code, FINGERPRINT: fingerprint(settings, schedule.rounds)}
         ledgers = None if simulated() else state / LEDGERS
         kit = plan.secure_aggregation is not None and not simulated()
         identity = KitIdentity(workspace_root(fl_ctx)) if kit else None
@@ -217,13 +218,22 @@ def copy_results(folder: Path, target: Path, without: Collection[str] = ()) -> N
 
 
 class FlareTransport:
-    """Carries tasks to FLARE's clients and their answers back."""
+    """Carries tasks to FLARE's clients and their answers back.
+
+    Args:
+        stated: headers of each task.
+    """
 
     def __init__(
-        self, controller: Controller, fl_ctx: FLContext, abort: Signal, timeout: int, fingerprint: str
+        self,
+        controller: Controller,
+        fl_ctx: FLContext,
+        abort: Signal,
+        timeout: int,
+        stated: Mapping[str, str],
     ) -> None:
         self._controller = controller
-        self._fingerprint = fingerprint
+        self._stated = stated
         self._fl_ctx = fl_ctx
         self._abort = abort
         self._timeout = timeout
@@ -282,7 +292,8 @@ class FlareTransport:
 
     def _task(self, name: TaskName, packed: Packed, answers: _Answers) -> Task:
         data = to_shareable(packed)
-        data.set_header(FINGERPRINT, self._fingerprint)
+        for name_, value in self._stated.items():
+            data.set_header(name_, value)
         return Task(
             name,
             data,

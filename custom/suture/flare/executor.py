@@ -21,7 +21,7 @@ from suture.federation.site.abstention import abstention, record_error
 from suture.federation.site.releases import Answer
 from suture.federation.site.site import Site
 from suture.federation.store import experiment_folder
-from suture.flare import FINGERPRINT
+from suture.flare import CODE, FINGERPRINT
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.bell import TaskNotifier
 from suture.flare.compat.tensors import register
@@ -33,6 +33,7 @@ from suture.flare.workspace import (
     fingerprint,
     on_assigned,
     read_settings,
+    settled,
     simulated,
     with_own_files,
     workspace_root,
@@ -85,7 +86,8 @@ class SiteExecutor(Executor):
         began = time.monotonic()
         try:
             with abortable(lambda: abort_signal.triggered):
-                answer = self._answer(task, fl_ctx, shareable.get_header(FINGERPRINT))
+                stated = shareable.get_header(FINGERPRINT), shareable.get_header(CODE)
+                answer = self._answer(task, fl_ctx, *stated)
             log.info("%s of round %d: %.1f s", task.task, task.round, time.monotonic() - began)
         except Aborted:
             return make_reply(ReturnCode.TASK_ABORTED)
@@ -94,9 +96,11 @@ class SiteExecutor(Executor):
         fl_ctx.set_prop(EXPECTATION, answer.allowed, private=True, sticky=False)
         return to_shareable(answer.packed)
 
-    def _answer(self, task: TaskData, fl_ctx: FLContext, servers: str | None = None) -> Answer:
+    def _answer(
+        self, task: TaskData, fl_ctx: FLContext, servers: str | None = None, code: str | None = None
+    ) -> Answer:
         try:
-            self._site = self._site or self._open(fl_ctx)
+            self._site = self._site or self._open(fl_ctx, code)
             if servers and self._fingerprint and servers != self._fingerprint:
                 raise ConfigError(
                     f"plan.json of this site's app, or its number of rounds ({self.rounds}), is not the "
@@ -112,10 +116,11 @@ class SiteExecutor(Executor):
             raise
         return self._site.answer(task)
 
-    def _open(self, fl_ctx: FLContext) -> Site:
+    def _open(self, fl_ctx: FLContext, code: str | None = None) -> Site:
         name = fl_ctx.get_identity_name()
         root = workspace_root(fl_ctx)
-        settings = read_settings(self.plan, fl_ctx)
+        # The site compares the hash with that of its own code, as one that the job itself states.
+        settings = settled(read_settings(self.plan, fl_ctx), fl_ctx, lambda: str(code or "none"))
         self._fingerprint = fingerprint(settings, self.rounds)
         check_allowed(settings, fl_ctx)
         meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}

@@ -8,8 +8,7 @@ import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,10 @@ from suture.core.errors import ConfigError
 from suture.core.files import read_json, write_json, writing
 from suture.core.names import check_sites
 from suture.core.privacy import NO_ENCRYPTION
-from suture.core.validation import with_paths
+from suture.core.validation import changed, with_paths
 from suture.federation.plan import Plan, Schedule, needed
 from suture.flare import EXPERIMENT, PLAN, SCHEDULE, SHARED_WITH
+from suture.flare.compat.plain_json import SIGNED
 from suture.flare.controller import FederationController
 from suture.flare.executor import SiteExecutor
 from suture.flare.filters import EgressFilter
@@ -51,6 +51,12 @@ _EACH = 800
 SITES_APP = "app_sites"
 """The app of all named sites in an exported job."""
 
+_JOB_FILES = {"job.py", "job.toml"}
+"""Files of a job in its own folder, of which it has one."""
+
+_WRITTEN = {"meta.json", "app", *SIGNED}
+"""What is written where no sites are named, and by FLARE's console when such a folder is submitted."""
+
 _COMPILED = shutil.ignore_patterns("__pycache__")
 
 
@@ -68,6 +74,8 @@ class FederationRecipe(Recipe):
         shared_with: names of the users who may continue the experiment beside the submitter.
         bell: whether sites wait for the server's bell before they ask for a task.
         more: further entries of meta.json, as of `Job.flare`.
+        unsettled: fields of the plan that the job leaves to its start, of ``experiment`` and ``code``; see
+            `settled`.
 
     Raises:
         ConfigError: the schedule contains labels and no sites are named, a name is not valid for a site,
@@ -85,6 +93,7 @@ class FederationRecipe(Recipe):
         shared_with: Sequence[str] = (),
         bell: bool = True,
         more: Mapping[str, Any] | None = None,
+        unsettled: Collection[str] = (),
     ) -> None:
         check_sites(sites)
         if not sites and (schedule.label_map or schedule.accept_labels or schedule.parents):
@@ -93,12 +102,13 @@ class FederationRecipe(Recipe):
                 "name the sites (--sites a,b,c) so that they get an app of their own"
             )
         # So that `suture resume` finds the job of an experiment.
-        meta = {EXPERIMENT: plan.experiment, SHARED_WITH: list(shared_with), **(more or {})}
+        named = {} if "experiment" in unsettled else {EXPERIMENT: plan.experiment}
+        meta = {**named, SHARED_WITH: list(shared_with), **(more or {})}
         job = FedJob(name=name, min_clients=min_clients, meta_props=meta)
         targets = sites or [ALL_SITES]
         folder = _temporary(self)
-        write_json(folder / PLAN, plan.to_dict())
-        write_json(folder / SCHEDULE, schedule.to_dict())
+        write_json(folder / PLAN, {k: v for k, v in plan.to_job().items() if k not in unsettled})
+        write_json(folder / SCHEDULE, changed(schedule))
         job.add_file_to_server(str(folder / SCHEDULE), app_folder_type="config")
         for target in (SERVER_SITE_NAME, *targets):
             job.add_file_to(str(folder / PLAN), target, app_folder_type="config")
@@ -217,16 +227,17 @@ def recipe_of(
     """Return the FLARE recipe of a job.
 
     Args:
-        experiment: identifier under which the parties store their state; a new one by default.
+        experiment: identifier under which the parties store their state; by default each submission of the
+            job begins one. Only a job that names it, or carries the code, states the hash of the code.
         sites, bundle: as in `FederationRecipe`.
 
     Raises:
         ConfigError: its method cannot run in a federation.
     """
     check_federated(job.method)
-    name = experiment or f"{job.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    unsettled = () if experiment else ("experiment",) if bundle else ("experiment", "code")
     # Each party has the files that the job names in a folder of its own, see `workspace`.
-    plan = with_paths(job.plan(name), lambda _key, path, _mark: Path(path).absolute().name)
+    plan = with_paths(job.plan(experiment or job.name), lambda _key, path, _mark: Path(path).absolute().name)
     # Sites that are named are all needed, unless the job says how many are enough.
     least = max(needed(job.min_sites, len(sites)), 1)
     return FederationRecipe(
@@ -238,7 +249,17 @@ def recipe_of(
         bundle,
         shared_with=job.shared_with,
         more=_meta_of(job, sites),
+        unsettled=unsettled,
     )
+
+
+def _tidy(job: Path) -> None:
+    """Write FLARE's files of a job alike at each export: it keeps the tasks of a filter in no order."""
+    for path in (job / "meta.json", *job.glob("app*/config/*.json")):
+        values = read_json(path)
+        for entry in values.get("task_result_filters", ()):
+            entry["tasks"] = _TASKS
+        write_json(path, values)
 
 
 def _share_app(job: Path, sites: Sequence[str]) -> None:
@@ -274,8 +295,9 @@ def _check_size(job: Path, scheme: str) -> None:
         size = sum(path.stat().st_size + _EACH for path in app.rglob("*") if path.is_file())
         if size > _HTTP and app.name != "app_server":
             text = (
-                f"{app} has {size / 2**20:.1f} MiB, and FLARE's http loses messages of more than 4: install "
-                "the packages at every party and leave out --bundle, or provision with the scheme grpc or tcp"
+                f"{app.name} of {job.name} has {size / 2**20:.1f} MiB, and FLARE's http loses messages of "
+                "more than 4: install the packages at every party and leave out --bundle, or provision with "
+                "the scheme grpc or tcp"
             )
             if scheme == "http":
                 raise ConfigError(text)
@@ -294,7 +316,8 @@ def export_job(
     """Write the job as a folder that FLARE's admin console accepts; return the folder.
 
     Args:
-        folder: in which the job's folder is created.
+        folder: in which the job's folder is created. Where that holds nothing but the job's own file, the
+            job is written beside it, and replaces one that was.
         experiment, sites, bundle: as in `recipe_of`.
         scheme: of the federation's connections (``grpc``, ``http``), where it is known.
 
@@ -304,15 +327,24 @@ def export_job(
         DiskError: the folder cannot be written; nothing is left of the job.
     """
     target = folder / job.name
-    if target.exists():
+    own = {path.name for path in target.iterdir()} if target.is_dir() else set()
+    # FLARE sends all that lies in the folder to the server: of data beside the job, too.
+    if target.exists() and (sites or not (own & _JOB_FILES and own <= _JOB_FILES | _WRITTEN)):
         raise ConfigError(f"{target} already exists; choose another folder")
     recipe = recipe_of(job, experiment, sites, bundle)
-    try:
-        with writing(target):
-            recipe.export(str(folder))
-            _share_app(target, sites)
-        _check_size(target, scheme)
-    except BaseException:
-        shutil.rmtree(target, ignore_errors=True)
-        raise
+    with writing(target), tempfile.TemporaryDirectory() as temporary:
+        recipe.export(temporary)
+        made = Path(temporary) / job.name
+        _share_app(made, sites)
+        _tidy(made)
+        _check_size(made, scheme)
+        for name in own & _WRITTEN:
+            path = target / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        try:
+            shutil.copytree(made, target, dirs_exist_ok=True)
+        except BaseException:
+            if not own:
+                shutil.rmtree(target, ignore_errors=True)
+            raise
     return target

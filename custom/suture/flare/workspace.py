@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from suture.core.files import read_json
 from suture.data.config import SiteConfig
 from suture.federation.ownership import Submitter, claim
 from suture.federation.plan import Plan
-from suture.flare import PLAN, SCHEDULE, SHARED_WITH
+from suture.flare import PLAN, SCHEDULE, SHARED_WITH, named_by
 from suture.flare.compat.allow_list import refusal
 from suture.methods import entry_of
 from suture.methods.source import class_path, list_entry
@@ -52,6 +52,18 @@ def read_settings(name: str, fl_ctx: FLContext) -> dict[str, Any]:
         return read_json(Path(workspace.get_app_dir(fl_ctx.get_job_id()), "config", name))
     except DataError as error:
         raise ConfigError(f"{error}; export the job again with `suture export`") from error
+
+
+def settled(settings: Mapping[str, Any], fl_ctx: FLContext, code: Callable[[], str]) -> dict[str, Any]:
+    """Return a plan with what its job leaves open until the start: the experiment, and the hash of the code.
+
+    Args:
+        settings: those of plan.json, whose own values stay.
+        code: gives the hash: at the server that of its code, at a site the one that the server states.
+    """
+    meta = fl_ctx.get_prop(FLContextKey.JOB_META) or {}
+    own = {} if "code" in settings else {"code": code()}
+    return {"experiment": named_by(meta, fl_ctx.get_job_id()), **own, **settings}
 
 
 def fingerprint(plan: Mapping[str, Any], rounds: int) -> str:

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +38,7 @@ from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 from nvflare.fuel.common.exit_codes import ProcessExitCode
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.utils.fobs import FOBSContextKey
 from nvflare.fuel.utils.fobs.datum import DatumManager
@@ -63,6 +65,9 @@ from test_stale_jobs import Store
 
 import suture
 from flare_job import context
+from suture.core.errors import FederationError
+from suture.flare import compat
+from suture.flare.compat import check_flare
 from suture.flare.compat.job_packages import installed
 from suture.flare.compat.task_client import client_of
 from suture.flare.components import SiteRowsFilter
@@ -85,6 +90,42 @@ def test_each_file_says_what_it_works_around_where_and_until_when(path: Path) ->
     assert tests
     here = "".join(path.read_text() for path in Path(__file__).parent.glob("*.py"))
     assert [name for name in tests if f"\ndef {name}(" not in here] == []
+
+
+@pytest.mark.parametrize(
+    ("gone", "refused"),
+    [("", False), ("bell", False), ("job_guard", True), ("plain_json", True), ("task_client", True)],
+)
+def test_a_newer_flare_is_refused_only_without_a_place_of_a_workaround_for_safety(
+    gone: str, refused: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    check_flare()
+    assert caplog.text == ""
+    monkeypatch.setattr(compat, "version", lambda _: "3.0.0")
+    text = next((path.read_text() for path in FILES if path.stem == gone), None)
+    monkeypatch.setattr(compat, "_gone", lambda source, really=compat._gone: really(moved(source, text)))
+    with pytest.raises(FederationError) if refused else nullcontext() as caught:
+        check_flare()
+    said = str(caught.value) if caught else caplog.text
+    assert "NVFLARE 3.0.0" in said
+    assert [path.stem for path in FILES if f"{path.stem}.py has no place" in said] == [gone] * bool(gone)
+    assert ("moved.py" in said) == bool(gone)
+
+
+def moved(source: str, text: str | None) -> str:
+    """A file of compat, of which FLARE has moved what it works around if it is the one of that text."""
+    return (
+        re.sub(r"^Where: \S+", "Where: nvflare/moved.py:", source, flags=re.M) if source == text else source
+    )
+
+
+# cells.py
+
+
+def test_flare_leaves_the_threads_of_a_cell_that_is_only_starting() -> None:
+    cell: Any = SimpleNamespace(running=False, communicator=Mock())
+    CoreCell.stop(cell)
+    assert not cell.communicator.stop.called, "cells.py may go"
 
 
 # registration.py

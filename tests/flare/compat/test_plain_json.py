@@ -34,6 +34,7 @@ from suture.flare import SCHEDULE
 from suture.flare.compat.plain_json import PlainJson, references
 from suture.flare.recipe import export_job
 from suture.simulation.job import load_job, with_settings
+from suture.simulation.job_files import jobs_folder
 from suture_admin.policy import CLASSES
 from suture_admin.remote import refusals
 
@@ -184,10 +185,11 @@ def test_the_signatures_of_a_submitter_are_no_configuration(installed: Any, tmp_
     assert installed().validate(str(app)) == ("", {})
 
 
-def strict(root: Path, *classes: str, **more: Any) -> Path:
+def strict(root: Path, *classes: str, role: str = "client", **more: Any) -> Path:
     """A party's workspace with a class_allow_list."""
     (root / "local").mkdir(parents=True)
     (root / "startup").mkdir()
+    (root / "startup" / f"fed_{role}.json").touch()
     (root / "local" / "resources.json").write_text(json.dumps({"class_allow_list": list(classes), **more}))
     return root
 
@@ -205,7 +207,7 @@ def test_a_component_that_is_not_allowed_is_refused_with_its_name_when_the_job_i
 ) -> None:
     """FLARE finds it when the job's process starts, and the submitter reads EXECUTION_EXCEPTION."""
     listed = [name for names in CLASSES.values() for name in names if name != missing]
-    root = strict(tmp_path / "party", *listed)
+    root = strict(tmp_path / "party", *listed, role="server" if app == "app_server" else "client")
     deployed = shutil.copytree(exported(tmp_path) / app, root / "JOB" / app)
     error, _ = installed().validate(str(deployed))
     text = "\n".join(refusals({"job_deploy_detail": [f"harbor: {error}"]}, {}))
@@ -244,6 +246,22 @@ def test_what_flare_allows_is_deployed(
     root = strict(tmp_path / "party", *classes, **more)
     deployed = shutil.copytree(exported(tmp_path) / "app_alpha", root / "JOB" / "app_alpha")
     assert installed().validate(str(deployed)) == ("", {})
+
+
+@pytest.mark.parametrize(("role", "other"), [("server", "site"), ("client", "server")])
+def test_one_app_for_all_is_deployed_where_a_party_allows_its_own_part(
+    role: str, other: Any, installed: Any, tmp_path: Path
+) -> None:
+    """A folder of jobs/ as it lies; FLARE builds nothing of the other role's part."""
+    own = [name for kind, names in CLASSES.items() for name in names if kind != other]
+    root = strict(tmp_path / "party", *own, role=role)
+    deployed = shutil.copytree(jobs_folder() / "demo" / "app", root / "JOB" / "app")
+    assert installed().validate(str(deployed)) == ("", {})
+    path = deployed / "config" / f"config_fed_{role}.json"
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), "components": [{"id": "x", "path": "a.b.C"}]})
+    )
+    assert "Component 'a.b.C'" in installed().validate(str(deployed))[0]
 
 
 def test_a_file_that_is_no_json_is_refused(installed: Any, tmp_path: Path) -> None:

@@ -6,3 +6,58 @@ FLARE's source; and the test that fails when FLARE no longer behaves so. Then th
 `suture.simulation.start_watch` say the same of the processes of FLARE's simulator; they import nothing of
 it.
 """
+
+from __future__ import annotations
+
+import ast
+import logging
+import re
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+from suture.core.errors import FederationError
+from suture.core.plain import read_regular
+
+log = logging.getLogger(__name__)
+
+FLARE = "2.9."
+"""The versions of FLARE that the workarounds were written for."""
+
+SAFETY = ("job_guard", "plain_json", "task_client")
+"""Files without which a hostile site or submitter could do what the threat model excludes."""
+
+
+def check_flare() -> None:
+    """Warn of a FLARE of another version; refuse one without a place that a workaround for safety changes.
+
+    Raises:
+        FederationError: names these workarounds, and the places that are gone.
+    """
+    if (found := version("nvflare")).startswith(FLARE):
+        return
+    gone = {
+        path.stem: places
+        for path in sorted(Path(__file__).parent.glob("[!_]*.py"))
+        if (places := _gone(read_regular(path).decode()))
+    }
+    lacks = "; ".join(f"{name}.py has no place any more ({places})" for name, places in gone.items())
+    text = (
+        f"NVFLARE {found} is installed, and suture.flare.compat was written for {FLARE}x: "
+        f"{lacks or 'it has the places of all workarounds'}; install the version that constraints.txt names"
+    )
+    if gone.keys() & set(SAFETY):
+        raise FederationError(text)
+    log.warning("%s", text)
+
+
+def _gone(source: str) -> str:
+    """Return those of a file's places, by its docstring, that the installed FLARE does not have."""
+    spec = find_spec("nvflare")
+    root = Path(spec.origin if spec and spec.origin else ".").parents[1]
+    places = re.findall(r"^Where: (\S+): (\w+)$", ast.get_docstring(ast.parse(source)) or "", re.MULTILINE)
+    return ", ".join(
+        f"{file}: {function}"
+        for file, function in places
+        if not (root / file).is_file() or f"def {function}(" not in (root / file).read_text()
+    )

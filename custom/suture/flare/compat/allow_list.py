@@ -54,13 +54,15 @@ def unlisted(app: Path) -> Iterator[str]:
     EXECUTION_EXCEPTION. An app that brings code is left to it: for such a job FLARE has another right.
 
     Args:
-        app: the folder of a deployed app, ``WORKSPACE/JOB_ID/APP``.
+        app: the folder of a deployed app, ``WORKSPACE/JOB_ID/APP``. It may have the other role's part, of
+            which FLARE builds nothing here.
     """
     root = app.parents[1]
     if (app / "custom").is_dir() or not any((root / "local").glob("resources.json*")):
         return
     workspace = Workspace(str(root))
-    for path in sorted((app / "config").glob("config_fed_*.json")):
+    role = "server" if (root / "startup" / "fed_server.json").is_file() else "client"
+    for path in (app / "config").glob(f"config_fed_{role}.json"):
         for component in _components(json.loads(read_regular(path))):
             if why := refusal(component, workspace=workspace):
                 yield f"config/{path.name}: {why}"

@@ -19,7 +19,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any
 
 from nvflare.apis.fl_constant import ServerCommandNames
@@ -42,12 +41,9 @@ from nvflare.fuel.utils.fobs.decomposers.via_downloader import materialize_lazy_
 from nvflare.private.defs import CellMessageHeaderKeys
 from nvflare.private.fed.server.server_runner import ServerRunner
 
-from suture.core.errors import FederationError
+from suture.flare.compat import check_flare
 
 log = logging.getLogger(__name__)
-
-FLARE = "2.9."
-"""The versions of FLARE that the guard was written for."""
 
 LOSSES = 3
 """Number of vain attempts in a row to fetch the tensors of a site's answers, after which it is refused."""
@@ -80,15 +76,11 @@ class JobGuard:
             name is the one that FLARE knows by the sender's token.
 
     Raises:
-        FederationError: the installed FLARE is of another version.
+        FederationError: see `check_flare`.
     """
 
     def __init__(self, engine: Any, refuse: Callable[[str, str], None]) -> None:
-        if not (found := version("nvflare")).startswith(FLARE):
-            raise FederationError(
-                f"NVFLARE {found} is installed at the server, and the guard of the answers was written for "
-                f"{FLARE}x; install the version that constraints.txt names"
-            )
+        check_flare()
         self._engine, self._refuse = engine, refuse
         self._losses: dict[str, int] = {}
         self._closed = Signal()

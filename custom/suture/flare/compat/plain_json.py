@@ -31,7 +31,7 @@ from suture.core.plain import read_regular
 from suture.flare import PLAN, SCHEDULE
 from suture.flare.compat.allow_list import unlisted
 
-_SIGNED = (NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE)
+SIGNED = (NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE)
 """Files that FLARE adds to each folder of a submitted job: the submitter's signatures and certificate."""
 
 
@@ -78,7 +78,7 @@ def faults(config: Path) -> Iterator[str]:
     Args:
         config: the folder; FLARE also finds files below it.
     """
-    for path in sorted(path for path in config.rglob("*") if not path.is_dir() and path.name not in _SIGNED):
+    for path in sorted(path for path in config.rglob("*") if not path.is_dir() and path.name not in SIGNED):
         name = path.relative_to(config)
         if path.suffix != ".json":
             yield f"config/{name} is not JSON; this party reads no other configuration of a job"

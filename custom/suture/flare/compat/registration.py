@@ -24,6 +24,8 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.drivers.driver_params import DriverParams
 from nvflare.private.defs import CellChannel, CellChannelTopic, CellMessageHeaderKeys, new_cell_message
 
+from suture.flare.compat.cells import stop
+
 if TYPE_CHECKING:
     from suture.flare.kit import Kit
 
@@ -56,8 +58,7 @@ def refusal(kit: Kit) -> str:
             time.sleep(0.1)  # the connection is not there at once
         return why or _ask(cell, CellChannelTopic.Register, site)
     finally:
-        cell.stop()
-        cell.core_cell.communicator.stop()  # stop() leaves the threads of a cell that is only starting
+        stop(cell)
         logging.disable(before)
 
 
