@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import expit
 
-from suture.learning.conformal import conformal_set
+from suture.learning.decisions import conformal_set
 from suture.learning.score_counts import Curves, histogram
 from suture.protocol.decisions import GRID
 

@@ -1,37 +1,163 @@
-"""Decisions: the counts of scores that a site releases, what is fitted to them, and how well it decides."""
+"""Decisions: the counts of scores that a site releases, what is fitted to them, and how well it decides.
+
+How the images with each value of a site's attribute are decided, as far as it may leave the site.
+
+A group that is shown has at least `min_count` images with, and as many without, each class that is shown of
+it. The groups make up the images of a class, whose number is known; so further groups are withheld where the
+number of one would follow (`suture.protocol.disclosure.complementary`). Where each image has one label, the
+classes make up a group as well: it is shown for all classes or for none, and must then also have `min_count`
+images of the other classes together, or the site none. These are all classes that the site shows, decided or
+not: else a server would ask for one class at a time, and subtract.
+
+Conformal sets: which of "present" and "absent" may be true of a class, with a stated coverage.
+
+Split conformal prediction for each label by itself (Vovk, ACML 2012): of images with the class, and of those
+without it, at least the stated share has the true label in its set, if they are exchangeable with the
+validation images and no site rounds its counts (`round_counts` moves the rank by up to half a step at each
+site). A set may hold both labels, or none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import compress
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import expit
 from torch import Tensor
 
 from suture.core.labels import LabelSet
 from suture.core.privacy import PrivacyConfig
 from suture.data.batch import Samples
 from suture.learning.calibration import brier, calibrated, expected_calibration_error, fit, log_odds
-from suture.learning.conformal import conformal_set
-from suture.learning.decided_groups import decided_groups
 from suture.learning.losses import probabilities
 from suture.learning.metrics import Floats, rates, share_true
 from suture.learning.operating_points import thresholds
-from suture.learning.score_counts import Curves, histogram
+from suture.learning.score_counts import Curve, Curves, histogram
 from suture.protocol.decisions import (
     CELLS,
+    GRID,
     Decided,
     DecidedClass,
+    DecidedGroup,
     Decision,
     DecisionSettings,
     Operating,
     Rule,
 )
-from suture.protocol.disclosure import on_grid, share, without_one
+from suture.protocol.disclosure import complementary, near, on_grid, share, without_one
 from suture.protocol.messages import Labels, few, rounded
+
+
+def conformal_set(curves: Curves, coverage: float) -> tuple[float, float]:
+    """Return the lowest probability of a possible positive, and the highest of a possible negative.
+
+    The bound of n positives is the score of rank k = floor((n + 1)(1 - coverage)) from below, that of n
+    negatives the one of rank k from above: a new image is covered with the probability 1 - k / (n + 1), or
+    more where scores are equal. Counts show an edge of the cell instead of the score: it is the outer one, of
+    all cells that a site joined, so that the sets are at most wider. Where k is 0, or the counts show no such
+    edge, the set always has the label.
+    """
+    positives, negatives = curves.positives, curves.negatives
+    low = GRID[positives.most < _rank(positives, coverage)]
+    high = GRID[negatives.total - negatives.least < _rank(negatives, coverage)]
+    return float(expit(low[-1])) if len(low) else 0.0, float(expit(high[0])) if len(high) else 1.0
+
+
+def _rank(curve: Curve, coverage: float) -> int:
+    """Return k."""
+    return math.floor((curve.total + 1) * (1 - coverage) + 1e-9)
+
+
+_Cells = Mapping[str, tuple[int, int]]
+"""Images with and without a class in each group; the groups make up the class's images."""
+
+
+def decided_groups(
+    part: Samples,
+    p: Floats,
+    labels: LabelSet,
+    thresholds: Mapping[str, float],
+    values: Iterable[str],
+    limits: PrivacyConfig,
+    visible: Iterable[str] = (),
+) -> dict[str, dict[str, DecidedGroup]]:
+    """Return how well the images of each group are decided, by class.
+
+    Args:
+        part: the samples; the columns of their y, and of the probabilities ``[n, c]``, are those of `labels`.
+        thresholds: of each class that is decided and not withheld.
+        values: the groups whose number of images leaves the site.
+        visible: all classes that are not withheld, decided or not.
+    """
+    values, columns = sorted(values), {name: labels.index(name) for name in thresholds}
+    if labels.label_type == "multiclass":
+        every = _partition(part, sorted({*columns.values(), *map(labels.index, visible)}))
+        shown = dict.fromkeys(columns, shown_groups(every, values, limits.min_count))
+    else:
+        cells = {name: _cells(part.attributes, part.y[:, at].numpy()) for name, at in columns.items()}
+        shown = {name: shown_groups([found], values, limits.min_count) for name, found in cells.items()}
+    y, attributes = part.y.numpy(), np.asarray(part.attributes)
+    rows = {value: attributes == value for value in values}
+    return {
+        name: {
+            value: _group(y[own, at], p[own, at] >= thresholds[name], part.patient_numbers[own], limits)
+            for value, own in rows.items()
+            if value in shown[name]
+        }
+        for name, at in columns.items()
+    }
+
+
+def shown_groups(cells: Sequence[_Cells], values: Iterable[str], min_count: int) -> list[str]:
+    """Return the groups whose numbers of images may be shown, for all of some classes.
+
+    Args:
+        cells: of each class, and of what else has a known total over the groups.
+        values: the groups that may be shown at all.
+    """
+    shown = [value for value in values if all(min(found[value]) >= min_count for found in cells)]
+    before = -1
+    while before != len(shown):
+        before = len(shown)
+        for found in cells:
+            for kind in (0, 1):
+                counts = {value: pair[kind] for value, pair in found.items()}
+                shown = complementary(counts, shown, min_count)
+    return sorted(shown)
+
+
+def _cells(attributes: Sequence[str], y: NDArray[np.float32]) -> _Cells:
+    kinds = [Counter(compress(attributes, y == kind)) for kind in (1, 0)]
+    return {value: (kinds[0][value], kinds[1][value]) for value in dict.fromkeys(attributes)}
+
+
+def _partition(part: Samples, columns: Sequence[int]) -> list[_Cells]:
+    """Return the cells of some classes, and of the images of all others, if there are any."""
+    cells = [_cells(part.attributes, part.y[:, at].numpy()) for at in columns]
+    labelled = (part.y == 1).any(dim=1)
+    other = labelled & ~(part.y[:, columns] == 1).any(dim=1)
+    if not bool(other.any()):
+        return cells
+    y = np.where(labelled.numpy(), other.numpy().astype(np.float32), np.nan)
+    return [*cells, _cells(part.attributes, y.astype(np.float32))]
+
+
+def _group(
+    y: NDArray[np.float32], positive: NDArray[np.bool_], patients: NDArray[np.intp], limits: PrivacyConfig
+) -> DecidedGroup:
+    """Return how well the images of a group are decided; of each its label, decision and patient, ``[n]``."""
+    found = rates(y.astype(np.float64), positive)
+    influence = without_one(patients, y) if limits.min_count else None
+    sent = [rounded(rate) if influence is None else on_grid(rate, influence) for rate in found]
+    with_it, without = (near(int((y == kind).sum()), limits.round_counts) for kind in (1, 0))
+    return DecidedGroup(with_it, without, sent[0], sent[1])
 
 
 def score_counts(
