@@ -225,11 +225,7 @@ _RULES = {
     "cost": "the lowest cost, if a missed finding costs as much as {cost:g} false alarms",
 }
 
-_CALIBRATIONS = {
-    "platt": "Platt scaling",
-    "temperature": "temperature scaling",
-    "isotonic": "isotonic regression",
-}
+_CALIBRATIONS = {"platt": "Platt scaling", "temperature": "temperature scaling"}
 
 
 @dataclass(frozen=True)
@@ -282,7 +278,6 @@ class Line:
     prevalence: float | None
     ece: tuple[float | None, float | None]
     brier: tuple[float | None, float | None]
-    sets: float | None
     groups: list[Group]
     gap: Rates
 
@@ -307,7 +302,6 @@ class Section:
     """
 
     target: str
-    coverage: float
     calibration: str
     classes: dict[str, list[Line]]
     unvalidated: Sequence[str]
@@ -361,7 +355,6 @@ def decision_section(
     }
     return Section(
         target_of(found.settings),
-        found.settings.coverage,
         _CALIBRATIONS[found.settings.calibration],
         {name: at for name, at in lines.items() if at},
         [name for name in labels if name not in found.pooled],
@@ -424,7 +417,6 @@ def _line(found: DecisionRecord, rule: Rule, site: str, name: str, stated: float
         prevalence,
         measured.ece,
         measured.brier,
-        measured.sets,
         groups,
         Rates(_gap(g.at.sensitivity for g in groups), _gap(g.at.specificity for g in groups)),
     )

@@ -8,18 +8,10 @@ number of one would follow (`suture.protocol.disclosure.complementary`). Where e
 classes make up a group as well: it is shown for all classes or for none, and must then also have `min_count`
 images of the other classes together, or the site none. These are all classes that the site shows, decided or
 not: else a server would ask for one class at a time, and subtract.
-
-Conformal sets: which of "present" and "absent" may be true of a class, with a stated coverage.
-
-Split conformal prediction for each label by itself (Vovk, ACML 2012): of images with the class, and of those
-without it, at least the stated share has the true label in its set, if they are exchangeable with the
-validation images and no site rounds its counts (`round_counts` moves the rank by up to half a step at each
-site). A set may hold both labels, or none.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -29,7 +21,6 @@ from itertools import compress
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import expit
 from torch import Tensor
 
 from suture.core.labels import LabelSet
@@ -37,12 +28,11 @@ from suture.core.privacy import PrivacyConfig
 from suture.data.batch import Samples
 from suture.learning.calibration import brier, calibrated, expected_calibration_error, fit, log_odds
 from suture.learning.losses import probabilities
-from suture.learning.metrics import Floats, rates, share_true
+from suture.learning.metrics import Floats, rates
 from suture.learning.operating_points import thresholds
-from suture.learning.score_counts import Curve, Curves, histogram
+from suture.learning.score_counts import Curves, histogram
 from suture.protocol.decisions import (
     CELLS,
-    GRID,
     Decided,
     DecidedClass,
     DecidedGroup,
@@ -53,27 +43,6 @@ from suture.protocol.decisions import (
 )
 from suture.protocol.disclosure import complementary, near, on_grid, share, without_one
 from suture.protocol.messages import Labels, few, rounded
-
-
-def conformal_set(curves: Curves, coverage: float) -> tuple[float, float]:
-    """Return the lowest probability of a possible positive, and the highest of a possible negative.
-
-    The bound of n positives is the score of rank k = floor((n + 1)(1 - coverage)) from below, that of n
-    negatives the one of rank k from above: a new image is covered with the probability 1 - k / (n + 1), or
-    more where scores are equal. Counts show an edge of the cell instead of the score: it is the outer one, of
-    all cells that a site joined, so that the sets are at most wider. Where k is 0, or the counts show no such
-    edge, the set always has the label.
-    """
-    positives, negatives = curves.positives, curves.negatives
-    low = GRID[positives.most < _rank(positives, coverage)]
-    high = GRID[negatives.total - negatives.least < _rank(negatives, coverage)]
-    return float(expit(low[-1])) if len(low) else 0.0, float(expit(high[0])) if len(high) else 1.0
-
-
-def _rank(curve: Curve, coverage: float) -> int:
-    """Return k."""
-    return math.floor((curve.total + 1) * (1 - coverage) + 1e-9)
-
 
 _Cells = Mapping[str, tuple[int, int]]
 """Images with and without a class in each group; the groups make up the class's images."""
@@ -197,9 +166,7 @@ def operating(curves: Curves, settings: DecisionSettings) -> Operating | None:
     if few(curves.positives.total, curves.negatives.total):
         return None
     found = thresholds(curves, settings.sensitivity, settings.specificity, settings.cost)
-    return Operating(
-        found, fit(curves, settings.calibration), curves.prevalence, conformal_set(curves, settings.coverage)
-    )
+    return Operating(found, fit(curves, settings.calibration), curves.prevalence)
 
 
 def decided_classes(
@@ -241,8 +208,8 @@ def _disclosed(
 ) -> DecidedClass:
     """Return figures of a class on the grids that one patient's influence permits; see `disclosure`.
 
-    A patient with the share s of the images moves Brier score and coverage by at most s, and the calibration
-    error by at most 2 s.
+    A patient with the share s of the images moves the Brier score by at most s, and the calibration error by
+    at most 2 s.
     """
     rate: Callable[[float | None], float | None] = rounded
     one = twice = rate
@@ -260,14 +227,13 @@ def _disclosed(
         at(figures.half),
         (twice(figures.ece[0]), twice(figures.ece[1])),
         (one(figures.brier[0]), one(figures.brier[1])),
-        one(figures.sets),
     )
 
 
 def decided(y: Floats, p: Floats, decision: Decision, rule: Rule) -> DecidedClass:
     """Return how well images of one class are decided, with all digits.
 
-    Calibration and sets are the site's own, where it has them.
+    The calibration is the site's own, where it has one.
 
     Args:
         y: labels ``[n]``: 1, 0 or NaN, which is left out.
@@ -282,16 +248,12 @@ def decided(y: Floats, p: Floats, decision: Decision, rule: Rule) -> DecidedClas
         (figure(truth, guess), None if better is None else figure(truth, better))
         for figure in (expected_calibration_error, brier)
     )
-    covered = None
-    if fitted and fitted.sets:
-        covered = share_true(np.where(truth == 1, guess >= fitted.sets[0], guess <= fitted.sets[1]))
     return DecidedClass(
         None if own is None else Decided(*rates(truth, guess >= own)),
         None if pooled is None else Decided(*rates(truth, guess >= pooled)),
         Decided(*rates(truth, guess >= 0.5)),
         ece,
         score,
-        covered,
     )
 
 
