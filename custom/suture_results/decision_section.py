@@ -237,7 +237,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Point:
+class ThresholdRates:
     """A threshold with what it does.
 
     Attributes:
@@ -272,9 +272,9 @@ class Line:
     """
 
     site: str
-    own: Point | None
-    pooled: Point | None
-    half: Point
+    own: ThresholdRates | None
+    pooled: ThresholdRates | None
+    half: ThresholdRates
     prevalence: float | None
     ece: tuple[float | None, float | None]
     brier: tuple[float | None, float | None]
@@ -282,7 +282,7 @@ class Line:
     gap: Rates
 
     @property
-    def best(self) -> Point | None:
+    def best(self) -> ThresholdRates | None:
         """The point by which the site decides."""
         return self.own or self.pooled
 
@@ -310,7 +310,7 @@ class Section:
     stated: Mapping[str, float]
     aim: tuple[str, float] | None
 
-    def missed(self, point: Point) -> bool:
+    def missed(self, point: ThresholdRates) -> bool:
         """Whether the test images miss what the rule aims at, in whole per cent."""
         rate: Estimate | None = getattr(point.at, self.aim[0]) if self.aim else None
         return bool(self.aim and rate and round(100 * rate.value) < round(100 * self.aim[1]))
@@ -400,7 +400,7 @@ def _line(found: DecisionRecord, rule: Rule, site: str, name: str, stated: float
     fitted_to = decision.fitted.prevalence if decision.fitted else None
     prevalence = fitted_to if stated is None else stated
 
-    def point(fitted: Operating | None, at: Decided | None) -> Point | None:
+    def point(fitted: Operating | None, at: Decided | None) -> ThresholdRates | None:
         threshold = fitted.thresholds.get(rule) if fitted else None
         return None if threshold is None or at is None else _point(threshold, _rates(at, counts), prevalence)
 
@@ -434,11 +434,11 @@ def _gap(rates: Iterable[Estimate | None]) -> Estimate | None:
     return difference(known[-1], known[0]) if len(known) > 1 else None
 
 
-def _point(threshold: float, at: Rates, prevalence: float | None) -> Point:
+def _point(threshold: float, at: Rates, prevalence: float | None) -> ThresholdRates:
     if at.sensitivity is None or at.specificity is None or prevalence is None:
-        return Point(threshold, at, (None, None))
+        return ThresholdRates(threshold, at, (None, None))
     ppv, npv = predictive(at.sensitivity, at.specificity, prevalence)
-    return Point(threshold, at, (_defined(ppv), _defined(npv)))
+    return ThresholdRates(threshold, at, (_defined(ppv), _defined(npv)))
 
 
 def _defined(found: Estimate) -> Estimate | None:
