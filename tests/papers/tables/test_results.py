@@ -54,7 +54,7 @@ def test_a_table_is_rendered_from_its_runs(name: str, preset: str, tmp_path: Pat
 def test_each_run_is_stored_once_on_a_line_in_the_order_of_names() -> None:
     everywhere: list[str] = []
     for path in RUNS.iterdir():
-        if path.name == ".lock":
+        if path.name in (".lock", "phantom_maps.jsonl", "recommendations.jsonl"):  # of benchmarks
             continue
         assert path.suffix == ".jsonl"
         assert path.stem in known_tables()
