@@ -98,10 +98,11 @@ def _render(chosen: Table, store: ResultStore, results: Path, *, whole: bool = F
 
 
 def _render_all(results: Path) -> None:
-    """Write each preset with a result in every cell, and the claims' page."""
+    """Write each preset with a result in every cell, the leaderboard, and the claims' page."""
     from suture.core.errors import ConfigError
     from suture.core.files import atomic_write
     from suture_papers.tables.claims import page_of
+    from suture_papers.tables.leaderboard import write_leaderboard
     from suture_papers.tables.loading import known_tables, load_spec
     from suture_papers.tables.results import ResultStore
 
@@ -115,6 +116,8 @@ def _render_all(results: Path) -> None:
             f"no table of `suture list tables` has all its results in {results / 'runs'}; name a table, the "
             "file of your own, or another folder with --results"
         )
+    for path in write_leaderboard(results):
+        print_line(f"written: {path}")
     if (claims := results / "claims.toml").exists():
         atomic_write(results / "claims.md", page_of(claims, results / "runs").encode())
         print_line(f"written: {results / 'claims.md'}")

@@ -153,6 +153,44 @@ def with_holm(found: Mapping[str, Difference]) -> dict[str, Difference]:
     return {row: replace(one, holm=p) for (row, one), p in zip(found.items(), adjusted, strict=True)}
 
 
+@dataclass(frozen=True)
+class OverStudies:
+    """A row against the control over blocks of studies; a block counts once.
+
+    Attributes:
+        blocks: number of them.
+        median: of the differences.
+        p, holm: of Wilcoxon's signed-rank test, two-sided and exact; and after Holm's correction over rows.
+    """
+
+    blocks: int
+    median: float
+    p: float
+    holm: float = math.nan
+
+
+def over_studies(effects: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, OverStudies]:
+    """Compare each row with the control over data sets (Demsar 2006, JMLR 7:1, Sec. 3.1.3 and 3.2.2).
+
+    With b blocks p is at least 2 / 2^b, so five cannot give p < .05, and six only if all agree.
+
+    Args:
+        effects: by row and block, the difference from the control in each study of the block; their mean
+            stands for the block, because studies on the same images are not independent.
+    """
+    found = {}
+    every = stats.PermutationMethod(2**16)  # all signs of up to 16 blocks: scipy's "exact" is wrong with ties
+    for row, blocks in effects.items():
+        d = np.round([np.mean(values) for values in blocks.values() if len(values)], 12)
+        moved = d[d != 0]
+        p = 1.0 if len(moved) == 1 else math.nan  # either sign is as likely
+        if len(moved) > 1:
+            p = float(stats.wilcoxon(moved, method=every).pvalue)
+        found[row] = OverStudies(len(d), float(np.median(d)) if len(d) else math.nan, p)
+    adjusted = holm([one.p for one in found.values()])
+    return {row: replace(one, holm=p) for (row, one), p in zip(found.items(), adjusted, strict=True)}
+
+
 def clustered_delong(
     y: ArrayLike, a: ArrayLike, b: ArrayLike, patients: Sequence[str] | None = None
 ) -> Difference:

@@ -1,4 +1,4 @@
-"""Studies: a plan that is kept, verdicts, and the page."""
+"""Studies: a plan that is kept, verdicts, the page, and the leaderboard."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from stored_by_hand import SPEC, change, result, store, table_spec
 from suture.core.errors import ConfigError, DataError
 from suture_papers.tables.conduct import Session, compare_classes, conduct, do_runs
+from suture_papers.tables.leaderboard import leaderboard, write_leaderboard
 from suture_papers.tables.loading import load_spec
 from suture_papers.tables.outcome import collect
 from suture_papers.tables.plan import changes, digest, planned, register
@@ -129,6 +130,9 @@ def test_equal_rows_are_tested_once(tmp_path: Path) -> None:
         in page
     )
     assert page.count("FEDPROX") == 1
+    board = leaderboard({"study": outcome})["rows"]
+    assert board["fedprox"]["cells"]["study"]["same_as"] == "fedavg"
+    assert board["fedprox"]["over_studies"] == board["fedavg"]["over_studies"]
 
 
 def test_what_a_study_would_need(tmp_path: Path) -> None:
@@ -323,6 +327,44 @@ def test_a_study_that_cannot_be_judged_is_refused(tmp_path: Path, text: str, mes
         load_spec(str(path))
 
 
+def test_the_leaderboard_has_a_cell_for_each_row_and_study(tmp_path: Path) -> None:
+    outcomes = {}
+    for name, block, gain in (("one", "x", 0.02), ("two", "x", 0.04), ("three", "y", 0.01)):
+        spec = study(plan={**PLAN, "block": block}, reference="theirs")
+        stored(spec, tmp_path / name, [gain + d for d in (0.001, -0.001, 0.002, -0.002, 0.0)])
+        outcomes[name] = collect(spec.preset(None), store(tmp_path / name))
+    board = leaderboard(outcomes)
+    assert board["control"] == "theirs"
+    assert board["rows"]["theirs"]["cells"]["one"]["verdict"] == "control"
+    ours = board["rows"]["ours"]
+    assert {study: cell["verdict"] for study, cell in ours["cells"].items()} == {
+        "one": "better by more than δ",
+        "two": "better by more than δ",
+        "three": "better",
+    }
+    assert ours["over_studies"]["blocks"] == 2  # x counts once: (.03 + .01) / 2
+    assert ours["over_studies"]["median"] == pytest.approx(0.02)
+    json.dumps(board, allow_nan=False)
+    others = {**outcomes, "four": collect(study().preset(None), store(tmp_path / "one"))}
+    with pytest.raises(ConfigError, match="controls ours, theirs"):
+        leaderboard(others)
+
+
+def test_the_page_shows_no_p_over_one_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = study(reference="theirs")
+    stored(spec, tmp_path / "runs", [0.021, 0.019, 0.022, 0.018, 0.02])
+    monkeypatch.setattr("suture_papers.tables.leaderboard.known_tables", lambda: ["test"])
+    monkeypatch.setattr("suture_papers.tables.leaderboard.load_spec", lambda _: spec)
+    page = next(path for path in write_leaderboard(tmp_path) if path.suffix == ".html").read_text()
+    assert "1 block: no test" in page
+    assert "p (Holm) < .001" in page.replace("&lt;", "<")  # of the study
+
+
+@pytest.mark.complete
+def test_without_a_study_there_is_no_leaderboard(tmp_path: Path) -> None:
+    assert write_leaderboard(tmp_path) == []
+
+
 @pytest.mark.complete
 def test_a_study_runs_from_its_plan_to_its_page(tmp_path: Path) -> None:
     """At toy size: two rows, two seeds, on phantoms, each seed with images of its own."""
@@ -348,3 +390,5 @@ def test_a_study_runs_from_its_plan_to_its_page(tmp_path: Path) -> None:
     page = write_tables(collect(spec.preset(None), kept), tmp_path, "test")[0].read_text()
     assert "average precision" in page
     assert "DeLong's test, clustered by patient" in page
+    board = leaderboard({"toy": collect(spec.preset(None), kept)})
+    assert board["studies"]["toy"]["digest"] == outcome.plan["digest"]

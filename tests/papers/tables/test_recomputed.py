@@ -11,11 +11,11 @@ import pytest
 from recomputed import against, final_runs, mean_area, student
 
 from stored_by_hand import change, result, store, table_spec
+from suture_papers.tables.leaderboard import leaderboard
 from suture_papers.tables.loading import known_tables, load_spec
-from suture_papers.tables.outcome import Outcome, collect
+from suture_papers.tables.outcome import collect
 from suture_papers.tables.results import ResultStore
 from suture_papers.tables.runs import final_runs as runs_of
-from suture_papers.tables.study import compared
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 RUNS = RESULTS / "runs"
@@ -53,7 +53,7 @@ def test_a_published_table(name: str, control: str) -> None:
 
 
 def test_a_study_by_hand_and_by_both_programs(tmp_path: Path) -> None:
-    """Tuned rows, some seeds missing: the page's figures are those of the independent formulas."""
+    """Tuned rows, some seeds missing: leaderboard.json's figures are those of the independent formulas."""
     tune = {"key": "method.local.lr", "values": [1e-3, 1e-2]}
     rows = {key: {"name": key, "set": {"method": key}} for key in ("vanilla", "surgical", "partial")}
     plan = {"question": "?", "primary": "auroc", "effects": {"auroc": 0.01}, "stopping": "-", "block": "b"}
@@ -69,21 +69,16 @@ def test_a_study_by_hand_and_by_both_programs(tmp_path: Path) -> None:
             result(run, tmp_path, {"A": value, "B": value}, auroc=value if run.row != "partial" else -value)
             found = {"train": 70, "n": 20, "patients": 20, "overlap": True, "test": str(run.seed)}
             change(tmp_path, run, resampled={**found, "auroc": {"value": value, "draws": [value, value]}})
-    outcome = collect(table, store(tmp_path))
+    board = leaderboard({"study": collect(table, store(tmp_path))})
     file = tmp_path / "study.toml"
     file.write_text(as_toml(rows, presets["tiny"], tune))
     again = against(final_runs(tmp_path / "test.jsonl", file), "vanilla", "auroc")
     assert set(again) == {"surgical", "partial"}
     for row, values in again.items():
-        assert printed(outcome, "auroc", row) == pytest.approx(values, abs=2e-6), row
-    assert compared(outcome, "auroc")["partial"].seeds == 3
-
-
-def printed(outcome: Outcome, metric: Any, row: str) -> list[float]:
-    """The figures of a row against the control."""
-    d = compared(outcome, metric)[row].difference
-    assert d is not None
-    return [d.mean, d.low, d.high, d.p, d.holm]
+        cell = board["rows"][row]["cells"]["study"]
+        printed = [cell[key] for key in ("difference", "low", "high", "p", "holm")]
+        assert printed == pytest.approx(values, abs=2e-6), row
+    assert board["rows"]["partial"]["cells"]["study"]["seeds"] == 3
 
 
 def as_toml(rows: dict[str, Any], preset: dict[str, Any], tune: dict[str, Any]) -> str:
@@ -107,6 +102,7 @@ def test_published_studies_are_recomputed() -> None:
             outcome = collect(spec.preset(size), ResultStore(RUNS, name))
             runs = final_runs(RUNS / f"{name}.jsonl", path, size)
             again = against(runs, spec.reference, spec.plan.primary)
+            cells = {row: of["cells"]["x"] for row, of in leaderboard({"x": outcome})["rows"].items()}
             for row, values in again.items():
-                shown = printed(outcome, spec.plan.primary, row)
-                assert shown == pytest.approx(values, abs=2e-6, nan_ok=True), (name, size, row)
+                printed = [cells[row][key] for key in ("difference", "low", "high", "p", "holm")]
+                assert printed == pytest.approx(values, abs=2e-6), (name, size, row)

@@ -18,6 +18,7 @@ from suture_papers.tables.statistics import (
     corrected_resampled,
     detectable,
     holm,
+    over_studies,
     two_level,
 )
 
@@ -123,6 +124,40 @@ def test_the_corrected_interval_covers_there_too() -> None:
 def test_what_no_seed_or_no_draw_defines_is_left_out() -> None:
     assert two_level([[0.0, 1.0, math.nan]] * 10) == (-0.0, 1.0)
     assert all(math.isnan(bound) for bound in two_level([[0.0, 1.0]] * 9 + [[math.nan, math.nan]]))
+
+
+def signed_rank_p(d: list[float]) -> float:
+    """Wilcoxon's two-sided p over all signs; zeros are dropped."""
+    ranks = stats.rankdata(np.abs([x for x in d if x]))
+    positive = [x > 0 for x in d if x]
+    sums = np.array([ranks @ signs for signs in product((0, 1), repeat=len(ranks))])
+    seen = ranks @ positive
+    return min(1.0, 2 * min(np.mean(sums <= seen), np.mean(sums >= seen)))
+
+
+@pytest.mark.complete
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=8).filter(any))
+def test_p_over_blocks_is_exact_also_with_ties_and_zeros(d: list[int]) -> None:
+    effects = {"row": {str(i): [x / 100] for i, x in enumerate(d)}}
+    assert over_studies(effects)["row"].p == pytest.approx(signed_rank_p(d))
+
+
+def test_equal_up_to_rounding_is_a_tie() -> None:
+    """.3 - .2 is not quite .1."""
+    d = [0.1, 0.3 - 0.2, 0.2, 0.2, -0.1, 0.3, 1e-17]
+    assert over_studies({"a": {str(i): [x] for i, x in enumerate(d)}})["a"].p == pytest.approx(0.125)
+
+
+def test_six_blocks_that_agree_are_needed() -> None:
+    """Six of one sign: p = 2 / 2^6; two studies of one block count once."""
+    six = {f"block {i}": [0.1 * i, 0.1 * i] for i in range(1, 7)}
+    found = over_studies({"a": six, "b": {"block 1": [0.0]}, "c": {}})
+    assert found["a"].blocks == 6
+    assert found["a"].p == pytest.approx(2 / 64)
+    assert found["a"].holm == found["a"].p
+    assert found["a"].median == pytest.approx(0.35)
+    assert math.isnan(found["b"].p)
+    assert math.isnan(found["c"].median)
 
 
 def of_two(y: np.ndarray, a: np.ndarray, b: np.ndarray, patient: np.ndarray) -> tuple[float, float]:

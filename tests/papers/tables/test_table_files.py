@@ -412,7 +412,7 @@ def test_without_a_name_every_complete_table_is_rendered(
     from typer.testing import CliRunner
 
     from suture.cli import app
-    from suture_papers.tables import loading
+    from suture_papers.tables import leaderboard, loading
 
     one, two = {"note": "", "seeds": [1]}, {"note": "", "seeds": [1, 2]}
     files = {
@@ -421,7 +421,8 @@ def test_without_a_name_every_complete_table_is_rendered(
     }
     for name, content in files.items():
         (tmp_path / f"{name}.toml").write_text(tomli_w.dumps(content))
-    monkeypatch.setattr(loading, "known_tables", lambda: {p.stem: p for p in tmp_path.glob("*.toml")})
+    for module in (loading, leaderboard):
+        monkeypatch.setattr(module, "known_tables", lambda: {p.stem: p for p in tmp_path.glob("*.toml")})
     spec = load_spec("first")
     for run in final_runs(spec.preset("two"), {}):
         result(run, tmp_path / "results" / "runs", {"A": 0.5, "B": 0.6})
