@@ -6,24 +6,19 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from dicom_files import dicom
 from suture.core.errors import SutureError
-from suture.data.decoding import decode_image
 from suture.models.backbones import efficientnet_lite0
 from suture_results.example_images import example_images
 from suture_results.model_export.pictures import explain_files
 
 NOWHERE = Path("nowhere")
 USES: list[tuple[str, str, Callable[[], object]]] = [
-    ("dicom", "pydicom", lambda: decode_image(FILE, "a.dcm", color=False)),
     ("plots", "matplotlib", lambda: explain_files(NOWHERE, [NOWHERE], NOWHERE)),
     ("plots", "matplotlib", lambda: example_images(NOWHERE)),
     ("lite", "efficientnet_lite_pytorch", lambda: efficientnet_lite0(32, None)),
 ]
-FILE = dicom(np.array([[1, 2]], dtype=np.uint16))
 
 
 @pytest.mark.parametrize(("extra", "package", "use"), USES)
@@ -31,6 +26,5 @@ def test_a_missing_package_is_one_error_that_names_the_extra(
     extra: str, package: str, use: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, "suture.data.dicom", raising=False)
     with pytest.raises(SutureError, match=rf'pip install "suture\[{extra}\]"'):
         use()

@@ -201,10 +201,7 @@ def open_image(data: bytes, name: str, bits: int | None = None, modalities: Coll
         if is_array(data, name):
             opened = Opened(*decode_array(data))
         elif _is_dicom(data, name):
-            try:
-                from suture.data.dicom import decode_dicom
-            except ImportError:
-                raise ValueError('a DICOM needs another package: pip install "suture[dicom]"') from None
+            from suture.data.dicom import decode_dicom
 
             image, stored, modality = decode_dicom(data)
             opened = Opened(image, stored, modality=modality)
