@@ -1,4 +1,4 @@
-"""Thresholds, calibration and conformal sets at two sites of different prevalence: `decisions_study.py`.
+"""Thresholds and calibration at two sites of different prevalence: `decisions_study.py`.
 
     SUTURE_DATA=DIR python benchmarks/decisions_study.py --seeds 5
 
@@ -6,8 +6,8 @@ NIH ChestX-ray14 (64 px), three frequent findings, patients divided at random to
 images without any of them are left out, at `screening` most images with one. 30/30/40 % of the patients of
 each train, validate and test. Of each seed one run of Surgical Aggregation; the target is a sensitivity.
 Prints, over seeds, the sensitivity on test images at each site by the site's own threshold, by that of all
-sites and by 0.5, the calibration error before and after, the coverage of the sets, and the bytes that the
-counts of scores take. With `--gamma 2` the images of `screening` come from another scanner, too.
+sites and by 0.5, the calibration error before and after, and the bytes that the counts of scores take. With
+`--gamma 2` the images of `screening` come from another scanner, too.
 """
 
 from __future__ import annotations
@@ -158,7 +158,6 @@ def lines(results: list[dict[str, Any]]) -> Iterator[list[str]]:
                 f"{np.mean(rates['pooled']):.3f}",
                 f"{np.mean(rates['half']):.3f}",
                 " to ".join(f"{np.mean(values):.3f}" for values in ece),
-                f"{np.mean([one['sets'] for one in of if one['sets'] is not None]):.3f}",
                 f"{max(one['moved'] for one in of):.0e}",
             ]
 
@@ -188,7 +187,6 @@ def main() -> None:
         "all sites",
         "0.5",
         "ECE",
-        "coverage",
         "AUROC moved",
     )
     table = Table(*heads, box=None)

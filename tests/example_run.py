@@ -282,7 +282,7 @@ def write_decided_run(folder: Path) -> Path:
         for site, own in alone.items()
     }
     at = Decided(0.85, 0.8)
-    measured = DecidedClass(at, at, at, (0.1, 0.05), (0.1, 0.05), 0.9)
+    measured = DecidedClass(at, at, at, (0.1, 0.05), (0.1, 0.05))
     record = asdict(decisions) | {
         "measured": {site: dict.fromkeys(DECIDED, asdict(measured)) for site in names},
         "counts": {site: dict.fromkeys(DECIDED, (30, 120)) for site in names},

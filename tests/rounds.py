@@ -14,8 +14,7 @@ from suture.methods.base import Method, RoundContext, local_round
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed, unpack
 from suture_papers.metafl.inner_loop import INNER, ServerStep
-from suture_papers.rare_classes.creff import ClassGradients
-from suture_papers.rare_classes.federated_features import FederatedFeatures
+from suture_papers.rare_classes.creff import ClassGradients, FederatedFeatures
 
 _QUICK: dict[str, dict[str, Any]] = {
     "creff": {

@@ -45,7 +45,7 @@ if there("transformers"):
         built(f"hf:{home / 'encoder'}", train="adapters")
 if there("monai"):
     built("monai:resnet10")
-for name in ("lightning", "mlflow", "opacus", "tensorboard", "nvflare", "highdicom", "model_signing"):
+for name in ("lightning", "opacus", "tensorboard", "nvflare", "highdicom", "model_signing"):
     if there(name):
         __import__(name)
 if there("onnxruntime"):
@@ -56,9 +56,6 @@ if there("huggingface_hub"):
     from huggingface_hub.utils import send_telemetry
     send_telemetry("suture")
     used["HF_HUB_DISABLE_TELEMETRY"] = constants.HF_HUB_DISABLE_TELEMETRY
-if there("mlflow"):
-    from mlflow.telemetry.utils import is_telemetry_disabled
-    used["MLFLOW_DISABLE_TELEMETRY"] = is_telemetry_disabled()
 print(json.dumps([asked, used]))
 """
 

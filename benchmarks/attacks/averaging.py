@@ -38,7 +38,7 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import unpack
-from suture_admin.statement import read_statement
+from suture_admin.ledger import read_statement
 
 ASKED, IMAGES, SIZE = 40, 40, 16
 UNLIMITED = "reanswers = 1000\n"

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from suture.core.entry_points import needed
 from suture.core.errors import ConfigError, as_word, check_known, shown, unknown
 from suture.models.encoders.backbone import (
     BUILD_ERRORS,
     Backbone,
     checked,
-    needed,
     refused,
     without_classifier,
 )
@@ -33,7 +33,7 @@ def timm_encoder(name: str) -> Backbone:
     Raises:
         ConfigError: timm is not installed, or has no such network of images.
     """
-    timm = needed("timm", f"timm:{name}")
+    timm = needed("timm", f"timm:{name}", "encoders")
     if ":" in name or "/" in name:
         raise ConfigError(
             f"model.name=timm:{as_word(name)}: Suture downloads nothing; name the network alone "

@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from suture.core.entry_points import needed
 from suture.core.errors import ConfigError, as_word, check_known, shown, unknown
 from suture.core.plain import parse_json, read_bounded
 from suture.core.validation import parse
-from suture.models.encoders.backbone import BUILD_ERRORS, needed
+from suture.models.encoders.backbone import BUILD_ERRORS
 from suture.models.encoders.described import MOST_BYTES, Description, bounded, read_config
 from suture.models.weights import fill, read_weights
 from suture_encoders.tokenisers import made_tokeniser, without_panic
@@ -208,7 +209,7 @@ def build_text_network(
     check_known(f"pooling of hf:{kind}", str(pooling), _POOLINGS.values())
     if wrong := arguments.keys() - {*_ARGUMENTS}:
         raise unknown(f"argument of hf:{kind}", min(wrong), _ARGUMENTS)
-    made = getattr(needed("transformers", f"hf:{kind}"), TEXT_NETWORKS[kind])
+    made = getattr(needed("transformers", f"hf:{kind}", "encoders"), TEXT_NETWORKS[kind])
     extra = {"add_pooling_layer": False} if kind in _WITH_POOLER else {}
     network: Any = bounded(lambda: made(made.config_class(**arguments), **extra), spec, tokens)
     if weights:

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
+from suture.core.entry_points import needed
 from suture.core.errors import ConfigError, as_word
 from suture.core.plain import parse_json
-from suture.models.encoders.backbone import needed
 
 _PARTS = {
     *("BertNormalizer", "BertPreTokenizer", "BertProcessing", "ByteLevel", "Digits", "Lowercase"),
@@ -62,7 +62,7 @@ def made_tokeniser(text: str, limit: int) -> tuple[Any, int | None]:
         ConfigError: it has a part that is not of `_PARTS`, or one that would take any time or memory, or the
             library refuses it.
     """
-    tokenizers = needed("tokenizers", "hf:FOLDER")
+    tokenizers = needed("tokenizers", "hf:FOLDER", "encoders")
     with without_panic():
         values = parse_json(text)
         _check_steps(values)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from suture.core.entry_points import needed
 from suture.core.errors import ConfigError, check_known, shown, unknown
 from suture.core.validation import parse
-from suture.models.encoders.backbone import checked, needed
+from suture.models.encoders.backbone import checked
 from suture.models.encoders.described import Description, bounded, channels_of, read_config
 from suture.models.weights import read_weights
 from suture_encoders.text_folder import TEXT_NETWORKS, build_text_network, read_text_folder
@@ -114,7 +115,7 @@ def build_network(
     """
     if kind in TEXT_NETWORKS:
         return build_text_network(kind, described, spec, weights)
-    transformers = needed("transformers", f"hf:{kind}")
+    transformers = needed("transformers", f"hf:{kind}", "encoders")
     made, arguments = getattr(transformers, _IMAGE_NETWORKS[kind]), dict(described.arguments)
     if wrong := arguments.keys() - {*_ARGUMENTS}:
         raise unknown(f"argument of hf:{kind}", min(wrong), _ARGUMENTS)

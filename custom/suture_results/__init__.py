@@ -1,1 +1,1 @@
-"""A run or a model for people: report, card, plots, trackers, predictions, evaluation, comparison, export."""
+"""A run or a model for people: report, card, plots, predictions, evaluation, comparison, export."""

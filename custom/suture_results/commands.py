@@ -19,6 +19,7 @@ from suture.cli.common import (
     print_line,
     stated,
 )
+from suture.core.entry_points import needed
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import write_json
 from suture.core.printable import number_of
@@ -246,9 +247,9 @@ def _decider(
     from suture_results.decided_predictions import decider
 
     if reports is not None:
-        from suture_results.model_export.dicom_report import check_reports
-
-        check_reports(site)
+        if site is None:
+            raise ConfigError("--dicom-sr reports decisions; add --decide SITE, or --decide all")
+        needed("highdicom", "--dicom-sr", "dicom-sr")
     return decider(model, site, stated(prevalence))
 
 

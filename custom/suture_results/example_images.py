@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from suture.core.entry_points import needed
 from suture.core.errors import ConfigError, DataError
 from suture.data.config import SiteConfig, load_server_config, load_site_config
 from suture.data.decoding import Pixels, decode_image, resize_pad
@@ -54,6 +55,7 @@ def example_images(folder: Path) -> Examples:
         ConfigError: the data lie at the sites or were removed, or the model reads text or is absent.
         DataError: run.json or a site's data cannot be read.
     """
+    needed("matplotlib", "--examples", "plots")
     run = read_run(folder)
     configs = _configs(folder, run)
     model = open_model(folder / "model")

@@ -1,4 +1,4 @@
-"""`suture watch` and `suture track`: a run while it works, in a browser, TensorBoard or MLflow."""
+"""`suture watch`: a run while it works, in a browser."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from suture.cli.common import RunFolder, Tracker, print_line
+from suture.cli.common import RunFolder, print_line
 
 
 def watch(
@@ -30,31 +30,14 @@ def watch(
         print_line("the page is no longer served; the run continues")
 
 
-def track(
-    run: RunFolder, tracker: Annotated[Tracker, typer.Argument(help="Where to write the history.")]
-) -> None:
-    """Write the history of a run to TensorBoard or MLflow; replaces what was written of it before."""
-    from suture_results.trackers import tracking_of
-
-    print_line(f"written: {tracking_of(run, tracker).finish()}")
-
-
 @contextmanager
-def accompanied(folder: Path, watched: bool, tracker: Tracker | None) -> Iterator[None]:
-    """Serve the page of a run, and track it, while the block runs it; neither ever fails the run.
-
-    Raises:
-        ConfigError: the tracker is not installed.
-    """
-    from suture_results.trackers import tracked
+def accompanied(folder: Path) -> Iterator[None]:
+    """Serve the page of a run while the block runs it; it never fails the run."""
     from suture_results.watch import served
 
     with ExitStack() as stack:
-        if tracker:
-            stack.enter_context(tracked(folder, tracker))
-        if watched:
-            try:
-                print_line(f"watch it at {stack.enter_context(served(folder)).url}")
-            except OSError as error:
-                print_line(f"its page cannot be served: {error.strerror}", style="yellow")
+        try:
+            print_line(f"watch it at {stack.enter_context(served(folder)).url}")
+        except OSError as error:
+            print_line(f"its page cannot be served: {error.strerror}", style="yellow")
         yield

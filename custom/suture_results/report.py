@@ -1,13 +1,17 @@
-"""The report of a run: report.html, one page that needs no other file and prints well."""
+"""The report of a run: report.html, one page that needs no other file and prints well.
+
+The settings of a run for its page: those that were set and those that matter first, the rest apart.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -16,12 +20,15 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from suture.core.errors import is_bug
+from suture.core.errors import SutureError, is_bug
 from suture.core.files import atomic_write
 from suture.core.printable import escaped
 from suture.core.relations import Relations
+from suture.data.augmentation import Augmentation
 from suture.data.split import HEAD, TAIL
 from suture.learning.metrics import mean_defined
+from suture.methods import method_class
+from suture.models import ModelSpec
 from suture.protocol.outliers import LONG, OPPOSED, rejected_sites, site_updates
 from suture.protocol.records import (
     Metrics,
@@ -36,13 +43,57 @@ from suture.protocol.records import (
 from suture_results import formatting as formats
 from suture_results.charts import COLOURS, Chart, Scale, Series, Tick, bar_chart, phases_of, round_charts
 from suture_results.class_tree import related_classes
-from suture_results.configuration import configuration
 from suture_results.decision_section import decision_section
 from suture_results.finetuning_results import nothing_measured, read_finetuning_results, section
+from suture_results.formatting import leaves
 from suture_results.method_sections import method_sections
 from suture_results.tables import UNIQUE, class_groups, kind, overall, shown
 
 log = logging.getLogger(__name__)
+
+
+_MATTER = frozenset({"local.lr", "local.epochs", "local.batch_size", "name", "size"})
+"""Settings that a reader looks for, whether or not they were changed."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one part of a run.
+
+    Attributes:
+        title: of the part.
+        shown: those that differ from their defaults, and those of `_MATTER`.
+        rest: those left at their defaults.
+    """
+
+    title: str
+    shown: tuple[tuple[str, Any], ...]
+    rest: tuple[tuple[str, Any], ...]
+
+
+def configuration(run: Run) -> list[Settings]:
+    """Return the settings of method, model, augmentation and merge; an empty part is left out.
+
+    Where a method's defaults are not known here, as its package is not installed, all of it was set.
+    """
+    parts = [
+        (f"Method: {run.method.name}", run.method.hyperparameters, lambda: method_class(run.method.name)()),
+        ("Model", run.model, lambda: ModelSpec(run.model["name"])),
+        ("Augmentation", run.augmentation, Augmentation),
+        ("Robust merge", run.robust, dict),
+        ("Secure aggregation (experimental)", run.secure_aggregation, dict),
+    ]
+    return [_parted(title, values, default) for title, values, default in parts if values]
+
+
+def _parted(title: str, values: Mapping[str, Any], default: Callable[[], Any]) -> Settings:
+    try:
+        usual = dict(leaves(json.loads(json.dumps(asdict(default())))))
+    except (SutureError, TypeError, KeyError, ValueError):  # a method unknown here, or one without defaults
+        usual = {}
+    given = leaves(values)
+    shown = [(k, v) for k, v in given if k in _MATTER or k not in usual or usual[k] != v]
+    return Settings(title, tuple(shown), tuple(pair for pair in given if pair not in shown))
 
 
 @dataclass(frozen=True)

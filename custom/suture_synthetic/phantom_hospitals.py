@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 from PIL import Image as Pillow
-from pydantic import Field, StrictBool
+from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 
 from suture.core.errors import DataError
@@ -127,7 +127,6 @@ class PhantomSites(SimulatedSites):
         held_out: number of fully labelled images at the server.
         contrast: how strongly findings are drawn; lower is harder.
         shift: how much the sites' scanners differ; 0 makes them equal.
-        every_label: each site annotates every finding: the reference for partial labels.
         seed: seed of the images; None takes the job's.
     """
 
@@ -135,7 +134,6 @@ class PhantomSites(SimulatedSites):
     held_out: Annotated[int, Field(ge=30, le=LIMIT)] = 1500
     contrast: Annotated[float, Field(gt=0)] = 1.0
     shift: Annotated[float, Field(ge=0)] = 1.0
-    every_label: StrictBool = False
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] | None = None
 
     synthetic: ClassVar[bool] = True
@@ -152,9 +150,9 @@ class PhantomSites(SimulatedSites):
         Returns:
             the names of the sites, without the server's.
         """
-        every = self.every_label or method.labels.complete
+        every = method.labels.complete
         spec = PhantomSpec(
-            self.images, self.held_out, contrast=self.contrast, shift=self.shift, every_label=every
+            self.images, self.held_out, every_label=every, contrast=self.contrast, shift=self.shift
         )
         tables = write_hospitals(folder, spec, seed if self.seed is None else self.seed)
         # A reference method gets every label; the site still names the ones that it annotates.

@@ -5,8 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from suture.protocol.messages import Spent
-from suture_admin.ledger import ledger_tables
-from suture_admin.statement import Statement, _BudgetLine
+from suture_admin.ledger import Statement, _BudgetLine, ledger_tables
 
 NAME = "surgical_nih-20261126-081530-a1b2c3d4"
 

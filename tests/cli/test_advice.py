@@ -23,7 +23,7 @@ FOREIGN = {
     *("--only", "--against", "--cases", "--start", "--prior", "--gamma"),  # programs of this repository
     *("--no-wait", "--force", "--client", "--once", "--property", "--value"),  # nvflare, systemd
     *("--profile", "--request-dir", "--fingerprint", "--valid-days"),  # nvflare cert and package
-    *("--logdir", "--backend-store-uri", "--torch-backend"),  # TensorBoard, MLflow, uv
+    "--torch-backend",  # uv
     *("--export", "--export-dir", "--kit", "--method"),  # a job.py
 }
 """Options of other programs, and of a job's own file."""

@@ -78,7 +78,7 @@ OWN = {
     "core/plain.py": "opens for all others",
     "core/cores.py": "/sys",
     "core/vocabulary.py": "files of this package",
-    "simulation/activity.py": "/proc",
+    "simulation/start_watch.py": "/proc",
     "simulation/partition.py": "a file of this package",
     "simulation/catalogue.py": "files of this package",
     "data/embedding.py": "a file of this package",

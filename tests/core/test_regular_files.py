@@ -23,7 +23,7 @@ from suture.data.limits import file_bytes
 from suture.data.reading import read_lines, read_sheet, read_text, stream_columns
 from suture.data.table_form import read_form
 from suture.models import ModelSpec, build
-from suture.models.names import name_vectors
+from suture.models.heads import name_vectors
 from suture.models.saved import load_model, save_model
 from suture.models.weights import read_weights
 from suture.protocol import packing

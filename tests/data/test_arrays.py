@@ -1,4 +1,4 @@
-"""suture.data.arrays: images as .npy and NIfTI."""
+"""suture.data.decoding: images as .npy and NIfTI."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from suture.core.errors import DataError
-from suture.data.arrays import is_array
-from suture.data.decoding import decode_image
+from suture.data.decoding import decode_image, is_array
 from suture.data.images import ImageSource
 
 GRAY = np.arange(12, dtype=np.uint8).reshape(3, 4)

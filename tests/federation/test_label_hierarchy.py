@@ -23,8 +23,7 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.protocol.messages import SiteInfo, TaskData, TaskName
 from suture.protocol.packing import Packed, save, unpack
-from suture_admin.ledger import ledger_totals
-from suture_admin.statement import read_statement
+from suture_admin.ledger import ledger_totals, read_statement
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 

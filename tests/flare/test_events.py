@@ -23,12 +23,14 @@ from nvflare.fuel.utils.log_utils import LoggerNameFilter
 from nvflare.metrics.job_metrics_collector import JobMetricsCollector
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from example_run import history_records, metrics_record, run_record, write_run
 from rounds import conformant
 from suture.core.errors import FederationError
 from suture.federation.loop import Loop, federate
 from suture.federation.server.record import describe
-from suture.flare.events import RunEvents
+from suture.flare.events import RunEvents, of_round, of_test, part_of_name
 from suture.models import ModelSpec
+from suture.protocol.records import read_history, read_metrics
 from suture_synthetic.trial import Trial
 
 pytestmark = pytest.mark.complete
@@ -146,3 +148,38 @@ def test_flare_writes_the_lines_of_a_run_into_log_fl(
     lines = [r.getMessage() for r in caplog.records if r.levelno == logging.INFO and passes(r)]
     assert [line for line in lines if line.startswith("round 1/2")]
     assert [line for line in lines if line.startswith("round 2/2")]
+
+
+def test_the_numbers_are_those_of_the_files(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, run_record(), history_records(8), metrics_record())
+    line, metrics = read_history(folder)[0], read_metrics(folder)
+    assert metrics is not None
+    found = of_round(line)
+    assert found["validation/loss"] == line.validation.loss
+    assert found["sites/harbour/train_loss"] == line.sites["harbour"].train_loss
+    assert found["round/bytes_up"] == line.bytes_up
+    tested = of_test(metrics)
+    assert tested["test/mean_auroc"] == metrics.mean_auroc
+    assert tested["test/auroc/Edema"] == metrics.auroc["Edema"]
+    assert "test/auroc/Hernia" not in tested  # it is undefined, and no number stands for it
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", "Mass (left)", " x", "Größe"])
+def test_a_name_is_one_part_of_a_path(name: str) -> None:
+    part = part_of_name(name)
+    assert "/" not in part
+    assert not part.startswith((".", " "))
+    assert "(" not in part
+
+
+def test_a_round_is_sent_once_and_all_again_after_a_step_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr(RunEvents, "_send", lambda _, step, __: sent.append(step))
+    with Job(tmp_path).new_context() as fl_ctx:
+        events = RunEvents(FLComponent(), fl_ctx, tmp_path)
+        for rounds in (3, 3, 8, 2):
+            write_run(tmp_path, run_record(), history_records(rounds))
+            events.take({"event": "validated"})
+    assert sent == [1, 2, 3, 4, 5, 6, 7, 8, 1, 2]

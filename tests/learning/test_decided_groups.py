@@ -15,8 +15,7 @@ from scipy.optimize import linprog
 from suture.core.labels import LabelSet
 from suture.core.privacy import PrivacyConfig
 from suture.data.batch import Samples
-from suture.learning.decided_groups import decided_groups, shown_groups
-from suture.learning.decisions import decided_classes
+from suture.learning.decisions import decided_classes, decided_groups, shown_groups
 from suture.learning.evaluation import NOTHING, by_attribute, class_scores
 from suture.protocol.decisions import Decided, DecidedGroup, Decision, Operating
 from suture.protocol.disclosure import near

@@ -26,11 +26,10 @@ def test_figures_by_hand() -> None:
     """Positives .2, .6, .9, negatives .1, .4 and .7; one unknown."""
     y = np.array([1, 1, 1, 0, 0, 0, np.nan])
     p = np.array([0.2, 0.6, 0.9, 0.1, 0.4, 0.7, 0.99])
-    found = decided(y, p, Decision(point(0.15, sets=(0.3, 0.5)), point(0.65)), "sensitivity")
+    found = decided(y, p, Decision(point(0.15), point(0.65)), "sensitivity")
     assert found.own == Decided(1.0, 1 / 3)
     assert found.pooled == Decided(1 / 3, 2 / 3)
     assert found.half == Decided(2 / 3, 2 / 3)
-    assert found.sets == pytest.approx(4 / 6)  # .6, .9, .1 and .4
     assert found.ece[1] is None
     assert found.brier[0] == pytest.approx((0.64 + 0.16 + 0.01 + 0.01 + 0.16 + 0.49) / 6)
 
@@ -92,7 +91,7 @@ def test_a_site_with_few_patients_says_nothing() -> None:
 def test_figures_that_leave_lie_on_grids() -> None:
     part, logits = samples(400)
     limits = PrivacyConfig()
-    decision = Decision(point(0.37, calibration=Calibration(0.9, 0.1), sets=(0.2, 0.8)), point(0.41))
+    decision = Decision(point(0.37, calibration=Calibration(0.9, 0.1)), point(0.41))
     found = decided_classes(part, logits, LABELS, {"Mass": decision}, "sensitivity", limits)["Mass"]
     exact = decided_classes(part, logits, LABELS, {"Mass": decision}, "sensitivity", OPEN)["Mass"]
     assert found.own is not None
@@ -102,7 +101,6 @@ def test_figures_that_leave_lie_on_grids() -> None:
         (found.half.specificity, exact.half.specificity),
         (found.brier[1], exact.brier[1]),
         (found.ece[0], exact.ece[0]),
-        (found.sets, exact.sets),
     ):
         assert one is not None
         assert other is not None
@@ -114,13 +112,11 @@ def test_settings_fit_an_operating_point() -> None:
     part, logits = samples(2_000)
     _, counts = score_counts(part, logits, LABELS, ["Mass"], OPEN)
     curves = Curves.of([(counts["positives"][0].numpy(), counts["negatives"][0].numpy())])
-    found = operating(curves, DecisionSettings(sensitivity=0.8, coverage=0.8))
+    found = operating(curves, DecisionSettings(sensitivity=0.8))
     assert found is not None
-    assert found.sets is not None
     assert found.calibration is not None
     p, y = torch.sigmoid(logits[:, 1]).numpy(), part.y[:, 1].numpy()
     assert (p[y == 1] >= found.thresholds["sensitivity"]).mean() == pytest.approx(0.8, abs=0.01)
     assert (p[y == 0] < found.thresholds["specificity"]).mean() == pytest.approx(0.9, abs=0.01)
-    assert (p[y == 1] >= found.sets[0]).mean() == pytest.approx(0.8, abs=0.01)
     assert found.calibration.slope == pytest.approx(1.0, abs=0.15)
     assert set(found.thresholds) == {"sensitivity", "specificity", "youden", "cost"}

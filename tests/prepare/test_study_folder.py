@@ -22,8 +22,8 @@ from suture.federation.site.ledger import FILE
 from suture.flare.simulate import simulator_workspace
 from suture.simulation.job import load_job, with_settings
 from suture.simulation.run import run_job
+from suture_admin.ledger import read_statement
 from suture_admin.poc import simulate
-from suture_admin.statement import read_statement
 from suture_prepare.new_study import look, write_study
 from suture_results.method_comparison import compare_methods
 

@@ -6,7 +6,7 @@ from suture.data.augmentation import Augmentation
 from suture.methods import method_class
 from suture.models import ModelSpec
 from suture.protocol.records import Run, parse
-from suture_results.configuration import configuration
+from suture_results.report import configuration
 
 
 def run_with(**changes: object) -> Run:

@@ -13,7 +13,7 @@ from suture.core.files import write_json
 from suture.learning.proportions import wilson
 from suture.protocol.decisions import Diagrams
 from suture_results.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
-from suture_results.decision_charts import class_charts, class_curves
+from suture_results.decision_section import class_charts, class_curves
 from suture_results.report import render_report
 
 FOUND = Diagrams(

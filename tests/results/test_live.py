@@ -1,4 +1,4 @@
-"""`suture watch`, `suture track` and the options of `suture run` that do the same."""
+"""`suture watch`, and the option of `suture run` that does the same."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 from example_run import history_records, metrics_record, run_record, write_run
 from suture.cli.app import app
-from suture.core.errors import ConfigError
-from suture_results import trackers, watch
+from suture_results import watch
 from suture_results.live_commands import accompanied
 
 
@@ -54,7 +53,7 @@ def test_a_run_is_served_while_it_works_and_no_longer(
 
     real = watch.served
     monkeypatch.setattr(watch, "served", served)
-    with accompanied(tmp_path / "run", watched=True, tracker=None):
+    with accompanied(tmp_path / "run"):
         assert b"has no run.json yet" in urlopen(pages[0].url, timeout=20).read()
     with pytest.raises(OSError, match="refused"):
         urlopen(pages[0].url, timeout=20)
@@ -69,30 +68,12 @@ def test_a_page_that_cannot_be_served_does_not_stop_the_run(
 
     monkeypatch.setattr(watch, "LivePage", refuse)
     done = False
-    with accompanied(tmp_path, watched=True, tracker=None):
+    with accompanied(tmp_path):
         done = True
     assert done
 
 
-def test_a_missing_tracker_is_said_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "find_spec", lambda _: None)
-    out = tmp_path / "run"
-    words = ["run", "demo", "--env", "local", "--out", str(out), "--track", "mlflow"]
-    result = CliRunner().invoke(app, words)
-    assert isinstance(result.exception, ConfigError)
-    assert "suture[mlflow]" in str(result.exception)
-    assert not out.exists()
-
-
-@pytest.mark.parametrize("option", [["--watch"], ["--track", "mlflow"]])
-def test_a_command_that_does_not_wait_cannot_follow(option: list[str]) -> None:
-    result = CliRunner().invoke(app, ["run", "demo", "--env", "poc", "--detach", *option])
+def test_a_command_that_does_not_wait_cannot_follow() -> None:
+    result = CliRunner().invoke(app, ["run", "demo", "--env", "poc", "--detach", "--watch"])
     assert result.exit_code == 2
     assert "leave out --detach" in " ".join(result.output.replace("│", " ").split())
-
-
-def test_tracking_no_run_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "find_spec", lambda _: True)
-    result = CliRunner().invoke(app, ["track", str(tmp_path), "tensorboard"])
-    assert "is not a run folder" in str(result.exception)
-    assert not list(tmp_path.iterdir())

@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 from suture.core.files import MAKING, only_maker
-from suture.simulation.activity import SIMULATOR, Activity, Standstill, look
-from suture.simulation.start_watch import end
+from suture.simulation.start_watch import SIMULATOR, Activity, Standstill, end, look
 
 WORKER = "nvflare.private.fed.app.simulator.simulator_worker"
 SPIN = "while True: pass"

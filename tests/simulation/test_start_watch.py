@@ -23,15 +23,17 @@ from suture.core.files import hold, write_json
 from suture.federation.server.record import LOCK
 from suture.federation.site.site import TAKEOVER
 from suture.simulation import simulator, start_watch
-from suture.simulation.activity import SIMULATOR, Activity, Standstill
 from suture.simulation.simulator import _OVER, LOG, MESSAGES, Simulator, simulate, tell_over
 from suture.simulation.start_watch import (
     LONGEST,
     PATIENCE,
+    SIMULATOR,
     STILL,
     UNANSWERED,
+    Activity,
     Lost,
     Seen,
+    Standstill,
     StartupMonitor,
     end,
 )

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 console = Console(emoji=False)  # a name such as ":x:" is none
 
 
-Tracker = Literal["tensorboard", "mlflow"]
-
-
 Part = Literal["train", "validation", "test"]
 """A split of a data set."""
 

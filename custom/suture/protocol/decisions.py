@@ -6,7 +6,6 @@ as well as common ones.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Annotated, Literal
 
 import numpy as np
@@ -19,7 +18,7 @@ GRID = np.linspace(-12.0, 12.0, 385)
 """The edges between the cells of a histogram of scores: log-odds in steps of 1/16."""
 
 Rule = Literal["sensitivity", "specificity", "youden", "cost"]
-Kind = Literal["platt", "temperature", "isotonic"]
+Kind = Literal["platt", "temperature"]
 Probability = Annotated[FiniteFloat, Field(ge=0, le=1)]
 
 JOINED = -1
@@ -31,24 +30,14 @@ CELLS = len(GRID) + 1
 
 @dataclass(frozen=True, config=STRICT)
 class Calibration:
-    """A monotone map of a model's probabilities to calibrated ones, log-odds to log-odds.
+    """An increasing line from the log-odds of a model's probabilities to those of calibrated ones.
 
     Attributes:
         slope, intercept: of Platt's line; temperature scaling has the slope 1 / T and no intercept.
-        knots: log-odds of an isotonic map, increasing, which replaces the line; between them it is straight.
-        values: its probabilities at the knots.
     """
 
     slope: Annotated[FiniteFloat, Field(gt=0)] = 1.0
     intercept: FiniteFloat = 0.0
-    knots: Annotated[tuple[FiniteFloat, ...], Field(max_length=CELLS)] = ()
-    values: Annotated[tuple[Probability, ...], Field(max_length=CELLS)] = ()
-
-    def __post_init__(self) -> None:
-        if len(self.knots) != len(self.values) or any(b <= a for a, b in pairwise(self.knots)):
-            raise ValueError("an isotonic map has one value for each of its increasing knots")
-        if any(b < a for a, b in pairwise(self.values)):
-            raise ValueError("an isotonic map must not decrease")
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -59,14 +48,11 @@ class Operating:
         thresholds: probability of the model at and above which an image is positive, by rule.
         calibration: None where the scores do not permit any.
         prevalence: share of the positives among the images that it was fitted to.
-        sets: probabilities of a conformal set: an image may be positive at and above the first, and
-            negative at and below the second.
     """
 
     thresholds: Annotated[dict[Rule, Probability], Field(max_length=4)]
     calibration: Calibration | None
     prevalence: Probability
-    sets: tuple[Probability, Probability] | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -83,7 +69,7 @@ class Decision:
 
     @property
     def fitted(self) -> Operating | None:
-        """What calibrates the class at the site, and bounds its sets: its own, where it has one."""
+        """What calibrates the class at the site: its own, where it has one."""
         return self.own or self.pooled
 
 
@@ -130,7 +116,6 @@ class DecidedClass:
         half: the same, at a probability of 0.5.
         ece: calibration error before and after calibration, rounded to a grid.
         brier: Brier score before and after, rounded to a grid.
-        sets: share of the images whose conformal set contains their label, rounded to a grid.
         groups: for each value of the site's attribute: see below.
     """
 
@@ -139,7 +124,6 @@ class DecidedClass:
     half: Decided
     ece: tuple[Probability | None, Probability | None]
     brier: tuple[Probability | None, Probability | None]
-    sets: Probability | None = None
     groups: Annotated[dict[str, DecidedGroup], Field(max_length=MOST_ATTRIBUTES)] = Field(
         default_factory=dict
     )
@@ -178,7 +162,6 @@ class DecisionSettings:
         sensitivity, specificity: the targets of the rules of these names.
         cost: of a missed finding, in false alarms; for the rule ``cost``.
         calibration: see `suture.learning.calibration.fit`.
-        coverage: of conformal sets.
     """
 
     rule: Rule = "sensitivity"
@@ -186,7 +169,6 @@ class DecisionSettings:
     specificity: Share = 0.9
     cost: Annotated[float, Field(gt=0, le=1e6)] = 5.0
     calibration: Kind = "platt"
-    coverage: Share = 0.9
 
 
 @dataclass(frozen=True, config=OPEN)

@@ -22,9 +22,9 @@ REPLACED = ".replaced"
 """Folder of the run that is being replaced, until the new one is described."""
 
 _OWN = re.compile(
-    r"\.server\.lock|flare\.log|report\.html|mlflow\.(db|json)|(run|job|metrics|tuned)\.json"
+    r"\.server\.lock|flare\.log|report\.html|(run|job|metrics|tuned)\.json"
     r"|(events|history|diagnostics|errors)\.jsonl|model/(README\.md|model_card\.html|model\.(json|safetensors|sig))"
-    r"|(sites/[^/]+|state/spool|state/updates|flare|\.messages|tensorboard|mlruns|targets)/.+"
+    r"|(sites/[^/]+|state/spool|state/updates|flare|\.messages|targets)/.+"
     r"|state/([a-z]+-\d{6}\.safetensors|constant\.safetensors|\.?ledgers\.json(\.lock)?|mask(\.key|-lists\.json))",
     re.DOTALL,
 )

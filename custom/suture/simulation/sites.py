@@ -30,7 +30,7 @@ from suture.data.readers.hospital import HospitalConfig
 from suture.data.split import long_tail_groups, training_counts
 from suture.data.table import Split, Table
 from suture.methods.base import Method
-from suture.simulation.partition import SERVER, Classes, partition_table
+from suture.simulation.partition import SERVER, Classes, class_lists, partition_table
 
 TARGETS = "targets"
 """The folder, beside those of the simulated sites, with the data of each learning task for fine-tuning."""
@@ -66,6 +66,10 @@ class ReleasedSites(SimulatedSites):
     validation: Validation = "sites"
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 1337
 
+    def destination(self, folder: Path, runs: Path, method: Method) -> Destination:
+        """Return where the sites are written; see `PhantomSites.prepare`."""
+        return Destination(folder, runs, method, self.learning_rates, self.validation)
+
 
 @validated(frozen=True, config=STRICT)
 class PartitionedSites(ReleasedSites):
@@ -81,6 +85,55 @@ class PartitionedSites(ReleasedSites):
     clients: Annotated[int, Field(ge=1, le=LIMIT)] = 2
     classes: Classes = "published"
     per_client: Annotated[int, Field(ge=1, le=LIMIT)] = 3
+
+    def write_partitioned(
+        self,
+        folder: Path,
+        runs: Path,
+        method: Method,
+        pooled: Table,
+        *,
+        shared: int | None = None,
+        color: bool = False,
+    ) -> list[str]:
+        """Partition a pooled data set by patients among sites that know different classes, and write them.
+
+        A reference method that needs every label gets a column for each; for a method that guesses labels,
+        the true ones lie beside the site's table, where only the diagnostics read them.
+
+        Args:
+            folder, runs, method: as of `PhantomSites.prepare`, whose value this returns.
+            pooled: every image with all its labels and a split.
+            shared: see `suture.simulation.partition.class_lists`.
+            color: read the images as RGB.
+        """
+        to = self.destination(folder, runs, method)
+        lists = class_lists(self.classes, pooled.labels, self.clients, shared, self.seed, self.per_client)
+        every, held_out = (pooled.labels,) * len(lists), to.server_splits
+        known = every if to.method.labels.complete else lists
+        sites = partition_table(pooled, known, self.seed, test=to.tests_at_sites, held_out=held_out)
+        names = [name for name in sites if name != SERVER]
+        # A reference method gets every label; the site still names the ones that it annotates.
+        own = dict(zip(names, lists, strict=True)) if to.method.labels.complete else {}
+        truth = (
+            partition_table(pooled, every, self.seed, held_out=held_out) if to.method.labels.pseudo else {}
+        )
+        data: dict[str, DataConfig] = {}
+        for name, table in sites.items():
+            own_folder = to.folder / name
+            written, texts = write_site(own_folder, table, table.labels), pooled.texts is not None
+            data[name] = HospitalConfig(
+                root=written if texts else pooled.root,
+                table=written,
+                text_column=TEXT if texts else None,
+                labels=own[name].names if name in own else None,
+                label_type=pooled.labels.label_type,
+                color=color,
+                truth=write_site(own_folder, truth[name], pooled.labels, "truth.csv")
+                if name in truth and name != SERVER
+                else None,
+            )
+        return write_sites(to, data)
 
 
 TEXT = "text"
@@ -195,48 +248,6 @@ def feature_folder(site: Path, images: Path) -> Path | None:
     except (OSError, RuntimeError):
         return None
     return folder if os.access(folder, os.W_OK) else None
-
-
-def write_partitioned(
-    to: Destination, pooled: Table, lists: Sequence[LabelSet], seed: int, *, color: bool = False
-) -> list[str]:
-    """Partition a pooled data set by patients among sites that know different classes, and write them.
-
-    A reference method that needs every label gets a column for each; for a method that guesses labels, the
-    true ones lie beside the site's table, where only the diagnostics read them.
-
-    Args:
-        pooled: every image with all its labels and a split.
-        lists: the classes that each site knows.
-        seed: of the patient blocks.
-        color: read the images as RGB.
-
-    Returns:
-        the names of the sites, without the server's.
-    """
-    every, held_out = (pooled.labels,) * len(lists), to.server_splits
-    known = every if to.method.labels.complete else lists
-    sites = partition_table(pooled, known, seed, test=to.tests_at_sites, held_out=held_out)
-    names = [name for name in sites if name != SERVER]
-    # A reference method gets every label; the site still names the ones that it annotates.
-    own = dict(zip(names, lists, strict=True)) if to.method.labels.complete else {}
-    truth = partition_table(pooled, every, seed, held_out=held_out) if to.method.labels.pseudo else {}
-    data: dict[str, DataConfig] = {}
-    for name, table in sites.items():
-        folder = to.folder / name
-        written, texts = write_site(folder, table, table.labels), pooled.texts is not None
-        data[name] = HospitalConfig(
-            root=written if texts else pooled.root,
-            table=written,
-            text_column=TEXT if texts else None,
-            labels=own[name].names if name in own else None,
-            label_type=pooled.labels.label_type,
-            color=color,
-            truth=write_site(folder, truth[name], pooled.labels, "truth.csv")
-            if name in truth and name != SERVER
-            else None,
-        )
-    return write_sites(to, data)
 
 
 def write_parts(to: Destination, pooled: Table, sites: Sequence[str]) -> list[str]:

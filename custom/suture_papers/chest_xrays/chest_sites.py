@@ -12,12 +12,11 @@ from suture.core.errors import ConfigError
 from suture.core.validation import JOB_PATH, LARGEST_SEED, LIMIT, STRICT
 from suture.data.readers import DataConfig, load_table
 from suture.methods.base import Method
-from suture.simulation.partition import class_lists, subset
+from suture.simulation.partition import subset
 from suture.simulation.sites import (
     Destination,
     PartitionedSites,
     SimulatedSites,
-    write_partitioned,
     write_sites,
 )
 from suture_papers.chest_xrays.chexpert import LABELS as CHEXPERT
@@ -52,11 +51,7 @@ class NihSites(PartitionedSites):
         pooled = load_table(nih_config(root, self.seed, split=self.split))
         if self.training_images is not None:
             pooled = subset(pooled, self.training_images, self.seed)
-        lists = class_lists(
-            self.classes, pooled.labels, self.clients, self.shared, self.seed, self.per_client
-        )
-        to = Destination(folder, runs, method, self.learning_rates, self.validation)
-        return write_partitioned(to, pooled, lists, self.seed)
+        return self.write_partitioned(folder, runs, method, pooled, shared=self.shared)
 
 
 def nih_config(

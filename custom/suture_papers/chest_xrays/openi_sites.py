@@ -12,8 +12,8 @@ from suture.core.errors import ConfigError
 from suture.core.validation import LIMIT, STRICT
 from suture.data.readers import load_table
 from suture.methods.base import Method
-from suture.simulation.partition import Classes, class_lists
-from suture.simulation.sites import Destination, PartitionedSites, write_partitioned
+from suture.simulation.partition import Classes
+from suture.simulation.sites import PartitionedSites
 from suture_papers.chest_xrays.openi import FINDINGS, THIRTEEN, OpeniConfig
 from suture_papers.public_data import data_folder
 
@@ -44,8 +44,4 @@ class OpeniSites(PartitionedSites):
             raise ConfigError(f"{root} has no {table.name}; name its folder with --set simulation.root=DIR")
         findings = FINDINGS if self.findings == 8 else THIRTEEN
         pooled = load_table(OpeniConfig(root=table, table=table, labels=findings, seed=self.seed))
-        lists = class_lists(
-            self.classes, pooled.labels, self.clients, seed=self.seed, per_client=self.per_client
-        )
-        to = Destination(folder, runs, method, self.learning_rates, self.validation)
-        return write_partitioned(to, pooled, lists, self.seed)
+        return self.write_partitioned(folder, runs, method, pooled)

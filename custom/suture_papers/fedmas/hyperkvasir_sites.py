@@ -12,7 +12,7 @@ from suture.core.validation import JOB_PATH, LIMIT, STRICT
 from suture.data.readers import load_table
 from suture.methods.base import Method
 from suture.simulation.partition import Partition, assigned_sites
-from suture.simulation.sites import Destination, ReleasedSites, Validation, write_parts
+from suture.simulation.sites import ReleasedSites, Validation, write_parts
 from suture_papers.fedmas.hyperkvasir import FOLDS, HyperKvasirConfig
 from suture_papers.public_data import data_folder, images_in, lists_folder, official
 
@@ -58,5 +58,4 @@ class HyperKvasirSites(ReleasedSites):
             )
         )
         sites = assigned_sites(pooled, self.partition, self.clients, self.alpha, self.seed)
-        to = Destination(folder, runs, method, self.learning_rates, self.validation)
-        return write_parts(to, pooled, sites)
+        return write_parts(self.destination(folder, runs, method), pooled, sites)

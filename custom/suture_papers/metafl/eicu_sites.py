@@ -13,8 +13,8 @@ from suture.core.validation import LIMIT, STRICT
 from suture.data.config import parse_data
 from suture.data.readers import load_table
 from suture.methods.base import Method
-from suture.simulation.partition import Classes, class_lists
-from suture.simulation.sites import Destination, PartitionedSites, write_partitioned
+from suture.simulation.partition import Classes
+from suture.simulation.sites import PartitionedSites
 from suture_papers.public_data import data_folder
 
 
@@ -41,8 +41,4 @@ class EicuSites(PartitionedSites):
             raise ConfigError(f"{root} has no patient.csv; name its folder with --set simulation.root=DIR")
         values = {"dataset": "eicu", "table": table, "labels_from": "diagnosis", "seed": self.seed}
         pooled = load_table(parse_data(values, "simulation"))
-        lists = class_lists(
-            self.classes, pooled.labels, self.clients, seed=self.seed, per_client=self.per_client
-        )
-        to = Destination(folder, runs, method, self.learning_rates, self.validation)
-        return write_partitioned(to, pooled, lists, self.seed)
+        return self.write_partitioned(folder, runs, method, pooled)

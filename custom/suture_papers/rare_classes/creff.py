@@ -7,16 +7,37 @@
                         by the head psi~, on features of the received backbone, one augmentation a draw
                  then as FedAvg from the merged head psi
     server:      w, psi as FedAvg;   G_c = mean of G_kc over the sites that have class c
-                 features V_c that match G_c under psi~, and psi~ trained anew on them (federated_features.py)
+                 features V_c that match G_c under psi~, and psi~ trained anew on them
 
 The next round starts from psi; what predicts is psi~. A site without images of a class, or with fewer than
 its `min_count`, sends zeros for it. A class that nobody sent keeps its features; one that nobody ever sent
 has none: it is left out of the re-training, and its row of psi~ is that of psi.
+
+Federated features: vectors on which the head has the gradients that sites measure on their images.
+
+    Shang et al. Federated Learning on Heterogeneous and Long-Tailed Data via Classifier Re-Training with
+    Federated Features. IJCAI 2022.
+
+    G_c      = mean over h of  (softmax(W h + b) - e_c) (h, 1)^T         [M, d+1], of features h of class c
+    D(A, B)  = sum over the rows m of W of  1 - cos(A_m, B_m),  plus  1 - cos(A_b, B_b)
+    V_c     <- V_c - eta grad D(G_c(V_c), mean over sites of G_c)        some steps from where V_c stands
+    psi~     = a new head, trained on all V by cross-entropy
+
+Rows of a head are ``[M, d + 1]`` here: the weights of each class and its bias. The server computes in double
+precision, in which no finite gradient that a site sends overflows.
+
+One augmentation for all images of a batch, so that what differs between them is not the augmentation.
+
+    Zhao, Bilen. Dataset Condensation with Differentiable Siamese Augmentation. ICML 2021.
+
+The ranges are those of CReFF's published program. What comes into view beyond the border is the border
+continued, as in `suture.data.augmentation`, and black there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from typing import Annotated, ClassVar
 
@@ -30,6 +51,7 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.core.seeds import generator_for, seed_for
 from suture.core.validation import LIMIT, STRICT
+from suture.data.augmentation import resample
 from suture.learning.training import LocalRound, SiteContext, ready_inputs
 from suture.methods.averaging import WeightedMean
 from suture.methods.base import About, GlobalModel, RoundContext, hyperparameters
@@ -41,8 +63,165 @@ from suture.models.classifier import Layout
 from suture.models.heads import head_rows
 from suture.protocol.egress import CLASSES, Channel, Egress
 from suture.protocol.messages import TaskData, Update, align_rows
-from suture_papers.rare_classes.federated_features import FederatedFeatures, head_gradient
-from suture_papers.rare_classes.siamese import siamese
+
+_BRIGHTNESS, _SATURATION, _CONTRAST = 0.5, 1.0, 0.5
+"""Brightness moves by up to half a standard deviation; the others are multiplied by 1 plus or minus this."""
+
+_PAD, _HOLE = 0.125, 0.5
+"""Shares of the image's side: how far a crop moves, and the side of what is cut out."""
+
+_ZOOM, _ANGLE = 1.2, math.radians(15)
+
+
+def siamese(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Change all images alike: in colour, by a crop, a hole, a mirror, a zoom or a rotation, with equal odds.
+
+    Args:
+        images: float ``[n, channels, h, w]``, normalised.
+        generator: the only source of randomness, on the CPU.
+
+    Returns:
+        the same shape.
+    """
+    kind = int(torch.randint(len(_KINDS), (), generator=generator))
+    u, v, w = torch.rand(3, generator=generator).tolist()
+    return _KINDS[kind](images, u, v, w)
+
+
+def colour(images: Tensor, u: float, v: float, w: float) -> Tensor:
+    """Brightness, saturation and contrast; u, v and w in [0, 1]."""
+    images = images + _BRIGHTNESS * (2 * u - 1)
+    gray = images.mean(dim=1, keepdim=True)
+    images = gray + (images - gray) * (1 + _SATURATION * (2 * v - 1))
+    mean = images.mean(dim=(1, 2, 3), keepdim=True)
+    return mean + (images - mean) * (1 + _CONTRAST * (2 * w - 1))
+
+
+def crop(images: Tensor, u: float, v: float, _: float) -> Tensor:
+    """A crop of the images with a frame of zeros, as large as they are."""
+    sides = images.shape[-2:]
+    frame = [int(_PAD * side + 0.5) for side in sides]
+    wide = F.pad(images, (frame[1], frame[1], frame[0], frame[0]))
+    y, x = (min(int(s * (2 * f + 1)), 2 * f) for s, f in zip((u, v), frame, strict=True))
+    return wide[..., y : y + sides[0], x : x + sides[1]]
+
+
+def cut(images: Tensor, u: float, v: float, _: float) -> Tensor:
+    """A hole of zeros, centred anywhere in the image."""
+    out = images.clone()
+    spans = []
+    for s, side in zip((u, v), images.shape[-2:], strict=True):
+        start = int(s * side) - int(_HOLE * side + 0.5) // 2
+        spans.append(slice(max(start, 0), start + int(_HOLE * side + 0.5)))
+    out[..., spans[0], spans[1]] = 0
+    return out
+
+
+def flip(images: Tensor, u: float, *_: float) -> Tensor:
+    """A mirror image left to right, in half of the draws."""
+    return images.flip(-1) if u < 0.5 else images
+
+
+def zoom(images: Tensor, u: float, v: float, _: float) -> Tensor:
+    """A change of the extent that is seen, from 1 / `_ZOOM` to `_ZOOM` along each axis."""
+    x, y = (1 / _ZOOM + s * (_ZOOM - 1 / _ZOOM) for s in (u, v))
+    return _moved(images, [[x, 0.0, 0.0], [0.0, y, 0.0]])
+
+
+def rotate(images: Tensor, u: float, *_: float) -> Tensor:
+    """A rotation of up to `_ANGLE`."""
+    cos, sin = math.cos(_ANGLE * (2 * u - 1)), math.sin(_ANGLE * (2 * u - 1))
+    return _moved(images, [[cos, -sin, 0.0], [sin, cos, 0.0]])
+
+
+def _moved(images: Tensor, theta: list[list[float]]) -> Tensor:
+    return resample(images, images.new_tensor(theta).expand(len(images), 2, 3))
+
+
+_KINDS: tuple[Callable[[Tensor, float, float, float], Tensor], ...] = (colour, crop, cut, flip, zoom, rotate)
+
+
+BATCH = 32
+"""Features a step of SGD on the new head."""
+
+TINY = 1e-6
+"""In the divisor of a cosine."""
+
+STEPS, RATE = 100, 0.1
+"""Of SGD on the features, in each round."""
+
+HEAD_EPOCHS, HEAD_RATE = 300, 0.01
+"""Of SGD on the new head, in each round."""
+
+
+@validated(frozen=True, config=STRICT)
+class FederatedFeatures:
+    """How the server makes features of the gradients, and a head of these.
+
+    Attributes:
+        per_class: number of features of each class.
+    """
+
+    per_class: Annotated[int, Field(ge=1, le=LIMIT)] = 100
+
+    def matched(self, features: Tensor, classes: Tensor, rows: Tensor, target: Tensor) -> Tensor:
+        """The features after the steps toward the gradients of the sites.
+
+        Args:
+            features: V_c ``[s, n, d]`` of the classes ``[s]``.
+            rows: the head that the sites used, ``[M, d + 1]``.
+            target: the mean of their gradients, ``[s, M, d + 1]``.
+        """
+        y = F.one_hot(classes, len(rows)).to(rows).unsqueeze(1)
+        for _ in range(STEPS):
+            features = features.detach().requires_grad_()
+            away = distance(head_gradient(features, y, rows), target).sum()
+            (slope,) = torch.autograd.grad(away, features)
+            features = features - RATE * slope
+        return features.detach()
+
+    def retrained(self, features: Tensor, rows: Tensor, order: torch.Generator) -> Tensor:
+        """A head of the classes that have features, trained from `rows`.
+
+        Args:
+            features: ``[s, n, d]``, of each of its classes.
+            rows: where it begins, ``[s, d + 1]``.
+            order: draws the batches.
+        """
+        s, n, d = features.shape
+        x, y = features.reshape(s * n, d), torch.eye(s).to(features).repeat_interleave(n, dim=0)
+        for _ in range(HEAD_EPOCHS):
+            for batch in torch.split(torch.randperm(s * n, generator=order), BATCH):
+                rows = rows - HEAD_RATE * head_gradient(x[batch], y[batch], rows)
+        return rows
+
+
+def head_gradient(features: Tensor, y: Tensor, rows: Tensor) -> Tensor:
+    """The gradient of the mean cross-entropy by the rows of a head.
+
+    Args:
+        features: ``[..., n, d]``.
+        y: one-hot labels ``[..., n, M]``, or one for all features of a class, ``[..., 1, M]``.
+        rows: ``[M, d + 1]``.
+
+    Returns:
+        ``[..., M, d + 1]``.
+    """
+    h = F.pad(features, (0, 1), value=1.0)
+    error = torch.softmax(h @ rows.T, dim=-1) - y
+    return error.transpose(-2, -1) @ h / features.shape[-2]
+
+
+def distance(one: Tensor, other: Tensor) -> Tensor:
+    """D of gradients ``[..., M, d + 1]``: one minus the cosine, for each row of W and for b; ``[...]``."""
+    of_rows = (1 - _cos(one[..., :-1], other[..., :-1])).sum(dim=-1)
+    return of_rows + 1 - _cos(one[..., -1], other[..., -1])
+
+
+def _cos(a: Tensor, b: Tensor) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(b, dim=-1)
+    return (a * b).sum(dim=-1) / (norms + TINY)
+
 
 GRADIENTS, RETRAINED, FEATURES = "class_gradients", "retrained", "features"
 """Names of G, up, of psi~, down, and of V, at the server; zeros for a class that has none."""

@@ -19,7 +19,7 @@ from suture.data.split import Codes, classes, crossed, divided, in_turn
 from suture.data.table import Table
 from suture.methods.base import Method
 from suture.simulation.partition import by_attribute
-from suture.simulation.sites import Destination, ReleasedSites, Validation, write_parts
+from suture.simulation.sites import ReleasedSites, Validation, write_parts
 from suture_papers.public_data import data_folder, images_in, lists_folder, official
 from suture_papers.skin_lesions.flamby import TRUTH, FlambyConfig, centres, listed, tones, with_validation
 
@@ -82,7 +82,7 @@ class FlambySites(ReleasedSites):
             if self.split == "official"
             else self._divided(pooled, crossed(centre, classes(pooled.y)))
         )
-        to = Destination(folder, runs, method, self.learning_rates, self.validation)
+        to = self.destination(folder, runs, method)
         return write_parts(to, replace(pooled, split=split), tuple(f"centre-{k}" for k in centre))
 
     def _divided(self, table: Table, strata: Codes) -> tuple[str, ...]:
@@ -144,7 +144,7 @@ class AttributeSites(ReleasedSites):
         site = by_attribute(pooled, attribute, self.clients, DOMINANCE, self.seed)
         strata = crossed(site, attribute, classes(pooled.y))
         split = divided(pooled, (0.7, 0.15, 0.15), self.seed, strata)
-        to = Destination(folder, runs, method, self.learning_rates, self.validation)
+        to = self.destination(folder, runs, method)
         pooled = replace(pooled, split=split, attributes=tuple(attribute))
         return write_parts(to, pooled, tuple(f"isic-{i}" for i in site))
 

@@ -12,8 +12,8 @@ from suture.core.errors import ConfigError
 from suture.core.validation import LIMIT, STRICT
 from suture.data.readers import load_table
 from suture.methods.base import Method
-from suture.simulation.partition import assigned_sites, class_lists
-from suture.simulation.sites import Destination, PartitionedSites, Validation, write_partitioned, write_parts
+from suture.simulation.partition import assigned_sites
+from suture.simulation.sites import PartitionedSites, Validation, write_parts
 from suture_papers.public_data import data_folder, images_in
 from suture_papers.skin_lesions.isic import METADATA, TRUTH, IsicConfig
 
@@ -48,18 +48,14 @@ class IsicSites(PartitionedSites):
         """Write each site, and the held-out rows of the server; see `PhantomSites.prepare`."""
         root = data_folder(self.root, "ham10000_112px", "ISIC 2018 Task 3")
         pooled = load_table(isic_config(root, self.split, self.seed))
-        to = Destination(folder, runs, method, self.learning_rates, self.validation)
         if self.partition != "patients":
             if self.classes != "all":
                 raise ConfigError(
                     f"partition={self.partition} needs images of every class; set simulation.classes=all"
                 )
             sites = assigned_sites(pooled, self.partition, self.clients, self.alpha, self.seed)
-            return write_parts(to, pooled, sites)
-        lists = class_lists(
-            self.classes, pooled.labels, self.clients, seed=self.seed, per_client=self.per_client
-        )
-        return write_partitioned(to, pooled, lists, self.seed, color=True)
+            return write_parts(self.destination(folder, runs, method), pooled, sites)
+        return self.write_partitioned(folder, runs, method, pooled, color=True)
 
 
 def isic_config(root: Path, split: Literal["lesions", "images"], seed: int) -> IsicConfig:

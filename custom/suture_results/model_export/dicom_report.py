@@ -12,7 +12,6 @@ import uuid
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,7 +27,7 @@ from pydicom.dataset import Dataset
 from pydicom.sr.coding import Code
 from pydicom.uid import UID, generate_uid
 
-from suture.core.errors import ConfigError, DataError, as_word
+from suture.core.errors import DataError, as_word
 from suture.core.files import atomic_write, make_folder, read_json
 from suture.core.printable import printable
 from suture.core.targets import dicom
@@ -123,18 +122,6 @@ class Written:
     reports: tuple[Path, ...]
     others: int
     refused: dict[str, str]
-
-
-def check_reports(site: str | None) -> None:
-    """Refuse, before any work, reports that could not be written.
-
-    Raises:
-        ConfigError: nothing is decided, or the optional package is not installed.
-    """
-    if site is None:
-        raise ConfigError("--dicom-sr reports decisions; add --decide SITE, or --decide all")
-    if find_spec("highdicom") is None:
-        raise ConfigError('--dicom-sr needs another package: pip install "suture[dicom-sr]"')
 
 
 def concept(label: str, codes: tuple[_ClassCode, ...] = ()) -> Code:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from suture.core.entry_points import needed
 from suture.core.errors import ConfigError
 from suture.core.files import read_json, replacing
 from suture_results.model_export.program import OUTPUT, Run, check, exported, input_names
@@ -40,7 +41,8 @@ def write_onnx(source: Path, folder: Path, opset: int | None = None) -> Path:
         SutureError: the file gives other probabilities than the model; it is then not written.
         DiskError: it cannot be written.
     """
-    runtime = _runtime()
+    runtime = needed("onnxruntime", "ONNX", "onnx")
+    needed("onnxscript", "ONNX", "onnx")  # for torch's exporter
     if opset is not None and opset not in _OPSETS:
         raise ConfigError(
             f"opset {opset} cannot be written; torch writes {_OPSETS.start} to {_OPSETS.stop - 1}"
@@ -74,17 +76,6 @@ def metadata(model: Model, facts: dict[str, Any]) -> dict[str, str]:
         "label_type": model.network.labels.label_type,
         "digest": model.digest,
     } | {key: json.dumps(value) for key, value in found.items()}
-
-
-def _runtime() -> Any:
-    try:
-        import onnxruntime
-        import onnxscript  # noqa: F401 - torch's exporter needs it
-    except ImportError as error:
-        raise ConfigError(
-            f'ONNX needs a package that is not installed ({error.name}): pip install "suture[onnx]"'
-        ) from error
-    return onnxruntime
 
 
 def _session(runtime: Any, path: Path, opset: int | None) -> Run:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from suture.core.entry_points import needed
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import (
     atomic_write,
@@ -151,11 +152,12 @@ def explain_files(
         most: number of images that are drawn.
 
     Raises:
-        ConfigError: no model, one of text or without a class; an unknown kind; or another's file in `out` has
-            the name of a picture or of the table.
+        ConfigError: no matplotlib; no model, one of text or without a class; an unknown kind; or another's
+            file in `out` has the name of a picture or of the table.
         DataError: there is no image, or none can be read.
         DiskError: a picture cannot be written.
     """
+    needed("matplotlib", "suture explain", "plots")
     _refuse_others(out, [TABLE], _earlier(out)[1])  # before hours of work
     model = open_model(folder)
     check_maps(model, classes, kind)

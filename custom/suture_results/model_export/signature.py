@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from suture.core.entry_points import needed
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import read_json
 from suture.core.plain import read_regular
@@ -52,7 +53,7 @@ def sign(folder: Path, key: Path) -> Path:
     """
     check_digest(folder)
     _files(folder)
-    package, out = _package(), folder / _SIGNATURE
+    package, out = needed("model_signing", "a signature", "sign"), folder / _SIGNATURE
     with _key_error(key, "private"):
         config = package.signing.Config().use_elliptic_key_signer(private_key=key)
     hashing = package.hashing.Config().set_ignored_paths(paths=[_SIGNATURE], ignore_git_paths=False)
@@ -75,7 +76,7 @@ def verify(folder: Path, key: Path) -> None:
         DataError: there is no signature, or one by another key, or a file was changed, added or removed, or
             is one that the signature leaves out.
     """
-    package, signature = _package(), folder / _SIGNATURE
+    package, signature = needed("model_signing", "a signature", "sign"), folder / _SIGNATURE
     if not signature.is_file():
         raise DataError(f"{folder} has no {_SIGNATURE}: it is not signed")
     with _key_error(key, "public"):
@@ -151,16 +152,6 @@ def _differences(text: str) -> str:
         for what, pattern in _DIFFERENCES.items()
     }
     return "; ".join(f"{what}: {', '.join(some)}" for what, some in names.items() if some)
-
-
-def _package() -> Any:
-    try:
-        import model_signing
-    except ImportError as error:
-        raise ConfigError(
-            f'signatures need packages that are not installed ({error.name}): pip install "suture[sign]"'
-        ) from error
-    return model_signing
 
 
 _MAKE = "openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out key.pem"

@@ -26,7 +26,7 @@ from suture.federation.store import EXPERIMENTS
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Abstain
-from suture_admin.statement import read_statement
+from suture_admin.ledger import read_statement
 
 LIMITS = PrivacyConfig(clip=1.0, noise=2.0)
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))

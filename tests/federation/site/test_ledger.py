@@ -37,7 +37,7 @@ from suture.protocol.messages import (
     ones,
 )
 from suture.protocol.packing import pack
-from suture_admin.statement import budget_lines, read_statement, state_of
+from suture_admin.ledger import budget_lines, read_statement, state_of
 
 LIMITS = PrivacyConfig(clip=1.0, noise=2.0)
 

@@ -27,7 +27,7 @@ from suture.methods.pfl import PersonalisedFL
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Abstain, SiteInfo, Spent, TaskData, Update
 from suture.protocol.packing import unpack
-from suture_admin.statement import state_of
+from suture_admin.ledger import state_of
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=4), batch_norm="frozen")
 ALPHA = {"alpha": ("Mass", "Nodule")}

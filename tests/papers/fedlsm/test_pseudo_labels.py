@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from suture_papers.fedlsm.pseudo_labels import KINDS, Targets, Thresholds, mix
+from suture_papers.fedlsm.mean_teacher import KINDS, Targets, Thresholds, mix
 
 MULTI, SINGLE = KINDS["multilabel"], KINDS["multiclass"]
 LIMITS = Thresholds(positive=0.85, negative=0.005, best=0.95)

@@ -22,7 +22,7 @@ from suture.federation.site.site import check_consent
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import GlobalModel, Phase, RoundContext
 from suture.models import ModelSpec
-from suture.models.names import name_vectors
+from suture.models.heads import name_vectors
 from suture.protocol.messages import TaskData, Update
 from suture_papers.missing_labels.fedalign import (
     F1,

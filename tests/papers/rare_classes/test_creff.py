@@ -26,18 +26,20 @@ from suture.methods.retraining import Retraining
 from suture.methods.sharing import with_channels
 from suture.models import ModelSpec
 from suture.protocol.messages import Update, ones
-from suture_papers.rare_classes import creff, federated_features
+from suture_papers.rare_classes import creff
 from suture_papers.rare_classes.creff import (
     FEATURES,
     GRADIENTS,
     RETRAINED,
     ClassGradients,
     CReFF,
+    FederatedFeatures,
+    distance,
+    head_gradient,
     joined,
     retrained_rows,
+    siamese,
 )
-from suture_papers.rare_classes.federated_features import FederatedFeatures, distance, head_gradient
-from suture_papers.rare_classes.siamese import siamese
 from suture_synthetic.trial import SITES, Trial
 
 METHOD = conformant("creff")
@@ -96,7 +98,7 @@ def test_the_servers_half_is_the_papers(seed: int, classes: int, width: int, n: 
     target = torch.randn(classes, classes, width + 1, generator=g).double()
     start = torch.randn(classes, n, width, generator=g).double()
     how = FederatedFeatures(per_class=n)
-    with mock.patch.object(federated_features, "STEPS", 3):
+    with mock.patch.object(creff, "STEPS", 3):
         found = how.matched(start, torch.arange(classes), head, target)
     for c in range(classes):
         features = start[c].clone().requires_grad_()
@@ -123,7 +125,7 @@ def test_the_servers_half_is_the_papers(seed: int, classes: int, width: int, n: 
             sgd.zero_grad()
             F.cross_entropy(layer(x[shuffled[i : i + 3]]), y[shuffled[i : i + 3]]).backward()
             sgd.step()
-    with mock.patch.multiple(federated_features, BATCH=3, HEAD_EPOCHS=2, HEAD_RATE=0.3):
+    with mock.patch.multiple(creff, BATCH=3, HEAD_EPOCHS=2, HEAD_RATE=0.3):
         rows = how.retrained(found, fresh, torch.Generator().manual_seed(1))
     assert torch.allclose(
         rows, torch.cat([layer.weight, layer.bias[:, None]], 1).detach(), rtol=1e-10, atol=1e-10
@@ -316,8 +318,8 @@ def test_the_head_learns_from_gradients_alone_to_tell_classes_apart() -> None:
     start = torch.randn(6, 100, 32, generator=g).double()
     scores = []
     how = FederatedFeatures()
-    for rate in (1e-9, federated_features.RATE):
-        with mock.patch.object(federated_features, "RATE", rate):
+    for rate in (1e-9, creff.RATE):
+        with mock.patch.object(creff, "RATE", rate):
             found = how.matched(start, torch.arange(6), head, target)
         rows = how.retrained(found, torch.randn(6, 33, generator=g).double() / 32**0.5, g)
         logits = F.pad(features(100), (0, 1), value=1.0) @ rows.T

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from suture_papers.rare_classes import siamese as module
-from suture_papers.rare_classes.siamese import colour, crop, cut, flip, rotate, siamese, zoom
+from suture_papers.rare_classes import creff
+from suture_papers.rare_classes.creff import colour, crop, cut, flip, rotate, siamese, zoom
 
 
 def test_all_images_are_changed_alike_and_each_kind_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     g = torch.Generator().manual_seed(0)
     image = torch.randn(1, 3, 16, 16, generator=g)
     images = image.expand(4, -1, -1, -1)
-    for kind in module._KINDS:
-        monkeypatch.setattr(module, "_KINDS", (kind,))
+    for kind in creff._KINDS:
+        monkeypatch.setattr(creff, "_KINDS", (kind,))
         changed = siamese(images, torch.Generator().manual_seed(3))
         assert changed.shape == images.shape
         for one in changed[1:]:
@@ -25,8 +25,8 @@ def test_all_images_are_changed_alike_and_each_kind_is_drawn(monkeypatch: pytest
 
 def test_the_odds_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[str] = []
-    kinds = [lambda x, *_, name=kind.__name__: drawn.append(name) or x for kind in module._KINDS]
-    monkeypatch.setattr(module, "_KINDS", kinds)
+    kinds = [lambda x, *_, name=kind.__name__: drawn.append(name) or x for kind in creff._KINDS]
+    monkeypatch.setattr(creff, "_KINDS", kinds)
     g = torch.Generator().manual_seed(0)
     for _ in range(600):
         siamese(torch.zeros(1, 1, 2, 2), g)

@@ -54,14 +54,14 @@ assert not [name for name in sys.modules if name.startswith(("suture.", "suture_
 LABELS = ("Edema", "Mass", "Hernia")
 
 
-def point(threshold: float, knots: tuple[float, ...] = ()) -> Operating:
-    line = Calibration(knots=knots, values=(0.1, 0.9)) if knots else Calibration(1.5, -0.25)
+def point(threshold: float, slope: float = 1.5) -> Operating:
+    line = Calibration(slope, -0.25)
     return Operating({"sensitivity": threshold}, line, 0.5)
 
 
 DECISIONS = Decisions(
     DecisionSettings(),
-    {"Edema": point(0.999), "Mass": point(0.001, (-2.0, 2.0))},
+    {"Edema": point(0.999), "Mass": point(0.001, 0.5)},
     {"north": {"Edema": point(0.001)}},
 )
 

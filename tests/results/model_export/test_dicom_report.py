@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import shutil
+import sys
 import tarfile
 from dataclasses import asdict
 from pathlib import Path
@@ -28,6 +29,7 @@ from suture.core.labels import LabelSet
 from suture.models import ModelSpec, build
 from suture.models.saved import save_model
 from suture.protocol.decisions import Calibration, Decisions, DecisionSettings, Operating
+from suture_results.commands import _decider
 from suture_results.decided_predictions import with_decisions
 from suture_results.inputs import find_inputs
 from suture_results.model_export.dicom_report import (
@@ -36,7 +38,6 @@ from suture_results.model_export.dicom_report import (
     PROBABILITY,
     THRESHOLD,
     Written,
-    check_reports,
     concept,
     open_reporter,
     write_reports,
@@ -243,9 +244,9 @@ def test_what_cannot_be_reported_is_refused_before_work(
         app, [*arguments, "--decide", "south", "--dicom-sr", str(tmp_path / "reports")]
     )
     assert "unknown site 'south'" in str(result.exception)
-    monkeypatch.setattr("suture_results.model_export.dicom_report.find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "highdicom", None)
     with pytest.raises(ConfigError, match=r'pip install "suture\[dicom-sr\]"'):
-        check_reports("north")
+        _decider(tmp_path / "model", "north", (), tmp_path)
 
 
 def test_a_calibrated_probability_says_that_it_is_one(tmp_path: Path) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -59,24 +58,6 @@ class Backbone:
     def inputs(self) -> tuple[str, ...]:
         """Names of its inputs in a batch."""
         return ("vector",) if self.vectors else _INPUTS[self.reads]
-
-
-def needed(package: str, name: str, extra: str = "encoders") -> Any:
-    """Import an optional package.
-
-    Args:
-        name: of the model, or the setting, that needs it.
-        extra: of Suture, which has it.
-
-    Raises:
-        ConfigError: it is not installed; names the extra that has it.
-    """
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise ConfigError(
-            f'{as_word(name)} needs {package}, which cannot be imported: pip install "suture[{extra}]"'
-        ) from error
 
 
 def without_classifier(network: nn.Module, name: str) -> str:

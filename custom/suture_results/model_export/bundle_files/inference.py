@@ -169,8 +169,6 @@ def _calibrated(p: float, line: dict[str, Any]) -> float:
     tiny = float(np.finfo(np.float64).eps)
     p = min(max(p, tiny), 1 - tiny)
     score = math.log(p / (1 - p))
-    if line["knots"]:
-        return float(np.interp(score, line["knots"], line["values"]))
     return 0.5 * (1 + math.tanh((line["slope"] * score + line["intercept"]) / 2))
 
 
