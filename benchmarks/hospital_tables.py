@@ -444,11 +444,11 @@ def masks_beside_images(folder: Path) -> Meant:
 
 
 @case
-def masks_of_the_same_names(folder: Path) -> Refused:
+def masks_of_the_same_names(folder: Path) -> Meant:
     """The same, and the table does not say the folder."""
     plain(folder, ["image", "Mass"], lambda i: [f"{i:02}.png", i % 2])
     pngs(folder / "masks", names())
-    return Refused(("img/00.png", "masks/00.png"))
+    return Meant(in_img(), {"Mass": every(0, 1)}, asks=("24 files such as .masks/00.png. are masks",))
 
 
 @case
@@ -851,7 +851,7 @@ def mixed_words(folder: Path) -> Meant:
 def one_and_two(folder: Path) -> Refused:
     """SPSS and many forms write 1 for yes and 2 for no."""
     plain(folder, ["image", "patient", "Mass"], lambda i: [f"{i:02}.png", f"p{i // 2}", 1 + i % 2])
-    return Refused((r"column 'Mass' is left out: its values are 1, 2", 'values = { "2" = "unknown" }'))
+    return Refused((r"column 'Mass' is left out: its values are 1, 2", 'values = { "2" = "\?" }'))
 
 
 @case
@@ -887,7 +887,7 @@ def codes_with_a_legend(folder: Path) -> Meant:
 def codes_without_a_legend(folder: Path) -> Refused:
     """0, 1 and 2, and nothing says what they are."""
     plain(folder, ["image", "patient", "label"], lambda i: [f"{i:02}.png", i // 2, i % 3])
-    return Refused(('finding_column = "label"', '"0" = "CLASS", "1" = "CLASS", "2" = "CLASS"'))
+    return Refused(('finding_column = "label"', '"0" = "label 0", "1" = "label 1", "2" = "label 2"'))
 
 
 @case

@@ -6,7 +6,7 @@ import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -83,7 +83,7 @@ def _ask(site: str, guess: Discovery) -> Answers | None:
     from suture.core.labels import is_generic
     from suture_prepare.description import Answers
 
-    no_labels = guess.doubtful
+    keys, no_labels = _classes(site, guess), guess.doubtful
     if len(no_labels) > 1 and _confirm(
         f"{site}: are all of these findings: {', '.join(map(repr, no_labels))}?"
     ):
@@ -100,13 +100,32 @@ def _ask(site: str, guess: Discovery) -> Answers | None:
         )
     }
     patient = "" if guess.has_patients else _patient_column(site, guess)
-    if not (no_labels or names or patient):
+    if not (no_labels or names or patient or keys):
         return None
-    return Answers(patient or None, no_labels, names)
+    return Answers(patient or None, no_labels, names, keys)
 
 
-def _confirm(question: str) -> bool:
-    return typer.confirm(escaped(question), default=True)
+def _classes(site: str, guess: Discovery) -> dict[str, Any]:
+    """The keys of [data] for a column whose words, or numbers, are classes or grades by a person's answer."""
+    labels = guess.data.get("labels")
+    for name, words in guess.offered.items():
+        what = f"{site}: column {name!r} has the values {', '.join(words)}"
+        if not all(map(str.isdigit, words)):
+            if _confirm(f"{what}: are these the classes?", default=not labels):
+                return {"finding_column": name}
+        elif not labels:
+            how = "the first that means present, c where each is a class, or nothing where it is no finding"
+            said = _asked(f"{what}; write {how}")
+            if said in words:
+                grades = {word: int(int(word) >= int(said)) for word in words}
+                return {"labels": [name], "values": grades}
+            if said == "c":
+                return {"finding_column": name, "synonyms": {word: f"{name} {word}" for word in words}}
+    return {}
+
+
+def _confirm(question: str, *, default: bool = True) -> bool:
+    return typer.confirm(escaped(question), default=default)
 
 
 def _asked(question: str) -> str:

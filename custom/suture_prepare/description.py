@@ -44,11 +44,13 @@ class Answers:
         patient: the column of patients; empty where none names them, None where nobody was asked.
         no_labels: columns that are no findings.
         names: of the findings, by columns whose names do not say which they are.
+        keys: of [data], for a column of classes or of grades.
     """
 
     patient: str | None = None
     no_labels: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def described(
         LabelError: two columns are one label.
     """
     table = next((one for one in HOSPITAL if one.recognises(form.sheet, files.paths)), None)
-    known = table.keys(form.sheet.path.parent) if table else {}
+    known = {**(table.keys(form.sheet.path.parent) if table else {}), **answers.keys}
     paths = [images.find(cell) if cell else None for cell in form.sheet.column(images.name, "")]
     columns = form.sheet.columns()
     split = next((name for name in columns if name != images.name and _is_split(columns[name])), None)
@@ -159,6 +161,7 @@ def described(
         warnings=(*guess.warnings, *labels.warnings),
         left_out=labels.left_out,
         doubtful=labels.doubtful,
+        offered=labels.offered,
         one_class=labels.one_class,
         is_draft=labels.is_draft,
         columns=tuple(filter(None, sheet.header)),
@@ -189,6 +192,9 @@ def _say_images(
         lost = [(cell, number) for cell, number, path in cells if path is None]
         such = f", such as {lost[0][0]!a} in {rows_text([number for _, number in lost])}" if lost else ""
         guess.warnings.append(f"{name}: {n - images.found:,} of {number_of(n, 'row')} without an image{such}")
+    if files.masks:
+        many = number_of(len(files.masks), "file")
+        guess.warnings.append(f"{many} such as {min(files.masks)!r} are masks of images and are left out")
     if files.linked:
         guess.note("follow_links", False, "true, if you trust the links")
         guess.warnings.append(

@@ -95,9 +95,13 @@ def test_an_unknown_word_names_file_row_and_the_line_to_add(tmp_path: Path) -> N
     fault = read_table(parse_data(data, "test")).faults[0]
     assert "labels.csv rows 2, 3" in fault
     line = fault.splitlines()[-1]
-    assert line == 'values = { "kaum" = "unknown", "sicher" = "unknown" }'
+    assert line == 'values = { "kaum" = "?", "sicher" = "?" }'
     pasted = read_table(
-        parse_data(data | tomllib.loads(line.replace('"sicher" = "unknown"', '"sicher" = 1')), "test")
+        parse_data(
+            data
+            | tomllib.loads(line.replace('"kaum" = "?", "sicher" = "?"', '"kaum" = "unknown", "sicher" = 1')),
+            "test",
+        )
     )
     assert pasted.faults == ()
     assert np.nansum(pasted.table.y[:, 1]) == 24
@@ -293,7 +297,7 @@ def test_grades_are_never_a_class(tmp_path: Path) -> None:
     assert found.data["labels"] == ["Mass"]
     assert found.left_out == {"DR grade": "its values are 0, 1, 2, 3"}
     line = found.warnings[0].splitlines()[-1]
-    assert line == 'values = { "2" = "unknown", "3" = "unknown" }'
+    assert line == 'values = { "2" = 1, "3" = 1 }  # present from 1 on'
     data = found.data | {"split": "patients", "labels": ["Mass", "DR grade"]}
     read = read_table(parse_data(data | tomllib.loads(line), "t"))
     assert read.faults == ()
@@ -342,7 +346,7 @@ def test_a_column_whose_name_without_signs_is_taken_is_asked_about(
 ) -> None:
     found = labelled(tmp_path, ["Hernia", column, other], [["1", "0", "1"], ["0", "1", "0"], ["1", "1", "0"]])
     assert column in found.left_out
-    assert any(f"left out: {column!r}" in warning for warning in found.warnings)
+    assert any(f"column {column!r} is left out" in warning for warning in found.warnings)
     assert column not in found.data.get("synonyms", {})
 
 

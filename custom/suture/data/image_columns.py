@@ -16,11 +16,16 @@ from suture.data.cells import Cells
 from suture.data.decoding import SUFFIXES
 from suture.data.image_names import image_name, loosely, stem, unique
 from suture.data.images import ARCHIVES, ImageSource
-from suture.data.patient_columns import names_patients
+from suture.data.patient_columns import names_patients, plain_words
 from suture.data.reading import Sheet
 from suture.data.table_form import Form, is_hidden
 
 _INDEX = re.compile(r"^(unnamed.*|index|row|#)$", re.IGNORECASE)
+_MASKS = r"masks?|seg|segmentations?|gt|ground[ _-]?truth|annotations?|roi|contours?|overlay"
+_MASK_FOLDER = re.compile(rf"(.*[ _-])?({_MASKS})([ _-].*)?")
+_MASK_FILE = re.compile(rf"(.+?)[ ._-]+({_MASKS})([ ._-]?\d+)?")
+_OTHER_THAN_IMAGES = re.compile(rf"\b({_MASKS}|crop(ped)?|patch|thumb(nail)?|preview|heat ?map)\b")
+"""In the name of a column: its files are made of images."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +37,14 @@ class Images:
         paths: of the images within it.
         above: the folder above, where cells of a table may begin; the same as `root` where there is none.
         linked: images, or folders, that are links out of it.
+        masks: files that are left out, since they are masks of images.
     """
 
     root: Path
     paths: frozenset[str]
     above: Path
     linked: int = 0
+    masks: frozenset[str] = frozenset()
 
 
 def images_of(folder: Path) -> Images:
@@ -65,9 +72,32 @@ def images_of(folder: Path) -> Images:
     if len(top) == 1 and all("/" in name for name in found):
         root = folder / top.pop()
         found = {name.partition("/")[2] for name in found}
+    masks = _masks(found)
+    found -= masks
     inside = contained(root)
     out = sum((root / name).is_symlink() and not inside(root / name) for name in found)
-    return Images(root, frozenset(found), folder, out)
+    return Images(root, frozenset(found), folder, out, frozenset(masks))
+
+
+def _masks(paths: Collection[str]) -> set[str]:
+    """The paths that are masks: NAME_mask beside NAME, and in a folder of masks those of the other folders."""
+
+    def parts(path: str) -> tuple[str, str, str]:
+        folder, name = path.casefold().rpartition("/")[0], stem(path).casefold()
+        match = _MASK_FILE.fullmatch(name)
+        return folder, name, match[1] if match else name
+
+    split = {path: parts(path) for path in paths}
+    apart = {
+        path for path, (folder, *_) in split.items() if any(map(_MASK_FOLDER.fullmatch, folder.split("/")))
+    }
+    beside = {(folder, name) for folder, name, _ in split.values()}
+    images = {name for path, (_, name, _) in split.items() if path not in apart}
+    return {
+        path
+        for path, (folder, name, of) in split.items()
+        if (of != name and (folder, of) in beside) or (path in apart and of in images)
+    }
 
 
 def _images_below(folder: Path, unread: list[OSError]) -> set[str]:
@@ -134,7 +164,7 @@ def best_column(form: Form, images: Images) -> ImageColumn | None:
         ("stem", images.root, lambda cell: stems.get(stem(cell))),
         ("loose", images.root, loosely(images.paths)),
     ]
-    best, most = None, (0, 0)
+    best, most = None, (False, 0, 0)
     for match, root, find in ways:
         for name, column in form.sheet.columns().items():
             cells = Counter(filter(None, column))
@@ -142,7 +172,8 @@ def best_column(form: Form, images: Images) -> ImageColumn | None:
             if index or (match != "path" and _is_label(cells)):
                 continue  # whose numbers may be those of images by chance
             rows = Counter({cell: n for cell, n in cells.items() if find(cell) is not None})
-            found = len(set(map(find, rows))), rows.total()
+            whole = rows.total() > 0 and not _OTHER_THAN_IMAGES.search(plain_words(name))
+            found = whole, len(set(map(find, rows))), rows.total()
             if found > most and (match != "loose" or 2 * rows.total() > cells.total()):
                 best, most = ImageColumn(name, match, rows.total(), root, find), found
     return best
@@ -188,7 +219,7 @@ def other_images(
     sheet: Sheet, columns: Sequence[str], images: ImageColumn, used: Collection[str | None]
 ) -> Iterator[tuple[str, int]]:
     """The columns that name other images than the one of images, and how many."""
-    for name in columns:
+    for name in (name for name in columns if not _OTHER_THAN_IMAGES.search(plain_words(name))):
         cells = {*sheet.first(name)} - {""}
         words = [cell for cell in cells if not (images.text or cell.replace(".", "").isdigit())]
         others = {*map(images.find, words)} - {None, *used}
