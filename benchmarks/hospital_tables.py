@@ -851,7 +851,7 @@ def mixed_words(folder: Path) -> Meant:
 def one_and_two(folder: Path) -> Refused:
     """SPSS and many forms write 1 for yes and 2 for no."""
     plain(folder, ["image", "patient", "Mass"], lambda i: [f"{i:02}.png", f"p{i // 2}", 1 + i % 2])
-    return Refused((r"column 'Mass' is left out: its values are 1, 2", 'values = { "2" = "\?" }'))
+    return Refused((r"column 'Mass' is left out: its values are 1, 2", r'values = \{ "2" = "\?" \}'))
 
 
 @case

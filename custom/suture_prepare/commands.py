@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +29,9 @@ def init(
     site: Annotated[
         list[str], typer.Option("--site", help="NAME=PATH of a site's folder or table. Repeatable.")
     ],
+    site_column: Annotated[
+        str | None, typer.Option("--site-column", help="Column whose cells name the sites of a table.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Accept every guess without asking.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")
@@ -35,9 +39,21 @@ def init(
 ) -> None:
     """Inspect each site's data, and write its suture.toml and a job."""
     from suture.data.config import CONFIG
-    from suture_prepare.new_study import as_toml, look, placed, refuse_existing, summary, write_study
+    from suture_prepare.description import Answers
+    from suture_prepare.new_study import (
+        agreed,
+        as_toml,
+        by_column,
+        look,
+        placed,
+        refuse_existing,
+        summary,
+        write_study,
+    )
 
-    sites = _sites(site)
+    sites, rows = _sites(site), dict[str, Answers]()
+    if site_column:
+        sites, rows = by_column(sites, site_column)
     if not dry_run:
         refuse_existing(study, sites)
         if not yes and not _can_ask():
@@ -52,13 +68,20 @@ def init(
                 print_line(escaped(line))
 
     refused: dict[str, str] = {}
-    found = look(sites, refused=refused)
+    found = look(sites, rows, refused)
     show(found)
     if not yes and not dry_run:
-        answers = {name: answer for name, guess in found.items() if (answer := _ask(name, guess))}
+        answers = {
+            name: replace(answer, rows=rows[name].rows if name in rows else None)
+            for name, guess in found.items()
+            if (answer := _ask(name, guess))
+        }
         again = look({name: sites[name] for name in answers}, answers) if answers else {}
         show(again)
         found |= again
+    for line in agreed(found)[1]:
+        print_line(f"all sites: {line}")
+    if not yes and not dry_run:
         typer.confirm("write these files?", default=True, abort=True)
     for path in write_study(study, found) if not dry_run else ():
         print_line(f"written: {path}")

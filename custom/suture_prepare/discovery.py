@@ -14,7 +14,7 @@ from suture.data import image_columns
 from suture.data.config import parse_data
 from suture.data.image_columns import ImageColumn, Images, images_of, like_images, named_elsewhere
 from suture.data.images import ARCHIVES
-from suture.data.inspection import true_depth
+from suture.data.inspection import sample
 from suture.data.patient_columns import patient_columns
 from suture.data.published import PublishedTable
 from suture.data.readers import DATASETS, DataSet, read_table
@@ -52,9 +52,12 @@ def discover(path: Path, answers: Answers | None = None) -> Discovery:
         if (texts := _documents(given, folder, answers)) is None:
             raise
         return texts
-    found = _published(given, folder, images) or _own(given, folder, images, answers)
-    if depth := true_depth(images.root, images.paths):
-        bits, why = depth
+    published = None if answers.rows else _published(given, folder, images)
+    found = published or _own(given, folder, images, answers)
+    seen = sample(images.root, images.paths)
+    found = replace(found, colour=seen.colour, side=seen.side)
+    if seen.depth:
+        bits, why = seen.depth
         found = replace(found, data=found.data | {"bits": bits}, reasons=found.reasons | {"bits": why})
     paths = dict.fromkeys(form.sheet.path for form in given.every())
     doubts = dict.fromkeys(filter(None, map(doubtful_encoding, paths)))
@@ -143,8 +146,7 @@ def _by_reader(word: str, table: PublishedTable, sheet: Sheet, root: Path) -> Di
         data,
         {"dataset": f"the table is that of {table.title}", "root": "holds the images"},
         tuple(said),
-        columns=tuple(filter(None, sheet.header)),
-        rows=len(sheet.rows),
+        table=sheet,
         title=table.title,
     )
 

@@ -25,7 +25,7 @@ from suture.data.reading import Sheet, read_text, readable_table, rows_text
 from suture.data.table_form import DELIMITERS, JSON, Form, encoding_of, read_form
 from suture.data.workbooks import is_workbook, workbook_sheets
 
-_IMAGE, _SPLIT, _CLASS = "image", "split", "class"
+_IMAGE, _SPLIT, _CLASS, _PATIENT_COLUMN = "image", "split", "class", "patient"
 """Columns of a table that is put together."""
 
 THE_ONE_TO_USE = "give the path of the table to use, or hide the other sheets"
@@ -43,6 +43,8 @@ _UNFILLED = {"0", "incomplete"}
 _NOT_COMPLETE = _UNFILLED | {"1", "unverified"}
 _FORM_STATES = _NOT_COMPLETE | {"2", "complete", ""}
 _LOOKED_AT = 50
+_MOST_NUMBERED = 10
+"""Folders with a number in their names, from which on they are patients and not classes."""
 _MOST_NAMES = 200
 """Classes of a legend."""
 
@@ -84,16 +86,19 @@ def read_forms(path: Path) -> list[Form]:
     refused: DataError | None = None
     try:
         form = read_form(path)
-        if all(name or not any(form.sheet.cells(i)) for i, name in enumerate(form.sheet.header)):
+        header = form.sheet.header
+        if len(header) > 1 and all(name or not any(form.sheet.cells(i)) for i, name in enumerate(header)):
             return [form]
     except DataError as error:
         refused = error
     text = read_text(path, encoding_of(path))
-    for delimiter in DELIMITERS:
-        rows = list(map(tuple, csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)))
-        below = _below_titles(path, rows, "")
-        if below and below.made and len(below.sheet.header) > 1:
-            return [below]
+    tried = (csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) for delimiter in DELIMITERS)
+    found = [below for rows in tried if (below := _below_titles(path, list(map(tuple, rows)), ""))]
+    widest = max(
+        (below for below in found if below.made), key=lambda below: len(below.sheet.header), default=None
+    )
+    if widest and len(widest.sheet.header) > 1:
+        return [widest]
     if refused:
         raise refused
     return [form]
@@ -179,31 +184,58 @@ def _json_cell(value: Any) -> str:
 
 
 def of_class_folders(root: Path, images: Collection[str]) -> Form | None:
-    """The table of folders that are named after classes, and maybe splits; None where folders are not.
+    """The table of folders that are named after classes, and maybe splits and patients, at any depth.
+
+    None where no folder is named so.
 
     Raises:
-        DataError: the folders have more levels than those two.
+        DataError: there are several levels of folders, and it is not clear which are the classes.
     """
-    levels = [name.split("/")[:-1] for name in sorted(images)]
-    if len({*map(len, levels)}) != 1 or not levels[0]:
-        return None
-    columns = list(map(list, zip(*levels, strict=True)))
-    at = next(
-        (i for i, column in enumerate(columns) if {c.casefold() for c in column} <= SPLIT_WORDS.keys()), None
-    )
-    splits = columns.pop(at) if at is not None else None
-    if not columns or len({*columns[0]}) < 2 or (len(columns) == 1 and 2 * len({*columns[0]}) > len(levels)):
-        return None
-    if len(columns) > 1:
+    paths = sorted(images)
+    levels = [[*level] for level in zip(*(path.split("/")[:-1] for path in paths), strict=False)]
+    levels = [level for level in levels if len({*level}) > 1]
+    found: dict[str, list[str]] = {}
+    for name, is_one in ((_SPLIT, _are_splits), (_PATIENT_COLUMN, _are_patients), (_CLASS, _are_classes)):
+        if at := next((level for level in levels if is_one(level)), None):
+            found[name] = at
+            levels.remove(at)
+    if _CLASS not in found and len(levels) == 1 and 2 * len({*levels[0]}) <= len(paths):
+        found[_CLASS] = levels.pop()
+    if _CLASS not in found:
+        if len(levels) < 2:
+            return None
         raise DataError(
-            f"{root} has no table, and {len(columns)} levels of folders, such as {sorted(images)[0]!r}; name "
-            "one level after the classes (and one after train, validation and test), or write a table"
+            f"{root} has no table, and {len(levels)} levels of folders, such as {paths[0]!r}; name one level "
+            "after the classes (and one after train, validation and test), or write a table"
         )
-    header = (_IMAGE, _CLASS, *([_SPLIT] if splits else []))
-    parts = [[SPLIT_WORDS[c.casefold()] for c in splits]] if splits else []
-    rows = tuple(zip(sorted(images), columns[0], *parts, strict=True))
-    made = (f"{root.name}: the folders are the classes{' and the splits' if splits else ''}",)
+    if _SPLIT in found:
+        found[_SPLIT] = [SPLIT_WORDS[cell.casefold()] for cell in found[_SPLIT]]
+    header = (_IMAGE, *(name for name in (_CLASS, _SPLIT, _PATIENT_COLUMN) if name in found))
+    rows = tuple(zip(paths, *(found[name] for name in header[1:]), strict=True))
+    said = {_CLASS: "classes", _SPLIT: "splits", _PATIENT_COLUMN: "patients"}
+    what = " and the ".join(f"{said[name]} ({found[name][0]})" for name in header[1:])
+    rest = (
+        f"; other folders, such as {', '.join(level[0] for level in levels)}, are not read" if levels else ""
+    )
+    made = (f"{root.name}: the folders are the {what}{rest}",)
     return Form(Sheet(root, header, rows, tuple(range(1, len(rows) + 1))), made=made)
+
+
+def _are_splits(level: Sequence[str]) -> bool:
+    return {name.casefold() for name in level} <= SPLIT_WORDS.keys()
+
+
+def _are_patients(level: Sequence[str]) -> bool:
+    """Whether folders are named after patients: in so many words, or many with a number in each."""
+    names = {*level}
+    numbered = len(names) > _MOST_NUMBERED and all(any(map(str.isdigit, name)) for name in names)
+    return all(map(_PATIENT.fullmatch, names)) or (numbered and len(names) < len(level))
+
+
+def _are_classes(level: Sequence[str]) -> bool:
+    """Whether folders are named after classes: few words without numbers, each of several images."""
+    names = {*level}
+    return 2 * len(names) <= len(level) and not any(any(map(str.isdigit, name)) for name in names)
 
 
 def together(named: Sequence[Named]) -> Form | None:

@@ -60,14 +60,17 @@ _NO_CLASS = re.compile(
 )
 """Words of names of columns that sort images by something else than their classes."""
 
-_SORTED = frozenset(
-    "m f w d male female männlich weiblich homme femme left right both bilateral links rechts l r od os pa ap"
-    " ll lat lateral frontal oblique cc mlo axial sagittal coronal cr dx ct mr mg us xa train training val"
-    " validation test inpatient outpatient supine erect prone".split()
+_SORTED = re.compile(
+    r"(?i)[mfwdlr]|male|female|männlich|weiblich|homme|femme|left|right|both|bilateral|links|rechts|o[ds]|pa|ap|ll"
+    r"|lat|lateral|frontal|oblique|cc|mlo|axial|sagittal|coronal|cr|dx|ct|mr|mg|us|xa|train(ing)?|val(idation)?"
+    r"|test|(in|out)patient|supine|erect|prone"
 )
 """Cells that are a sex, side, view, modality or split, whatever the column is called."""
 
-_MISSING = frozenset("9 99 999 9999 -9 -99 -999 -9999 77 88 -7 -8 none missing".split())
+_NUMBERED = re.compile(r"(?i)(?!p?[tnm]\d|g(rade)?\b|stage|stadium|typ|class)[^\W\d_]+[_ -]?\d+")
+"""Cells such as w0 and IL_17, which name somebody or something; T1 and grade 2 do not."""
+
+_MISSING = re.compile(r"(?i)-?9{1,4}|-9{1,4}[.,]0|77|88|-[78]|none|missing")
 """What statistics programs and pandas write for a missing 1 or 0; 9 may be a grade in other columns."""
 
 _VALUE = re.compile(
@@ -280,7 +283,7 @@ def _label_columns(
         words = {*cells} - {""}
         numbers = {*map(meaning.number, cells)}
         strange = {cell for cell in words if meaning.number(cell) is None}
-        coded = {0.0, 1.0} <= numbers and {word.casefold() for word in strange} <= _MISSING
+        coded = {0.0, 1.0} <= numbers and all(map(_MISSING.fullmatch, strange))
         if len({*cells}) == 1 and (strange or _NO_LABEL.match(name)):
             left_out[name] = CONSTANT
         elif words and {cell.casefold() for cell in words} <= _MARKS and "" in cells:
@@ -292,9 +295,8 @@ def _label_columns(
                 left_out[name] = f"its numbers lie between 0 and 1, such as {min(strange)}"
                 asked[name] = "If it is a finding, choose a threshold, and write 1 and 0 into the column"
             elif _may_be_classes(name, words, len(cells)):
-                offered[name] = sorted(
-                    words, key=lambda word: (len(word), word) if word.isdigit() else (0, word)
-                )
+                digits = all(map(str.isdigit, words))
+                offered[name] = sorted(words, key=lambda word: (int(word) if digits else 0, word))
                 left_out[name] = f"its values are {', '.join(offered[name])}"
                 asked[name] = _ask_classes(name, offered[name])
         elif not numbers & {0.0, 1.0}:
@@ -335,7 +337,7 @@ def _may_be_classes(name: str, words: Collection[str], n: int) -> bool:
     """
     few = 2 <= len(words) <= _MOST_OFFERED and 2 * len(words) <= n and not any(map(_MEASURED.match, words))
     grades = all(map(_NUMBER.fullmatch, words))
-    sorts = {word.casefold() for word in words} <= _SORTED or (
+    sorts = any(all(map(kind.fullmatch, words)) for kind in (_SORTED, _NUMBERED)) or (
         _NO_CLASS.search(plain_words(name)) and not _CLASS.match(name)
     )
     return few and not sorts and not _NO_LABEL.match(name) and (not grades or len(words) <= _MOST_GRADES)

@@ -37,7 +37,7 @@ class Images:
         paths: of the images within it.
         above: the folder above, where cells of a table may begin; the same as `root` where there is none.
         linked: images, or folders, that are links out of it.
-        masks: files that are left out, since they are masks of images.
+        masks: files below `above` that are left out, since they are masks of images.
     """
 
     root: Path
@@ -67,20 +67,24 @@ def images_of(folder: Path) -> Images:
         closed = "".join(f"; {error.filename} cannot be read: {error.strerror}" for error in unread)
         zips = sorted(path.name for path in folder.glob("*.zip"))
         closed += f"; unpack {', '.join(zips)} there" if zips else ""
+        arrays = sorted(path.name for path in folder.glob("*.np[z]"))
+        closed += (
+            f"; save each image in {', '.join(arrays)} as a PNG in a folder of its class" if arrays else ""
+        )
         raise DataError(f"{folder} contains no image ({', '.join(SUFFIXES)}){closed}")
+    masks = _masks(found)
+    found -= masks
     root, top = folder, {name.partition("/")[0] for name in found}
     if len(top) == 1 and all("/" in name for name in found):
         root = folder / top.pop()
         found = {name.partition("/")[2] for name in found}
-    masks = _masks(found)
-    found -= masks
     inside = contained(root)
     out = sum((root / name).is_symlink() and not inside(root / name) for name in found)
     return Images(root, frozenset(found), folder, out, frozenset(masks))
 
 
 def _masks(paths: Collection[str]) -> set[str]:
-    """The paths that are masks: NAME_mask beside NAME, and in a folder of masks those of the other folders."""
+    """The paths that are masks: NAME_mask beside NAME, and in a folder of masks those that name an image."""
 
     def parts(path: str) -> tuple[str, str, str]:
         folder, name = path.casefold().rpartition("/")[0], stem(path).casefold()

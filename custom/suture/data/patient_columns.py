@@ -17,13 +17,13 @@ _PATIENTS = tuple(
         r"|medical ?record|pacjent|пациент|пацієнт|ασθεν|potilas|beteg|\bhasta\b|患者|病人|환자",
         r"record ?id$|(case|study|exam|examination|visit|encounter|accession|hadm|(^|[^a-z])fall)"
         r" ?(instance)? ?(id|uid|nr|no|num|number|nummer|key)?$",
-        r"lesion ?(id|uid|nr|no|num|number|nummer|key)?$",
+        r"(l[ea]e?sione?|lesao|laesie|zmiana|поражение|病変|病灶) ?(id|uid|nr|no|num|number|nummer|key)?$",
     )
 )
 """Names of columns that keep images together, the best first: a patient may have several cases or lesions,
 whose images would come to lie in two splits. They are matched with `plain_words`."""
 _PART = re.compile(
-    r"visit|stay|study|encounter|exam|scan|class|region|posture|case|session|episode|series|accession|lesion"
+    r"visit|stay|study|encounter|exam|scan|class|region|posture|case|session|episode|series|accession|l[ae]e?sion"
 )
 """In the name of a patient's column: what a patient has several of, or shares with others."""
 _NO_PATIENT = re.compile(
@@ -93,15 +93,19 @@ def _nests(fine: Sequence[str], coarse: Sequence[str]) -> bool:
     return len({value for _, value in pairs}) < len({value for value, _ in pairs}) == len(pairs)
 
 
+def without_accents(text: str) -> str:
+    """A text whose letters have no accents."""
+    plain = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+    return unicodedata.normalize("NFC", plain)
+
+
 def plain_words(name: str) -> str:
     """A column's name in small letters, with blanks between its words.
 
     >>> plain_words("PatientAccount_No"), plain_words("StudyUID")
     ('patient account no', 'study uid')
     """
-    plain = "".join(c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c))
-    plain = unicodedata.normalize("NFC", plain)  # without accents
-    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", plain)
+    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", without_accents(name))
     return " ".join(re.split(r"[\W_]+", apart)).strip().lower()
 
 

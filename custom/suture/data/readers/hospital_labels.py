@@ -37,8 +37,8 @@ class LabelConfig(DatasetConfig):
             Classes that are not listed are absent; a blank cell is unknown. A cell may also be a list of
             Python or JSON, of which [] is No Finding.
         finding_separator: separator between classes in a cell of `finding_column`.
-        finding_path: separator between a class and its child in `finding_column`: with "/", Pneumonia/Viral is
-            both. Children of a class that is listed alone are unknown.
+        finding_path: separator between a class and its child in `finding_column`: with "/", Pneumonia/Viral
+            is both. Children of a class that is listed alone are unknown.
         value_column: column that says whether the findings of the row are present, in a table with a row for
             each image and finding. Classes in no row of an image are unknown.
         values: the meaning of cells of a label column, or of `value_column`: 1, 0 or "unknown". Plain words
