@@ -166,7 +166,14 @@ def _own(given: _Tables, folder: Path, images: Images, answers: Answers) -> Disc
             if enough == len(form.sheet.rows):
                 continue
             made = gathering.in_two_columns(form, images.paths, enough)
-            if made := made or (None if enough else gathering.of_patients(form, images.paths)):
+            if not enough:
+                made = (
+                    made
+                    or gathering.of_patients(form, images.paths)
+                    or gathering.composed(form, images.paths)
+                )
+                made = made or gathering.of_headers(form, images.root, images.paths)
+            if made:
                 forms[i], columns[i] = made, image_columns.expect_column(made, images)
         if not columns:
             continue

@@ -17,7 +17,9 @@ from suture.core.errors import DataError
 from suture.core.printable import number_of
 from suture.core.spreadsheets import from_cell
 from suture.data.cells import Cells
+from suture.data.dicom import IDENTIFIERS, identifiers
 from suture.data.image_names import loosely, stem
+from suture.data.images import ImageSource
 from suture.data.patient_columns import patient_columns
 from suture.data.readers.hospital_labels import listed_names
 from suture.data.readers.image_list import SPLIT_WORDS
@@ -339,24 +341,85 @@ def of_patients(form: Form, images: Collection[str]) -> Form | None:
     None where no column of patients or cases names folders of images.
     """
     paths = sorted(images)
-    levels = [path.casefold().split("/")[:-1] for path in paths]
+    levels = map(list, zip(*(path.split("/")[:-1] for path in paths), strict=False))
     columns = [name for _, name in patient_columns(form.sheet, "")]
-    for at, name in product(range(min(map(len, levels))), columns):
-        folders: dict[str, list[str]] = {}
-        for path, level in zip(paths, levels, strict=True):
-            folders.setdefault(level[at], []).append(path)
-        cells = [cell.casefold() for cell in form.sheet.column(name, "")]
-        if 2 * len(folders.keys() & {*cells}) > len(cells):
-            rows = [(row, path) for row, cell in enumerate(cells) for path in folders.get(cell, [""])]
-            of = [row for row, _ in rows]
-            several = replace(
-                form.sheet,
-                rows=tuple(form.sheet.rows[row] for row in of),
-                numbers=tuple(form.sheet.numbers[row] for row in of),
-            )
-            made = f"{name!r} is the folder of the images of a row"
-            return with_column(replace(form, sheet=several), _IMAGE, [path for _, path in rows], made)
+    tried = (_row_for_each(form, name, paths, level, "folder") for level, name in product(levels, columns))
+    return next(filter(None, tried), None)
+
+
+def of_headers(form: Form, root: Path, images: Collection[str]) -> Form | None:
+    """A table with a row for each DICOM image, made of one that names what their headers state.
+
+    None where no column does.
+    """
+    paths = sorted(images)
+    with ImageSource(root) as source:
+        if not identifiers(source.raw(paths[0])):
+            return None
+        stated = [identifiers(source.raw(path)) for path in paths]
+    for name, tag in product(form.sheet.columns(), IDENTIFIERS):
+        values = [of.get(tag, "") for of in stated]
+        if found := _row_for_each(form, name, paths, values, f"DICOM {tag}"):
+            of = dict(zip(paths, stated, strict=True))
+            patients = [of.get(path, {}).get(IDENTIFIERS[-1], "") for path in found.sheet.column(_IMAGE, "")]
+            whose = "the patient is the DICOM PatientID"
+            return with_column(found, "patient", patients, whose) if all(patients) else found
     return None
+
+
+def composed(form: Form, images: Collection[str]) -> Form | None:
+    """A table with a column for each finding, of one with the image and the finding in one cell, as a_mass.
+
+    None where no column has both, or it is not clear which other one says whether the finding is present.
+    """
+    sheet, find, meaning = form.sheet, loosely(images), Cells({})
+    columns = sheet.columns()
+    for (name, cells), sign in product(columns.items(), "_-:|# "):
+        pairs = [cell.rpartition(sign) for cell in cells]
+        kinds = Counter(kind for *_, kind in pairs)
+        found = {image: find(image) for image, *_ in pairs[:_LOOKED_AT] if image}
+        if (
+            not (1 < len(kinds) <= _MOST_NAMES and 2 * len(kinds) <= len(cells) and found)
+            or None in found.values()
+        ):
+            continue
+        values = [cell for other, cell in columns.items() if other != name]
+        values = [cell for cell in values if {0.0, 1.0} <= {*map(meaning.number, cell)}]
+        if len(values) != 1 or any(map(str.isdigit, kinds)):
+            continue
+        of: dict[str, dict[str, set[str]]] = {}
+        for (image, _, kind), value in zip(pairs, values[0], strict=True):
+            of.setdefault(image, {}).setdefault(kind, set()).add(value)
+        rows = [(image, *(_only_one(own.get(kind, {""})) for kind in kinds)) for image, own in of.items()]
+        made = f"{name!r} has the image and the finding, with {sign!r} between them"
+        made_of = Sheet(sheet.path, (_IMAGE, *kinds), tuple(rows), tuple(range(2, len(rows) + 2)))
+        return replace(form, sheet=made_of, made=(*form.made, made))
+    return None
+
+
+def _only_one(values: Collection[str]) -> str:
+    """The value of a finding; blank where rows contradict each other."""
+    return next(iter(values)) if len(values) == 1 else ""
+
+
+def _row_for_each(
+    form: Form, name: str, paths: Sequence[str], values: Sequence[str], what: str
+) -> Form | None:
+    """A table with a row for each image whose value a column names; None where it names few."""
+    of: dict[str, list[str]] = {}
+    for path, value in zip(paths, values, strict=True):
+        of.setdefault(value.casefold(), []).append(path)
+    cells = [cell.casefold() for cell in form.sheet.column(name, "")]
+    if 2 * len((of.keys() - {""}) & {*cells}) <= len({*cells}):
+        return None
+    rows = [(row, path) for row, cell in enumerate(cells) for path in of.get(cell, [""])]
+    several = replace(
+        form.sheet,
+        rows=tuple(form.sheet.rows[row] for row, _ in rows),
+        numbers=tuple(form.sheet.numbers[row] for row, _ in rows),
+    )
+    made = f"{name!r} is the {what} of the images of a row"
+    return with_column(replace(form, sheet=several), _IMAGE, [path for _, path in rows], made)
 
 
 def with_column(form: Form, name: str, cells: Sequence[str], made: str) -> Form:
