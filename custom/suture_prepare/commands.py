@@ -192,7 +192,7 @@ def check(study: _Study, trust: Trust = False) -> None:
     done = actions.check(study, trust=trust)
     for name, found in done.sites.items():
         console.rule(f"[bold]{rich(name)}")
-        console.print(render(found))
+        console.print(render(found, most=5))
     console.rule("[bold]all sites")
     console.print(render_matrix(done.sites, done.together))
     print_line(f"page: {done.page} (images of patients: it stays on this machine)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from suture.core.errors import ConfigError, DataError, SutureError
 from suture.data import image_columns
 from suture.data.config import parse_data
 from suture.data.image_columns import ImageColumn, Images, images_of, like_images, named_elsewhere
+from suture.data.image_names import stem
 from suture.data.images import ARCHIVES
 from suture.data.inspection import sample
 from suture.data.patient_columns import patient_columns
@@ -22,8 +24,11 @@ from suture.data.reading import Sheet
 from suture.data.table_form import JSON, TABLES, Form, doubtful_encoding, tables
 from suture_prepare import gathering
 from suture_prepare.description import Answers, Discovery, described
+from suture_prepare.label_discovery import NoLabelsError
 
 _OTHER_TABLES = (".xls", ".xlsb", ".ods", ".numbers", ".sav", ".dta", ".feather", ".mdb", ".sas7bdat")
+_COMPARED = 50
+"""Cells that are compared with the names of all files."""
 _MANY_WORDS = 5
 """Words of a cell, on average, from which on it is a document."""
 
@@ -196,7 +201,13 @@ def _own(given: _Tables, folder: Path, images: Images, answers: Answers) -> Disc
                 f"{form.sheet.path} has no header: its first row names the image {column.name!r}; write the "
                 "names of the columns above it"
             )
-        return described(form, column, images, answers, others)
+        try:
+            return described(form, column, images, answers, others)
+        except NoLabelsError:
+            rest = [other for other in given.every() if other.sheet.path != form.sheet.path]
+            if (joined := gathering.by_key(form, rest)) is None:
+                raise
+            return described(joined, column, images, answers, others)
     forms = given.every()
     image_columns.refuse_ambiguous(forms, images)
     listed = any(like_images(cells) for form in forms for cells in form.sheet.columns().values())
@@ -240,10 +251,15 @@ def _nothing_matches(given: _Tables, images: Images) -> DataError:
     what = f"no column of {names} names" if names else "no table could be read that names"
     seen = "".join(f"\n{fault}" for fault in given.faults)
     some = ", ".join(map(ascii, sorted(images.paths)[:3]))
+    files = {stem(path): path for path in sorted(images.paths)}
     for form in forms[:3]:
         sheet, cells = form.sheet, form.sheet.columns()
         name = max(cells, key=lambda name: (like_images(cells[name]), len({*cells[name]})), default="")
         if name:
-            shown = ", ".join(map(ascii, sorted({*cells[name]} - {""})[:3]))
-            seen += f"\n{sheet.path.name} has {shown} in column {name!r}, and the folder {some}"
+            shown = sorted({*cells[name]} - {""})[:_COMPARED]
+            has = ", ".join(map(ascii, shown[:3]))
+            seen += f"\n{sheet.path.name} has {has} in column {name!r}, and the folder {some}"
+            near = [(cell, *get_close_matches(stem(cell), files, 1)) for cell in shown]
+            if pair := next((pair for pair in near if len(pair) > 1), None):
+                seen += f"; the most alike are {pair[0]!a} and {files[pair[1]]!a}"
     return DataError(f"{what} the images of {images.root}, such as {min(images.paths)!r}{seen}")

@@ -17,7 +17,6 @@ from suture.core.errors import DataError
 from suture.core.printable import number_of
 from suture.core.spreadsheets import from_cell
 from suture.data.cells import Cells
-from suture.data.dicom import IDENTIFIERS, identifiers
 from suture.data.image_names import loosely, stem
 from suture.data.images import ImageSource
 from suture.data.patient_columns import patient_columns
@@ -254,8 +253,9 @@ def together(named: Sequence[Named]) -> Form | None:
         alike = len({frozenset({*one.form.sheet.header} - {""}) for one in named}) == 1
         kept = any(parts) or any(_KEPT_APART.search(one.form.name) for one in named)
         return _one_below_another(named, []) if alike and not kept else None
-    most = max(named, key=lambda one: len(one.form.sheet.rows))
-    return _side_by_side(most, [one for one in named if one is not most])
+    mains = sorted(named, key=lambda one: -len(one.form.sheet.rows))
+    joined = (_side_by_side(main, [one for one in named if one is not main]) for main in mains)
+    return next(filter(None, joined), None)
 
 
 def _split_of(form: Form) -> str | None:
@@ -335,6 +335,31 @@ def _side_by_side(main: Named, others: Sequence[Named]) -> Form | None:
     return Form(both, made=(*main.form.made, *made), legend=main.form.legend)
 
 
+def by_key(form: Form, others: Sequence[Form]) -> Form | None:
+    """A table with the columns of another one that names each of its patients, studies or the like once.
+
+    None where no other table shares such a column with it.
+    """
+    sheet = form.sheet
+    for other in others:
+        for key in {*sheet.header} & {*other.sheet.header} - {""}:
+            of = dict(zip(other.sheet.first(key), other.sheet.rows, strict=True))
+            cells = sheet.first(key)
+            shared = sum(cell in of for cell in {*cells})
+            new = [at for at, name in enumerate(other.sheet.header) if name and name not in sheet.header]
+            if not new or len(of) < len(other.sheet.rows) or 2 * shared <= len({*cells}) or shared < 3:
+                continue
+            blank = ("",) * len(other.sheet.header)
+            rows = tuple(
+                (*row, *(of.get(cell, blank)[at] for at in new))
+                for row, cell in zip(sheet.rows, cells, strict=True)
+            )
+            header = (*sheet.header, *(other.sheet.header[at] for at in new))
+            made = f"{other.name} is joined by {key!r}, which both tables have"
+            return replace(form, sheet=replace(sheet, header=header, rows=rows), made=(*form.made, made))
+    return None
+
+
 def of_patients(form: Form, images: Collection[str]) -> Form | None:
     """A table with a row for each image, made of one for each patient or case that names their folder.
 
@@ -352,6 +377,8 @@ def of_headers(form: Form, root: Path, images: Collection[str]) -> Form | None:
 
     None where no column does.
     """
+    from suture.data.dicom import IDENTIFIERS, identifiers  # whose library only these tables need
+
     paths = sorted(images)
     with ImageSource(root) as source:
         if not identifiers(source.raw(paths[0])):
@@ -444,8 +471,8 @@ def in_two_columns(form: Form, images: Collection[str], enough: int) -> Form | N
             for a, b in zip(sheet.column(folder, ""), sheet.column(file, ""), strict=True)
         ]
         some = pairs[:_LOOKED_AT]
-        if 2 * sum(pair != "" and find(pair) is not None for pair in some) <= len(some):
-            continue
+        if 2 * sum(pair != "" and "/" in (find(pair) or "") for pair in some) <= len(some):
+            continue  # an image without a folder is found by the file alone
         found = [find(pair) if pair else None for pair in pairs]
         if len({*found} - {None}) > enough:
             cells = [image or pair for image, pair in zip(found, pairs, strict=True)]

@@ -256,9 +256,13 @@ def _doubt(columns: list[str], named: Mapping[str, str]) -> list[str]:
     return questions
 
 
-def _no_labels(sheet: Sheet, warnings: Collection[str]) -> DataError:
+class NoLabelsError(DataError):
+    """No column of a table is a label."""
+
+
+def _no_labels(sheet: Sheet, warnings: Collection[str]) -> NoLabelsError:
     asked = "".join(f"\n{warning}" for warning in warnings)
-    return DataError(
+    return NoLabelsError(
         f"{sheet.path} has no label columns: no column has only 1, 0, yes, no or blank cells, or lists "
         f"findings; its columns are {', '.join(filter(None, sheet.header))}{asked}\nWrite 1 and 0 into the "
         "table, or write suture.toml by hand (docs/data.md)"

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from suture.core.errors import DataError
@@ -24,6 +25,8 @@ _INDEX = re.compile(r"^(unnamed.*|index|row|#)$", re.IGNORECASE)
 _MASKS = r"masks?|seg|segmentations?|gt|ground[ _-]?truth|annotations?|roi|contours?|overlay"
 _MASK_FOLDER = re.compile(rf"(.*[ _-])?({_MASKS})([ _-].*)?")
 _MASK_FILE = re.compile(rf"(.+?)[ ._-]+({_MASKS})([ ._-]?\d+)?")
+_LOOKED_AT = 1_000
+"""Files of the folders beside that of a site."""
 _OTHER_THAN_IMAGES = re.compile(rf"\b({_MASKS}|crop(ped)?|patch|thumb(nail)?|preview|heat ?map)\b")
 """In the name of a column: its files are made of images."""
 
@@ -71,6 +74,9 @@ def images_of(folder: Path) -> Images:
         closed += (
             f"; save each image in {', '.join(arrays)} as a PNG in a folder of its class" if arrays else ""
         )
+        beside = islice(folder.parent.glob("*/*"), _LOOKED_AT)
+        if above := next((path for path in beside if path.name.lower().endswith(SUFFIXES)), None):
+            closed += f"; {above.parent} has some: give {folder.parent}, or move the table beside them"
         raise DataError(f"{folder} contains no image ({', '.join(SUFFIXES)}){closed}")
     masks = _masks(found)
     found -= masks
@@ -127,7 +133,7 @@ def _is_image(path: Path) -> bool:
     """Whether a file is an image by its suffix, or a DICOM whose name has none, such as 1.2.840.7."""
     if path.name.lower().endswith(SUFFIXES):
         return True
-    if path.suffix.strip(".").isalpha() or not path.is_file():
+    if path.suffix.strip(".").isalpha() or path.name == "DICOMDIR" or not path.is_file():
         return False
     with open_regular(path) as file:
         return file.read(132)[128:] == b"DICM"
