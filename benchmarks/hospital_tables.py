@@ -1228,7 +1228,7 @@ def _turn(*words: object) -> Callable[[int], object]:
 
 _SICK = every(0, 1)
 _IDS = ["image", "patient"]
-_MASS = [f"{i:02}.png" for i in range(N)]
+_ALL = [f"{i:02}.png" for i in range(N)]
 _PLACES = "caecum", "rectum", "sigmoid"
 _AB = [f"{kind}/{i}" for kind in ("Mass", "Normal") for i in range(12)]
 _VISITS = [f"set/{('polyp', 'ulcer')[i // 12]}/case {i // 2:02}/visit {i % 2}/{i}.png" for i in range(N)]
@@ -1328,19 +1328,19 @@ CASES |= {
         _UNEVEN, [], {}, Meant(_UNEVEN, {"Polyps": every(1, 0), "Ulcer": every(0, 1)})
     ),
     "image and finding in one cell": as_files(
-        _MASS,
+        _ALL,
         [],
         {"t.csv": [["id", "value"], *_CELLS, _CELLS[3]]},
-        Meant(_MASS, {"Mass": every(1, 0), "Edema": every(0, 1)}),
+        Meant(_ALL, {"Mass": every(1, 0), "Edema": every(0, 1)}),
     ),
     "labels by the number of the study": as_files(
-        _MASS,
+        _ALL,
         [],
         {
-            "images.csv": [["file", "pid", "study"], *([m, i // 4, 50 + i // 2] for i, m in enumerate(_MASS))],
+            "images.csv": [["file", "pid", "study"], *([m, i // 4, 50 + i // 2] for i, m in enumerate(_ALL))],
             "labels.csv": [["pid", "study", "Mass"], *([i // 2, 50 + i, i % 2] for i in range(N // 2))],
         },
-        Meant(_MASS, {"Mass": every(0, 0, 1, 1)}, [str(i // 4) for i in range(N)]),
+        Meant(_ALL, {"Mass": every(0, 0, 1, 1)}, [str(i // 4) for i in range(N)]),
     ),
     "arrays": as_files([], [], {"train.npz": []}, Refused(("train.npz as a PNG",))),
     "a name that is nearly a file": as_files(

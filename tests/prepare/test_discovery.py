@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import tomllib
 from pathlib import Path
@@ -263,6 +264,42 @@ def labelled(folder: Path, header: list[str], cells: list[list[str]]) -> Discove
         rows.append([f"{i}.png", f"p{i}", *cells[i % len(cells)]])
     table(folder / "t.csv", rows)
     return discover(folder)
+
+
+@pytest.mark.parametrize(
+    ("column", "words", "classes"),
+    [
+        ("histology", "adenoma serrated lipoma", True),
+        ("Befund", "Karzinom Adenom Normalgewebe", True),
+        ("subtype", "HP TVA NCM", True),
+        ("tumor_type", "IDC ILC DCIS", True),
+        ("Diagnose", "Ekzem Psoriasis", True),
+        ("Polypenform", "gestielt flach sessil", True),
+        ("tissue", "stroma tumor fat", True),
+        ("T stage", "T1 T2 T3", True),
+        ("Dignität", "gutartig bösartig", True),
+        ("growth pattern", "lepidic acinar solid", True),
+        ("sex", "weibl. männl. divers", False),
+        ("view position", "standing lying", False),
+        ("ManufacturerModelName", "Axiom Ysio", False),
+        ("Ward", "north south", False),
+        ("cohort", "pilot main", False),
+        ("Seite", "re li", False),
+        ("referring physician", "Meier Schmidt", False),
+        ("location", "caecum rectum", False),
+        ("X", "PA LATERAL", False),
+        ("who", "w1 w2 w3", False),
+    ],
+)
+def test_a_column_of_words_is_offered_as_classes_or_is_not(
+    column: str, words: str, classes: bool, tmp_path: Path
+) -> None:
+    found = labelled(
+        tmp_path, ["Mass", column], [["1", words.split()[i % len(words.split())]] for i in range(6)]
+    )
+    assert [*found.offered] == [column] * classes
+    assert f"finding_column = {json.dumps(column)}" in "".join(found.warnings) or not classes
+    assert found.data["labels"] == ["Mass"]
 
 
 def test_classes_that_exclude_one_another_are_multiclass(tmp_path: Path) -> None:
