@@ -1236,6 +1236,7 @@ _UNEVEN = [f"{('polyp', 'ulcer/new')[i % 2]}/{i}.png" for i in range(N)]
 _CELLS = [
     (f"{i:02}.png:{kind}", int(i % 2 == k)) for i in range(N) for k, kind in enumerate(("Mass", "Edema"))
 ]
+_LAST: list[Label] = [0] * 12 + [1] * 12
 _LUNG = "Lung/Pneumonia/Viral", "Lung/Pneumonia", "No Finding", "Lung/Pneumonia/Viral, Mass"
 
 CASES |= {
@@ -1322,7 +1323,7 @@ CASES |= {
         Meant(names("data/a{:02}/0.png"), {"Mass": _SICK}),
     ),
     "folders of classes and patients": as_files(
-        _VISITS, [], {}, Meant(_VISITS, {"Polyps": [1] * 12 + [0] * 12, "Ulcer": [0] * 12 + [1] * 12}, pairs())
+        _VISITS, [], {}, Meant(_VISITS, {"Polyps": [1] * 12 + [0] * 12, "Ulcer": _LAST}, pairs())
     ),
     "class folders of other depths": as_files(
         _UNEVEN, [], {}, Meant(_UNEVEN, {"Polyps": every(1, 0), "Ulcer": every(0, 1)})
@@ -1342,12 +1343,23 @@ CASES |= {
         },
         Meant(_ALL, {"Mass": every(0, 0, 1, 1)}, [str(i // 4) for i in range(N)]),
     ),
+    "one name in several folders": as_files(
+        [f"{side}/{name}" for side in "ab" for name in _ALL],
+        [],
+        {"t.csv": [["file", "Mass"], *([name, i % 2] for i, name in enumerate(_ALL))]},
+        Refused(("'00.png' is most like 'a/00.png' and 'b/00.png'; write the folder",)),
+    ),
+    "words for the value of a finding": as_rows(
+        [*_IDS, "finding", "present"],
+        _with(_turn("Mass", "Edema"), _turn("wohl", "kaum", "wohl", "wohl")),
+        Refused(('values = { "kaum" = "\\?", "wohl" = "\\?" }', "what do 'kaum', 'wohl' mean")),
+    ),
     "arrays": as_files([], [], {"train.npz": []}, Refused(("train.npz as a PNG",))),
     "a name that is nearly a file": as_files(
         names("scan{:02}.png"),
         [],
         {"t.csv": [["file", "Mass"], *([f"scn_{i:02}.png", i % 2] for i in range(N))]},
-        Refused((r"most alike are 'scn_00.png' and 'scan0\d.png'",)),
+        Refused((r"'scn_00.png' is most like 'scan0\d.png'",)),
     ),
 }  # fmt: skip
 

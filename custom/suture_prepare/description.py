@@ -193,19 +193,14 @@ def described(
         guess.note("synonyms", used, "as you answered" if answers.names else "the names of the classes")
     if table:
         guess.reasons["table"] = f"recognised as {table.title}"
-    return Discovery(
+    both = replace(
+        labels,
         data=guess.data | labels.data,
         reasons=guess.reasons | labels.reasons,
         warnings=(*guess.warnings, *labels.warnings),
-        left_out=labels.left_out,
-        doubtful=labels.doubtful,
-        offered=labels.offered,
-        one_class=labels.one_class,
-        is_draft=labels.is_draft,
-        table=form.sheet,
-        made=form.made,
-        title=table.title if table else "",
     )
+    title = table.title if table else ""
+    return Discovery(**vars(both), table=form.sheet, made=form.made, title=title)
 
 
 def _only(form: Form, column: str, value: str) -> Form:

@@ -209,7 +209,6 @@ def _own(given: _Tables, folder: Path, images: Images, answers: Answers) -> Disc
                 raise
             return described(joined, column, images, answers, others)
     forms = given.every()
-    image_columns.refuse_ambiguous(forms, images)
     listed = any(like_images(cells) for form in forms for cells in form.sheet.columns().values())
     if not listed and (classes := gathering.of_class_folders(images.root, images.paths)) is not None:
         found = described(classes, image_columns.expect_column(classes, images), images, answers, [])
@@ -251,7 +250,9 @@ def _nothing_matches(given: _Tables, images: Images) -> DataError:
     what = f"no column of {names} names" if names else "no table could be read that names"
     seen = "".join(f"\n{fault}" for fault in given.faults)
     some = ", ".join(map(ascii, sorted(images.paths)[:3]))
-    files = {stem(path): path for path in sorted(images.paths)}
+    files: dict[str, list[str]] = {}
+    for path in sorted(images.paths):
+        files.setdefault(stem(path), []).append(path)
     for form in forms[:3]:
         sheet, cells = form.sheet, form.sheet.columns()
         name = max(cells, key=lambda name: (like_images(cells[name]), len({*cells[name]})), default="")
@@ -261,5 +262,7 @@ def _nothing_matches(given: _Tables, images: Images) -> DataError:
             seen += f"\n{sheet.path.name} has {has} in column {name!r}, and the folder {some}"
             near = [(cell, *get_close_matches(stem(cell), files, 1)) for cell in shown]
             if pair := next((pair for pair in near if len(pair) > 1), None):
-                seen += f"; the most alike are {pair[0]!a} and {files[pair[1]]!a}"
+                alike = " and ".join(map(ascii, files[pair[1]][:2]))
+                seen += f"; {pair[0]!a} is most like {alike}"
+                seen += "; write the folder into the cells" if len(files[pair[1]]) > 1 else ""
     return DataError(f"{what} the images of {images.root}, such as {min(images.paths)!r}{seen}")

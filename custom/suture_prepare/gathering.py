@@ -39,6 +39,7 @@ _IN_FILE = re.compile(r"(?!(?:19|20)\d\d[-_]?[01]\d)(\D*\d+)[-_].+")
 """A name of a file that begins with what may be the patient, and not with a date."""
 _MOST_IMAGES = 20
 """Of a patient whom the names of files tell, on average."""
+_HAS_NUMBER = re.compile(r"\d").search
 _UNFILLED = {"0", "incomplete"}
 """How REDCap writes that a form is not complete; 1 is unverified, and 2 complete."""
 _NOT_COMPLETE = _UNFILLED | {"1", "unverified"}
@@ -222,21 +223,19 @@ def of_class_folders(root: Path, images: Collection[str]) -> Form | None:
     return Form(Sheet(root, header, rows, tuple(range(1, len(rows) + 1))), made=made)
 
 
-def _are_splits(level: Sequence[str]) -> bool:
+def _are_splits(level: Collection[str]) -> bool:
     return {name.casefold() for name in level} <= SPLIT_WORDS.keys()
 
 
-def _are_patients(level: Sequence[str]) -> bool:
+def _are_patients(level: Collection[str]) -> bool:
     """Whether folders are named after patients: in so many words, or many with a number in each."""
-    names = {*level}
-    numbered = len(names) > _MOST_NUMBERED and all(any(map(str.isdigit, name)) for name in names)
-    return all(map(_PATIENT.fullmatch, names)) or (numbered and len(names) < len(level))
+    numbered = len({*level}) > _MOST_NUMBERED and all(map(_HAS_NUMBER, level)) and len({*level}) < len(level)
+    return all(map(_PATIENT.fullmatch, level)) or numbered
 
 
-def _are_classes(level: Sequence[str]) -> bool:
+def _are_classes(level: Collection[str]) -> bool:
     """Whether folders are named after classes: few words without numbers, each of several images."""
-    names = {*level}
-    return 2 * len(names) <= len(level) and not any(any(map(str.isdigit, name)) for name in names)
+    return 2 * len({*level}) <= len(level) and not any(map(_HAS_NUMBER, level))
 
 
 def together(named: Sequence[Named]) -> Form | None:
@@ -291,8 +290,8 @@ def _one_below_another(named: Sequence[Named], parts: Sequence[str | None]) -> F
     return Form(sheet, made=tuple(made))
 
 
-def _side_by_side(main: Named, others: Sequence[Named]) -> Form | None:
-    """The columns of other tables beside those of the main one, joined by the image.
+def _side_by_side(main: Named, others: Sequence[Named], by: str = "the image") -> Form | None:
+    """The columns of other tables beside those of the main one, joined by the image, or another column.
 
     Raises:
         DataError: two tables have a column of one name with other cells.
@@ -330,33 +329,22 @@ def _side_by_side(main: Named, others: Sequence[Named]) -> Form | None:
             return None  # a second table of the same, of which one may be out of date
         lost = sum(image not in of for image in map(str, images))
         without = f"; {number_of(lost, 'row')} without" if lost else ""
-        made.append(f"{other.form.name} is joined by the image{without}")
+        made.append(f"{other.form.name} is joined by {by}{without}")
     both = Sheet(sheet.path, tuple(header), tuple(map(tuple, rows)), sheet.numbers)
     return Form(both, made=(*main.form.made, *made), legend=main.form.legend)
 
 
 def by_key(form: Form, others: Sequence[Form]) -> Form | None:
-    """A table with the columns of another one that names each of its patients, studies or the like once.
+    """A table with the columns of another one, joined by the number of a patient, study or the like.
 
-    None where no other table shares such a column with it.
+    None where no other table has such a column, of which it has each value once.
     """
-    sheet = form.sheet
-    for other in others:
-        for key in {*sheet.header} & {*other.sheet.header} - {""}:
-            of = dict(zip(other.sheet.first(key), other.sheet.rows, strict=True))
-            cells = sheet.first(key)
-            shared = sum(cell in of for cell in {*cells})
-            new = [at for at, name in enumerate(other.sheet.header) if name and name not in sheet.header]
-            if not new or len(of) < len(other.sheet.rows) or 2 * shared <= len({*cells}) or shared < 3:
-                continue
-            blank = ("",) * len(other.sheet.header)
-            rows = tuple(
-                (*row, *(of.get(cell, blank)[at] for at in new))
-                for row, cell in zip(sheet.rows, cells, strict=True)
-            )
-            header = (*sheet.header, *(other.sheet.header[at] for at in new))
-            made = f"{other.name} is joined by {key!r}, which both tables have"
-            return replace(form, sheet=replace(sheet, header=header, rows=rows), made=(*form.made, made))
+    for other, key in product(others, [name for name in form.sheet.header if name]):
+        if key not in other.sheet.header or {*other.sheet.header} <= {*form.sheet.header}:
+            continue
+        own, its = {*form.sheet.first(key)}, other.sheet.first(key)
+        if len({*its}) == len(its) and 2 * len(own.intersection(its)) > len(own) > 2:
+            return _side_by_side(Named(form, key, str), [Named(other, key, str)], repr(key))
     return None
 
 

@@ -176,7 +176,11 @@ def discover_labels(
             raise _no_labels(sheet, ())
         question = {"labels": "answer the question above, and name the columns that are findings"}
         return Labels({"labels": []}, question, warnings, left_out, offered=offered, is_draft=True)
-    if found.one_class and _exclusive(sheet, {"synonyms": named, **found.data}, images):
+    if (
+        found.one_class
+        and not found.is_draft
+        and _exclusive(sheet, {"synonyms": named, **found.data}, images)
+    ):
         found.data["label_type"] = "multiclass"
         found.reasons["label_type"] = (
             'every image has exactly one class; "multilabel" if one may have several'
@@ -233,7 +237,13 @@ def _listed(
             "findings, or remove those that list no findings of the image"
         )
     one_class = valued.one_class and not more
-    return Labels(columns[name] | valued.data, reasons, tuple(warnings), one_class=one_class)
+    return replace(
+        valued,
+        data=columns[name] | valued.data,
+        reasons=reasons,
+        warnings=tuple(warnings),
+        one_class=one_class,
+    )
 
 
 def _doubt(columns: list[str], named: Mapping[str, str]) -> list[str]:
@@ -460,7 +470,8 @@ def _value_column(sheet: Sheet, findings: str, others: Collection[str], images: 
         DataError: a column of such a name has values that are neither present nor absent.
     """
     meaning = Cells({})
-    questions, one_class = [], True
+    asked: dict[str, set[str]] = {}
+    one_class = True
     several_rows = len({*sheet.column(images, "")}) < len(sheet.rows)
     for name in others:
         cells = sheet.first(name)
@@ -472,25 +483,19 @@ def _value_column(sheet: Sheet, findings: str, others: Collection[str], images: 
         numbers = several_rows and all(map(_NUMBER.fullmatch, strange))
         if _VALUE.fullmatch(name) and (known or strange) and (known or few or numbers):
             return _valued(sheet, name, strange)
-        if _NO_LABEL.match(name):
-            continue
-        both = len(known) == 2 and few
+        both = len(known) == 2 and few and not _NO_LABEL.match(name)
         if both or (strange and few and _may_be_classes(name, {*cells} - {""}, len(cells))):
-            questions.append(_ask_value(name, findings, strange))
+            asked[name] = strange
         one_class = one_class and not both
-    return Labels({}, {}, tuple(questions), one_class=one_class)
-
-
-def _ask_value(name: str, findings: str, strange: Collection[str]) -> str:
-    """Ask whether a column says of the findings that they are present; otherwise all of them are."""
-    lines, values = f"value_column = {json.dumps(name)}", " this line (and values, if 1 means absent)"
-    if strange:
-        lines += f"\n{values_line(strange)}"
-        values = ', with 1, 0 or "unknown" for each ?'
-    return (
-        f"column {name!r} is not read, and every finding in {findings!r} counts as present. If {name!r} "
-        f"says whether a finding is present, add{values}:\n{lines}"
+    if not asked:
+        return Labels({}, {}, one_class=one_class)
+    words = set().union(*asked.values())
+    lines = f"value_column = {json.dumps(min(asked))}" + (f"\n{values_line(words)}" if words else "")
+    question = (
+        f"column {', '.join(map(repr, asked))} is not read, and every finding in {findings!r} counts as "
+        f"present. If one says whether a finding is present, write its name and what its words mean:\n{lines}"
     )
+    return Labels({}, {}, (question,), one_class=one_class)
 
 
 def _valued(sheet: Sheet, name: str, strange: Collection[str]) -> Labels:

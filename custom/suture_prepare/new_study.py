@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -110,53 +110,39 @@ def by_column(sites: Mapping[str, Path], column: str) -> tuple[dict[str, Path], 
     """Divide each table by a column that names the sites: the path and the rows of each.
 
     Raises:
-        ConfigError: a name cannot be used, or there are too many.
-        DataError: a table cannot be made out, or has no such column, or a blank cell in it.
+        ConfigError: a name cannot be used.
+        DataError: a table cannot be made out, or has no such column, a blank cell in it, or too many values.
     """
     paths: dict[str, Path] = {}
     rows: dict[str, Answers] = {}
     for path in sites.values():
         table = discover(path).table
         cells = table.column(column, "--site-column") if table else []
-        if "" in cells or not 1 < len({*cells}) <= MOST_SITES:
-            raise DataError(
-                f"{path}, column {column!r}: {cells.count('')} blank cells and {len({*cells})} values; a "
-                f"column of sites has the site in each row, and 2 to {MOST_SITES} of them"
-            )
+        if "" in cells or len({*cells}) > MOST_SITES:
+            many = f"{number_of(cells.count(''), 'blank cell')}, {number_of(len({*cells}), 'value')}"
+            remedy = f"write a site in each row, of at most {MOST_SITES}"
+            raise DataError(f"{path}, column {column!r}: {many}; {remedy}")
         for value in sorted({*cells}):
             name = re.sub(r"[^A-Za-z0-9_-]+", "-", without_accents(value)).strip("-")
             if name in paths:
                 raise ConfigError(f"column {column!r}: two sites would be called {name!r}; rename one")
             paths[name], rows[name] = path, Answers(rows=(column, value))
-    check_names(paths)
     return paths, rows
 
 
 def agreed(found: Mapping[str, Discovery]) -> tuple[dict[str, Discovery], list[str]]:
-    """Give all sites of a study what must be the same at each: the label type and the colour; say so."""
+    """Give all sites of a study what must be the same at each, the label type and the colour, and say so."""
     said: list[str] = []
-    keys: dict[str, object] = {}
-    one_class = [name for name, guess in found.items() if "label_type" in guess.data]
-    if 0 < len(one_class) < len(found):
-        keys["label_type"] = "multilabel"
+    data = {name: dict(guess.data) for name, guess in found.items()}
+    one_class = [name for name, of in data.items() if of.pop("label_type", "") == "multiclass"]
+    if len(one_class) == len(found):
+        data = {name: of | {"label_type": "multiclass"} for name, of in data.items()}
+    elif one_class:
         said.append(f"only at {', '.join(one_class)} every image has exactly one class: all are multilabel")
-    if (images := _images(found)) and all(guess.colour for guess in images):
-        keys["color"] = True
+    if any(guess.side for guess in found.values()) and all(g.colour or not g.side for g in found.values()):
+        data = {name: of | ({"color": True} if found[name].side else {}) for name, of in data.items()}
         said.append("nearly all images of every site are in colour, and are read so")
-    reasons = dict.fromkeys(keys, "the same at all sites")
-    return {
-        name: replace(
-            guess,
-            data=guess.data | {k: v for k, v in keys.items() if k == "color" or k in guess.data},
-            reasons=guess.reasons | reasons,
-        )
-        for name, guess in found.items()
-    }, said
-
-
-def _images(found: Mapping[str, Discovery]) -> list[Discovery]:
-    """The sites whose data are images."""
-    return [guess for guess in found.values() if guess.side]
+    return {name: replace(guess, data=data[name]) for name, guess in found.items()}, said
 
 
 @contextmanager
@@ -223,18 +209,18 @@ def write_study(study: Path, found: Mapping[str, Discovery]) -> list[Path]:
         names = {"name": as_job(title), "title": printable(title)}
         lines = {key: tomli_w.dumps({key: text}).rstrip() for key, text in names.items()}
         texts = all("text_column" in guess.data for guess in found.values())
-        job = _JOB.format(**lines) + (_TEXTS if texts else _of_images(_images(found)))
+        job = _JOB.format(**lines) + (_TEXTS if texts else _of_images(found.values()))
         atomic_write(study / "job.toml", job.encode())
         written.append(study / "job.toml")
     return written
 
 
-def _of_images(sites: Sequence[Discovery]) -> str:
+def _of_images(sites: Iterable[Discovery]) -> str:
     """The size and the colour of the images that the model of a new job sees."""
-    side = int(median([guess.side for guess in sites] or [0]))
+    side = int(median([guess.side for guess in sites if guess.side] or [0]))
     size = max(of for of in _SIDES if of <= max(side, min(_SIDES)))
     why = f"; those of the sites have {side:,}" if side else ""
-    return _IMAGES.format(size=f"size = {size}", why=why) + _COLOUR * any(g.data.get("color") for g in sites)
+    return _IMAGES.format(size=f"size = {size}", why=why) + _COLOUR * any("color" in g.data for g in sites)
 
 
 def splits(guess: Discovery) -> str:

@@ -202,29 +202,6 @@ def by_chance(form: Form, column: ImageColumn, best: ImageColumn) -> bool:
     return column.match == "loose" and numbers and (best.match != "loose" or 4 * column.found < best.found)
 
 
-def refuse_ambiguous(forms: Sequence[Form], images: Images) -> None:
-    """Refuse a column of names that files of several folders have, such as an image and its mask.
-
-    Raises:
-        DataError: there is one.
-    """
-    named: dict[str, list[str]] = {}
-    for path in sorted(images.paths):
-        for name in {path.rpartition("/")[2], stem(path)}:
-            named.setdefault(name, []).append(path)
-    columns = [(form, *column) for form in forms for column in form.sheet.columns().items()]
-    for form, name, column in columns:
-        cells = sorted({*column} - {""})
-        several = [cell for cell in cells if len(named.get(cell, ())) > 1]
-        if 2 * len(several) > len(cells):
-            a, b, *_ = named[several[0]]
-            raise DataError(
-                f"{form.name}, column {name!r}: {several[0]!r} may be {a!r} or {b!r}; "
-                "write the folder into the cells, or move the other files out of "
-                f"{images.root}"
-            )
-
-
 def other_images(
     sheet: Sheet, columns: Sequence[str], images: ImageColumn, used: Collection[str | None]
 ) -> Iterator[tuple[str, int]]:
