@@ -1303,7 +1303,7 @@ CASES |= {
         [f"{path}.png" for path in _AB],
         [f"{path}{end}.png" for path in _AB for end in ("_mask", "_mask_1")],
         {},
-        Meant([f"{path}.png" for path in _AB], {"Mass": [1] * 12 + [0] * 12}, asks=("48 files",)),
+        Meant([f"{path}.png" for path in _AB], {"Mass": every(*[1] * 12, *[0] * 12)}, asks=("48 files",)),
     ),
     "masks with a name of their own": as_files(
         names("HAM_images/ISIC_{}.jpg"),
@@ -1369,12 +1369,13 @@ def studies_of_dicom_headers(folder: Path) -> Meant:
     """The table names studies by a UID that only the headers state; the patient too."""
     import pydicom
     from pydicom.dataset import FileMetaDataset
+    from pydicom.uid import UID
 
     images = [f"CD/{i // 4}/{i:04}" for i in range(N)]
     for i, image in enumerate(images):
         meta = FileMetaDataset()
-        meta.TransferSyntaxUID = "1.2.840.10008.1.2.1"
-        meta.MediaStorageSOPClassUID = meta.MediaStorageSOPInstanceUID = f"1.2.3.{i}"
+        meta.TransferSyntaxUID = UID("1.2.840.10008.1.2.1")
+        meta.MediaStorageSOPClassUID = meta.MediaStorageSOPInstanceUID = UID(f"1.2.3.{i}")
         of = pydicom.Dataset()
         of.file_meta, of.PatientID, of.StudyInstanceUID = meta, f"P{i // 4}", f"1.2.{i // 2}"
         of.Rows = of.Columns = 8

@@ -339,7 +339,8 @@ def _label_columns(
             )
         marked = {}
     values: dict[str, Meaning] = dict.fromkeys(sorted(missing), "unknown")
-    values |= dict.fromkeys(sorted(set().union(*marked.values())), 1) | ({"": 0} if marked else {})
+    if marked:
+        values |= {**dict.fromkeys(sorted(set().union(*marked.values())), 1), "": 0}
     asked = {name: f"column {name!r} is left out: {left_out[name]}. {ask}" for name, ask in asked.items()}
     return labels, left_out, asked, values, offered
 
@@ -376,7 +377,7 @@ def _meanings(words: Collection[str], *, alone: bool) -> str:
         line = values_line(word for word in words if Cells({}).number(word) is None)
         return line if "?" not in line else f'{line}  # 1, 0 or "unknown" in place of each ?'
     first = sorted(words, key=int)[len(words) // 2 if alone else 1]
-    grades = {word: int(int(word) >= int(first)) for word in sorted(own, key=int)}
+    grades: dict[str, Meaning] = {word: 1 if int(word) >= int(first) else 0 for word in sorted(own, key=int)}
     return f"{inline('values', grades)}  # present from {first} on"
 
 
@@ -482,7 +483,7 @@ def _value_column(sheet: Sheet, findings: str, others: Collection[str], images: 
         few = len(strange) <= FEW
         numbers = several_rows and all(map(_NUMBER.fullmatch, strange))
         if _VALUE.fullmatch(name) and (known or strange) and (known or few or numbers):
-            return _valued(sheet, name, strange)
+            return _valued(sheet, name, strange, 1.0 in known)
         both = len(known) == 2 and few and not _NO_LABEL.match(name)
         if both or (strange and few and _may_be_classes(name, {*cells} - {""}, len(cells))):
             asked[name] = strange
@@ -498,8 +499,10 @@ def _value_column(sheet: Sheet, findings: str, others: Collection[str], images: 
     return Labels({}, {}, (question,), one_class=one_class)
 
 
-def _valued(sheet: Sheet, name: str, strange: Collection[str]) -> Labels:
+def _valued(sheet: Sheet, name: str, strange: Collection[str], positive: bool) -> Labels:
     """The keys of a value column, where the words that have no meaning are few.
+
+    They are unknown beside words that mean present (`positive`); else a person has to say which means it.
 
     Raises:
         DataError: they are many, as of probabilities.
@@ -515,9 +518,10 @@ def _valued(sheet: Sheet, name: str, strange: Collection[str]) -> Labels:
     reasons = {"value_column": "says whether the finding of the row is present; other classes are unknown"}
     if not strange:
         return Labels(data, reasons)
-    data["values"], words = dict.fromkeys(sorted(strange), "?"), ", ".join(map(repr, sorted(strange)))
-    reasons["values"] = 'write 1, 0 or "unknown" for each ?'
-    return Labels(data, reasons, (f"column {name!r}: what do {words} mean?",), is_draft=True)
+    data["values"] = dict.fromkeys(sorted(strange), "unknown" if positive else "?")
+    reasons["values"] = "write 1 or 0 where the meaning is known"
+    ask = f"column {name!r}: what do {', '.join(map(repr, sorted(strange)))} mean?"
+    return Labels(data, reasons, (ask + " They are read as unknown" * positive,), is_draft=not positive)
 
 
 def _is_class_list(parts: Counter[str]) -> bool:

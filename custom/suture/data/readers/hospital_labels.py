@@ -143,9 +143,9 @@ def _listed(sheet: Sheet, config: LabelConfig) -> _FoundLabels:
             where = f"{sheet.path} row {number}, column {column!r}"
             raise LabelError(f"{where}: {error}, or set finding_separator") from error
     labels, y = indicators([names - {NO_FINDING} if names else None for names in named], sheet.path)
-    for row, names in enumerate(named):  # of a class that is listed alone, nobody says which child it is
-        for name in names if config.finding_path else ():
-            if not below[name] & names:
+    for row, given in enumerate(named):  # of a class that is listed alone, nobody says which child it is
+        for name in given if config.finding_path else ():
+            if not below[name] & given:
                 y[row, [labels.index(child) for child in below[name]]] = np.nan
     y[unjudged] = np.where(y[unjudged] == 1, np.float32(1), np.float32(np.nan))
     faults: list[str] = []
