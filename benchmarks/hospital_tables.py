@@ -1236,7 +1236,7 @@ _UNEVEN = [f"{('polyp', 'ulcer/new')[i % 2]}/{i}.png" for i in range(N)]
 _CELLS = [
     (f"{i:02}.png:{kind}", int(i % 2 == k)) for i in range(N) for k, kind in enumerate(("Mass", "Edema"))
 ]
-_LAST: list[Label] = [0] * 12 + [1] * 12
+_LAST = every(*[0] * 12, *[1] * 12)
 _LUNG = "Lung/Pneumonia/Viral", "Lung/Pneumonia", "No Finding", "Lung/Pneumonia/Viral, Mass"
 
 CASES |= {
