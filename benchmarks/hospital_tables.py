@@ -444,11 +444,11 @@ def masks_beside_images(folder: Path) -> Meant:
 
 
 @case
-def masks_of_the_same_names(folder: Path) -> Refused:
+def masks_of_the_same_names(folder: Path) -> Meant:
     """The same, and the table does not say the folder."""
     plain(folder, ["image", "Mass"], lambda i: [f"{i:02}.png", i % 2])
     pngs(folder / "masks", names())
-    return Refused(("img/00.png", "masks/00.png"))
+    return Meant(in_img(), {"Mass": every(0, 1)}, asks=("24 files such as .masks/00.png. are masks",))
 
 
 @case
@@ -851,7 +851,7 @@ def mixed_words(folder: Path) -> Meant:
 def one_and_two(folder: Path) -> Refused:
     """SPSS and many forms write 1 for yes and 2 for no."""
     plain(folder, ["image", "patient", "Mass"], lambda i: [f"{i:02}.png", f"p{i // 2}", 1 + i % 2])
-    return Refused((r"column 'Mass' is left out: its values are 1, 2", 'values = { "2" = "unknown" }'))
+    return Refused((r"column 'Mass' is left out: its values are 1, 2", r'values = \{ "2" = "\?" \}'))
 
 
 @case
@@ -887,7 +887,7 @@ def codes_with_a_legend(folder: Path) -> Meant:
 def codes_without_a_legend(folder: Path) -> Refused:
     """0, 1 and 2, and nothing says what they are."""
     plain(folder, ["image", "patient", "label"], lambda i: [f"{i:02}.png", i // 2, i % 3])
-    return Refused(('finding_column = "label"', '"0" = "CLASS", "1" = "CLASS", "2" = "CLASS"'))
+    return Refused(('finding_column = "label"', '"0" = "label 0", "1" = "label 1", "2" = "label 2"'))
 
 
 @case
@@ -1183,3 +1183,207 @@ def plus_signs_for_blanks(folder: Path) -> Refused:
     rows = [[f"scan+{i:02}.png", f"p{i // 2}", i % 2] for i in range(N)]
     table(folder / "labels.csv", [["image", "patient", "Mass"], *rows])
     return Refused((r"'scan\+00\.png'", r"'scan 00\.png'"))
+
+
+# --- Everyday inputs: a table, and what it means ---
+
+
+def as_rows(header: Cells, row: Callable[[int], Cells], outcome: Meant | Refused, title: str = "") -> Case:
+    """A table of `plain`, maybe below a title and with semicolons."""
+
+    def write(folder: Path) -> Meant | Refused:
+        plain(folder, header, row, delimiter=";" if title else ",")
+        path = folder / "labels.csv"
+        path.write_text(f"{title}\n" * bool(title) + path.read_text())
+        return outcome
+
+    return write
+
+
+def as_files(
+    images: Sequence[str],
+    others: Sequence[str],
+    tables: Mapping[str, Sequence[Cells]],
+    outcome: Meant | Refused,
+) -> Case:
+    """Images, files that are none of the data, and tables."""
+
+    def write(folder: Path) -> Meant | Refused:
+        pngs(folder, [*images, *others])
+        for name, rows in tables.items():
+            table(folder / name, rows)
+        return outcome
+
+    return write
+
+
+def _with(*cells: Callable[[int], object]) -> Callable[[int], Cells]:
+    """Rows of an image, a patient of two images, and these cells."""
+    return lambda i: [f"{i:02}.png", f"p{i // 2}", *(cell(i) for cell in cells)]
+
+
+def _turn(*words: object) -> Callable[[int], object]:
+    return lambda i: words[i % len(words)]
+
+
+_SICK = every(0, 1)
+_IDS = ["image", "patient"]
+_ALL = [f"{i:02}.png" for i in range(N)]
+_PLACES = "caecum", "rectum", "sigmoid"
+_AB = [f"{kind}/{i}" for kind in ("Mass", "Normal") for i in range(12)]
+_VISITS = [f"set/{('polyp', 'ulcer')[i // 12]}/case {i // 2:02}/visit {i % 2}/{i}.png" for i in range(N)]
+_UNEVEN = [f"{('polyp', 'ulcer/new')[i % 2]}/{i}.png" for i in range(N)]
+_CELLS = [
+    (f"{i:02}.png:{kind}", int(i % 2 == k)) for i in range(N) for k, kind in enumerate(("Mass", "Edema"))
+]
+_LAST = every(*[0] * 12, *[1] * 12)
+_LUNG = "Lung/Pneumonia/Viral", "Lung/Pneumonia", "No Finding", "Lung/Pneumonia/Viral, Mass"
+
+CASES |= {
+    "own words": as_rows(
+        [*_IDS, "histology", "location"],
+        _with(_turn("adenoma", "serrated", "lipoma"), _turn(*_PLACES[:2])),
+        Meant(
+            in_img(),
+            {"Adenoma": every(1, 0, 0), "Serrated": every(0, 1, 0), "Lipoma": every(0, 0, 1)},
+            pairs(),
+        ),
+    ),
+    "words of an unknown column": as_rows(
+        [*_IDS, "Muster", "Ward"],
+        _with(_turn("lepidisch", "azinär", "solide"), _turn("A", "B")),
+        Refused((r'finding_column = "Muster"', r'(?s)^((?!column .Ward).)*$', r"\"solide\" = \"\?\"")),
+    ),
+    "grades": as_rows(
+        [*_IDS, "KL"],
+        _with(_turn(0, 1, 2, 3, 4)),
+        Refused((r'finding_column = "KL"', r'"4" = "KL 4"', r'"1" = 0, "2" = 1, "3" = 1')),
+    ),
+    "missing codes": as_rows(
+        [*_IDS, "Mass", "Edema", "Nodule"],
+        _with(_turn(0, 1, 88), _turn("1", "-9", "0"), _turn("1", "0", ".", "#N/V")),
+        Meant(
+            in_img(),
+            {"Mass": every(0, 1, None), "Edema": every(1, None, 0), "Nodule": every(1, 0, None, None)},
+            pairs(),
+            asks=("'-9', '88' beside 1 and 0 count as missing",),
+        ),
+    ),
+    "paths of classes": as_rows(
+        [*_IDS, "finding"],
+        lambda i: [f"{i:02}.png", f"p{i // 2}", _LUNG[i % 4]],
+        Meant(
+            in_img(),
+            {"Lung": every(1, 1, 0, 1), "Pneumonia": every(1, 1, 0, 1), "Viral": every(1, None, 0, 1)}
+            | {"Mass": every(0, 0, 0, 1)},
+            pairs(),
+        ),
+    ),
+    "paths with arrows": as_rows(
+        [*_IDS, "diagnosis"],
+        _with(_turn("Skin > Nevus", "Skin > Melanoma", "Skin")),
+        Meant(
+            in_img(),
+            {"Skin": every(1), "Melanocytic Nevus": every(1, 0, None), "Melanoma": every(0, 1, None)},
+            pairs(),
+        ),
+    ),
+    "a title above semicolons": as_rows(
+        [*_IDS, "Mass"], _with(_turn(0, 1)), Meant(in_img(), {"Mass": _SICK}, pairs()), title="Export, 2024"
+    ),
+    "lesions in German": as_rows(
+        ["Datei", "Nummer der Läsion", "Mass"], _with(_turn(0, 1)), Meant(in_img(), {"Mass": _SICK}, pairs())
+    ),
+    "splits to validate": as_rows(
+        [*_IDS, "split", "Mass"],
+        lambda i: [f"{i:02}.png", f"p{i}", ("train", "validate", "test")[i % 3], i % 2],
+        Meant(in_img(), {"Mass": _SICK}, split=[("train", "validation", "test")[i % 3] for i in range(N)]),
+    ),
+    "masks in class folders": as_files(
+        [f"{path}.png" for path in _AB],
+        [f"{path}{end}.png" for path in _AB for end in ("_mask", "_mask_1")],
+        {},
+        Meant([f"{path}.png" for path in _AB], {"Mass": every(*[1] * 12, *[0] * 12)}, asks=("48 files",)),
+    ),
+    "masks with a name of their own": as_files(
+        names("HAM_images/ISIC_{}.jpg"),
+        names("HAM_segmentations/ISIC_{}_segmentation.png"),
+        {"t.csv": [["image", "Mass"], *([f"ISIC_{i}", i % 2] for i in range(N))]},
+        Meant(names("HAM_images/ISIC_{}.jpg"), {"Mass": _SICK}, asks=("24 files",)),
+    ),
+    "columns of masks and previews": as_files(
+        names("data/a{:02}/0.png"),
+        [*names("data/a{:02}/m.png"), *names("data/b{:02}/0.png")],
+        {
+            "t.csv": [
+                ["ROI mask", "thumbnail_path", "path", "Mass"],
+                *([f"a{i:02}/m.png", f"b{i:02}/0.png", f"a{i:02}/0.png", i % 2] for i in range(N)),
+            ]
+        },
+        Meant(names("data/a{:02}/0.png"), {"Mass": _SICK}),
+    ),
+    "folders of classes and patients": as_files(
+        _VISITS, [], {}, Meant(_VISITS, {"Polyps": [1] * 12 + [0] * 12, "Ulcer": _LAST}, pairs())
+    ),
+    "class folders of other depths": as_files(
+        _UNEVEN, [], {}, Meant(_UNEVEN, {"Polyps": every(1, 0), "Ulcer": every(0, 1)})
+    ),
+    "image and finding in one cell": as_files(
+        _ALL,
+        [],
+        {"t.csv": [["id", "value"], *_CELLS, _CELLS[3]]},
+        Meant(_ALL, {"Mass": every(1, 0), "Edema": every(0, 1)}),
+    ),
+    "labels by the number of the study": as_files(
+        _ALL,
+        [],
+        {
+            "images.csv": [["file", "pid", "study"], *([m, i // 4, 50 + i // 2] for i, m in enumerate(_ALL))],
+            "labels.csv": [["pid", "study", "Mass"], *([i // 2, 50 + i, i % 2] for i in range(N // 2))],
+        },
+        Meant(_ALL, {"Mass": every(0, 0, 1, 1)}, [str(i // 4) for i in range(N)]),
+    ),
+    "one name in several folders": as_files(
+        [f"{side}/{name}" for side in "ab" for name in _ALL],
+        [],
+        {"t.csv": [["file", "Mass"], *([name, i % 2] for i, name in enumerate(_ALL))]},
+        Refused(("'00.png' is most like 'a/00.png' and 'b/00.png'; write the folder",)),
+    ),
+    "words for the value of a finding": as_rows(
+        [*_IDS, "finding", "present"],
+        _with(_turn("Mass", "Edema"), _turn("wohl", "kaum", "wohl", "wohl")),
+        Refused(('values = { "kaum" = "\\?", "wohl" = "\\?" }', "what do 'kaum', 'wohl' mean")),
+    ),
+    "arrays": as_files([], [], {"train.npz": []}, Refused(("train.npz as a PNG",))),
+    "a name that is nearly a file": as_files(
+        names("scan{:02}.png"),
+        [],
+        {"t.csv": [["file", "Mass"], *([f"scn_{i:02}.png", i % 2] for i in range(N))]},
+        Refused((r"'scn_00.png' is most like 'scan0\d.png'",)),
+    ),
+}  # fmt: skip
+
+
+@case
+def studies_of_dicom_headers(folder: Path) -> Meant:
+    """The table names studies by a UID that only the headers state; the patient too."""
+    import pydicom
+    from pydicom.dataset import FileMetaDataset
+    from pydicom.uid import UID
+
+    images = [f"CD/{i // 4}/{i:04}" for i in range(N)]
+    for i, image in enumerate(images):
+        meta = FileMetaDataset()
+        meta.TransferSyntaxUID = UID("1.2.840.10008.1.2.1")
+        meta.MediaStorageSOPClassUID = meta.MediaStorageSOPInstanceUID = UID(f"1.2.3.{i}")
+        of = pydicom.Dataset()
+        of.file_meta, of.PatientID, of.StudyInstanceUID = meta, f"P{i // 4}", f"1.2.{i // 2}"
+        of.Rows = of.Columns = 8
+        of.SamplesPerPixel, of.PhotometricInterpretation, of.PixelRepresentation = 1, "MONOCHROME2", 0
+        of.BitsAllocated = of.BitsStored = 8
+        of.HighBit, of.PixelData = 7, bytes(range(i, i + 64))
+        (folder / image).parent.mkdir(parents=True, exist_ok=True)
+        of.save_as(folder / image, enforce_file_format=True)
+    rows = [[f"1.2.{i}", i % 2] for i in range(N // 2)]
+    table(folder / "t.csv", [["study", "Mass"], *rows])
+    return Meant(images, {"Mass": every(0, 0, 1, 1)}, [str(i // 4) for i in range(N)])

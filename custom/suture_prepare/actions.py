@@ -8,7 +8,7 @@ from pathlib import Path
 
 from suture.simulation.study import StudySites
 from suture_prepare.description import Answers
-from suture_prepare.new_study import look, refuse_existing, write_study
+from suture_prepare.new_study import by_column, look, refuse_existing, write_study
 from suture_prepare.quality import Findings
 from suture_prepare.quality import check as check_site
 from suture_prepare.study_check import Together
@@ -20,18 +20,24 @@ AnyPath = str | Path
 
 
 def init(
-    study: AnyPath, sites: Mapping[str, AnyPath], answers: Mapping[str, Answers] | None = None
+    study: AnyPath,
+    sites: Mapping[str, AnyPath],
+    answers: Mapping[str, Answers] | None = None,
+    site_column: str | None = None,
 ) -> list[Path]:
     """Write a suture.toml for each site of a new study, and a job; return the files. Check what they guess.
 
     Args:
         sites: folder or table of each site, by its name.
         answers: what you know about the columns of a site.
+        site_column: a column that divides each table over sites, which its cells name.
 
     Raises:
         ConfigError, DataError: a site's data cannot be read, or the study has files already.
     """
     folder, paths = Path(study), {name: Path(path) for name, path in sites.items()}
+    if site_column:
+        paths, answers = by_column(paths, site_column)
     refuse_existing(folder, paths)
     return write_study(folder, look(paths, answers))
 

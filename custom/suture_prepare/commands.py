@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +29,9 @@ def init(
     site: Annotated[
         list[str], typer.Option("--site", help="NAME=PATH of a site's folder or table. Repeatable.")
     ],
+    site_column: Annotated[
+        str | None, typer.Option("--site-column", help="Column whose cells name the sites of a table.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Accept every guess without asking.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")
@@ -35,9 +39,21 @@ def init(
 ) -> None:
     """Inspect each site's data, and write its suture.toml and a job."""
     from suture.data.config import CONFIG
-    from suture_prepare.new_study import as_toml, look, placed, refuse_existing, summary, write_study
+    from suture_prepare.description import Answers
+    from suture_prepare.new_study import (
+        agreed,
+        as_toml,
+        by_column,
+        look,
+        placed,
+        refuse_existing,
+        summary,
+        write_study,
+    )
 
-    sites = _sites(site)
+    sites, rows = _sites(site), dict[str, Answers]()
+    if site_column:
+        sites, rows = by_column(sites, site_column)
     if not dry_run:
         refuse_existing(study, sites)
         if not yes and not _can_ask():
@@ -52,13 +68,20 @@ def init(
                 print_line(escaped(line))
 
     refused: dict[str, str] = {}
-    found = look(sites, refused=refused)
+    found = look(sites, rows, refused)
     show(found)
     if not yes and not dry_run:
-        answers = {name: answer for name, guess in found.items() if (answer := _ask(name, guess))}
+        answers = {
+            name: replace(answer, rows=rows[name].rows if name in rows else None)
+            for name, guess in found.items()
+            if (answer := _ask(name, guess))
+        }
         again = look({name: sites[name] for name in answers}, answers) if answers else {}
         show(again)
         found |= again
+    for line in agreed(found)[1]:
+        print_line(f"all sites: {line}")
+    if not yes and not dry_run:
         typer.confirm("write these files?", default=True, abort=True)
     for path in write_study(study, found) if not dry_run else ():
         print_line(f"written: {path}")
@@ -83,7 +106,7 @@ def _ask(site: str, guess: Discovery) -> Answers | None:
     from suture.core.labels import is_generic
     from suture_prepare.description import Answers
 
-    no_labels = guess.doubtful
+    keys, no_labels = _classes(site, guess), guess.doubtful
     if len(no_labels) > 1 and _confirm(
         f"{site}: are all of these findings: {', '.join(map(repr, no_labels))}?"
     ):
@@ -100,13 +123,32 @@ def _ask(site: str, guess: Discovery) -> Answers | None:
         )
     }
     patient = "" if guess.has_patients else _patient_column(site, guess)
-    if not (no_labels or names or patient):
+    if not (no_labels or names or patient or keys):
         return None
-    return Answers(patient or None, no_labels, names)
+    return Answers(patient or None, no_labels, names, keys)
 
 
-def _confirm(question: str) -> bool:
-    return typer.confirm(escaped(question), default=True)
+def _classes(site: str, guess: Discovery) -> dict[str, Any]:
+    """The keys of [data] for a column whose words, or numbers, are classes or grades by a person's answer."""
+    labels = guess.data.get("labels")
+    for name, words in guess.offered.items():
+        what = f"{site}: column {name!r} has the values {', '.join(words)}"
+        if not all(map(str.isdigit, words)):
+            if _confirm(f"{what}: are these the classes?", default=not labels):
+                return {"finding_column": name}
+        elif not labels:
+            how = "the first that means present, c where each is a class, or nothing where it is no finding"
+            said = _asked(f"{what}; write {how}")
+            if said in words:
+                grades = {word: int(int(word) >= int(said)) for word in words}
+                return {"labels": [name], "values": grades}
+            if said == "c":
+                return {"finding_column": name, "synonyms": {word: f"{name} {word}" for word in words}}
+    return {}
+
+
+def _confirm(question: str, *, default: bool = True) -> bool:
+    return typer.confirm(escaped(question), default=default)
 
 
 def _asked(question: str) -> str:
@@ -150,7 +192,7 @@ def check(study: _Study, trust: Trust = False) -> None:
     done = actions.check(study, trust=trust)
     for name, found in done.sites.items():
         console.rule(f"[bold]{rich(name)}")
-        console.print(render(found))
+        console.print(render(found, most=5))
     console.rule("[bold]all sites")
     console.print(render_matrix(done.sites, done.together))
     print_line(f"page: {done.page} (images of patients: it stays on this machine)")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import not_
 from typing import Any
 
@@ -14,13 +15,13 @@ from suture.core.labels import canonical_or_none
 from suture.core.names import without_signs
 from suture.core.printable import number_of
 from suture.data.cells import Cells
-from suture.data.image_columns import ImageColumn, Images, other_images
-from suture.data.patient_columns import patient_columns
+from suture.data.image_columns import ImageColumn, Images, expect_column, other_images
+from suture.data.patient_columns import patient_columns, plain_words
 from suture.data.published import HOSPITAL
 from suture.data.readers.image_list import SPLIT_WORDS
 from suture.data.reading import Sheet, fault, rows_text
 from suture.data.table_form import Form
-from suture_prepare.gathering import with_patients, with_splits
+from suture_prepare.gathering import with_column, with_patients, with_splits
 from suture_prepare.label_discovery import Labels, discover_labels
 
 _SPLIT = re.compile(r"^(split|set|subset|partition|fold)$", re.IGNORECASE)
@@ -28,6 +29,11 @@ _SPLIT_FLAG = re.compile(
     r"(?i)(is|in)[ _-]?(train|val|test)\w*|train(ing)?|(train|val|test)\w*[ _-](set|flag|split)"
 )
 """Columns of 1 and 0 that say which rows are of a split."""
+_SITES = re.compile(
+    r"(hospital|cent(er|re)|institut(e|ion)|clinic|klinik|krankenhaus|zentrum|site|hopital)( ?(id|name))?"
+)
+MOST_SITES = 50
+"""Of a table with a column of them."""
 _CHOICE = re.compile(r"\(choice=(.+)\)$")
 _CODED = re.compile(r"(.+?)\s*[(\[]([^()\[\]]+)[)\]]", re.DOTALL)
 """A name of a column with the words of its cells, such as "Mass (0/1)"."""
@@ -44,11 +50,15 @@ class Answers:
         patient: the column of patients; empty where none names them, None where nobody was asked.
         no_labels: columns that are no findings.
         names: of the findings, by columns whose names do not say which they are.
+        keys: of [data], for a column of classes or of grades.
+        rows: a column, and its cell in the rows that are of this site; None for all rows.
     """
 
     patient: str | None = None
     no_labels: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    rows: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -56,18 +66,32 @@ class Discovery(Labels):
     """A guess at the [data] of one site: the labels of its table, and the other keys.
 
     Attributes:
-        columns: all columns of the table.
-        rows: of the table.
-        sheet: the table, where it was put together and is to be written; None where `table` is the file.
+        table: that was read.
         made: how it was put together.
         title: of the public data set whose table it is.
+        colour, side: as of `suture.data.inspection.Sample`.
     """
 
-    columns: tuple[str, ...] = ()
-    rows: int = 0
-    sheet: Sheet | None = None
+    table: Sheet | None = None
     made: tuple[str, ...] = ()
     title: str = ""
+    colour: bool = False
+    side: int = 0
+
+    @property
+    def sheet(self) -> Sheet | None:
+        """The table, where it was put together and is to be written; None where it is the file."""
+        return self.table if self.made else None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns of the table."""
+        return tuple(filter(None, self.table.header)) if self.table else ()
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of the table."""
+        return len(self.table.rows) if self.table else 0
 
     @property
     def has_splits(self) -> bool:
@@ -106,9 +130,18 @@ def described(
         DataError: a person has to correct the table first.
         LabelError: two columns are one label.
     """
+    if answers.rows:
+        form = _only(form, *answers.rows)
     table = next((one for one in HOSPITAL if one.recognises(form.sheet, files.paths)), None)
-    known = table.keys(form.sheet.path.parent) if table else {}
+    known = {**(table.keys(form.sheet.path.parent) if table else {}), **answers.keys}
     paths = [images.find(cell) if cell else None for cell in form.sheet.column(images.name, "")]
+    images = replace(images, found=len(paths) - paths.count(None))
+    if files.masks and any(
+        path != cell for path, cell in zip(paths, form.sheet.column(images.name, ""), strict=True)
+    ):
+        made = "images are named by their paths, apart from their masks"
+        form = with_column(form, "image", [path or "" for path in paths], made)
+        images = expect_column(form, files)
     columns = form.sheet.columns()
     split = next((name for name in columns if name != images.name and _is_split(columns[name])), None)
     if split is None and not images.text:
@@ -127,12 +160,19 @@ def described(
     why = f"that of {table.title}" if table and told else why
     guess.note("patient_column", patient or images.name, why)
     guess.warnings.extend(remarks)
-    taken = {images.name, guess.data["patient_column"], images.text}
+    taken = {images.name, guess.data["patient_column"], images.text, *(answers.rows or ())[:1]}
     free = [c for c in sheet.header if c and c not in taken]
     for name, number in other_images(sheet, free, images, {*paths}):
         guess.warnings.append(
             f"column {name!r} names {number_of(number, 'other image')}, not used; give each image its own row"
         )
+    for name in (name for name in free if not answers.rows and _SITES.fullmatch(plain_words(name))):
+        values, column = {*sheet.first(name)} - {""}, json.dumps(name, ensure_ascii=False)
+        if 1 < len(values) <= MOST_SITES and 2 * len(values) <= len(sheet.rows):
+            guess.warnings.append(
+                f"column {name!r} has {len(values)} values; to make a site of each: suture init STUDY "
+                f"--site NAME={sheet.path} --site-column {column}"
+            )
     if split:
         guess.note("split_column", split, "its cells are train, validation or test")
         if "test" not in {SPLIT_WORDS[cell.casefold()] for cell in sheet.column(split, "")}:
@@ -153,19 +193,25 @@ def described(
         guess.note("synonyms", used, "as you answered" if answers.names else "the names of the classes")
     if table:
         guess.reasons["table"] = f"recognised as {table.title}"
-    return Discovery(
+    both = replace(
+        labels,
         data=guess.data | labels.data,
         reasons=guess.reasons | labels.reasons,
         warnings=(*guess.warnings, *labels.warnings),
-        left_out=labels.left_out,
-        doubtful=labels.doubtful,
-        one_class=labels.one_class,
-        is_draft=labels.is_draft,
-        columns=tuple(filter(None, sheet.header)),
-        rows=len(form.sheet.rows),
-        sheet=form.sheet if form.made else None,
-        made=form.made,
-        title=table.title if table else "",
+    )
+    title = table.title if table else ""
+    return Discovery(**vars(both), table=form.sheet, made=form.made, title=title)
+
+
+def _only(form: Form, column: str, value: str) -> Form:
+    """The rows of a table that belong to one site.
+
+    Raises:
+        DataError: there is no such column.
+    """
+    rows = [cell == value for cell in form.sheet.column(column, "--site-column")]
+    return replace(
+        form, sheet=form.sheet.only(rows), made=(*form.made, f"rows whose {column!r} is {value!r}")
     )
 
 
@@ -189,6 +235,9 @@ def _say_images(
         lost = [(cell, number) for cell, number, path in cells if path is None]
         such = f", such as {lost[0][0]!a} in {rows_text([number for _, number in lost])}" if lost else ""
         guess.warnings.append(f"{name}: {n - images.found:,} of {number_of(n, 'row')} without an image{such}")
+    if files.masks:
+        many = number_of(len(files.masks), "file")
+        guess.warnings.append(f"{many} such as {min(files.masks)!r} are masks of images and are left out")
     if files.linked:
         guess.note("follow_links", False, "true, if you trust the links")
         guess.warnings.append(

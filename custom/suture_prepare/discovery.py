@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from suture.core.errors import ConfigError, DataError, SutureError
 from suture.data import image_columns
 from suture.data.config import parse_data
 from suture.data.image_columns import ImageColumn, Images, images_of, like_images, named_elsewhere
+from suture.data.image_names import stem
 from suture.data.images import ARCHIVES
-from suture.data.inspection import true_depth
+from suture.data.inspection import sample
 from suture.data.patient_columns import patient_columns
 from suture.data.published import PublishedTable
 from suture.data.readers import DATASETS, DataSet, read_table
@@ -22,8 +24,11 @@ from suture.data.reading import Sheet
 from suture.data.table_form import JSON, TABLES, Form, doubtful_encoding, tables
 from suture_prepare import gathering
 from suture_prepare.description import Answers, Discovery, described
+from suture_prepare.label_discovery import NoLabelsError
 
 _OTHER_TABLES = (".xls", ".xlsb", ".ods", ".numbers", ".sav", ".dta", ".feather", ".mdb", ".sas7bdat")
+_COMPARED = 50
+"""Cells that are compared with the names of all files."""
 _MANY_WORDS = 5
 """Words of a cell, on average, from which on it is a document."""
 
@@ -52,9 +57,12 @@ def discover(path: Path, answers: Answers | None = None) -> Discovery:
         if (texts := _documents(given, folder, answers)) is None:
             raise
         return texts
-    found = _published(given, folder, images) or _own(given, folder, images, answers)
-    if depth := true_depth(images.root, images.paths):
-        bits, why = depth
+    published = None if answers.rows else _published(given, folder, images)
+    found = published or _own(given, folder, images, answers)
+    seen = sample(images.root, images.paths)
+    found = replace(found, colour=seen.colour, side=seen.side)
+    if seen.depth:
+        bits, why = seen.depth
         found = replace(found, data=found.data | {"bits": bits}, reasons=found.reasons | {"bits": why})
     paths = dict.fromkeys(form.sheet.path for form in given.every())
     doubts = dict.fromkeys(filter(None, map(doubtful_encoding, paths)))
@@ -143,8 +151,7 @@ def _by_reader(word: str, table: PublishedTable, sheet: Sheet, root: Path) -> Di
         data,
         {"dataset": f"the table is that of {table.title}", "root": "holds the images"},
         tuple(said),
-        columns=tuple(filter(None, sheet.header)),
-        rows=len(sheet.rows),
+        table=sheet,
         title=table.title,
     )
 
@@ -164,7 +171,14 @@ def _own(given: _Tables, folder: Path, images: Images, answers: Answers) -> Disc
             if enough == len(form.sheet.rows):
                 continue
             made = gathering.in_two_columns(form, images.paths, enough)
-            if made := made or (None if enough else gathering.of_patients(form, images.paths)):
+            if not enough:
+                made = (
+                    made
+                    or gathering.of_patients(form, images.paths)
+                    or gathering.composed(form, images.paths)
+                )
+                made = made or gathering.of_headers(form, images.root, images.paths)
+            if made:
                 forms[i], columns[i] = made, image_columns.expect_column(made, images)
         if not columns:
             continue
@@ -187,9 +201,14 @@ def _own(given: _Tables, folder: Path, images: Images, answers: Answers) -> Disc
                 f"{form.sheet.path} has no header: its first row names the image {column.name!r}; write the "
                 "names of the columns above it"
             )
-        return described(form, column, images, answers, others)
+        try:
+            return described(form, column, images, answers, others)
+        except NoLabelsError:
+            rest = [other for other in given.every() if other.sheet.path != form.sheet.path]
+            if (joined := gathering.by_key(form, rest)) is None:
+                raise
+            return described(joined, column, images, answers, others)
     forms = given.every()
-    image_columns.refuse_ambiguous(forms, images)
     listed = any(like_images(cells) for form in forms for cells in form.sheet.columns().values())
     if not listed and (classes := gathering.of_class_folders(images.root, images.paths)) is not None:
         found = described(classes, image_columns.expect_column(classes, images), images, answers, [])
@@ -231,10 +250,19 @@ def _nothing_matches(given: _Tables, images: Images) -> DataError:
     what = f"no column of {names} names" if names else "no table could be read that names"
     seen = "".join(f"\n{fault}" for fault in given.faults)
     some = ", ".join(map(ascii, sorted(images.paths)[:3]))
+    files: dict[str, list[str]] = {}
+    for path in sorted(images.paths):
+        files.setdefault(stem(path), []).append(path)
     for form in forms[:3]:
         sheet, cells = form.sheet, form.sheet.columns()
         name = max(cells, key=lambda name: (like_images(cells[name]), len({*cells[name]})), default="")
         if name:
-            shown = ", ".join(map(ascii, sorted({*cells[name]} - {""})[:3]))
-            seen += f"\n{sheet.path.name} has {shown} in column {name!r}, and the folder {some}"
+            shown = sorted({*cells[name]} - {""})[:_COMPARED]
+            has = ", ".join(map(ascii, shown[:3]))
+            seen += f"\n{sheet.path.name} has {has} in column {name!r}, and the folder {some}"
+            near = [(cell, *get_close_matches(stem(cell), files, 1)) for cell in shown]
+            if pair := next((pair for pair in near if len(pair) > 1), None):
+                alike = " and ".join(map(ascii, files[pair[1]][:2]))
+                seen += f"; {pair[0]!a} is most like {alike}"
+                seen += "; write the folder into the cells" if len(files[pair[1]]) > 1 else ""
     return DataError(f"{what} the images of {images.root}, such as {min(images.paths)!r}{seen}")

@@ -18,6 +18,7 @@ from suture.core.printable import number_of
 from suture.core.spreadsheets import from_cell
 from suture.data.cells import Cells
 from suture.data.image_names import loosely, stem
+from suture.data.images import ImageSource
 from suture.data.patient_columns import patient_columns
 from suture.data.readers.hospital_labels import listed_names
 from suture.data.readers.image_list import SPLIT_WORDS
@@ -25,7 +26,7 @@ from suture.data.reading import Sheet, read_text, readable_table, rows_text
 from suture.data.table_form import DELIMITERS, JSON, Form, encoding_of, read_form
 from suture.data.workbooks import is_workbook, workbook_sheets
 
-_IMAGE, _SPLIT, _CLASS = "image", "split", "class"
+_IMAGE, _SPLIT, _CLASS, _PATIENT_COLUMN = "image", "split", "class", "patient"
 """Columns of a table that is put together."""
 
 THE_ONE_TO_USE = "give the path of the table to use, or hide the other sheets"
@@ -38,11 +39,14 @@ _IN_FILE = re.compile(r"(?!(?:19|20)\d\d[-_]?[01]\d)(\D*\d+)[-_].+")
 """A name of a file that begins with what may be the patient, and not with a date."""
 _MOST_IMAGES = 20
 """Of a patient whom the names of files tell, on average."""
+_HAS_NUMBER = re.compile(r"\d").search
 _UNFILLED = {"0", "incomplete"}
 """How REDCap writes that a form is not complete; 1 is unverified, and 2 complete."""
 _NOT_COMPLETE = _UNFILLED | {"1", "unverified"}
 _FORM_STATES = _NOT_COMPLETE | {"2", "complete", ""}
 _LOOKED_AT = 50
+_MOST_NUMBERED = 10
+"""Folders with a number in their names, from which on they are patients and not classes."""
 _MOST_NAMES = 200
 """Classes of a legend."""
 
@@ -84,16 +88,19 @@ def read_forms(path: Path) -> list[Form]:
     refused: DataError | None = None
     try:
         form = read_form(path)
-        if all(name or not any(form.sheet.cells(i)) for i, name in enumerate(form.sheet.header)):
+        header = form.sheet.header
+        if len(header) > 1 and all(name or not any(form.sheet.cells(i)) for i, name in enumerate(header)):
             return [form]
     except DataError as error:
         refused = error
     text = read_text(path, encoding_of(path))
-    for delimiter in DELIMITERS:
-        rows = list(map(tuple, csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)))
-        below = _below_titles(path, rows, "")
-        if below and below.made and len(below.sheet.header) > 1:
-            return [below]
+    tried = (csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) for delimiter in DELIMITERS)
+    found = [below for rows in tried if (below := _below_titles(path, list(map(tuple, rows)), ""))]
+    widest = max(
+        (below for below in found if below.made), key=lambda below: len(below.sheet.header), default=None
+    )
+    if widest and len(widest.sheet.header) > 1:
+        return [widest]
     if refused:
         raise refused
     return [form]
@@ -179,31 +186,56 @@ def _json_cell(value: Any) -> str:
 
 
 def of_class_folders(root: Path, images: Collection[str]) -> Form | None:
-    """The table of folders that are named after classes, and maybe splits; None where folders are not.
+    """The table of folders that are named after classes, and maybe splits and patients, at any depth.
+
+    None where no folder is named so.
 
     Raises:
-        DataError: the folders have more levels than those two.
+        DataError: there are several levels of folders, and it is not clear which are the classes.
     """
-    levels = [name.split("/")[:-1] for name in sorted(images)]
-    if len({*map(len, levels)}) != 1 or not levels[0]:
-        return None
-    columns = list(map(list, zip(*levels, strict=True)))
-    at = next(
-        (i for i, column in enumerate(columns) if {c.casefold() for c in column} <= SPLIT_WORDS.keys()), None
-    )
-    splits = columns.pop(at) if at is not None else None
-    if not columns or len({*columns[0]}) < 2 or (len(columns) == 1 and 2 * len({*columns[0]}) > len(levels)):
-        return None
-    if len(columns) > 1:
+    paths = sorted(images)
+    levels = [[*level] for level in zip(*(path.split("/")[:-1] for path in paths), strict=False)]
+    levels = [level for level in levels if len({*level}) > 1]
+    found: dict[str, list[str]] = {}
+    for name, is_one in ((_SPLIT, _are_splits), (_PATIENT_COLUMN, _are_patients), (_CLASS, _are_classes)):
+        if at := next((level for level in levels if is_one(level)), None):
+            found[name] = at
+            levels.remove(at)
+    if _CLASS not in found and len(levels) == 1 and 2 * len({*levels[0]}) <= len(paths):
+        found[_CLASS] = levels.pop()
+    if _CLASS not in found:
+        if len(levels) < 2:
+            return None
         raise DataError(
-            f"{root} has no table, and {len(columns)} levels of folders, such as {sorted(images)[0]!r}; name "
-            "one level after the classes (and one after train, validation and test), or write a table"
+            f"{root} has no table, and {len(levels)} levels of folders, such as {paths[0]!r}; name one level "
+            "after the classes (and one after train, validation and test), or write a table"
         )
-    header = (_IMAGE, _CLASS, *([_SPLIT] if splits else []))
-    parts = [[SPLIT_WORDS[c.casefold()] for c in splits]] if splits else []
-    rows = tuple(zip(sorted(images), columns[0], *parts, strict=True))
-    made = (f"{root.name}: the folders are the classes{' and the splits' if splits else ''}",)
+    if _SPLIT in found:
+        found[_SPLIT] = [SPLIT_WORDS[cell.casefold()] for cell in found[_SPLIT]]
+    header = (_IMAGE, *(name for name in (_CLASS, _SPLIT, _PATIENT_COLUMN) if name in found))
+    rows = tuple(zip(paths, *(found[name] for name in header[1:]), strict=True))
+    said = {_CLASS: "classes", _SPLIT: "splits", _PATIENT_COLUMN: "patients"}
+    what = " and the ".join(f"{said[name]} ({found[name][0]})" for name in header[1:])
+    rest = (
+        f"; other folders, such as {', '.join(level[0] for level in levels)}, are not read" if levels else ""
+    )
+    made = (f"{root.name}: the folders are the {what}{rest}",)
     return Form(Sheet(root, header, rows, tuple(range(1, len(rows) + 1))), made=made)
+
+
+def _are_splits(level: Collection[str]) -> bool:
+    return {name.casefold() for name in level} <= SPLIT_WORDS.keys()
+
+
+def _are_patients(level: Collection[str]) -> bool:
+    """Whether folders are named after patients: in so many words, or many with a number in each."""
+    numbered = len({*level}) > _MOST_NUMBERED and all(map(_HAS_NUMBER, level)) and len({*level}) < len(level)
+    return all(map(_PATIENT.fullmatch, level)) or numbered
+
+
+def _are_classes(level: Collection[str]) -> bool:
+    """Whether folders are named after classes: few words without numbers, each of several images."""
+    return 2 * len({*level}) <= len(level) and not any(map(_HAS_NUMBER, level))
 
 
 def together(named: Sequence[Named]) -> Form | None:
@@ -220,8 +252,9 @@ def together(named: Sequence[Named]) -> Form | None:
         alike = len({frozenset({*one.form.sheet.header} - {""}) for one in named}) == 1
         kept = any(parts) or any(_KEPT_APART.search(one.form.name) for one in named)
         return _one_below_another(named, []) if alike and not kept else None
-    most = max(named, key=lambda one: len(one.form.sheet.rows))
-    return _side_by_side(most, [one for one in named if one is not most])
+    mains = sorted(named, key=lambda one: -len(one.form.sheet.rows))
+    joined = (_side_by_side(main, [one for one in named if one is not main]) for main in mains)
+    return next(filter(None, joined), None)
 
 
 def _split_of(form: Form) -> str | None:
@@ -257,8 +290,8 @@ def _one_below_another(named: Sequence[Named], parts: Sequence[str | None]) -> F
     return Form(sheet, made=tuple(made))
 
 
-def _side_by_side(main: Named, others: Sequence[Named]) -> Form | None:
-    """The columns of other tables beside those of the main one, joined by the image.
+def _side_by_side(main: Named, others: Sequence[Named], by: str = "the image") -> Form | None:
+    """The columns of other tables beside those of the main one, joined by the image, or another column.
 
     Raises:
         DataError: two tables have a column of one name with other cells.
@@ -296,9 +329,23 @@ def _side_by_side(main: Named, others: Sequence[Named]) -> Form | None:
             return None  # a second table of the same, of which one may be out of date
         lost = sum(image not in of for image in map(str, images))
         without = f"; {number_of(lost, 'row')} without" if lost else ""
-        made.append(f"{other.form.name} is joined by the image{without}")
+        made.append(f"{other.form.name} is joined by {by}{without}")
     both = Sheet(sheet.path, tuple(header), tuple(map(tuple, rows)), sheet.numbers)
     return Form(both, made=(*main.form.made, *made), legend=main.form.legend)
+
+
+def by_key(form: Form, others: Sequence[Form]) -> Form | None:
+    """A table with the columns of another one, joined by the number of a patient, study or the like.
+
+    None where no other table has such a column, of which it has each value once.
+    """
+    for other, key in product(others, [name for name in form.sheet.header if name]):
+        if key not in other.sheet.header or {*other.sheet.header} <= {*form.sheet.header}:
+            continue
+        own, its = {*form.sheet.first(key)}, other.sheet.first(key)
+        if len({*its}) == len(its) and 2 * len(own.intersection(its)) > len(own) > 2:
+            return _side_by_side(Named(form, key, str), [Named(other, key, str)], repr(key))
+    return None
 
 
 def of_patients(form: Form, images: Collection[str]) -> Form | None:
@@ -307,24 +354,87 @@ def of_patients(form: Form, images: Collection[str]) -> Form | None:
     None where no column of patients or cases names folders of images.
     """
     paths = sorted(images)
-    levels = [path.casefold().split("/")[:-1] for path in paths]
+    levels = map(list, zip(*(path.split("/")[:-1] for path in paths), strict=False))
     columns = [name for _, name in patient_columns(form.sheet, "")]
-    for at, name in product(range(min(map(len, levels))), columns):
-        folders: dict[str, list[str]] = {}
-        for path, level in zip(paths, levels, strict=True):
-            folders.setdefault(level[at], []).append(path)
-        cells = [cell.casefold() for cell in form.sheet.column(name, "")]
-        if 2 * len(folders.keys() & {*cells}) > len(cells):
-            rows = [(row, path) for row, cell in enumerate(cells) for path in folders.get(cell, [""])]
-            of = [row for row, _ in rows]
-            several = replace(
-                form.sheet,
-                rows=tuple(form.sheet.rows[row] for row in of),
-                numbers=tuple(form.sheet.numbers[row] for row in of),
-            )
-            made = f"{name!r} is the folder of the images of a row"
-            return with_column(replace(form, sheet=several), _IMAGE, [path for _, path in rows], made)
+    tried = (_row_for_each(form, name, paths, level, "folder") for level, name in product(levels, columns))
+    return next(filter(None, tried), None)
+
+
+def of_headers(form: Form, root: Path, images: Collection[str]) -> Form | None:
+    """A table with a row for each DICOM image, made of one that names what their headers state.
+
+    None where no column does.
+    """
+    from suture.data.dicom import IDENTIFIERS, identifiers  # whose library only these tables need
+
+    paths = sorted(images)
+    with ImageSource(root) as source:
+        if not identifiers(source.raw(paths[0])):
+            return None
+        stated = [identifiers(source.raw(path)) for path in paths]
+    for name, tag in product(form.sheet.columns(), IDENTIFIERS):
+        values = [of.get(tag, "") for of in stated]
+        if found := _row_for_each(form, name, paths, values, f"DICOM {tag}"):
+            of = dict(zip(paths, stated, strict=True))
+            patients = [of.get(path, {}).get(IDENTIFIERS[-1], "") for path in found.sheet.column(_IMAGE, "")]
+            whose = "the patient is the DICOM PatientID"
+            return with_column(found, "patient", patients, whose) if all(patients) else found
     return None
+
+
+def composed(form: Form, images: Collection[str]) -> Form | None:
+    """A table with a column for each finding, of one with the image and the finding in one cell, as a_mass.
+
+    None where no column has both, or it is not clear which other one says whether the finding is present.
+    """
+    sheet, find, meaning = form.sheet, loosely(images), Cells({})
+    columns = sheet.columns()
+    for (name, cells), sign in product(columns.items(), "_-:|# "):
+        pairs = [cell.rpartition(sign) for cell in cells]
+        kinds = Counter(kind for *_, kind in pairs)
+        found = {image: find(image) for image, *_ in pairs[:_LOOKED_AT] if image}
+        if (
+            not (1 < len(kinds) <= _MOST_NAMES and 2 * len(kinds) <= len(cells) and found)
+            or None in found.values()
+        ):
+            continue
+        values = [cell for other, cell in columns.items() if other != name]
+        values = [cell for cell in values if {0.0, 1.0} <= {*map(meaning.number, cell)}]
+        if len(values) != 1 or any(map(str.isdigit, kinds)):
+            continue
+        of: dict[str, dict[str, set[str]]] = {}
+        for (image, _, kind), value in zip(pairs, values[0], strict=True):
+            of.setdefault(image, {}).setdefault(kind, set()).add(value)
+        rows = [(image, *(_only_one(own.get(kind, {""})) for kind in kinds)) for image, own in of.items()]
+        made = f"{name!r} has the image and the finding, with {sign!r} between them"
+        made_of = Sheet(sheet.path, (_IMAGE, *kinds), tuple(rows), tuple(range(2, len(rows) + 2)))
+        return replace(form, sheet=made_of, made=(*form.made, made))
+    return None
+
+
+def _only_one(values: Collection[str]) -> str:
+    """The value of a finding; blank where rows contradict each other."""
+    return next(iter(values)) if len(values) == 1 else ""
+
+
+def _row_for_each(
+    form: Form, name: str, paths: Sequence[str], values: Sequence[str], what: str
+) -> Form | None:
+    """A table with a row for each image whose value a column names; None where it names few."""
+    of: dict[str, list[str]] = {}
+    for path, value in zip(paths, values, strict=True):
+        of.setdefault(value.casefold(), []).append(path)
+    cells = [cell.casefold() for cell in form.sheet.column(name, "")]
+    if 2 * len((of.keys() - {""}) & {*cells}) <= len({*cells}):
+        return None
+    rows = [(row, path) for row, cell in enumerate(cells) for path in of.get(cell, [""])]
+    several = replace(
+        form.sheet,
+        rows=tuple(form.sheet.rows[row] for row, _ in rows),
+        numbers=tuple(form.sheet.numbers[row] for row, _ in rows),
+    )
+    made = f"{name!r} is the {what} of the images of a row"
+    return with_column(replace(form, sheet=several), _IMAGE, [path for _, path in rows], made)
 
 
 def with_column(form: Form, name: str, cells: Sequence[str], made: str) -> Form:
@@ -349,8 +459,8 @@ def in_two_columns(form: Form, images: Collection[str], enough: int) -> Form | N
             for a, b in zip(sheet.column(folder, ""), sheet.column(file, ""), strict=True)
         ]
         some = pairs[:_LOOKED_AT]
-        if 2 * sum(pair != "" and find(pair) is not None for pair in some) <= len(some):
-            continue
+        if 2 * sum(pair != "" and "/" in (find(pair) or "") for pair in some) <= len(some):
+            continue  # an image without a folder is found by the file alone
         found = [find(pair) if pair else None for pair in pairs]
         if len({*found} - {None}) > enough:
             cells = [image or pair for image, pair in zip(found, pairs, strict=True)]

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from suture.core.errors import DataError, LabelError
 from suture.core.labels import canonical, canonical_or_none, is_generic
 from suture.core.printable import number_of
 from suture.core.vocabulary import CANONICAL
-from suture.data.cells import Cells
+from suture.data.cells import Cells, Meaning
+from suture.data.patient_columns import plain_words
 from suture.data.readers.hospital import HospitalConfig
 from suture.data.readers.hospital_labels import (
     FEW,
@@ -38,9 +40,38 @@ _NO_LABEL = re.compile(
 )
 """Columns of two values that are no finding. A label of such a name is added to `labels` by hand."""
 _CLASS = re.compile(
-    r"(?i)(class|label|diagnos[ie]s?|dx|disease|pathology|condition|target|finding|befund|klasse)s?[ _-]?\d*$"
+    r"(?i)(class|label|diagn[oó][sz]\w*|dx|disease|(histo)?patholog\w*|condition|target|finding|befund|klasse"
+    r"|histolog\w*|sub[ _-]?type|entity|categor[yi]\w*|kategorie"
+    r"|(tumou?r|polyp|tissue|cancer|nodule|lesion)s?[ _-]?(type|class|kind))s?[ _-]?\d*$"
 )
 """Columns of one word for each image, which is its class whatever the vocabulary knows."""
+
+_NO_CLASS = re.compile(
+    r"\b(sexe?|gender|geschlecht|sexo|sesso|view\w*|projection|projektion|ansicht|vista|incidence|orientation"
+    r"|device|scanner|camera|manufacturer|model|vendor|hersteller|gerat|equipment|modality|modalitat|sequence"
+    r"|protocol|plane|filter|ward|stations?|departments?|abteilung|clinic\w*|hospitals?|klinik(um)?|krankenhaus"
+    r"|cent(er|re)s?|zentrum|institut\w*|sites?|country|region|city|place|room|location|lokalisation|localisation"
+    r"|anatom\w*|organ|part|area|seite|side|laterality|left|eye|auge|lado|cote|quadrant|segment"
+    r"|splits?|folds?|sets?|subset|partition|cohort|phase|source|dataset|batch|series|visit|patients?|case|study"
+    r"|readers?|raters?|radiolog\w*|annotators?|observers?|graders?|physician|arzt|operator|technician|user"
+    r"|ids?|nr|no|num|number|nummer|key|mrn|age|alter|date|datum|year|jahr|month|day|weekday|time|shift|race|ethnic\w*|language|smok\w*|insurance"
+    r"|status|quality|comments?|notes?|report|text|format|file\w*|folder|path|type|art|priority|consent"
+    r"|treatment|therapy|medication|contrast|inpatient)\b"
+)
+"""Words of names of columns that sort images by something else than their classes."""
+
+_SORTED = re.compile(
+    r"(?i)[mfwdlr]|male|female|männlich|weiblich|homme|femme|left|right|both|bilateral|links|rechts|o[ds]|pa|ap|ll"
+    r"|lat|lateral|frontal|oblique|cc|mlo|axial|sagittal|coronal|cr|dx|ct|mr|mg|us|xa|train(ing)?|val(idation)?"
+    r"|test|(in|out)patient|supine|erect|prone"
+)
+"""Cells that are a sex, side, view, modality or split, whatever the column is called."""
+
+_NUMBERED = re.compile(r"(?i)(?!p?[tnm]\d|g(rade)?\b|stage|stadium|typ|class)[^\W\d_]+[_ -]?\d+")
+"""Cells such as w0 and IL_17, which name somebody or something; T1 and grade 2 do not."""
+
+_MISSING = re.compile(r"(?i)-?9{1,4}|-9{1,4}[.,]0|77|88|-[78]|none|missing")
+"""What statistics programs and pandas write for a missing 1 or 0; 9 may be a grade in other columns."""
 
 _VALUE = re.compile(
     r"(?i)(is)?[ _-]?(confidence|value|label[ _-]?value|present[ea]?|presence|positive|exists|result|answer"
@@ -65,6 +96,8 @@ CONSTANT = "it has one value in every row"
 _MOST_CLASSES = 200
 _MOST_WORDS = 50
 """Classes of a column that only its name says to be one."""
+_MOST_OFFERED, _MOST_GRADES = 30, 12
+"""Words, and numbers, of a column that a person is asked about."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +110,7 @@ class Labels:
         warnings: what a person should look at.
         left_out: why a column is no label, by column.
         doubtful: columns that are labels by their cells, and not by their names.
+        offered: words of columns that may be the classes, by column.
         one_class: whether the table can have exactly one class for each image.
         is_draft: whether a person has to say which columns are labels, or what their cells mean.
     """
@@ -86,6 +120,7 @@ class Labels:
     warnings: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     doubtful: tuple[str, ...] = ()
+    offered: Mapping[str, Sequence[str]] = field(default_factory=dict)
     one_class: bool = True
     is_draft: bool = False
 
@@ -114,14 +149,15 @@ def discover_labels(
         LabelError: two labels are one.
     """
     free = [name for name in sheet.header if name and name not in taken]
-    columns, left_out, asked, marks = _label_columns(
+    columns, left_out, asked, values, offered = _label_columns(
         sheet, [name for name in free if name not in refused], named
     )
     left_out |= {name: "you answered that it is not a finding" for name in free if name in refused}
     if "finding_column" in known:
         free = [known["finding_column"]]
     elif "labels" in known:
-        columns, left_out, asked, free = list(known["labels"]), {}, {}, []
+        columns, left_out, asked, offered, free = list(known["labels"]), {}, {}, {}, []
+        values = known.get("values", {})
     listed = _finding_columns(sheet, [c for c in free if c not in refused], columns, known, others)
     if (listed and not any(map(_known, columns))) or "finding_column" in known:
         if not listed:
@@ -129,46 +165,51 @@ def discover_labels(
         rest = [] if "finding_column" in known else [name for name in free if name not in refused]
         found = _listed(sheet, listed, rest, images)
         left_out |= dict.fromkeys(columns, f"{found.data['finding_column']!r} lists the findings")
-        asked = {}  # `_listed` asks what a column says of the findings
+        asked, offered = {}, {}  # `_listed` asks what a column says of the findings
     else:
-        found = _in_columns(sheet, columns, named, marks)
+        found = _in_columns(sheet, columns, named, values)
     for column in map(found.data.get, ("finding_column", "value_column")):
         left_out.pop(str(column), None)
     warnings = (*asked.values(), *found.warnings)
     if not found.data["labels"]:
         if not asked:
             raise _no_labels(sheet, ())
-        worded = [name for name in asked if name in left_out and _worded(sheet, name)]
-        question = "answer the question above, and name the columns that are findings"
-        return Labels({"labels": worded}, {"labels": question}, warnings, left_out, is_draft=True)
-    if found.one_class and _exclusive(sheet, {"synonyms": named, **found.data}, images):
+        question = {"labels": "answer the question above, and name the columns that are findings"}
+        return Labels({"labels": []}, question, warnings, left_out, offered=offered, is_draft=True)
+    if (
+        found.one_class
+        and not found.is_draft
+        and _exclusive(sheet, {"synonyms": named, **found.data}, images)
+    ):
         found.data["label_type"] = "multiclass"
         found.reasons["label_type"] = (
             'every image has exactly one class; "multilabel" if one may have several'
         )
-    return replace(found, warnings=warnings, left_out=left_out)
+    return replace(found, warnings=warnings, left_out=left_out, offered=offered)
 
 
-def _worded(sheet: Sheet, name: str) -> bool:
-    """Whether a column has several words that only a person can explain, rather than numbers of grades."""
-    words = {*sheet.first(name)} - {""}
-    return len(words) > 1 and not all(map(_NUMBER.fullmatch, words))
-
-
-def _in_columns(sheet: Sheet, columns: list[str], named: Mapping[str, str], marks: Collection[str]) -> Labels:
+def _in_columns(
+    sheet: Sheet, columns: list[str], named: Mapping[str, str], values: Mapping[str, Meaning]
+) -> Labels:
     """Labels with a column each; those that a person has named are beyond doubt.
 
     Args:
         named: names of classes by column: a person's, and those of columns whose own cannot be one.
+        values: what their marks and missing codes mean.
     """
+    marks = 1 in values.values()
     own = {column: of for column, of in named.items() if canonical_or_none(column) is None}
     doubtful = [c for c in columns if not _known(own.get(c, c)) and (c in own or c not in named)]
     data: dict[str, Any] = {"labels": columns}
     reasons = {"labels": "their cells are 1, 0, yes, no or blank"}
+    if values:
+        data["values"] = dict(values)
+        reasons["values"] = "codes of missing values"
     if marks:
-        data["values"] = {**dict.fromkeys(sorted(marks), 1), "": 0}
         reasons = {"values": "every cell is marked or blank, so blank is absent", "labels": "marked or blank"}
     questions = _doubt(doubtful, named)
+    if values and not marks:
+        questions.append(f"{', '.join(map(repr, values))} beside 1 and 0 count as missing, hence unknown")
     cells = {cell for name in columns for cell in sheet.first(name)}
     if columns and not marks and "" in cells and 0.0 not in map(Cells({}).number, cells):
         ask = "no label is 0, and blank is unknown; if a blank cell means absent, add this line:\n"
@@ -196,7 +237,13 @@ def _listed(
             "findings, or remove those that list no findings of the image"
         )
     one_class = valued.one_class and not more
-    return Labels(columns[name] | valued.data, reasons, tuple(warnings), one_class=one_class)
+    return replace(
+        valued,
+        data=columns[name] | valued.data,
+        reasons=reasons,
+        warnings=tuple(warnings),
+        one_class=one_class,
+    )
 
 
 def _doubt(columns: list[str], named: Mapping[str, str]) -> list[str]:
@@ -219,9 +266,13 @@ def _doubt(columns: list[str], named: Mapping[str, str]) -> list[str]:
     return questions
 
 
-def _no_labels(sheet: Sheet, warnings: Collection[str]) -> DataError:
+class NoLabelsError(DataError):
+    """No column of a table is a label."""
+
+
+def _no_labels(sheet: Sheet, warnings: Collection[str]) -> NoLabelsError:
     asked = "".join(f"\n{warning}" for warning in warnings)
-    return DataError(
+    return NoLabelsError(
         f"{sheet.path} has no label columns: no column has only 1, 0, yes, no or blank cells, or lists "
         f"findings; its columns are {', '.join(filter(None, sheet.header))}{asked}\nWrite 1 and 0 into the "
         "table, or write suture.toml by hand (docs/data.md)"
@@ -230,46 +281,39 @@ def _no_labels(sheet: Sheet, warnings: Collection[str]) -> DataError:
 
 def _label_columns(
     sheet: Sheet, names: list[str], named: Mapping[str, str]
-) -> tuple[list[str], dict[str, str], dict[str, str], set[str]]:
-    """The label columns, why the other columns are none, what to ask about some of those, and the marks of
-    columns in which a cell is marked or blank.
+) -> tuple[list[str], dict[str, str], dict[str, str], dict[str, Meaning], dict[str, list[str]]]:
+    """The label columns, why the other columns are none, what to ask about some of those, what the marks and
+    missing codes of label columns mean, and the words of columns that may be classes.
     """
     meaning = Cells({})
     labels: list[str] = []
     marked: dict[str, set[str]] = {}
     left_out: dict[str, str] = {}
     asked: dict[str, str] = {}
-    grades: dict[str, set[str]] = {}
+    missing: set[str] = set()
+    offered: dict[str, list[str]] = {}
     for name in names:
         cells = sheet.first(name)
-        numbers = Counter(meaning.number(cell) for cell in cells)
-        strange = {cell for cell in cells if meaning.number(cell) is None}
-        values = ", ".join(sorted({*cells} - {""}))
+        words = {*cells} - {""}
+        numbers = {*map(meaning.number, cells)}
+        strange = {cell for cell in words if meaning.number(cell) is None}
+        coded = {0.0, 1.0} <= numbers and all(map(_MISSING.fullmatch, strange))
         if len({*cells}) == 1 and (strange or _NO_LABEL.match(name)):
             left_out[name] = CONSTANT
-        elif {cell.casefold() for cell in {*cells} - {""}} <= _MARKS and len({*cells} - {""}) and "" in cells:
+        elif words and {cell.casefold() for cell in words} <= _MARKS and "" in cells:
             marked[name] = strange
             labels.append(name)
-        elif _is_class_code(name, strange, numbers):
-            left_out[name] = f"its values are {values}"
-            names_of = dict.fromkeys(sorted({*cells} - {""}, key=lambda c: (len(c), c)), "CLASS")
-            asked[name] = (
-                f"column {name!r} is left out: its values are {values}. If they are the numbers of classes, "
-                "replace labels by the names, and add the names of the classes:\n"
-                f"finding_column = {json.dumps(name)}\n{inline('synonyms', names_of)}"
-            )
-        elif strange and _may_be_grades(strange, len(cells)) and not _NO_LABEL.match(name):
-            left_out[name] = f"its values are {values}"
-            grades[name] = strange
-        elif strange and all(map(_SHARE.fullmatch, strange)) and not _NO_LABEL.match(name):
-            left_out[name] = f"its numbers lie between 0 and 1, such as {min(strange)}"
-            asked[name] = (
-                f"column {name!r} is left out: its numbers lie between 0 and 1, such as {min(strange)}. If "
-                "it is a finding, choose a threshold, and write 1 and 0 into the column"
-            )
-        elif strange:
+        elif strange and not coded:
             left_out[name] = f"{number_of(len(strange), 'value')} other than 1, 0, yes, no or blank"
-        elif not (numbers[1.0] or numbers[0.0]):
+            if all(map(_SHARE.fullmatch, strange)) and not _NO_LABEL.match(name):
+                left_out[name] = f"its numbers lie between 0 and 1, such as {min(strange)}"
+                asked[name] = "If it is a finding, choose a threshold, and write 1 and 0 into the column"
+            elif _may_be_classes(name, words, len(cells)):
+                digits = all(map(str.isdigit, words))
+                offered[name] = sorted(words, key=lambda word: (int(word) if digits else 0, word))
+                left_out[name] = f"its values are {', '.join(offered[name])}"
+                asked[name] = _ask_classes(name, offered[name])
+        elif not numbers & {0.0, 1.0}:
             left_out[name] = "it is blank, or unknown, in every row"
         elif _NO_LABEL.match(name):
             left_out[name] = "its name does not sound like a finding; if it is one, add it to labels"
@@ -279,35 +323,62 @@ def _label_columns(
             try:
                 canonical(name, named)
                 labels.append(name)
+                missing |= strange
             except LabelError as error:
-                left_out[name], asked[name] = "its name cannot be a class name", f"left out: {error}"
-    line = values_line(set().union(*grades.values()))  # a key may be in suture.toml once
-    for name in grades:
-        asked[name] = (
-            f"column {name!r} is left out: {left_out[name]}. If it is a finding, add it to "
-            f'labels, and this line with 1, 0 or "unknown" for each:\n{line}'
-        )
+                left_out[name], asked[name] = "its name cannot be a class name", str(error)
+    few = {name: words for name, words in offered.items() if len(words) <= FEW}
+    line = _meanings({*chain(*few.values())}, alone=not labels)  # a key may be in suture.toml once
+    for name in few:
+        asked[name] += f"\nIf it is a finding, add it to labels, and this line:\n{line}"
     if marked and any("" in sheet.first(name) for name in labels if name not in marked):
         for name in marked:  # blank is unknown in other columns
             labels.remove(name)
             left_out[name] = "it is marked or blank"
             asked[name] = (
-                f"column {name!r} is left out: it is marked or blank, and blank is unknown in other columns. "
-                "If it is a finding, write 1 and 0 into it"
+                "Blank is unknown in other columns. If it is a finding, write 1 and 0 into the column"
             )
         marked = {}
-    return labels, left_out, asked, set().union(*marked.values())
+    values: dict[str, Meaning] = dict.fromkeys(sorted(missing), "unknown")
+    if marked:
+        values |= {**dict.fromkeys(sorted(set().union(*marked.values())), 1), "": 0}
+    asked = {name: f"column {name!r} is left out: {left_out[name]}. {ask}" for name, ask in asked.items()}
+    return labels, left_out, asked, values, offered
 
 
-def _is_class_code(name: str, strange: Collection[str], numbers: Counter[float | None]) -> bool:
-    """Whether a column may have the number of the class of each image."""
-    whole = bool(strange) and all(word.isdigit() for word in strange) and len(strange) <= _MOST_WORDS
-    return whole and _CLASS.match(name) is not None and bool(numbers[1.0] or numbers[0.0] or len(strange) > 1)
+def _may_be_classes(name: str, words: Collection[str], n: int) -> bool:
+    """Whether a column of n cells with these words may be classes or grades: few words, repeated.
+
+    Not where its name or its words are those of a sex, view, device, place or split.
+    """
+    few = 2 <= len(words) <= _MOST_OFFERED and 2 * len(words) <= n and not any(map(_MEASURED.match, words))
+    grades = all(map(_NUMBER.fullmatch, words))
+    sorts = any(all(map(kind.fullmatch, words)) for kind in (_SORTED, _NUMBERED)) or (
+        _NO_CLASS.search(plain_words(name)) and not _CLASS.match(name)
+    )
+    return few and not sorts and not _NO_LABEL.match(name) and (not grades or len(words) <= _MOST_GRADES)
 
 
-def _may_be_grades(words: Collection[str], n: int) -> bool:
-    """Whether a column of n cells with these words may be a finding: few words or whole numbers, repeated."""
-    return len(words) <= FEW and len(words) < n / 2 and not any(map(_MEASURED.match, words))
+def _ask_classes(name: str, words: Sequence[str]) -> str:
+    """The lines that make classes of the words of a column."""
+    lines = f"finding_column = {json.dumps(name)}"
+    if all(map(_NUMBER.fullmatch, words)):
+        lines += f"\n{inline('synonyms', {word: f'{name} {word}' for word in words})}"
+    return f"If they are the names of the classes, write in place of labels:\n{lines}"
+
+
+def _meanings(words: Collection[str], *, alone: bool) -> str:
+    """The line that says what words mean: of grades, present from one on; of others, which a person writes.
+
+    Args:
+        alone: whether no other column has the meaning of 1 and 0.
+    """
+    own = [word for word in words if alone or Cells({}).number(word) is None]
+    if len(words) < 3 or not all(map(str.isdigit, words)) or not (alone or "0" in words):
+        line = values_line(word for word in words if Cells({}).number(word) is None)
+        return line if "?" not in line else f'{line}  # 1, 0 or "unknown" in place of each ?'
+    first = sorted(words, key=int)[len(words) // 2 if alone else 1]
+    grades: dict[str, Meaning] = {word: 1 if int(word) >= int(first) else 0 for word in sorted(own, key=int)}
+    return f"{inline('values', grades)}  # present from {first} on"
 
 
 def _finding_columns(
@@ -324,7 +395,7 @@ def _finding_columns(
         known: keys of [data] that a published table has.
         forms: tables that may be the legend.
     """
-    found: dict[str, tuple[float, dict[str, Any]]] = {}
+    found: dict[str, tuple[tuple[bool, bool, float], dict[str, Any]]] = {}
     named = known.get("synonyms", {})
     meaning = Cells(known.get("values", {}))
     for name in names:
@@ -339,6 +410,9 @@ def _finding_columns(
                 continue
             keys: dict[str, Any] = {"finding_column": name, "finding_separator": separator}
             keys |= {"values": known["values"]} if "values" in known else {}
+            if path := _path(parts):
+                keys["finding_path"] = path
+                parts = Counter(name.strip() for part in parts.elements() for name in part.split(path))
             share = sum(n for part, n in parts.items() if _known(part)) / parts.total()
             own = dict(named)
             coded = _CLASS.match(name) and all(part.isdigit() for part in parts)
@@ -355,9 +429,29 @@ def _finding_columns(
                 classes = sorted(
                     {c for part in parts if (c := canonical_or_none(part, own)) and c != NO_FINDING}
                 )
-                if classes and (name not in found or share > found[name][0]):
-                    found[name] = share, keys | {"labels": classes}
-    return {name: keys for name, (_, keys) in sorted(found.items(), key=lambda item: -item[1][0])}
+                # A column of one finding in every row comes last; a separator counts where it separates.
+                several = [one for one in lists if len(one) > 1]
+                divides = several and all(any((part,) in lists for part in one) for one in several)
+                rank = len(lists) > 1, bool(divides), share
+                if classes and (name not in found or rank > found[name][0]):
+                    found[name] = rank, keys | {"labels": classes}
+    ordered = sorted(found, key=lambda name: (found[name][0][0], found[name][0][2]), reverse=True)
+    varied = [name for name in ordered if found[name][0][0]] or ordered[:1]
+    return {name: found[name][1] for name in varied}
+
+
+def _path(names: Collection[str]) -> str:
+    """The sign between parents and children in names such as Pneumonia/Viral; empty where there is none.
+
+    In "Mass/Nodule" it means or: a parent has two children, or one with a child of its own.
+    """
+    for sign in "/>":
+        paths = [[part.strip() for part in name.split(sign)] for name in names if sign in name]
+        above = Counter(path[0] for path in paths)
+        known = all(all(path) and (above[path[0]] > 1 or path[0] in names) for path in paths)
+        if paths and known and (max(map(len, paths)) > 2 or max(above.values()) > 1):
+            return sign
+    return ""
 
 
 def _separates(lists: Collection[tuple[str, ...]]) -> bool:
@@ -377,7 +471,8 @@ def _value_column(sheet: Sheet, findings: str, others: Collection[str], images: 
         DataError: a column of such a name has values that are neither present nor absent.
     """
     meaning = Cells({})
-    questions, one_class = [], True
+    asked: dict[str, set[str]] = {}
+    one_class = True
     several_rows = len({*sheet.column(images, "")}) < len(sheet.rows)
     for name in others:
         cells = sheet.first(name)
@@ -388,30 +483,26 @@ def _value_column(sheet: Sheet, findings: str, others: Collection[str], images: 
         few = len(strange) <= FEW
         numbers = several_rows and all(map(_NUMBER.fullmatch, strange))
         if _VALUE.fullmatch(name) and (known or strange) and (known or few or numbers):
-            return _valued(sheet, name, strange)
-        if _NO_LABEL.match(name):
-            continue
-        both = len(known) == 2 and few
-        if both or (strange and _may_be_grades(strange, len(cells))):
-            questions.append(_ask_value(name, findings, strange))
+            return _valued(sheet, name, strange, 1.0 in known)
+        both = len(known) == 2 and few and not _NO_LABEL.match(name)
+        if both or (strange and few and _may_be_classes(name, {*cells} - {""}, len(cells))):
+            asked[name] = strange
         one_class = one_class and not both
-    return Labels({}, {}, tuple(questions), one_class=one_class)
-
-
-def _ask_value(name: str, findings: str, strange: Collection[str]) -> str:
-    """Ask whether a column says of the findings that they are present; otherwise all of them are."""
-    lines, values = f"value_column = {json.dumps(name)}", " this line (and values, if 1 means absent)"
-    if strange:
-        lines += f"\n{values_line(strange)}"
-        values = ', with 1, 0 or "unknown" for each value'
-    return (
-        f"column {name!r} is not read, and every finding in {findings!r} counts as present. If {name!r} "
-        f"says whether a finding is present, add{values}:\n{lines}"
+    if not asked:
+        return Labels({}, {}, one_class=one_class)
+    words = set().union(*asked.values())
+    lines = f"value_column = {json.dumps(min(asked))}" + (f"\n{values_line(words)}" if words else "")
+    question = (
+        f"column {', '.join(map(repr, asked))} is not read, and every finding in {findings!r} counts as "
+        f"present. If one says whether a finding is present, write its name and what its words mean:\n{lines}"
     )
+    return Labels({}, {}, (question,), one_class=one_class)
 
 
-def _valued(sheet: Sheet, name: str, strange: Collection[str]) -> Labels:
+def _valued(sheet: Sheet, name: str, strange: Collection[str], positive: bool) -> Labels:
     """The keys of a value column, where the words that have no meaning are few.
+
+    They are unknown beside words that mean present (`positive`); else a person has to say which means it.
 
     Raises:
         DataError: they are many, as of probabilities.
@@ -427,10 +518,10 @@ def _valued(sheet: Sheet, name: str, strange: Collection[str]) -> Labels:
     reasons = {"value_column": "says whether the finding of the row is present; other classes are unknown"}
     if not strange:
         return Labels(data, reasons)
-    data["values"] = dict.fromkeys(sorted(strange), "unknown")
+    data["values"] = dict.fromkeys(sorted(strange), "unknown" if positive else "?")
     reasons["values"] = "write 1 or 0 where the meaning is known"
-    words = ", ".join(map(repr, sorted(strange)))
-    return Labels(data, reasons, (f"column {name!r}: what do {words} mean? They are read as unknown",))
+    ask = f"column {name!r}: what do {', '.join(map(repr, sorted(strange)))} mean?"
+    return Labels(data, reasons, (ask + " They are read as unknown" * positive,), is_draft=not positive)
 
 
 def _is_class_list(parts: Counter[str]) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import tomli_w
 
@@ -17,11 +19,12 @@ from suture.core.names import as_job
 from suture.core.printable import escaped, number_of, printable
 from suture.core.spreadsheets import as_csv
 from suture.data.config import CONFIG, SiteConfig, StorageConfig, parse_data
+from suture.data.patient_columns import without_accents
 from suture.data.readers import read_table
 from suture.data.readers.hospital_labels import inline
 from suture.data.table import Split, Which
 from suture.simulation.study import check_names
-from suture_prepare.description import Answers, Discovery
+from suture_prepare.description import MOST_SITES, Answers, Discovery
 from suture_prepare.discovery import discover
 from suture_prepare.label_discovery import CONSTANT
 
@@ -51,8 +54,14 @@ local = {{ lr = 1e-3, epochs = 1, batch_size = 16 }}
 
 _IMAGES = """\
 name = "cnn"                           # `suture list models` shows the others
-size = 64                              # of the images that it sees, in pixels
+{size:<38} # of the images that it sees, in pixels{why}
 """
+
+_COLOUR = """color = true                           # nearly all images of every site are in colour
+"""
+
+_SIDES = (64, 128)
+"""Of the images that a new job's model sees; larger ones take longer than a first run should."""
 
 _TEXTS = """\
 name = "vectors"                       # TF-IDF; "hf:FOLDER" is an encoder of sentences, "lstm" reads words
@@ -95,6 +104,45 @@ def look(
     if refused is not None:
         refused.update(faults)
     return found
+
+
+def by_column(sites: Mapping[str, Path], column: str) -> tuple[dict[str, Path], dict[str, Answers]]:
+    """Divide each table by a column that names the sites: the path and the rows of each.
+
+    Raises:
+        ConfigError: a name cannot be used.
+        DataError: a table cannot be made out, or has no such column, a blank cell in it, or too many values.
+    """
+    paths: dict[str, Path] = {}
+    rows: dict[str, Answers] = {}
+    for path in sites.values():
+        table = discover(path).table
+        cells = table.column(column, "--site-column") if table else []
+        if "" in cells or len({*cells}) > MOST_SITES:
+            many = f"{number_of(cells.count(''), 'blank cell')}, {number_of(len({*cells}), 'value')}"
+            remedy = f"write a site in each row, of at most {MOST_SITES}"
+            raise DataError(f"{path}, column {column!r}: {many}; {remedy}")
+        for value in sorted({*cells}):
+            name = re.sub(r"[^A-Za-z0-9_-]+", "-", without_accents(value)).strip("-")
+            if name in paths:
+                raise ConfigError(f"column {column!r}: two sites would be called {name!r}; rename one")
+            paths[name], rows[name] = path, Answers(rows=(column, value))
+    return paths, rows
+
+
+def agreed(found: Mapping[str, Discovery]) -> tuple[dict[str, Discovery], list[str]]:
+    """Give all sites of a study what must be the same at each, the label type and the colour, and say so."""
+    said: list[str] = []
+    data = {name: dict(guess.data) for name, guess in found.items()}
+    one_class = [name for name, of in data.items() if of.pop("label_type", "") == "multiclass"]
+    if len(one_class) == len(found):
+        data = {name: of | {"label_type": "multiclass"} for name, of in data.items()}
+    elif one_class:
+        said.append(f"only at {', '.join(one_class)} every image has exactly one class: all are multilabel")
+    if any(guess.side for guess in found.values()) and all(g.colour or not g.side for g in found.values()):
+        data = {name: of | ({"color": True} if found[name].side else {}) for name, of in data.items()}
+        said.append("nearly all images of every site are in colour, and are read so")
+    return {name: replace(guess, data=data[name]) for name, guess in found.items()}, said
 
 
 @contextmanager
@@ -142,6 +190,7 @@ def write_study(study: Path, found: Mapping[str, Discovery]) -> list[Path]:
         ConfigError: a site has a suture.toml already; then nothing is written.
     """
     refuse_existing(study, found)
+    found, _ = agreed(found)
     written = []
     for name, guess in found.items():
         folder = study / name
@@ -160,10 +209,18 @@ def write_study(study: Path, found: Mapping[str, Discovery]) -> list[Path]:
         names = {"name": as_job(title), "title": printable(title)}
         lines = {key: tomli_w.dumps({key: text}).rstrip() for key, text in names.items()}
         texts = all("text_column" in guess.data for guess in found.values())
-        job = _JOB.format(**lines) + (_TEXTS if texts else _IMAGES)
+        job = _JOB.format(**lines) + (_TEXTS if texts else _of_images(found.values()))
         atomic_write(study / "job.toml", job.encode())
         written.append(study / "job.toml")
     return written
+
+
+def _of_images(sites: Iterable[Discovery]) -> str:
+    """The size and the colour of the images that the model of a new job sees."""
+    side = int(median([guess.side for guess in sites if guess.side] or [0]))
+    size = max(of for of in _SIDES if of <= max(side, min(_SIDES)))
+    why = f"; those of the sites have {side:,}" if side else ""
+    return _IMAGES.format(size=f"size = {size}", why=why) + _COLOUR * any("color" in g.data for g in sites)
 
 
 def splits(guess: Discovery) -> str:

@@ -135,9 +135,10 @@ def check(config: SiteConfig) -> Findings:
         problems=(*reading.faults, *seen.problems, *torn, *([lost_text] if too_many else [])),
         warnings=(
             *([lost_text] if lost and not too_many else []),
+            *_left_out(reading, used),
             *seen.warnings,
             *spelt,
-            *_warnings(reading, used, counts),
+            *_warnings(used, counts),
         ),
         notes=(*reading.notes, *seen.notes),
         words=_words(used.texts) if used.texts else None,
@@ -146,8 +147,12 @@ def check(config: SiteConfig) -> Findings:
     )
 
 
-def render(findings: Findings) -> RenderableType:
-    """Render the findings for a terminal: a grid of counts per class, then problems and warnings."""
+def render(findings: Findings, most: int | None = None) -> RenderableType:
+    """Render the findings for a terminal: a grid of counts per class, then problems and warnings.
+
+    Args:
+        most: remarks that are shown, those that change data first; check.html has the others.
+    """
     words = findings.words
     what = "document" if words else "image"
     grid = Grid(title="Labels: present / absent / unknown")
@@ -168,11 +173,14 @@ def render(findings: Findings) -> RenderableType:
             f"words of a document: {words.mean:.1f} on average, 95 % have at most {words.p95:,}, the longest "
             f"{words.most:,}; the clinical vocabulary knows {words.known:.1%} of them"
         )
+    remarks = [f"[bold yellow]warning[/] {rich(text)}" for text in findings.warnings]
+    remarks += [f"[dim]note[/] {rich(text)}" for text in findings.notes]
+    more = f"[dim]and {number_of(len(remarks[most:]), 'more remark')} in check.html[/]"
     lines = [
         *statistics,
         *(f"[bold red]problem[/] {rich(text)}" for text in findings.problems),
-        *(f"[bold yellow]warning[/] {rich(text)}" for text in findings.warnings),
-        *(f"[dim]note[/] {rich(text)}" for text in findings.notes),
+        *remarks[:most],
+        *([more] if most is not None and len(remarks) > most else []),
         *(f"[dim]unreadable[/] {rich(text)}" for text in _by_kind(findings.unreadable)),
     ]
     return Group(*([grid] if findings.counts else []), *lines)
@@ -283,7 +291,7 @@ def _plain(patient: str) -> str:
     return number.lstrip("0") if number.isdigit() else patient.casefold()
 
 
-def _warnings(reading: Reading, used: Table, counts: Mapping[str, Mapping[Split, Count]]) -> list[str]:
+def _left_out(reading: Reading, used: Table) -> list[str]:
     warnings = []
     if reading.absent and used.texts is None:
         warnings.append(f"rows without an image, left out as [data] partial says: {reading.absent:,}")
@@ -291,6 +299,11 @@ def _warnings(reading: Reading, used: Table, counts: Mapping[str, Mapping[Split,
         warnings.append(f"rows without text, left out: {reading.absent:,}")
     if len(used) < len(reading.table):
         warnings.append(f"rows without a split, not used: {len(reading.table) - len(used):,}")
+    return warnings
+
+
+def _warnings(used: Table, counts: Mapping[str, Mapping[Split, Count]]) -> list[str]:
+    warnings = []
     if not used.split.count("train"):
         warnings.append("no training rows: this site can only evaluate")
     else:

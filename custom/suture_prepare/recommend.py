@@ -49,7 +49,7 @@ def recommend(job: JobName, settings: Sets = None, trust: Trust = False) -> None
     chosen = job_with(job, settings, trust)
     with TemporaryDirectory() as folder:
         configs = configs_of(chosen, Path(folder))
-        facts, labels = facts_of(configs)
+        facts, labels = facts_of(configs, chosen.label_map)
         refused = _refused(chosen, configs, labels)
     missing = share_of_missing_labels(facts)
     for sentence in reasons(facts):
@@ -77,20 +77,28 @@ def configs_of(job: Job, folder: Path) -> dict[str, SiteConfig]:
     return {name: load_site_config(folder / "sites" / name / "suture.toml") for name in names}
 
 
-def facts_of(configs: Mapping[str, SiteConfig]) -> tuple[dict[str, SiteFacts], dict[str, LabelSet]]:
+def facts_of(
+    configs: Mapping[str, SiteConfig], label_map: Mapping[str, str] | None = None
+) -> tuple[dict[str, SiteFacts], dict[str, LabelSet]]:
     """Return what of each site's training data decides, and its labels.
+
+    Args:
+        label_map: of the job, into which the decisions of labels.toml have gone.
 
     Raises:
         DataError: there are fewer than two sites, no training images, no classes, or labels of two types.
     """
+    from suture.core.labels import canonical
     from suture.data.readers import read_table
 
+    names = {canonical(own): canonical(name) for own, name in (label_map or {}).items()}
     facts: dict[str, SiteFacts] = {}
     labels: dict[str, LabelSet] = {}
     for site, config in configs.items():
         table = read_table(config.data).table
         training = table.of("train")
-        positives = dict(zip(training.labels, (training.y == 1).sum(axis=0).tolist(), strict=True))
+        called = [names.get(name, name) for name in training.labels]
+        positives = dict(zip(called, (training.y == 1).sum(axis=0).tolist(), strict=True))
         facts[site] = SiteFacts(len(training), positives)
         labels[site] = table.labels
     if len(types := {own.label_type for own in labels.values()}) > 1:

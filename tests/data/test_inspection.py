@@ -12,7 +12,7 @@ from PIL import Image
 
 from hospitals import image, table
 from suture.core.errors import DataError
-from suture.data.inspection import SAMPLE, ImageFacts, depth_warnings, inspect, size_notes, true_depth
+from suture.data.inspection import SAMPLE, ImageFacts, depth_warnings, inspect, sample, size_notes
 from suture_prepare.discovery import discover
 
 
@@ -82,14 +82,14 @@ def test_init_writes_the_depth_of_a_bounded_look_with_its_reason(tmp_path: Path)
     looked = len(range(0, 100, 4))
     assert looked <= SAMPLE
     assert found.reasons["bits"].startswith(f"of {looked} images looked at, {looked} store 16 bits")
-    assert true_depth(tmp_path / "images", {f"{i:03}.png" for i in range(100)}) is not None
+    assert sample(tmp_path / "images", {f"{i:03}.png" for i in range(100)}).depth is not None
 
 
 @pytest.mark.parametrize("top", [255, 65535])
 def test_other_images_need_no_depth(tmp_path: Path, top: int) -> None:
     image(tmp_path / "a.png", 1, top)
     (tmp_path / "b.png").write_bytes(b"damaged")
-    assert true_depth(tmp_path, {"a.png", "b.png"}) is None
+    assert sample(tmp_path, {"a.png", "b.png"}).depth is None
 
 
 def test_sizes_that_a_model_sees_little_of_are_told_with_the_most_extreme() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hospitals import image, table
-from suture.core.errors import DataError
+from suture.core.errors import ConfigError, DataError
 from suture.data.config import parse_data
 from suture.data.readers import read_table
 from suture.data.reading import Reading
@@ -121,14 +121,16 @@ def test_a_flag_beside_one_finding_for_each_image_is_asked_about(
     ],
 )
 @pytest.mark.parametrize("rows", [SINGLE, ROWS])
-def test_a_value_in_other_words_is_unknown_until_they_have_a_meaning(
+def test_a_value_in_other_words_is_not_read_until_they_have_a_meaning(
     value: str, words: tuple[str, str], rows: Sequence[Sequence[str]], tmp_path: Path
 ) -> None:
     discovery = found(tmp_path, value, worded(*words, rows))
     assert discovery.data["value_column"] == value
     assert "label_type" not in discovery.data
     assert any(f"column {value!r}: what do" in warning for warning in discovery.warnings)
-    assert not np.any(read(discovery).table.y == 1)
+    assert discovery.is_draft
+    with pytest.raises(ConfigError, match="values"):
+        read(discovery)
     known = read(found(tmp_path, value, rows))
     discovery.data["values"] = dict(zip(words, (1, 0), strict=True))
     np.testing.assert_equal(read(discovery).table.y, known.table.y)
@@ -140,7 +142,7 @@ def test_other_words_beside_a_column_of_findings_are_no_label_of_their_own(tmp_p
     assert "add it to labels" not in warning
     assert warning.splitlines()[-2:] == [
         'value_column = "Beurteilung"',
-        'values = { "kaum" = "unknown", "sicher" = "unknown" }',
+        'values = { "kaum" = "?", "sicher" = "?" }',
     ]
     assert "'LabelName'" in warning
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from suture.core.errors import DataError
-from suture.data.split import by_patient, strata
+from suture.data.split import by_patient, by_rarest, strata
 
 
 def column(values: list[float]) -> np.ndarray:
@@ -58,6 +58,24 @@ def test_another_seed_gives_another_split() -> None:
     patients, y = [str(i) for i in range(50)], column([0.0] * 50)
     assert by_patient(patients, y, seed=1) == by_patient(patients, y, seed=1)
     assert by_patient(patients, y, seed=1) != by_patient(patients, y, seed=2)
+
+
+@pytest.mark.parametrize(("positive", "splits"), [(1, 1), (2, 2), (3, 3), (12, 3)])
+@pytest.mark.parametrize("common", [0, 40])
+def test_a_rare_class_is_in_each_split_where_its_patients_are_enough(
+    positive: int, splits: int, common: int
+) -> None:
+    patients = [str(i // 2) for i in range(150)]
+    y = np.zeros((150, 2), dtype=np.float32)
+    y[: 2 * positive, 0], y[: 2 * common, 1] = 1, 1
+    for seed in range(20):
+        split = np.array(by_rarest(patients, y, seed))
+        assert len({*split[y[:, 0] == 1]}) == splits
+        assert (split[::2] == split[1::2]).all()
+        counts = [(split == name).sum() for name in ("train", "validation", "test")]
+        assert np.abs(np.array(counts) - 150 * np.array([0.7, 0.1, 0.2])).max() <= 4
+        again = by_rarest(patients[::-1], y[::-1], seed)
+        assert [*again[::-1]] == [*split]
 
 
 def test_fractions_must_add_up() -> None:

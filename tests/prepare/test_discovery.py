@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import tomllib
 from pathlib import Path
@@ -95,9 +96,13 @@ def test_an_unknown_word_names_file_row_and_the_line_to_add(tmp_path: Path) -> N
     fault = read_table(parse_data(data, "test")).faults[0]
     assert "labels.csv rows 2, 3" in fault
     line = fault.splitlines()[-1]
-    assert line == 'values = { "kaum" = "unknown", "sicher" = "unknown" }'
+    assert line == 'values = { "kaum" = "?", "sicher" = "?" }'
     pasted = read_table(
-        parse_data(data | tomllib.loads(line.replace('"sicher" = "unknown"', '"sicher" = 1')), "test")
+        parse_data(
+            data
+            | tomllib.loads(line.replace('"kaum" = "?", "sicher" = "?"', '"kaum" = "unknown", "sicher" = 1')),
+            "test",
+        )
     )
     assert pasted.faults == ()
     assert np.nansum(pasted.table.y[:, 1]) == 24
@@ -261,6 +266,42 @@ def labelled(folder: Path, header: list[str], cells: list[list[str]]) -> Discove
     return discover(folder)
 
 
+@pytest.mark.parametrize(
+    ("column", "words", "classes"),
+    [
+        ("histology", "adenoma serrated lipoma", True),
+        ("Befund", "Karzinom Adenom Normalgewebe", True),
+        ("subtype", "HP TVA NCM", True),
+        ("tumor_type", "IDC ILC DCIS", True),
+        ("Diagnose", "Ekzem Psoriasis", True),
+        ("Polypenform", "gestielt flach sessil", True),
+        ("tissue", "stroma tumor fat", True),
+        ("T stage", "T1 T2 T3", True),
+        ("Dignität", "gutartig bösartig", True),
+        ("growth pattern", "lepidic acinar solid", True),
+        ("sex", "weibl. männl. divers", False),
+        ("view position", "standing lying", False),
+        ("ManufacturerModelName", "Axiom Ysio", False),
+        ("Ward", "north south", False),
+        ("cohort", "pilot main", False),
+        ("Seite", "re li", False),
+        ("referring physician", "Meier Schmidt", False),
+        ("location", "caecum rectum", False),
+        ("X", "PA LATERAL", False),
+        ("who", "w1 w2 w3", False),
+    ],
+)
+def test_a_column_of_words_is_offered_as_classes_or_is_not(
+    column: str, words: str, classes: bool, tmp_path: Path
+) -> None:
+    found = labelled(
+        tmp_path, ["Mass", column], [["1", words.split()[i % len(words.split())]] for i in range(6)]
+    )
+    assert [*found.offered] == [column] * classes
+    assert f"finding_column = {json.dumps(column)}" in "".join(found.warnings) or not classes
+    assert found.data["labels"] == ["Mass"]
+
+
 def test_classes_that_exclude_one_another_are_multiclass(tmp_path: Path) -> None:
     one_hot = labelled(
         tmp_path / "a", ["MEL", "NV", "BCC"], [["1", "0", "0"], ["0", "1", "0"], ["0", "0", "1"]]
@@ -293,7 +334,7 @@ def test_grades_are_never_a_class(tmp_path: Path) -> None:
     assert found.data["labels"] == ["Mass"]
     assert found.left_out == {"DR grade": "its values are 0, 1, 2, 3"}
     line = found.warnings[0].splitlines()[-1]
-    assert line == 'values = { "2" = "unknown", "3" = "unknown" }'
+    assert line == 'values = { "2" = 1, "3" = 1 }  # present from 1 on'
     data = found.data | {"split": "patients", "labels": ["Mass", "DR grade"]}
     read = read_table(parse_data(data | tomllib.loads(line), "t"))
     assert read.faults == ()
@@ -342,7 +383,7 @@ def test_a_column_whose_name_without_signs_is_taken_is_asked_about(
 ) -> None:
     found = labelled(tmp_path, ["Hernia", column, other], [["1", "0", "1"], ["0", "1", "0"], ["1", "1", "0"]])
     assert column in found.left_out
-    assert any(f"left out: {column!r}" in warning for warning in found.warnings)
+    assert any(f"column {column!r} is left out" in warning for warning in found.warnings)
     assert column not in found.data.get("synonyms", {})
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hospitals import image, table
-from suture.core.errors import DataError
+from suture.core.errors import ConfigError, DataError
 from suture.data.config import load_site_config
 from suture.data.readers import load_reading
 from suture.data.table import Table
@@ -157,7 +157,7 @@ def test_a_list_that_is_too_deep_is_refused(tmp_path: Path) -> None:
 
 
 def test_class_folders_of_more_levels_are_refused(tmp_path: Path) -> None:
-    images(tmp_path / "a", [f"{'ab'[i % 2]}/p{i}/{i}.png" for i in range(N)])
+    images(tmp_path / "a", [f"{i % 3}/{i % 2}/{i}.png" for i in range(N)])
     with pytest.raises(DataError, match="2 levels of folders"):
         discover(tmp_path / "a")
 
@@ -296,11 +296,16 @@ def test_words_that_only_a_person_can_explain_stop_that_draft_alone(tmp_path: Pa
     found = discover(tmp_path / "a")
     assert found.is_draft
     write_study(tmp_path / "s", {"s": found})
-    config = load_site_config(tmp_path / "s" / "s" / "suture.toml").data
-    with pytest.raises(DataError, match='"kaum" = "unknown", "wohl" = "unknown"'):
-        load_reading(config)
-    meant = config.model_copy(update={"values": {"wohl": 1, "kaum": 0}})
-    assert of(load_reading(meant).table, "Mass") == [1, 0] * 12
+    config = tmp_path / "s" / "s" / "suture.toml"
+    written = config.read_text()
+    for labels, line, wrong in (("[]", "", "labels"), ('["Mass"]', '"kaum" = "?", "wohl" = "?"', "values")):
+        assert line in written
+        config.write_text(written.replace("labels = []", f"labels = {labels}\nvalues = {{ {line} }}"))
+        with pytest.raises(ConfigError, match=wrong):
+            load_site_config(config)
+    meant = written.replace("labels = []", 'labels = ["Mass"]\nvalues = { "wohl" = 1, "kaum" = 0 }')
+    config.write_text(meant)
+    assert of(load_reading(load_site_config(config).data).table, "Mass") == [1, 0] * 12
 
 
 @pytest.mark.parametrize(

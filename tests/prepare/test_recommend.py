@@ -95,6 +95,21 @@ def test_one_site_alone_is_refused(tmp_path: Path) -> None:
         facts_of({"alpha": configs["alpha"]})
 
 
+def test_a_class_of_labels_toml_counts_as_the_one_that_it_is(tmp_path: Path) -> None:
+    study = small_study(tmp_path / "study")
+    before = len(
+        {
+            name
+            for site in facts_of(load_job(study).simulation.configs())[0].values()
+            for name in site.positives
+        }
+    )
+    called("labels", str(study), "--same", f"{EVERY[0]}={EVERY[1]}", "--by", "me")
+    job = load_job(study)
+    facts, _ = facts_of(job.simulation.configs(), job.label_map)
+    assert len({name for site in facts.values() for name in site.positives}) == before - 1
+
+
 def test_reasons_are_in_the_users_words() -> None:
     sites = {
         "alpha": SiteFacts(50, {"Mass": 5, "Edema": 1}),

@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 from hospitals import german, image, listed, plain, table
 from suture.cli.app import app
-from suture.core.errors import ConfigError, SutureError
+from suture.core.errors import ConfigError, DataError, SutureError
 from suture.data.config import load_site_config
 from suture.data.readers import read_table
+from suture.simulation.job import load_job
 from suture_prepare.quality import check
 from suture_results.actions import labelled_data
 
@@ -144,6 +145,109 @@ def test_colour_that_is_read_as_gray_and_a_missing_depth_are_told(tmp_path: Path
     assert "write [data] color = true" in said
     assert "7 images store 16 bits and have no value above" in said
     assert "write [data] bits = 12" in said
+
+
+@pytest.mark.parametrize(("gray", "size"), [((), 24), ((), 130), (("b",), 24)])
+def test_colour_and_size_are_those_of_the_images_of_all_sites(
+    gray: tuple[str, ...], size: int, tmp_path: Path
+) -> None:
+    for site in "ab":
+        rows = [["image", "patient", "Mass"]]
+        for i in range(8):
+            path = tmp_path / site / f"{i}.png"
+            image(path, i)
+            with Image.open(path) as picture:
+                picture = picture.resize((size, size))
+            red = picture.point(lambda level: level // 2)
+            (picture if site in gray else Image.merge("RGB", (red, picture, picture))).save(path)
+            rows.append([f"{i}.png", f"p{i}", str(i % 2)])
+        table(tmp_path / site / "t.csv", rows)
+    said = suture(
+        "init", str(tmp_path / "s"), *(f"--site={site}={tmp_path / site}" for site in "ab"), "--yes"
+    )
+    model = load_job(tmp_path / "s").model
+    configs = [load_site_config(tmp_path / "s" / site / "suture.toml").data for site in "ab"]
+    assert {model.color, *(config.color for config in configs), "are in colour" in said} == {not gray}
+    assert model.size == (128 if size > 64 else 64)
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_all_sites_have_one_label_type_and_check_refuses_what_run_refuses(both: bool, tmp_path: Path) -> None:
+    for site in "ab":
+        rows = [["image", "patient", "Mass", "Edema"]]
+        for i in range(60):
+            image(tmp_path / site / f"{i}.png", i + 100 * (site == "b"))
+            rows.append([f"{i}.png", f"p{i}", str(i % 2), str(int(i % 2 == 0 or (site == "b" and not both)))])
+        table(tmp_path / site / "t.csv", rows)
+    study, sites = tmp_path / "s", [f"--site={site}={tmp_path / site}" for site in "ab"]
+    said = suture("init", str(study), *sites, "--yes")
+    assert ("only at a every image has exactly one class" in said) is not both
+    files = {site: study / site / "suture.toml" for site in "ab"}
+    kind = "multiclass" if both else "multilabel"
+    assert {load_site_config(file).data.label_type for file in files.values()} == {kind}
+    suture("check", str(study))
+    other = "multilabel" if both else "multiclass"
+    text = re.sub("^label_type.*\n", "", files["a"].read_text(), flags=re.MULTILINE)
+    files["a"].write_text(text.replace("[data]", f'[data]\nlabel_type = "{other}"'))
+    for command in ("check", "run"):
+        with pytest.raises(SutureError, match=r"1 problem|is multi\w+ and \w is multi"):
+            suture(command, str(study), *(["--env", "local"] if command == "run" else []))
+
+
+def test_a_table_is_divided_by_its_column_of_sites(tmp_path: Path) -> None:
+    rows = [["image", "patient", "center", "Findings"]]
+    for i in range(60):
+        image(tmp_path / "a" / f"{i}.png", i)
+        where, found = ("Klinikum Süd", "Nodule") if i % 3 else ("west", ("Mass", "Edema")[i // 3 % 2])
+        rows.append([f"{i}.png", f"p{i}", where, found])
+    table(tmp_path / "a" / "t.csv", rows)
+    words = ["init", str(tmp_path / "s"), f"--site=x={tmp_path / 'a'}", "--yes"]
+    assert "--site-column" in suture(*words, "--dry-run")
+    suture(*words, "--site-column", "center")
+    tables = {
+        site: read_table(load_site_config(tmp_path / "s" / site / "suture.toml").data).table
+        for site in ("Klinikum-Sud", "west")
+    }
+    assert {site: (len(of), {*of.labels}) for site, of in tables.items()} == {
+        "Klinikum-Sud": (40, {"Nodule"}),
+        "west": (20, {"Mass", "Edema"}),
+    }
+    rows[3][2] = ""
+    table(tmp_path / "a" / "t.csv", rows)
+    for column, wrong in (("center", "1 blank cell"), ("centre", "did you mean .center")):
+        with pytest.raises(DataError, match=wrong):
+            suture("init", str(tmp_path / "t"), *words[2:], "--site-column", column)
+
+
+@pytest.mark.parametrize(
+    ("column", "cells", "answers", "keys"),
+    [
+        ("histology grade", ("low", "high"), ["y"], {"finding_column": "histology grade"}),
+        ("KL", ("0", "1", "2", "3"), ["2"], {"labels": ["KL"], "values": {"0": 0, "1": 0, "2": 1, "3": 1}}),
+        ("KL", ("0", "1", "2", "3"), ["c"], {"finding_column": "KL"}),
+    ],
+)
+def test_words_and_grades_are_asked_about(
+    column: str,
+    cells: tuple[str, ...],
+    answers: list[str],
+    keys: dict[str, object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("suture_prepare.commands._can_ask", lambda: True)
+    rows = [["image", "patient", column]]
+    for i in range(20):
+        image(tmp_path / "a" / f"{i}.png", i)
+        rows.append([f"{i}.png", f"p{i}", cells[i % len(cells)]])
+    table(tmp_path / "a" / "t.csv", rows)
+    words = ["init", str(tmp_path / "s"), f"--site=a={tmp_path / 'a'}"]
+    result = RUNNER.invoke(app, words, input="\n".join([*answers, "y"]) + "\n")
+    assert result.exit_code == 0, result.output
+    config = load_site_config(tmp_path / "s" / "a" / "suture.toml").data
+    read = config.model_dump()
+    assert {key: list(read[key]) if key == "labels" else read[key] for key in keys} == keys
+    assert read_table(config).faults == ()
 
 
 def test_bad_input_is_one_sentence(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ _PRESENT = """yes y true pos positive present 1,0 checked ja j oui si sí sì si
 _ABSENT = """no n false neg negative absent 0,0 unchecked nein nee nej nei non não nao nie ne nu hayır nem ei
     tidak không όχι нет ні не いいえ なし 無 无 否 아니오 무 لا خیر לא negativ negativo negativa négatif
     negatif ausente assente absente nicht_vorhanden 陰性 阴性 음성"""
-_OPEN = """-1 -1.0 -1,0 uncertain unknown nan na n/a n.a. <na> #nv k.a. ? todo tbd null #n/a missing unclear
-    unklar unbekannt incertain inconnu incierto desconocido incerto"""
+_OPEN = """-1 -1.0 -1,0 uncertain unknown nan na n/a n.a. <na> #nv #n/v . k.a. ? todo tbd null #n/a missing
+    unclear unklar unbekannt incertain inconnu incierto desconocido incerto"""
 _WORDS: dict[str, Meaning] = {
     **dict.fromkeys(_PRESENT.split(), 1),
     **dict.fromkeys((word.replace("_", " ") for word in _ABSENT.split()), 0),

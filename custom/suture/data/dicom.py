@@ -65,6 +65,21 @@ def decode_dicom(data: bytes) -> tuple[Image.Image, int, str]:
     return Image.fromarray(by_value(pixels, lambda values: _shown(values, dataset))), bits, modality
 
 
+IDENTIFIERS = ("AccessionNumber", "SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID", "PatientID")
+"""Attributes by which a table may name an image, its study or its patient; the patient last."""
+
+
+def identifiers(data: bytes) -> dict[str, str]:
+    """Return the `IDENTIFIERS` that a DICOM file states; none of a file that cannot be read."""
+    file = io.BytesIO(data)
+    try:
+        _check_syntax(file)
+        dataset = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=list(IDENTIFIERS))
+        return {name: str(dataset[name].value).strip() for name in IDENTIFIERS if name in dataset}
+    except Exception:  # noqa: BLE001 - pydicom raises nearly anything
+        return {}
+
+
 def _shown(values: NDArray[np.generic], dataset: Dataset) -> NDArray[np.uint8]:
     """Return stored values as the gray levels of a screen."""
     shown = apply_voi_lut(apply_modality_lut(values, dataset), dataset).astype(np.float64, copy=False)

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from suture.core.errors import DataError
@@ -16,11 +17,18 @@ from suture.data.cells import Cells
 from suture.data.decoding import SUFFIXES
 from suture.data.image_names import image_name, loosely, stem, unique
 from suture.data.images import ARCHIVES, ImageSource
-from suture.data.patient_columns import names_patients
+from suture.data.patient_columns import names_patients, plain_words
 from suture.data.reading import Sheet
 from suture.data.table_form import Form, is_hidden
 
 _INDEX = re.compile(r"^(unnamed.*|index|row|#)$", re.IGNORECASE)
+_MASKS = r"masks?|seg|segmentations?|gt|ground[ _-]?truth|annotations?|roi|contours?|overlay"
+_MASK_FOLDER = re.compile(rf"(.*[ _-])?({_MASKS})([ _-].*)?")
+_MASK_FILE = re.compile(rf"(.+?)[ ._-]+({_MASKS})([ ._-]?\d+)?")
+_LOOKED_AT = 1_000
+"""Files of the folders beside that of a site."""
+_OTHER_THAN_IMAGES = re.compile(rf"\b({_MASKS}|crop(ped)?|patch|thumb(nail)?|preview|heat ?map)\b")
+"""In the name of a column: its files are made of images."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +40,14 @@ class Images:
         paths: of the images within it.
         above: the folder above, where cells of a table may begin; the same as `root` where there is none.
         linked: images, or folders, that are links out of it.
+        masks: files below `above` that are left out, since they are masks of images.
     """
 
     root: Path
     paths: frozenset[str]
     above: Path
     linked: int = 0
+    masks: frozenset[str] = frozenset()
 
 
 def images_of(folder: Path) -> Images:
@@ -60,14 +70,44 @@ def images_of(folder: Path) -> Images:
         closed = "".join(f"; {error.filename} cannot be read: {error.strerror}" for error in unread)
         zips = sorted(path.name for path in folder.glob("*.zip"))
         closed += f"; unpack {', '.join(zips)} there" if zips else ""
+        arrays = sorted(path.name for path in folder.glob("*.np[z]"))
+        closed += (
+            f"; save each image in {', '.join(arrays)} as a PNG in a folder of its class" if arrays else ""
+        )
+        beside = islice(folder.parent.glob("*/*"), _LOOKED_AT)
+        if above := next((path for path in beside if path.name.lower().endswith(SUFFIXES)), None):
+            closed += f"; {above.parent} has some: give {folder.parent}, or move the table beside them"
         raise DataError(f"{folder} contains no image ({', '.join(SUFFIXES)}){closed}")
+    masks = _masks(found)
+    found -= masks
     root, top = folder, {name.partition("/")[0] for name in found}
     if len(top) == 1 and all("/" in name for name in found):
         root = folder / top.pop()
         found = {name.partition("/")[2] for name in found}
     inside = contained(root)
     out = sum((root / name).is_symlink() and not inside(root / name) for name in found)
-    return Images(root, frozenset(found), folder, out)
+    return Images(root, frozenset(found), folder, out, frozenset(masks))
+
+
+def _masks(paths: Collection[str]) -> set[str]:
+    """The paths that are masks: NAME_mask beside NAME, and in a folder of masks those that name an image."""
+
+    def parts(path: str) -> tuple[str, str, str]:
+        folder, name = path.casefold().rpartition("/")[0], stem(path).casefold()
+        match = _MASK_FILE.fullmatch(name)
+        return folder, name, match[1] if match else name
+
+    split = {path: parts(path) for path in paths}
+    apart = {
+        path for path, (folder, *_) in split.items() if any(map(_MASK_FOLDER.fullmatch, folder.split("/")))
+    }
+    beside = {(folder, name) for folder, name, _ in split.values()}
+    images = {name for path, (_, name, _) in split.items() if path not in apart}
+    return {
+        path
+        for path, (folder, name, of) in split.items()
+        if (of != name and (folder, of) in beside) or (path in apart and of in images)
+    }
 
 
 def _images_below(folder: Path, unread: list[OSError]) -> set[str]:
@@ -93,7 +133,7 @@ def _is_image(path: Path) -> bool:
     """Whether a file is an image by its suffix, or a DICOM whose name has none, such as 1.2.840.7."""
     if path.name.lower().endswith(SUFFIXES):
         return True
-    if path.suffix.strip(".").isalpha() or not path.is_file():
+    if path.suffix.strip(".").isalpha() or path.name == "DICOMDIR" or not path.is_file():
         return False
     with open_regular(path) as file:
         return file.read(132)[128:] == b"DICM"
@@ -134,7 +174,7 @@ def best_column(form: Form, images: Images) -> ImageColumn | None:
         ("stem", images.root, lambda cell: stems.get(stem(cell))),
         ("loose", images.root, loosely(images.paths)),
     ]
-    best, most = None, (0, 0)
+    best, most = None, (False, 0, 0)
     for match, root, find in ways:
         for name, column in form.sheet.columns().items():
             cells = Counter(filter(None, column))
@@ -142,7 +182,8 @@ def best_column(form: Form, images: Images) -> ImageColumn | None:
             if index or (match != "path" and _is_label(cells)):
                 continue  # whose numbers may be those of images by chance
             rows = Counter({cell: n for cell, n in cells.items() if find(cell) is not None})
-            found = len(set(map(find, rows))), rows.total()
+            whole = rows.total() > 0 and not _OTHER_THAN_IMAGES.search(plain_words(name))
+            found = whole, len(set(map(find, rows))), rows.total()
             if found > most and (match != "loose" or 2 * rows.total() > cells.total()):
                 best, most = ImageColumn(name, match, rows.total(), root, find), found
     return best
@@ -161,34 +202,11 @@ def by_chance(form: Form, column: ImageColumn, best: ImageColumn) -> bool:
     return column.match == "loose" and numbers and (best.match != "loose" or 4 * column.found < best.found)
 
 
-def refuse_ambiguous(forms: Sequence[Form], images: Images) -> None:
-    """Refuse a column of names that files of several folders have, such as an image and its mask.
-
-    Raises:
-        DataError: there is one.
-    """
-    named: dict[str, list[str]] = {}
-    for path in sorted(images.paths):
-        for name in {path.rpartition("/")[2], stem(path)}:
-            named.setdefault(name, []).append(path)
-    columns = [(form, *column) for form in forms for column in form.sheet.columns().items()]
-    for form, name, column in columns:
-        cells = sorted({*column} - {""})
-        several = [cell for cell in cells if len(named.get(cell, ())) > 1]
-        if 2 * len(several) > len(cells):
-            a, b, *_ = named[several[0]]
-            raise DataError(
-                f"{form.name}, column {name!r}: {several[0]!r} may be {a!r} or {b!r}; "
-                "write the folder into the cells, or move the other files out of "
-                f"{images.root}"
-            )
-
-
 def other_images(
     sheet: Sheet, columns: Sequence[str], images: ImageColumn, used: Collection[str | None]
 ) -> Iterator[tuple[str, int]]:
     """The columns that name other images than the one of images, and how many."""
-    for name in columns:
+    for name in (name for name in columns if not _OTHER_THAN_IMAGES.search(plain_words(name))):
         cells = {*sheet.first(name)} - {""}
         words = [cell for cell in cells if not (images.text or cell.replace(".", "").isdigit())]
         others = {*map(images.find, words)} - {None, *used}

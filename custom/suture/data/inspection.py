@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 from PIL import Image
@@ -17,7 +18,9 @@ from suture.data.decoding import needed_bits, open_image, readable
 from suture.data.images import ImageSource
 
 SAMPLE = 32
-"""Images of a site that are opened to guess at their depth."""
+"""Images of a site that are opened to guess at their depth, colour and size."""
+
+_NEARLY_ALL = 0.9
 
 _DARK = 32
 """Images whose brightest pixel lies below this are nearly black to a model."""
@@ -91,14 +94,26 @@ def _in_colour(image: Image.Image) -> bool:
     return bool((channels != channels[..., :1]).any())
 
 
-def true_depth(root: Path, images: Collection[str]) -> tuple[int, str] | None:
-    """Return the depth that 16-bit images of a folder have in truth, with the reason; None for all 16.
+@dataclass(frozen=True)
+class Sample:
+    """What a few images of a site show.
 
-    At most `SAMPLE` images are opened, evenly over their sorted names; an image that turns out to have a
-    larger value cannot be read with that depth.
+    Attributes:
+        depth: that 16-bit images have in truth, with the reason; None for all 16. An image that turns out to
+            have a larger value cannot be read with it.
+        colour: whether nearly all are in colour.
+        side: the longer side in pixels, in the median; 0 where none can be opened.
     """
+
+    depth: tuple[int, str] | None = None
+    colour: bool = False
+    side: int = 0
+
+
+def sample(root: Path, images: Collection[str]) -> Sample:
+    """Open at most `SAMPLE` images of a folder, evenly over their sorted names."""
     names = sorted(images)[:: -(-len(images) // SAMPLE)]
-    highest = []
+    highest, sides, coloured = [], [], 0
     with ImageSource(root) as source:
         for name in names:
             try:
@@ -107,12 +122,13 @@ def true_depth(root: Path, images: Collection[str]) -> tuple[int, str] | None:
                 continue  # `check` names it
             if opened.bits == 16 and opened.highest is not None:
                 highest.append(opened.highest)
+            coloured += _in_colour(opened.image)
+            sides.append(max(opened.image.size))
+    colour, side = coloured >= _NEARLY_ALL * len(sides) > 0, int(median(sides or [0]))
     if not highest or needed_bits(max(highest)) == 16:
-        return None
-    return needed_bits(max(highest)), (
-        f"of {len(names):,} images looked at, {len(highest):,} store 16 bits; their largest value is "
-        f"{max(highest):,}"
-    )
+        return Sample(None, colour, side)
+    why = f"of {len(names):,} images looked at, {len(highest):,} store 16 bits; their largest value is "
+    return Sample((needed_bits(max(highest)), f"{why}{max(highest):,}"), colour, side)
 
 
 def size_notes(sizes: Collection[tuple[str, int, int]], side: int) -> list[str]:

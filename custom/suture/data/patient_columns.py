@@ -17,13 +17,13 @@ _PATIENTS = tuple(
         r"|medical ?record|pacjent|пациент|пацієнт|ασθεν|potilas|beteg|\bhasta\b|患者|病人|환자",
         r"record ?id$|(case|study|exam|examination|visit|encounter|accession|hadm|(^|[^a-z])fall)"
         r" ?(instance)? ?(id|uid|nr|no|num|number|nummer|key)?$",
-        r"lesion ?(id|uid|nr|no|num|number|nummer|key)?$",
+        r"(l[ea]e?sione?|lesao|laesie|zmiana|поражение|病変|病灶) ?(id|uid|nr|no|num|number|nummer|key)?$",
     )
 )
 """Names of columns that keep images together, the best first: a patient may have several cases or lesions,
-whose images would come to lie in two splits. They are matched with `_words`."""
+whose images would come to lie in two splits. They are matched with `plain_words`."""
 _PART = re.compile(
-    r"visit|stay|study|encounter|exam|scan|class|region|posture|case|session|episode|series|accession|lesion"
+    r"visit|stay|study|encounter|exam|scan|class|region|posture|case|session|episode|series|accession|l[ae]e?sion"
 )
 """In the name of a patient's column: what a patient has several of, or shares with others."""
 _NO_PATIENT = re.compile(
@@ -69,7 +69,7 @@ def patient_columns(sheet: Sheet, image: str, used: Collection[str] = ()) -> lis
         for rank, name in named
     }
     return sorted(
-        named, key=lambda found: (found[0], coarser[found[1]], not _IDENTIFIER.search(_words(found[1])))
+        named, key=lambda found: (found[0], coarser[found[1]], not _IDENTIFIER.search(plain_words(found[1])))
     )
 
 
@@ -81,7 +81,7 @@ def _tells_apart(name: str, rank: int, cells: Sequence[str]) -> bool:
         return False
     if len(values) > max(_FEW, len(cells) // 50) or len(cells) <= 2 * len(values):
         return True
-    if rank == 0 and _SURE.search(_words(name)):
+    if rank == 0 and _SURE.search(plain_words(name)):
         return True
     word = _WORD_OR_COUNT if rank else _WORD
     return 2 * sum(word.fullmatch(value) is not None for value in values) < len(values)
@@ -93,21 +93,25 @@ def _nests(fine: Sequence[str], coarse: Sequence[str]) -> bool:
     return len({value for _, value in pairs}) < len({value for value, _ in pairs}) == len(pairs)
 
 
-def _words(name: str) -> str:
+def without_accents(text: str) -> str:
+    """A text whose letters have no accents."""
+    plain = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+    return unicodedata.normalize("NFC", plain)
+
+
+def plain_words(name: str) -> str:
     """A column's name in small letters, with blanks between its words.
 
-    >>> _words("PatientAccount_No"), _words("StudyUID")
+    >>> plain_words("PatientAccount_No"), plain_words("StudyUID")
     ('patient account no', 'study uid')
     """
-    plain = "".join(c for c in unicodedata.normalize("NFKD", name) if not unicodedata.combining(c))
-    plain = unicodedata.normalize("NFC", plain)  # without accents
-    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", plain)
+    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", without_accents(name))
     return " ".join(re.split(r"[\W_]+", apart)).strip().lower()
 
 
 def _rank(name: str) -> int | None:
     """The place of a column's name among those of `_PATIENTS`; None for a name of something else."""
-    words = _words(name)
+    words = plain_words(name)
     if _NO_PATIENT.search(words):
         return None
     rank = next((rank for rank, pattern in enumerate(_PATIENTS) if pattern.search(words)), None)
@@ -116,7 +120,7 @@ def _rank(name: str) -> int | None:
 
 def _is_identifier(name: str) -> bool:
     """Whether a column's name ends like that of an identifier, of whatever."""
-    return _IDENTIFIER.search(_words(name)) is not None and not _NO_PATIENT.search(_words(name))
+    return _IDENTIFIER.search(plain_words(name)) is not None and not _NO_PATIENT.search(plain_words(name))
 
 
 def torn_patients(

@@ -56,6 +56,36 @@ def by_patient(
     return tuple(part_of[patient.rstrip("\0")] for patient in patients)  # as numpy's strings end
 
 
+def by_rarest(
+    patients: Sequence[str],
+    y: NDArray[np.float32],
+    seed: int,
+    fractions: tuple[float, float, float] = (0.7, 0.1, 0.2),
+) -> tuple[str, ...]:
+    """Return the split of each row: the patients of the rarest class are divided first, those of none last.
+
+    Each class that three patients have is thereby in each split. The order of the rows does not matter.
+
+    Source: iterative stratification (Sechidis, Tsoumakas, Vlahavas 2011), of patients instead of rows.
+    """
+    names, unit = np.unique(np.asarray(patients, dtype=np.str_), return_inverse=True)
+    has = np.zeros((len(names), y.shape[1] + 1), dtype=np.bool_)
+    np.logical_or.at(has[:, :-1], unit, y == 1)
+    has[:, -1] = True  # all patients are the last group
+    part = np.full(len(names), -1)
+    order = np.random.default_rng(seed).permutation(len(names))
+    for group in [*np.argsort(has[:, :-1].sum(axis=0), kind="stable"), y.shape[1]]:
+        members = has[:, group]
+        counts = np.array([(part[members] == split).sum() for split in range(3)])
+        wanted = members.sum() * np.array(fractions)
+        for patient in order[members[order] & (part[order] < 0)]:
+            # First one for each split, by its size; then what is furthest from its share.
+            lacking = np.where(counts == 0, len(names) + wanted, wanted - counts)
+            part[patient] = chosen = int(lacking.argmax())
+            counts[chosen] += 1
+    return tuple(SPLITS[part[row]] for row in unit)
+
+
 def classes(y: NDArray[np.float32]) -> Codes:
     """Return the class of each row of multiclass labels [n, c] as its column; c for a row without a class."""
     present = y == 1

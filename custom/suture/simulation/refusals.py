@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from suture.core.errors import SutureError
@@ -15,7 +15,7 @@ from suture.federation.server.checks import (
     check_owners,
     check_same_classes,
 )
-from suture.federation.server.registry import senders
+from suture.federation.server.registry import one_label_type, senders
 from suture.federation.site.patient_privacy import check_batch_norm
 from suture.federation.site.site import check_consent
 from suture.models import build
@@ -41,7 +41,10 @@ def refusals(configs: Mapping[str, SiteConfig], labels: Mapping[str, LabelSet], 
     """Return why sites would not take part in the job, or its method would not take their labels."""
     plan = job.plan("check")
     label_types = sorted({classes.label_type for classes in labels.values()})
-    checks = [partial(check_label_type, job.method, label_type) for label_type in label_types]
+    checks: list[Callable[[], object]] = [
+        partial(one_label_type, {site: classes.label_type for site, classes in labels.items()})
+    ]
+    checks += [partial(check_label_type, job.method, label_type) for label_type in label_types]
     checks += [partial(check_consent, site, plan, config) for site, config in configs.items()]
     checks.append(partial(check_liars, job, len(configs)))
     owners, sent = owners_of(labels, job), rows_sent(labels, job, len(configs))

@@ -281,6 +281,7 @@ OTHER: Values = {
     "split_file": "splits.csv",
     "finding_column": "found",
     "finding_separator": "-",
+    "finding_path": "-",
     "value_column": "tone",
     "values": {"y": 0, "n": 1},
     "label_type": "multiclass",

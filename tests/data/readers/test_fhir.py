@@ -204,7 +204,7 @@ def test_the_day_is_as_it_is_written(site: dict[str, Any], when: dict[str, Any],
         ({}, 'values = { "" = "unknown" }'),
         (
             {"valueCodeableConcept": coded("http://x", "maybe")},
-            'values = { "http://x|maybe" = "unknown" }',
+            'values = { "http://x|maybe" = "?" }',
         ),
         ({"valueCodeableConcept": {"text": "yes"}}, "a valueCodeableConcept without a code of yes or no"),
         ({"valueString": "yes"}, "a valueString without a code of yes or no; remove the Observation"),

@@ -104,7 +104,7 @@ def test_other_values_need_a_meaning(given: dict[str, Any]) -> None:
     reading = read(given)
     for fault, row, value in zip(reading.faults, (3, 4), ("45878583", ""), strict=True):
         assert fault.startswith(f"{given['measurements']} row {row}: class 'Mass'")
-        assert fault.endswith(f'values = {{ "{value}" = "unknown" }}')
+        assert fault.endswith(f'values = {{ "{value}" = "{"?" if value else "unknown"}" }}')
     np.testing.assert_array_equal(reading.table.y[:, 0], [1, NAN, NAN, NAN])
     reading = read(given, values={"45878583": 0, "": "unknown"})
     assert not reading.faults

@@ -204,7 +204,7 @@ def _meaning(observation: Any, meanings: dict[str, Meaning]) -> Meaning:
         longest = max(codes, key=lambda code: (len(code), code), default="")
         what = f"the value {shown(longest)} is not yes or no" if codes else "no value"
         raise ValueError(
-            f"{what}; add this line to [data], with 1 or 0 if its meaning is known:\n{values_line([longest])}"
+            f"{what}; add this line to [data], with 1, 0 or unknown for a ?:\n{values_line([longest])}"
         )
     return found.pop()
 

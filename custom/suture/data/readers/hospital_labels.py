@@ -37,6 +37,8 @@ class LabelConfig(DatasetConfig):
             Classes that are not listed are absent; a blank cell is unknown. A cell may also be a list of
             Python or JSON, of which [] is No Finding.
         finding_separator: separator between classes in a cell of `finding_column`.
+        finding_path: separator between a class and its child in `finding_column`: with "/", Pneumonia/Viral
+            is both. Children of a class that is listed alone are unknown.
         value_column: column that says whether the findings of the row are present, in a table with a row for
             each image and finding. Classes in no row of an image are unknown.
         values: the meaning of cells of a label column, or of `value_column`: 1, 0 or "unknown". Plain words
@@ -48,6 +50,7 @@ class LabelConfig(DatasetConfig):
 
     finding_column: str | None = None
     finding_separator: str = Field(default="|", min_length=1)
+    finding_path: str | None = Field(default=None, min_length=1)
     value_column: str | None = None
     values: dict[str, Meaning] = Field(default_factory=dict)
     label_type: LabelType = "multilabel"
@@ -57,7 +60,7 @@ class LabelConfig(DatasetConfig):
         idle = super().idle()
         if self.finding_column is None:
             remedy = "without finding_column; remove it, or name that column"
-            return idle | {"finding_separator": remedy, "value_column": remedy}
+            return idle | dict.fromkeys(("finding_separator", "finding_path", "value_column"), remedy)
         if self.value_column is None and any(meaning != "unknown" for meaning in self.values.values()):
             idle["values"] = (
                 'with finding_column, whose cells list classes, but for "unknown"; remove it, or name a '
@@ -124,17 +127,26 @@ def _listed(sheet: Sheet, config: LabelConfig) -> _FoundLabels:
     cells = sheet.column(column, "[data] finding_column")
     meaning = Cells(config.values)
     named: list[set[str]] = []
+    below: dict[str, set[str]] = {}
     unjudged = np.zeros(len(cells), dtype=np.bool_)
     for row, (cell, number) in enumerate(zip(cells, sheet.numbers, strict=True)):
         names = listed_names(cell, separator)
         judged = [name for name in names if not meaning.leaves_open(name)]
         unjudged[row] = len(judged) < len(names)
         try:
-            named.append({canonical(name, config.synonyms) for name in judged})
+            paths = [_path(name, config) for name in judged]
+            named.append({*chain(*paths)})
+            for path in paths:
+                for at, name in enumerate(path):
+                    below.setdefault(name, set()).update(path[at + 1 :])
         except LabelError as error:
             where = f"{sheet.path} row {number}, column {column!r}"
             raise LabelError(f"{where}: {error}, or set finding_separator") from error
     labels, y = indicators([names - {NO_FINDING} if names else None for names in named], sheet.path)
+    for row, given in enumerate(named):  # of a class that is listed alone, nobody says which child it is
+        for name in given if config.finding_path else ():
+            if not below[name] & given:
+                y[row, [labels.index(child) for child in below[name]]] = np.nan
     y[unjudged] = np.where(y[unjudged] == 1, np.float32(1), np.float32(np.nan))
     faults: list[str] = []
     notes = blank_findings(sheet, cells, column)
@@ -157,6 +169,12 @@ def _listed(sheet: Sheet, config: LabelConfig) -> _FoundLabels:
         y = y[:, [labels.index(name) for name in wanted]]
         return _FoundLabels(wanted, y, faults, notes)
     return _FoundLabels(LabelSet(labels.names, config.label_type), y, faults, notes)
+
+
+def _path(name: str, config: LabelConfig) -> list[str]:
+    """The classes of a name in a list of findings: with `finding_path`, its ancestors first."""
+    parts = name.split(config.finding_path) if config.finding_path else [name]
+    return [canonical(part, config.synonyms) for part in parts]
 
 
 def blank_findings(sheet: Sheet, cells: list[str], column: str) -> tuple[str, ...]:
@@ -225,16 +243,16 @@ def _remedy(different: int, words: set[str]) -> str:
     others = "name the label columns as [data] labels"
     if different > FEW:
         return f"if the column is not a label, {others}"
-    return f"add this line to [data], with 1 or 0 for what is known, or {others}:\n{values_line(words)}"
+    return f'add this line to [data], with 1, 0 or "unknown" for each ?, or {others}:\n{values_line(words)}'
 
 
 def values_line(words: Iterable[str]) -> str:
-    """The line of a suture.toml that takes these cells for unknown, where a person writes what they mean.
+    """The line of a suture.toml in which a person writes what cells mean; with a ? it is refused.
 
-    >>> values_line(["nein", "ja"])
-    'values = { "ja" = "unknown", "nein" = "unknown" }'
+    >>> values_line(["nein", ""])
+    'values = { "" = "unknown", "nein" = "?" }'
     """
-    return inline("values", dict.fromkeys(sorted(words), "unknown"))
+    return inline("values", {word: "?" if word else "unknown" for word in sorted(words)})
 
 
 def inline(key: str, table: Mapping[str, Meaning | str]) -> str:

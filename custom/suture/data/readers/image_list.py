@@ -13,12 +13,12 @@ from suture.data.dataset import DatasetConfig, SitePath
 from suture.data.image_names import image_name, is_foreign, loosely, stem
 from suture.data.images import ImageSource
 from suture.data.reading import Sheet, fault, read_sheet
-from suture.data.split import by_patient
+from suture.data.split import by_rarest
 from suture.data.table import SPLITS
 
 SPLIT_WORDS = {
     **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("validation", "validate", "valid", "val", "dev"), "validation"),
     **dict.fromkeys(("test", "testing"), "test"),
     "": "",
 }
@@ -31,7 +31,7 @@ class ImageListConfig(DatasetConfig):
         image_column: column of the image names within `root`.
         patient_column: column of the patient identifiers.
         split: ``column`` reads `split_column`; ``file`` reads `split_file`; ``patients`` divides the patients
-            randomly 70/10/20.
+            randomly 70/10/20, those of rare classes first.
         split_column: column with train, validation, test or blank (unused).
         split_file: a CSV with the columns ``patient`` and ``split``.
     """
@@ -70,7 +70,7 @@ def find_split(
         DataError: it cannot be read, or a column is missing.
     """
     if config.split == "patients":
-        return by_patient(patients, y, seed=config.seed), []
+        return by_rarest(patients, y, config.seed), []
     if config.split == "column":
         return _splits(sheet, config.split_column, '[data] split_column, or split = "patients",')
     if config.split_file is None:

@@ -104,8 +104,8 @@ def _strange(name: str, value: str) -> str:
         return f"class {name!r}: value_as_concept_id is not the number of a concept; correct the row"
     what = f"value_as_concept_id {shown(value)} is not Yes ({_YES}) or No ({_NO})" if value else "no value"
     return (
-        f"class {name!r}: {what}; add this line to [data], with 1 or 0 if its meaning is "
-        f"known:\n{values_line([value])}"
+        f"class {name!r}: {what}; add this line to [data], with 1, 0 or unknown for a "
+        f"?:\n{values_line([value])}"
     )
 
 

@@ -375,7 +375,8 @@ def agree(infos: Mapping[str, SiteInfo], agreed: Agreement) -> SiteRegistry:
             accepted, some sites are multilabel and others multiclass, or the sites hold different priors, or
             not the one that the experiment began with.
     """
-    label_type, held = _one_label_type(infos), _one_prior(infos, agreed.prior)
+    label_type = one_label_type({site: info.label_type for site, info in infos.items()})
+    held = _one_prior(infos, agreed.prior)
     names = _names(infos, agreed)
     members = {site: _member(site, info, names) for site, info in sorted(infos.items())}
     said: dict[str, set[str]] = {}
@@ -392,8 +393,13 @@ def agree(infos: Mapping[str, SiteInfo], agreed: Agreement) -> SiteRegistry:
     return registry
 
 
-def _one_label_type(infos: Mapping[str, SiteInfo]) -> LabelType:
-    sites = {info.label_type: site for site, info in sorted(infos.items())}
+def one_label_type(types: Mapping[str, LabelType]) -> LabelType:
+    """Return the type that the labels of all sites have.
+
+    Raises:
+        FederationError: there are two.
+    """
+    sites = {label_type: site for site, label_type in sorted(types.items())}
     if len(sites) > 1:
         both = " and ".join(f"{site} is {label_type}" for label_type, site in sorted(sites.items()))
         raise FederationError(f"{both}; set [data] label_type to the same value everywhere")
