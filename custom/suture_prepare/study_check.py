@@ -19,6 +19,7 @@ from suture.data.table import SPLITS, Split
 from suture.federation.server.classes import ClassConflict, one_name, statements
 from suture.federation.server.notes import EXPERIMENTAL, unprotected_note
 from suture.federation.server.registry import shared_generic
+from suture.models import own_words
 from suture.simulation.exact_figures import forecast
 from suture.simulation.job import Job
 from suture.simulation.refusals import owners_of, refusals, rows_sent
@@ -199,6 +200,8 @@ def _warnings(
         yield from unprotected_note(job.robust, [n for n, sites in sent.items() if sites < job.robust.fewest])
     if job and job.secure_aggregation:
         yield EXPERIMENTAL
+    if job and (own := own_words(job.model)):
+        yield own
     if _by_loss(job) and not any(
         _behind_the_loss(found, configs[site].privacy) >= max(configs[site].privacy.min_loss, 1)
         for site, found in findings.items()

@@ -29,6 +29,11 @@ UNKNOWN = 0
 _Order = Literal["appearance", "frequency"]
 Tokeniser = Literal["unicode", "pmfl"]
 
+OWN = "# of a site's own documents"
+"""First line of the file of a vocabulary that `suture vocab` has made of a hospital's own table."""
+
+EVERYBODY = "every party sees its words; read them, or make one of public text"
+
 _PUNCTUATION = re.compile(r"([?.!,¿])")
 _OTHER = re.compile(r"[^A-Za-z?.!,¿]+")
 
@@ -82,6 +87,7 @@ class Vocabulary:
     Attributes:
         words: distinct; word i has index i + 1.
         tokeniser: of the documents.
+        own: whether its file says that it was made of a site's own documents.
 
     Raises:
         ConfigError: no word, a blank one, or one that is there twice.
@@ -89,6 +95,7 @@ class Vocabulary:
 
     words: tuple[str, ...]
     tokeniser: Tokeniser = "unicode"
+    own: bool = False
 
     def __post_init__(self) -> None:
         if not self.words:
@@ -173,7 +180,7 @@ def coverage(known: Callable[[str], object], counts: Counter[str]) -> float:
 
 
 def read_vocabulary(path: Path, tokeniser: Tokeniser = "unicode") -> Vocabulary:
-    """Reads a vocabulary file: one word a line, UTF-8.
+    """Reads a vocabulary file: one word a line, UTF-8; lines that begin with # are comments.
 
     Raises:
         ConfigError: the file cannot be read, or a line is blank or repeats an earlier one.
@@ -188,6 +195,8 @@ def read_vocabulary(path: Path, tokeniser: Tokeniser = "unicode") -> Vocabulary:
         raise ConfigError(f"{path}: {error.strerror}; a vocabulary is a file with one word a line") from error
     earlier: dict[str, int] = {}
     for number, word in enumerate(lines, 1):
+        if word.startswith("#"):
+            continue
         if not word:
             raise ConfigError(f"{path} line {number} is blank; write one word a line")
         if earlier.setdefault(word, number) != number:
@@ -196,7 +205,7 @@ def read_vocabulary(path: Path, tokeniser: Tokeniser = "unicode") -> Vocabulary:
             )
     if not earlier:
         raise ConfigError(f"{path} is empty; write one word a line")
-    return Vocabulary(tuple(earlier), tokeniser)
+    return Vocabulary(tuple(earlier), tokeniser, OWN in lines)
 
 
 @cache

@@ -33,6 +33,7 @@ from suture.flare.controller import FederationController
 from suture.flare.executor import SiteExecutor
 from suture.flare.filters import EgressFilter
 from suture.methods.source import Source, source_of
+from suture.models import own_words
 from suture.simulation.job import Job, check_federated
 
 log = logging.getLogger(__name__)
@@ -306,6 +307,8 @@ def export_job(
     target = folder / job.name
     if target.exists():
         raise ConfigError(f"{target} already exists; choose another folder")
+    if own := own_words(job.model):
+        log.warning("%s", own)
     recipe = recipe_of(job, experiment, sites, bundle)
     try:
         with writing(target):

@@ -18,7 +18,7 @@ from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for, seeded
 from suture.core.validation import NAMED_FILE, STRICT
 from suture.data.embedding import TFIDF
-from suture.data.text import Tokeniser, Vocabulary, clinical_vocabulary, read_vocabulary
+from suture.data.text import EVERYBODY, Tokeniser, Vocabulary, clinical_vocabulary, read_vocabulary
 from suture.models.adapters import Adapters, add_adapters, merged
 from suture.models.backbones import (
     IMAGENET,
@@ -309,6 +309,13 @@ def vocabulary_of(spec: ModelSpec) -> Vocabulary:
     if isinstance(spec.vocabulary, str):
         return read_vocabulary(Path(spec.vocabulary), spec.tokeniser)
     return Vocabulary(spec.vocabulary, spec.tokeniser)
+
+
+def own_words(spec: ModelSpec) -> str:
+    """Return a warning where the vocabulary is a file of a site's own documents; empty otherwise."""
+    if spec.vocabulary in ("clinical", CORPUS) or not vocabulary_of(spec).own:
+        return ""
+    return f"model.vocabulary={spec.vocabulary} was made of a site's own documents: {EVERYBODY}"
 
 
 def check_portable(spec: ModelSpec, holder: str) -> None:
