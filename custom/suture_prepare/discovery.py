@@ -213,7 +213,8 @@ def _documents(given: _Tables, folder: Path, answers: Answers) -> Discovery | No
     packed = any(path.name.endswith((".zip", *ARCHIVES)) for path in folder.iterdir())
     if packed or not text or any(map(like_images, forms[0].sheet.columns().values())):
         return None
-    form, n = gathering.spread(gathering.without_unfilled(forms[0]), forms[0].legend), len(forms[0].sheet.rows)
+    form = gathering.spread(gathering.without_unfilled(forms[0]), forms[0].legend)
+    n = sum(map(bool, form.sheet.column(text, "")))
     name, _ = _names_of(form.sheet, text)
     if not name:
         made = "a document is named by the number of its row"

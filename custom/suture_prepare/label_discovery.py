@@ -38,7 +38,8 @@ _NO_LABEL = re.compile(
 )
 """Columns of two values that are no finding. A label of such a name is added to `labels` by hand."""
 _CLASS = re.compile(
-    r"(?i)(class|label|diagnos[ie]s?|dx|disease|pathology|condition|target|finding|befund|klasse)s?[ _-]?\d*$"
+    r"(?i)(class|label|diagnos[ie]s?|dx|disease|pathology|condition|target|finding|befund|klasse"
+    r"|(medical[ _-]?|sub)?(special(i?ty|ties)|fach(gebiet|richtung)))s?[ _-]?\d*$"
 )
 """Columns of one word for each image, which is its class whatever the vocabulary knows."""
 

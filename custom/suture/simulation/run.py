@@ -237,7 +237,8 @@ def _recorded_end(folder: Path) -> Iterator[None]:
         raise
     except (SutureError, OSError) as error:
         whole = with_first_error(folder, str(error))
-        Record(folder).give_up("failed", whole)
+        # Report and record may be passed on, and the error of a site may quote a cell of its table.
+        Record(folder).give_up("failed", str(error))
         with suppress(SutureError, OSError):
             _note_left_out(folder)
         if_installed("try_report")(folder)
