@@ -69,7 +69,8 @@ def vocab(
     texts: Annotated[Path | None, typer.Option(help="A file of documents, one a line.")] = None,
     minimum: Annotated[int, typer.Option(min=1, help="Minimum number of occurrences of a word.")] = 1,
     patients: Annotated[
-        int, typer.Option(min=1, help="Minimum number of patients that have a word; of --texts, of documents.")
+        int,
+        typer.Option(min=1, help="Minimum number of patients that have a word; of --texts, of documents."),
     ] = 5,
     tokeniser: Annotated[Tokeniser, typer.Option(help="model.tokeniser of the job.")] = "unicode",
     order: Annotated[

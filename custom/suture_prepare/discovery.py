@@ -20,8 +20,8 @@ from suture.data.patient_columns import patient_columns
 from suture.data.published import PublishedTable
 from suture.data.readers import DATASETS, DataSet, read_table
 from suture.data.reading import Sheet
-from suture.data.text import tokenise
 from suture.data.table_form import JSON, TABLES, Form, doubtful_encoding, tables
+from suture.data.text import tokenise
 from suture_prepare import gathering
 from suture_prepare.description import Answers, Discovery, described
 

@@ -202,7 +202,11 @@ def render(findings: Findings) -> RenderableType:
         grid.add_row(rich(name), *cells)
     statistics = []
     if words:
-        known = "" if words.known is None else f"; the vocabulary {words.vocabulary} knows {words.known:.1%} of them"
+        known = (
+            ""
+            if words.known is None
+            else f"; the vocabulary {words.vocabulary} knows {words.known:.1%} of them"
+        )
         statistics.append(
             f"words of a document: {words.mean:.1f} on average, 95 % have at most {words.p95:,}, the longest "
             f"{words.most:,}{rich(known)}"
@@ -247,8 +251,8 @@ def _read(table: Table, spec: ModelSpec | None) -> Findings:
     problems, warnings = _twins(documents, "document")
     if unread := list(compress(table.images, strange(spec, table.texts))):
         warnings.append(
-            f"{number_of(len(unread), 'document')} without a word that the model knows, such as {unread[0]!r}: "
-            "it learns nothing of them, and `suture predict` leaves such documents out"
+            f"{number_of(len(unread), 'document')} without a word that the model knows, such as "
+            f"{unread[0]!r}: it learns nothing of them, and `suture predict` leaves such documents out"
         )
     return Findings(
         words=words, documents=tuple(documents), problems=tuple(problems), warnings=tuple(warnings)
@@ -278,7 +282,8 @@ def _look(table: Table, color: bool) -> Findings:
     except DataError as error:
         return Findings(problems=(str(error),))
     pictures = [
-        Picture(table.images[row], table.split[row], _present(table, row), facts[row]) for row in sorted(facts)
+        Picture(table.images[row], table.split[row], _present(table, row), facts[row])
+        for row in sorted(facts)
     ]
     problems, warnings = _twins(pictures, "image")
     warnings += depth_warnings(facts.values(), table.bits)

@@ -224,8 +224,8 @@ def _warnings(
         n, least = _behind_the_loss(found, limits), limits.min_loss
         if found.images.get("validation") and n < least:
             yield (
-                f"{site}: {number_of(n, f'validation {found.noun}')} of a class with at least {limits.min_count} "
-                f"positives and {limits.min_count} negatives ([privacy] min_count); a loss needs {least} "
+                f"{site}: {number_of(n, f'validation {found.noun}')} of a class with at least "
+                f"{limits.min_count} positives and {limits.min_count} negatives ([privacy] min_count); a loss needs {least} "
                 "(min_loss), so the site sends none and does not contribute to the selection"
             )
 
@@ -239,15 +239,16 @@ def _unmeasured(findings: Mapping[str, Findings]) -> Iterator[str]:
             if not any(found.images.get(split) for found in findings.values()):
                 continue  # which is said of each site
             if len(without) == len(sites):
-                yield f"{label!r}: no site has a positive {split} {_noun(findings)}, so its AUROC is not measured"
+                what = f"{split} {_noun(findings)}"
+                yield f"{label!r}: no site has a positive {what}, so its AUROC is not measured"
                 continue
             for site in without:
                 if findings[site].images.get(split):
                     lacking.setdefault((site, split), []).append(label)
     for (site, split), labels in lacking.items():
         yield (
-            f"{site} has no positive {split} {findings[site].noun} of {', '.join(map(repr, labels))}: in {_SAY[split]}, "
-            f"{'it is' if len(labels) == 1 else 'they are'} measured at other sites only"
+            f"{site} has no positive {split} {findings[site].noun} of {', '.join(map(repr, labels))}: in "
+            f"{_SAY[split]}, {'it is' if len(labels) == 1 else 'they are'} measured at other sites only"
         )
 
 

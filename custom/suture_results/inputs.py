@@ -34,7 +34,7 @@ _MOST: dict[Kind, int] = {"image": MOST_ENCODED, "text": MOST_TEXT}
 _NAMES: dict[Kind, str] = {"image": "image", "text": "document"}
 _WHAT: dict[Kind, str] = {
     "image": "give an image, a folder or archive of images, a table that names them, or a suture.toml",
-    "text": "give a .txt file, a folder or archive of them, a table or list (.jsonl) of texts, or a suture.toml",
+    "text": "give a .txt file, a folder or archive of them, a table or .jsonl of texts, or a suture.toml",
 }
 
 _OTHER: dict[Kind, str] = {
@@ -296,9 +296,7 @@ class _Search:
             at = source.position(name) if source.archives else ("", 0)
             self._add(source.path(name), partial(source.raw, name), at, patient)
 
-    def _texts(
-        self, path: Path, names: Sequence[str], texts: Sequence[str], patients: Sequence[str]
-    ) -> None:
+    def _texts(self, path: Path, names: Sequence[str], texts: Sequence[str], patients: Sequence[str]) -> None:
         """The texts of a table; one of a name that another has gets its number too."""
         for number, (name, text, patient) in enumerate(zip(names, texts, patients, strict=True), 1):
             numbered = f"{name} (text {number} of {path})"

@@ -12,7 +12,6 @@ from suture.core.errors import ConfigError, DataError
 from suture.data.text import clinical_vocabulary, read_vocabulary
 from suture.simulation.job import load_job
 
-
 PMFL = ("--patients", 1, "--tokeniser", "pmfl")
 
 
@@ -44,7 +43,10 @@ def test_a_vocabulary_of_a_sites_training_documents(tmp_path: Path) -> None:
 def test_a_name_in_private_notes_is_no_word(tmp_path: Path, how: str) -> None:
     """By default, a word needs five patients, however often it occurs; without patients, five documents."""
     out, path = tmp_path / "words.txt", hospital(tmp_path)
-    notes = [("No mass." if i % 3 else "Mr Kowalski, no mass.", i % 3 if how == "patients" else i) for i in range(12)]
+    notes = [
+        ("No mass." if i % 3 else "Mr Kowalski, no mass.", i % 3 if how == "patients" else i)
+        for i in range(12)
+    ]
     rows = [f'{i},P{who},train,"{text}",0\n' for i, (text, who) in enumerate(notes)]
     (tmp_path / "reports.csv").write_text("".join(["image,patient,split,report,Mass\n", *rows]))
     if how == "patients":  # of three patients, nothing is said
@@ -66,7 +68,9 @@ def test_a_vocabulary_of_a_sites_own_documents_is_warned_of(
     from suture.flare.recipe import export_job
     from suture_prepare.actions import check
 
-    vocab("--data", hospital(tmp_path / "study" / "a"), "--out", tmp_path / "study" / "w.txt", "--patients", 1)
+    vocab(
+        "--data", hospital(tmp_path / "study" / "a"), "--out", tmp_path / "study" / "w.txt", "--patients", 1
+    )
     job = tmp_path / "study" / "job.toml"
     job.write_text('rounds = 1\n[method]\nname = "surgical"\n[model]\nname = "lstm"\nvocabulary = "w.txt"\n')
     for own in (True, False):

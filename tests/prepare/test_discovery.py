@@ -574,7 +574,9 @@ def test_a_table_of_documents_has_a_class_a_row(tmp_path: Path, notes: tuple[str
     rows[3][1] = " "
     table(tmp_path / "t.csv", [["key", "note", column], *rows])
     found = discover(tmp_path)
-    assert [found.data.get(key) for key in ("text_column", "image_column", "finding_column", "label_type")] == [
+    assert [
+        found.data.get(key) for key in ("text_column", "image_column", "finding_column", "label_type")
+    ] == [
         "note",
         "key",
         column,
@@ -587,7 +589,10 @@ def test_a_table_of_documents_has_a_class_a_row(tmp_path: Path, notes: tuple[str
 
 @pytest.mark.parametrize("patients", [False, True])
 def test_equal_documents_without_patients_are_in_one_split(tmp_path: Path, patients: bool) -> None:
-    rows = [[f"{'zyxw'[i % 4]}{i // 4}", f"P{i}", f"{NOTE[0]} Case {i // 2} {' ' * (i % 2)}end.", str(i % 2)] for i in range(60)]
+    rows = [
+        [f"{'zyxw'[i % 4]}{i // 4}", f"P{i}", f"{NOTE[0]} Case {i // 2} {' ' * (i % 2)}end.", str(i % 2)]
+        for i in range(60)
+    ]
     table(tmp_path / "t.csv", [["key", "patient_id", "note", "Mass"], *rows])
     if not patients:
         table(tmp_path / "t.csv", [["key", "note", "Mass"], *([a, *rest] for a, _, *rest in rows)])

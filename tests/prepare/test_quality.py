@@ -183,13 +183,19 @@ def test_known_words_are_those_of_the_model_and_no_marks(
 @pytest.mark.parametrize(
     ("split", "labels", "said"),
     [
-        (["train", "train", "test", "test"], [1, 0, 1, 0], ["1 documents occur in two splits", "'0' and '2'"]),
+        (
+            ["train", "train", "test", "test"],
+            [1, 0, 1, 0],
+            ["1 documents occur in two splits", "'0' and '2'"],
+        ),
         (["train", "train", "train", "test"], [1, 0, 1, 0], ["1 documents occur under two names"]),
         (["train", "train", "train", "test"], [1, 0, 0, 0], ["1 of the documents", "other classes"]),
         (["train", "train", "", "test"], [1, 0, 0, 0], []),
     ],
 )
-def test_equal_documents_are_told(tmp_path: Path, split: list[str], labels: list[int], said: list[str]) -> None:
+def test_equal_documents_are_told(
+    tmp_path: Path, split: list[str], labels: list[int], said: list[str]
+) -> None:
     found = check(of_texts(tmp_path, ["no mass", "a mass", "no  mass", "old mass"], split, labels))
     assert found.problems == ()
     warned = [text for text in found.warnings if "documents" in text]

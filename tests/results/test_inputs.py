@@ -227,7 +227,7 @@ def test_a_file_of_documents_is_read_as_init_reads_it(tmp_path: Path, name: str,
     [
         "Comparison, none\nThe heart is normal in size, and the lungs are clear\n",
         "Patient:\tA\nExam:\tCT\nFindings:\tThe heart is normal in size and shape today\n",
-        "The heart, which was large before, is normal now.\nThe lungs, which were wet, are clear.\nNo, a, b\n",
+        "The heart, which was large before, is normal now.\nThe lungs, which were wet, are dry.\nNo, a, b\n",
         "Normal.",
     ],
 )

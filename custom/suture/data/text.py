@@ -39,8 +39,9 @@ _OTHER = re.compile(r"[^A-Za-z?.!,¿]+")
 
 
 class _Signs(dict[int, str]):
-    """What becomes of each character: letters and their accents stay, what is not seen vanishes, the rest parts
-    words; Chinese and Japanese are written without spaces, and each of their letters is a word.
+    """What becomes of each character: letters and accents stay, what is not seen vanishes, the rest parts words.
+
+    Chinese and Japanese are written without spaces; each of their letters is a word.
     """
 
     def __missing__(self, code: int) -> str:
@@ -62,8 +63,8 @@ _SIGNS = _Signs()
 def tokenise(text: str, tokeniser: Tokeniser = "unicode") -> list[str]:
     """The words of a document: runs of letters and of the marks ``? . ! , ¿``, each with a space before it.
 
-    Everything else, digits too, parts words; letters stay as large or small as they are. For ``pmfl``, letters
-    are those of ASCII.
+    Everything else, digits too, parts words; letters stay as large or small as they are. For ``pmfl``,
+    letters are those of ASCII.
 
     >>> tokenise('No focal "air-space" disease. Größe 12.5 cm')
     ['No', 'focal', 'air', 'space', 'disease', '.', 'Größe', '.', 'cm']
@@ -174,7 +175,7 @@ def build_vocabulary(
 
 
 def coverage(known: Callable[[str], object], counts: Counter[str]) -> float:
-    """The share of the words of some documents that are known, without punctuation; 0 where there are none."""
+    """The share of the words of some documents that are known, without punctuation; 0 without any."""
     words = {token: n for token, n in counts.items() if any(map(str.isalpha, token))}
     return sum(n for word, n in words.items() if known(word)) / max(1, sum(words.values()))
 

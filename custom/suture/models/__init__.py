@@ -160,8 +160,8 @@ class ModelSpec:
         vocabulary: for models of text: ``clinical``, part of the package; the path of a vocabulary file; the
             words themselves; or, in a simulation, ``corpus``: the words of all documents, as in the published
             program of PMFL.
-        tokeniser: what is a word of a document: ``unicode``, a run of letters of any script; ``pmfl``, of ASCII,
-            as in the published program of PMFL.
+        tokeniser: what is a word of a document: ``unicode``, a run of letters of any script; ``pmfl``, of
+            ASCII, as in the published program of PMFL.
         longest: maximum number of tokens read of a document; None reads all.
         embedding: for models of document vectors: ``tfidf``, from public word frequencies; or the folder of
             an encoder of text, as in ``hf:FOLDER``, at a real site its bare name in ``[storage] files``.

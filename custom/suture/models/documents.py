@@ -97,7 +97,8 @@ def strange(spec: ModelSpec, texts: Sequence[str]) -> list[bool]:
     Digits, punctuation and single Latin letters are no words.
     """
     words = [
-        [word for word in words_of(text, spec.tokeniser) if len(word) > 1 or not word.isascii()] for text in texts
+        [word for word in words_of(text, spec.tokeniser) if len(word) > 1 or not word.isascii()]
+        for text in texts
     ]
     if known := known_words(spec):
         return [not any(map(known, of)) for of in words]

@@ -141,7 +141,9 @@ def test_all_faults_are_read_and_no_patient_is_named(path: Path) -> None:
 
 
 def test_blank_documents_are_left_out_where_the_site_says_so(path: Path) -> None:
-    path.write_text("image,patient,report,split,Mass\n1,A,old,train,1\n2,B,\" \",train,x\n3,C,,test,0\n4,D,new,test,0\n")
+    path.write_text(
+        'image,patient,report,split,Mass\n1,A,old,train,1\n2,B," ",train,x\n3,C,,test,0\n4,D,new,test,0\n'
+    )
     assert "rows 3, 4" in " ".join(read_table(config(path, text_column="report")).faults)
     reading = read_table(config(path, text_column="report", partial=True))
     assert (reading.faults, reading.absent) == ((), 2)

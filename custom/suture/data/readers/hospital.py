@@ -155,7 +155,9 @@ def _texts(sheet: Sheet, config: HospitalConfig) -> tuple[tuple[str, ...] | None
         return None, []
     texts = sheet.column(config.text_column, "[data] text_column")
     return tuple(texts), fault(
-        sheet, map(not_, texts), f"column {config.text_column!r} is blank; remove the row, or set [data] partial"
+        sheet,
+        map(not_, texts),
+        f"column {config.text_column!r} is blank; remove the row, or set [data] partial",
     )
 
 
