@@ -225,8 +225,9 @@ def _warnings(
         if found.images.get("validation") and n < least:
             yield (
                 f"{site}: {number_of(n, f'validation {found.noun}')} of a class with at least "
-                f"{limits.min_count} positives and {limits.min_count} negatives ([privacy] min_count); a loss needs {least} "
-                "(min_loss), so the site sends none and does not contribute to the selection"
+                f"{limits.min_count} positives and {limits.min_count} negatives ([privacy] min_count); a "
+                f"loss needs {least} (min_loss), so the site sends none and does not contribute to the "
+                "selection"
             )
 
 

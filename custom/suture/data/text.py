@@ -39,7 +39,7 @@ _OTHER = re.compile(r"[^A-Za-z?.!,¿]+")
 
 
 class _Signs(dict[int, str]):
-    """What becomes of each character: letters and accents stay, what is not seen vanishes, the rest parts words.
+    """What becomes of each character: letters and accents stay, the invisible vanishes, the rest parts words.
 
     Chinese and Japanese are written without spaces; each of their letters is a word.
     """
