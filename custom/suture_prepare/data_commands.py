@@ -109,8 +109,9 @@ def _documents(
 
     if (data is None) == (texts is None):
         raise ConfigError("give the documents with either --data or --texts")
+    whose, own = tuple[str, ...](), False
     if texts is not None:
-        found, whose, own = tuple(line for line in read_text(texts).splitlines() if line.strip()), (), False
+        found = tuple(line for line in read_text(texts).splitlines() if line.strip())
     elif data is not None:
         config = load_site_config(data).data
         table = load_table(config)

@@ -134,6 +134,11 @@ class Findings:
     label_type: LabelType | None = None
 
     @property
+    def cases(self) -> tuple[Case, ...]:
+        """The images, or the documents."""
+        return self.pictures or self.documents
+
+    @property
     def noun(self) -> str:
         """What the data are."""
         return "document" if self.words else "image"

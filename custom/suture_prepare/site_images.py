@@ -110,7 +110,7 @@ def shared(findings: Mapping[str, Findings]) -> Shared:
     """Find what is at several sites: images of the same pixels, or the same bytes of the file; documents."""
     same: dict[bytes, list[tuple[str, Case]]] = {}
     for site, found in findings.items():
-        for case in (*found.pictures, *found.documents):
+        for case in found.cases:
             for digest in {case.facts.pixels, case.facts.file}:
                 same.setdefault(digest, []).append((site, case))
     groups = {

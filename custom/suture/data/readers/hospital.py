@@ -91,8 +91,8 @@ def read_hospital(config: HospitalConfig) -> Reading:
     absent = 0
     there: list[bool] = []
     if config.text_column is not None:
-        texts = sheet.column(config.text_column, "[data] text_column")
-        there = list(map(bool, texts)) if config.partial else []
+        written = sheet.column(config.text_column, "[data] text_column")
+        there = list(map(bool, written)) if config.partial else []
     else:
         images = within_root(images, config, config.image_match)
         if config.partial:
