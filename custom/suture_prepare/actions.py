@@ -75,7 +75,7 @@ def check(study: AnyPath, *, trust: bool = False) -> Checked:
     folder = Path(study)
     configs = StudySites(str(folder)).configs()
     job, fault = job_of(folder, trust=trust)
-    findings = {name: check_site(config) for name, config in configs.items()}
+    findings = {name: check_site(config, job.model if job else None) for name, config in configs.items()}
     classes = {name for found in findings.values() for name in found.counts}
     faults = [*filter(None, [fault]), *atlas_faults(folder, classes)]
     together = compare_sites(configs, findings, job, faults)

@@ -195,7 +195,7 @@ def check(study: _Study, trust: Trust = False) -> None:
         console.print(render(found, most=5))
     console.rule("[bold]all sites")
     console.print(render_matrix(done.sites, done.together))
-    print_line(f"page: {done.page} (images of patients: it stays on this machine)")
+    print_line(f"page: {done.page} (data of patients: it stays on this machine)")
     problems = len(done.problems)
     if problems:
         raise SutureError(f"{study}: {number_of(problems, 'problem')}; correct the study before you run it")

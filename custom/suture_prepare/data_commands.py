@@ -12,6 +12,9 @@ from suture.core.errors import ConfigError, DataError, SutureError
 from suture.core.files import atomic_write
 from suture.core.printable import number_of
 
+Tokeniser = Literal["unicode", "pmfl"]
+"""As `suture.data.text.Tokeniser`, without the time that its import takes."""
+
 data_app = typer.Typer(name="data", help="Check a site's data, or simulate some.", no_args_is_help=True)
 
 
@@ -65,26 +68,35 @@ def vocab(
     ] = False,
     texts: Annotated[Path | None, typer.Option(help="A file of documents, one a line.")] = None,
     minimum: Annotated[int, typer.Option(min=1, help="Minimum number of occurrences of a word.")] = 1,
+    patients: Annotated[
+        int,
+        typer.Option(min=1, help="Minimum number of patients that have a word; of --texts, of documents."),
+    ] = 5,
+    tokeniser: Annotated[Tokeniser, typer.Option(help="model.tokeniser of the job.")] = "unicode",
     order: Annotated[
         Literal["appearance", "frequency"], typer.Option(help="Order of the words in the file.")
     ] = "appearance",
 ) -> None:
     """Make a vocabulary from documents. Use public documents: every party receives the words."""
-    from suture.data.text import build_vocabulary, counted, coverage
+    from suture.data.text import EVERYBODY, OWN, build_vocabulary, counted, coverage
 
-    documents = _documents(data, every, texts)
-    words = build_vocabulary(documents, minimum, order)
-    atomic_write(out, "".join(f"{word}\n" for word in words.words).encode())
-    counts = counted(documents)
+    documents, whose, own = _documents(data, every, texts)
+    words = build_vocabulary(documents, minimum, order, tokeniser, whose, patients)
+    atomic_write(out, "".join(f"{word}\n" for word in [*([OWN] if own else []), *words.words]).encode())
+    counts = counted(documents, tokeniser)
     print_line(
-        f"{len(words.words):,} words of {len(counts):,}; they are {coverage(words, counts):.2%} of the "
-        f"{counts.total():,} tokens of {len(documents):,} documents"
+        f"{len(words.words):,} of {len(counts):,} words; they are "
+        f"{coverage(set(words.words).__contains__, counts):.2%} of the words of {len(documents):,} documents"
     )
     print_line(f"written: {out}")
+    if own:
+        print_line(f"of a site's own data: {EVERYBODY}", style="yellow")
 
 
-def _documents(data: Path | None, every: bool, texts: Path | None) -> tuple[str, ...]:
-    """Return the documents of a site, or those of a file.
+def _documents(
+    data: Path | None, every: bool, texts: Path | None
+) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+    """Return the documents of a site, or those of a file; their patients; and whether they are a site's own.
 
     Raises:
         ConfigError: neither of the two is given, or both are.
@@ -92,18 +104,21 @@ def _documents(data: Path | None, every: bool, texts: Path | None) -> tuple[str,
     """
     from suture.data.config import load_site_config
     from suture.data.readers import load_table
+    from suture.data.readers.hospital import HospitalConfig
     from suture.data.reading import read_text
 
     if (data is None) == (texts is None):
         raise ConfigError("give the documents with either --data or --texts")
+    whose, own = tuple[str, ...](), False
     if texts is not None:
         found = tuple(line for line in read_text(texts).splitlines() if line.strip())
     elif data is not None:
-        table = load_table(load_site_config(data).data)
-        read = (table if every else table.of("train")).texts
-        if read is None:
+        config = load_site_config(data).data
+        table = load_table(config)
+        table = table if every else table.of("train")
+        if table.texts is None:
             raise DataError(f"{data}: the data are images; a vocabulary needs text")
-        found = read
+        found, whose, own = table.texts, table.patients, isinstance(config, HospitalConfig)
     if not found:
         raise DataError(f"{texts or data} contains no documents")
-    return found
+    return found, whose, own

@@ -134,7 +134,11 @@ def described(
         form = _only(form, *answers.rows)
     table = next((one for one in HOSPITAL if one.recognises(form.sheet, files.paths)), None)
     known = {**(table.keys(form.sheet.path.parent) if table else {}), **answers.keys}
-    paths = [images.find(cell) if cell else None for cell in form.sheet.column(images.name, "")]
+    there = form.sheet.column(images.text or images.name, "")
+    paths = [
+        images.find(cell) if cell and has else None
+        for cell, has in zip(form.sheet.column(images.name, ""), there, strict=True)
+    ]
     images = replace(images, found=len(paths) - paths.count(None))
     if files.masks and any(
         path != cell for path, cell in zip(paths, form.sheet.column(images.name, ""), strict=True)
@@ -156,7 +160,7 @@ def described(
         data | ({} if form.made else form.data), {"root": "holds the images", **form.reasons}, asked
     )
     _say_images(guess, form, paths, images, files)
-    patient, why, remarks = _patient(sheet, images.name, told)
+    patient, why, remarks = _patient(sheet, images.name, told, images.text)
     why = f"that of {table.title}" if table and told else why
     guess.note("patient_column", patient or images.name, why)
     guess.warnings.extend(remarks)
@@ -230,11 +234,12 @@ def _say_images(
         how = how if images.match == "stem" else "are spelled otherwise than the files"
         guess.note("image_match", images.match, f"its cells {how}")
     if images.found < n:
-        guess.note("partial", True, "rows without an image are left out and counted")
+        what = "a document" if images.text else "an image"
+        guess.note("partial", True, f"rows without {what} are left out and counted")
         cells = zip(form.sheet.column(images.name, ""), form.sheet.numbers, paths, strict=True)
         lost = [(cell, number) for cell, number, path in cells if path is None]
         such = f", such as {lost[0][0]!a} in {rows_text([number for _, number in lost])}" if lost else ""
-        guess.warnings.append(f"{name}: {n - images.found:,} of {number_of(n, 'row')} without an image{such}")
+        guess.warnings.append(f"{name}: {n - images.found:,} of {number_of(n, 'row')} without {what}{such}")
     if files.masks:
         many = number_of(len(files.masks), "file")
         guess.warnings.append(f"{many} such as {min(files.masks)!r} are masks of images and are left out")
@@ -311,7 +316,7 @@ def _refuse_strange_splits(sheet: Sheet, columns: Sequence[str]) -> None:
             )
 
 
-def _patient(sheet: Sheet, image: str, told: str | None) -> tuple[str | None, str, list[str]]:
+def _patient(sheet: Sheet, image: str, told: str | None, text: str) -> tuple[str | None, str, list[str]]:
     """The column of patients, why, and what to look at; None where there is none.
 
     Raises:
@@ -321,7 +326,8 @@ def _patient(sheet: Sheet, image: str, told: str | None) -> tuple[str | None, st
         return (_whole(sheet, told) if told else None), "as you answered", []
     found = patient_columns(sheet, image)
     if not found:
-        remark = "no column names the patients, so images of one patient may be divided over two splits"
+        what = "documents" if text else "images"
+        remark = f"no column names the patients, so {what} of one patient may be divided over two splits"
         return None, "no column names patients", [remark]
     (rank, name), others = found[0], [name for _, name in found[1:]]
     why = f"by its name, before {', '.join(map(repr, others))}" if others else "by its name"

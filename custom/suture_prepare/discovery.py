@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from suture.data.published import PublishedTable
 from suture.data.readers import DATASETS, DataSet, read_table
 from suture.data.reading import Sheet
 from suture.data.table_form import JSON, TABLES, Form, doubtful_encoding, tables
+from suture.data.text import tokenise
 from suture_prepare import gathering
 from suture_prepare.description import Answers, Discovery, described
 from suture_prepare.label_discovery import NoLabelsError
@@ -29,8 +31,10 @@ from suture_prepare.label_discovery import NoLabelsError
 _OTHER_TABLES = (".xls", ".xlsb", ".ods", ".numbers", ".sav", ".dta", ".feather", ".mdb", ".sas7bdat")
 _COMPARED = 50
 """Cells that are compared with the names of all files."""
-_MANY_WORDS = 5
-"""Words of a cell, on average, from which on it is a document."""
+_MANY_WORDS, _LOOKED_AT = 5, 500
+"""Words of a cell, on average over that many rows, from which on it is a document."""
+_MEASURE = re.compile(r"(?i)(age|alter|weight|height|(.*[ _])?date|dob|birth.*)$")
+"""Columns whose cells may differ and name nothing."""
 
 
 def discover(path: Path, answers: Answers | None = None) -> Discovery:
@@ -224,16 +228,13 @@ def _own(given: _Tables, folder: Path, images: Images, answers: Answers) -> Disc
 def _documents(given: _Tables, folder: Path, answers: Answers) -> Discovery | None:
     """The [data] of a table of documents; None where the first has none, or names images that are lacking."""
     forms = given.every()
-    cells = forms[0].sheet.columns() if forms else {}
-    words = {name: sum(len(cell.split()) for cell in column) / len(column) for name, column in cells.items()}
-    text = max(words, key=words.__getitem__, default="")
+    text = _text_column(forms[0].sheet) if forms else ""
     packed = any(path.name.endswith((".zip", *ARCHIVES)) for path in folder.iterdir())
-    if packed or words.get(text, 0) < _MANY_WORDS or any(map(like_images, cells.values())):
+    if packed or not text or any(map(like_images, forms[0].sheet.columns().values())):
         return None
-    form, n = gathering.spread(gathering.without_unfilled(forms[0]), forms[0].legend), len(cells[text])
-    patients = {name for _, name in patient_columns(form.sheet, text)}
-    free = [name for name in cells if name not in {text, *patients}]
-    name = next((name for name in free if len({*cells[name]} - {""}) == n), "")
+    form = gathering.spread(gathering.without_unfilled(forms[0]), forms[0].legend)
+    n = sum(map(bool, form.sheet.column(text, "")))
+    name, _ = _names_of(form.sheet, text)
     if not name:
         made = "a document is named by the number of its row"
         form = gathering.with_column(form, "document", [*map(str, form.sheet.numbers)], made)
@@ -241,6 +242,63 @@ def _documents(given: _Tables, folder: Path, answers: Answers) -> Discovery | No
     path = form.sheet.path
     column = ImageColumn(name, "path", n, path, str, text)
     return described(form, column, Images(path, frozenset(), path), answers, forms)
+
+
+def _text_column(sheet: Sheet) -> str:
+    """The column whose cells are documents: of the most words, where these are many; empty without one."""
+    words: dict[str, float] = {}
+    for name, column in sheet.columns().items():
+        # Of Chinese, which has no spaces, a word has about two letters.
+        counts = [max(len(cell.split()), len(tokenise(cell)) / 2) for cell in column[:_LOOKED_AT]]
+        words[name] = sum(counts) / len(counts)
+    text = max(words, key=words.__getitem__, default="")
+    return text if words.get(text, 0) >= _MANY_WORDS else ""
+
+
+def _names_of(sheet: Sheet, text: str) -> tuple[str, str]:
+    """The column that names the documents, each otherwise, and the one of patients; empty without one."""
+    cells, patients = sheet.columns(), [name for _, name in patient_columns(sheet, text)]
+    free = [name for name in cells if name not in {text, *patients} and not _MEASURE.match(name)]
+    names = (name for name in free if len({*cells[name]} - {""}) == len(sheet.rows))
+    return min(names, key=lambda name: name != "document", default=""), next(iter(patients), "")
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The documents of a table, as `discover` finds them.
+
+    Attributes:
+        column: that they are in.
+        names, texts, patients: of each; a patient is empty where no column names any.
+    """
+
+    column: str
+    names: list[str]
+    texts: list[str]
+    patients: list[str]
+
+
+def documents_of(path: Path, column: str | None = None) -> Documents:
+    """Read the documents of a table, of whatever form.
+
+    Args:
+        column: that they are in; by default ``text``, else the one with the most words.
+
+    Raises:
+        DataError: it cannot be read, or no column has documents.
+    """
+    sheet = gathering.read_forms(path)[0].sheet
+    text = column or ("text" if "text" in sheet.header else _text_column(sheet))
+    if not text:
+        raise DataError(
+            f"no column of {path} has documents; name it with --column (columns: "
+            f"{', '.join(filter(None, sheet.header))})"
+        )
+    texts = sheet.column(text, "--column")
+    name, patient = _names_of(sheet, text)
+    name = name or ("document" if "document" in sheet.header and text != "document" else "")
+    names = sheet.first(name) if name else [f"row {number}" for number in sheet.numbers]
+    return Documents(text, names, texts, sheet.first(patient) if patient else [""] * len(texts))
 
 
 def _nothing_matches(given: _Tables, images: Images) -> DataError:

@@ -94,13 +94,13 @@ def read_forms(path: Path) -> list[Form]:
     except DataError as error:
         refused = error
     text = read_text(path, encoding_of(path))
-    tried = (csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) for delimiter in DELIMITERS)
-    found = [below for rows in tried if (below := _below_titles(path, list(map(tuple, rows)), ""))]
-    widest = max(
-        (below for below in found if below.made), key=lambda below: len(below.sheet.header), default=None
-    )
-    if widest and len(widest.sheet.header) > 1:
-        return [widest]
+    made: list[Form] = []
+    for delimiter in DELIMITERS:
+        rows = list(map(tuple, csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)))
+        below = _below_titles(path, rows, "")
+        made += [below] if below and below.made and len(below.sheet.header) > 1 else []
+    if made:  # commas of the sentences in a table with tabs make a narrower one
+        return [max(made, key=lambda below: len(below.sheet.header))]
     if refused:
         raise refused
     return [form]
@@ -152,11 +152,14 @@ def _of_json(path: Path) -> Form:
         DataError: it is none of them.
     """
     text = read_text(path)
+    lines = f"[{','.join(filter(str.strip, text.splitlines()))}]"
     try:
-        lines = f"[{','.join(filter(None, text.splitlines()))}]"
-        loaded: Any = json.loads(text if path.suffix == ".json" else lines)
+        loaded: Any = json.loads(text if path.suffix.lower() == ".json" else lines)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON: {error}") from None
+        try:
+            loaded = json.loads(lines)  # JSON Lines, under another name
+        except (ValueError, RecursionError):
+            raise DataError(f"{path} is not JSON: {error}") from None
     parts = {"": loaded} if isinstance(loaded, list) else loaded if isinstance(loaded, dict) else {}
     parts = {key: part for key, part in parts.items() if isinstance(part, list) and part}
     rows = [(key, row) for key, part in parts.items() for row in part if isinstance(row, dict)]

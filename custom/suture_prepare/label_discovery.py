@@ -42,6 +42,7 @@ _NO_LABEL = re.compile(
 _CLASS = re.compile(
     r"(?i)(class|label|diagn[oó][sz]\w*|dx|disease|(histo)?patholog\w*|condition|target|finding|befund|klasse"
     r"|histolog\w*|sub[ _-]?type|entity|categor[yi]\w*|kategorie"
+    r"|(medical[ _-]?|sub)?(special(i?ty|ties)|fach(gebiet|richtung))"
     r"|(tumou?r|polyp|tissue|cancer|nodule|lesion)s?[ _-]?(type|class|kind))s?[ _-]?\d*$"
 )
 """Columns of one word for each image, which is its class whatever the vocabulary knows."""

@@ -229,6 +229,10 @@ def splits(guess: Discovery) -> str:
     values = guess.data | {"split": "patients", "partial": False}
     table = read_table(parse_data(values, str(values["table"]))).table
     by_patient = dict(zip(table.patients, table.split, strict=True))
+    if table.texts and not guess.has_patients:  # equal documents are of one patient, as far as anybody knows
+        first: dict[str, str] = {}
+        for name, text in zip(table.patients, table.texts, strict=True):
+            by_patient[name] = by_patient[first.setdefault(" ".join(text.split()), name)]
     return as_csv(("patient", "split"), sorted(by_patient.items()))
 
 
@@ -260,7 +264,7 @@ def summary(name: str, guess: Discovery, config: Path) -> list[str]:
         if guess.has_patients:
             patients = f"column {data['patient_column']!r}, {reasons['patient_column']}"
         lines += [f"  {what}: column {data[column]!r}, {reasons[column]}", f"  patients: {patients}"]
-    where = f"made once, by {'patient' if guess.has_patients else 'image'}"
+    where = f"made once, by {'patient' if guess.has_patients else what[:-1]}"
     if "split_column" in data:
         where = f"column {data['split_column']!r}"
     lines.append(

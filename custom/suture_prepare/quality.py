@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import compress
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +33,9 @@ from suture.data.inspection import (
 from suture.data.readers import read_table
 from suture.data.reading import Reading
 from suture.data.table import SPLITS, Split, Table
-from suture.data.text import clinical_vocabulary, counted, coverage, tokenise
+from suture.data.text import counted, coverage, tokenise
+from suture.models import CORPUS, ModelSpec, encoder_of
+from suture.models.documents import known_words, strange
 
 
 @dataclass(frozen=True)
@@ -47,13 +53,15 @@ class Words:
 
     Attributes:
         mean, p95, most: mean, 95th percentile and maximum of the number of words of a document.
-        known: the share of the words that the vocabulary of the package knows.
+        known: the share of the words that the model's vocabulary knows; None where it reads pieces of words.
+        vocabulary: its name.
     """
 
     mean: float
     p95: int
     most: int
-    known: float
+    known: float | None
+    vocabulary: str = "clinical"
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,26 @@ class Picture:
     facts: ImageFacts
 
 
+class TextFacts(NamedTuple):
+    """The digest of a document, whatever its spaces, in both places where `ImageFacts` has one."""
+
+    pixels: bytes
+    file: bytes
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document in use; as `Picture`."""
+
+    name: str
+    split: str
+    present: tuple[str, ...]
+    facts: TextFacts
+
+
+Case = Picture | Document
+
+
 @dataclass(frozen=True)
 class Findings:
     """The result of `check`. It stays at the site, because it names files and holds exact counts.
@@ -88,6 +116,7 @@ class Findings:
         notes: what was taken for granted.
         words: statistics of the documents; None where the data are images.
         pictures: the images that can be read, in the order of the table.
+        documents: likewise.
         label_type: of the labels; None where no table can be read.
     """
 
@@ -101,11 +130,25 @@ class Findings:
     notes: tuple[str, ...] = ()
     words: Words | None = None
     pictures: tuple[Picture, ...] = ()
+    documents: tuple[Document, ...] = ()
     label_type: LabelType | None = None
 
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """The images, or the documents."""
+        return self.pictures or self.documents
 
-def check(config: SiteConfig) -> Findings:
+    @property
+    def noun(self) -> str:
+        """What the data are."""
+        return "document" if self.words else "image"
+
+
+def check(config: SiteConfig, spec: ModelSpec | None = None) -> Findings:
     """Read the table, decode every image (or count the words) in use, and report all faults.
+
+    Args:
+        spec: the model that is to read the documents; by default one with the vocabulary of the package.
 
     No fault of the data raises an error; a table that cannot be read at all is then the only problem.
     """
@@ -115,7 +158,7 @@ def check(config: SiteConfig) -> Findings:
         return Findings(problems=(str(error),))
     table = reading.table
     used = table.rows(np.array([split != "" for split in table.split], dtype=np.bool_))
-    seen = _look(used, config.data.color) if used.texts is None else Findings()
+    seen = _look(used, config.data.color) if used.texts is None else _read(used, spec)
     parts = {split: used.of(split) for split in SPLITS}
     counts = {
         name: {split: _count(part.y[:, column]) for split, part in parts.items()}
@@ -141,8 +184,9 @@ def check(config: SiteConfig) -> Findings:
             *_warnings(used, counts),
         ),
         notes=(*reading.notes, *seen.notes),
-        words=_words(used.texts) if used.texts else None,
+        words=seen.words,
         pictures=seen.pictures,
+        documents=seen.documents,
         label_type=table.labels.label_type,
     )
 
@@ -154,11 +198,10 @@ def render(findings: Findings, most: int | None = None) -> RenderableType:
         most: remarks that are shown, those that change data first; check.html has the others.
     """
     words = findings.words
-    what = "document" if words else "image"
     grid = Grid(title="Labels: present / absent / unknown")
     grid.add_column("class")
     for split in SPLITS:
-        size = number_of(findings.images.get(split, 0), what)
+        size = number_of(findings.images.get(split, 0), findings.noun)
         if findings.patients != findings.images:  # where no column names patients, each image counts as one
             size += f", {number_of(findings.patients.get(split, 0), 'patient')}"
         grid.add_column(f"{split}\n{size}", justify="right")
@@ -169,9 +212,14 @@ def render(findings: Findings, most: int | None = None) -> RenderableType:
         grid.add_row(rich(name), *cells)
     statistics = []
     if words:
+        known = (
+            ""
+            if words.known is None
+            else f"; the vocabulary {words.vocabulary} knows {words.known:.1%} of them"
+        )
         statistics.append(
             f"words of a document: {words.mean:.1f} on average, 95 % have at most {words.p95:,}, the longest "
-            f"{words.most:,}; the clinical vocabulary knows {words.known:.1%} of them"
+            f"{words.most:,}{rich(known)}"
         )
     remarks = [f"[bold yellow]warning[/] {rich(text)}" for text in findings.warnings]
     remarks += [f"[dim]note[/] {rich(text)}" for text in findings.notes]
@@ -197,10 +245,35 @@ def _by_kind(messages: Sequence[str]) -> list[str]:
     ]
 
 
-def _words(texts: tuple[str, ...]) -> Words:
-    n = np.array([len(tokenise(text)) for text in texts])
-    known = coverage(clinical_vocabulary(), counted(texts))
-    return Words(float(n.mean()), int(np.ceil(np.quantile(n, 0.95))), int(n.max()), known)
+def _read(table: Table, spec: ModelSpec | None) -> Findings:
+    """Count the words of all documents; return what they show, in the order of the rows."""
+    if not table.texts:
+        return Findings()
+    if spec is None or encoder_of(spec).reads != "text" or spec.vocabulary == CORPUS:
+        spec = ModelSpec("lstm")
+    n = np.array([len(tokenise(text, spec.tokeniser)) for text in table.texts])
+    known = known_words(spec)
+    share = None if known is None else coverage(known, counted(table.texts, spec.tokeniser))
+    named = spec.vocabulary if isinstance(spec.vocabulary, str) else "of the job"
+    words = Words(float(n.mean()), int(np.ceil(np.quantile(n, 0.95))), int(n.max()), share, Path(named).name)
+    documents = []
+    for row, text in enumerate(table.texts):
+        digest = hashlib.sha256(" ".join(text.split()).encode()).digest()
+        facts = TextFacts(digest, digest)
+        documents.append(Document(table.images[row], table.split[row], _present(table, row), facts))
+    problems, warnings = _twins(documents, "document")
+    if unread := list(compress(table.images, strange(spec, table.texts))):
+        warnings.append(
+            f"{number_of(len(unread), 'document')} without a word that the model knows, such as "
+            f"{unread[0]!r}: it learns nothing of them, and `suture predict` leaves such documents out"
+        )
+    return Findings(
+        words=words, documents=tuple(documents), problems=tuple(problems), warnings=tuple(warnings)
+    )
+
+
+def _present(table: Table, row: int) -> tuple[str, ...]:
+    return tuple(name for name, value in zip(table.labels, table.y[row], strict=True) if value == 1)
 
 
 def _count(y: NDArray[np.float32]) -> Count:
@@ -221,11 +294,11 @@ def _look(table: Table, color: bool) -> Findings:
                     facts[row] = result
     except DataError as error:
         return Findings(problems=(str(error),))
-    pictures = []
-    for row in sorted(facts):
-        present = tuple(name for name, value in zip(table.labels, table.y[row], strict=True) if value == 1)
-        pictures.append(Picture(table.images[row], table.split[row], present, facts[row]))
-    problems, warnings = _twins(pictures)
+    pictures = [
+        Picture(table.images[row], table.split[row], _present(table, row), facts[row])
+        for row in sorted(facts)
+    ]
+    problems, warnings = _twins(pictures, "image")
     warnings += depth_warnings(facts.values(), table.bits)
     stated = stated_modalities(facts.values())
     if len(stated) > 1:
@@ -248,21 +321,29 @@ def _look(table: Table, color: bool) -> Findings:
     )
 
 
-def _twins(pictures: Sequence[Picture]) -> tuple[list[str], list[str]]:
-    """Problems and warnings of images with the same pixels under several names."""
-    same: dict[bytes, list[Picture]] = {}
-    for picture in pictures:
-        same.setdefault(picture.facts.pixels, []).append(picture)
+def _twins(cases: Sequence[Case], what: str) -> tuple[list[str], list[str]]:
+    """Problems and warnings of images with the same pixels, or equal documents, under several names.
+
+    Equal documents may be of two patients, from one template: they are no problem.
+    """
+    same: dict[bytes, list[Case]] = {}
+    for case in cases:
+        same.setdefault(case.facts.pixels, []).append(case)
     groups = [group for group in same.values() if len(group) > 1]
-    torn = [group for group in groups if len({picture.split for picture in group}) > 1]
+    torn = [group for group in groups if len({case.split for case in group}) > 1]
     problems, warnings = [], []
     if torn:
-        a, b = (picture.name for picture in torn[0][:2])
-        problems.append(
-            f"{len(torn):,} images occur in two splits under two names, such as {a!r} and {b!r}; remove one"
-        )
+        a = torn[0][0]
+        b = next(case for case in torn[0] if case.split != a.split)
+        text = f"{len(torn):,} {what}s occur in two splits under two names, such as {a.name!r} and {b.name!r}"
+        if what == "image":
+            problems.append(f"{text}; remove one")
+        else:
+            warnings.append(f"{text}; remove one, unless they are of a template")
     if others := len(groups) - len(torn):
-        warnings.append(f"{others} images occur under two names")
+        warnings.append(f"{others} {what}s occur under two names")
+    if unlike := sum(len({case.present for case in group}) > 1 for group in groups):
+        warnings.append(f"{unlike} of the {what}s that occur under two names have other classes under each")
     return problems, warnings
 
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from suture.core.printable import number_of
 from suture.data.config import SiteConfig
-from suture_prepare.quality import Findings, Picture
+from suture_prepare.quality import Case, Document, Findings
 
 _FAR = 40.0
 """Gray levels between the mean of a site and that of the others from which on it is told."""
@@ -36,7 +37,12 @@ class Shared:
 
     images: int
     torn: int
-    examples: tuple[tuple[tuple[str, Picture], ...], ...]
+    examples: tuple[tuple[tuple[str, Case], ...], ...]
+
+    @property
+    def noun(self) -> str:
+        """What they are."""
+        return "document" if any(isinstance(case, Document) for _, case in self.examples[0]) else "image"
 
 
 def summarise(found: Findings, config: SiteConfig) -> dict[str, str]:
@@ -101,12 +107,12 @@ def _elsewhere(values: Mapping[str, float], site: str) -> str:
 
 
 def shared(findings: Mapping[str, Findings]) -> Shared:
-    """Find the images that are at several sites: the same pixels, or the same bytes of the file."""
-    same: dict[bytes, list[tuple[str, Picture]]] = {}
+    """Find what is at several sites: images of the same pixels, or the same bytes of the file; documents."""
+    same: dict[bytes, list[tuple[str, Case]]] = {}
     for site, found in findings.items():
-        for picture in found.pictures:
-            for digest in {picture.facts.pixels, picture.facts.file}:
-                same.setdefault(digest, []).append((site, picture))
+        for case in found.cases:
+            for digest in {case.facts.pixels, case.facts.file}:
+                same.setdefault(digest, []).append((site, case))
     groups = {
         frozenset((site, picture.name) for site, picture in group): tuple(group)
         for digest, group in same.items()
@@ -116,13 +122,13 @@ def shared(findings: Mapping[str, Findings]) -> Shared:
     return Shared(len(ordered), sum(map(_torn, ordered)), tuple(ordered[:_SHOWN]))
 
 
-def _tells(digest: bytes, group: list[tuple[str, Picture]]) -> bool:
+def _tells(digest: bytes, group: list[tuple[str, Case]]) -> bool:
     """Whether a group says more than that of its pixels: equal files that sites read differently do."""
     pixels = {picture.facts.pixels for _, picture in group}
     return pixels == {digest} or len(pixels) > 1
 
 
-def _torn(group: tuple[tuple[str, Picture], ...]) -> bool:
+def _torn(group: tuple[tuple[str, Case], ...]) -> bool:
     """Whether a site trains on an image that another measures with."""
     trained = {site for site, picture in group if picture.split == "train"}
     measured = {site for site, picture in group if picture.split in ("validation", "test")}
@@ -135,6 +141,6 @@ def describe(found: Shared) -> str:
         " = ".join(f"{picture.name!r} of {site} ({picture.split})" for site, picture in group[:_SHOWN])
         for group in found.examples
     )
-    how_many = "1 image is" if found.images == 1 else f"{found.images:,} images are"
+    how_many = f"{number_of(found.images, found.noun)} {'is' if found.images == 1 else 'are'}"
     more = "; …" if found.images > len(found.examples) else ""
     return f"{how_many} at several sites: {examples}{more}"

@@ -19,6 +19,7 @@ from suture.data.table import SPLITS, Split
 from suture.federation.server.classes import ClassConflict, one_name, statements
 from suture.federation.server.notes import EXPERIMENTAL, unprotected_note
 from suture.federation.server.registry import shared_generic
+from suture.models import own_words
 from suture.simulation.exact_figures import forecast
 from suture.simulation.job import Job
 from suture.simulation.refusals import owners_of, refusals, rows_sent
@@ -70,7 +71,7 @@ def compare(
         *_problems(configs, findings, job),
         *(_other_modalities(configs, findings, job, refused=True) if job else ()),
         *contradictions,
-        *_torn(twins),
+        *_torn(twins, "image"),
     ]
     warnings = [*merged, *_warnings(configs, findings, twins, job)]
     for site, config in configs.items():
@@ -149,9 +150,14 @@ def _problems(
         _behind_the_loss(found, PrivacyConfig().exact()) for found in findings.values()
     ):
         yield (
-            "no site has a labelled validation image, so no round can be selected by its loss; give some "
-            'sites a validation split, or set selection = "last" in job.toml'
+            f"no site has a labelled validation {_noun(findings)}, so no round can be selected by its loss; "
+            'give some sites a validation split, or set selection = "last" in job.toml'
         )
+
+
+def _noun(findings: Mapping[str, Findings]) -> str:
+    """What the data of a study are."""
+    return "document" if all(found.noun == "document" for found in findings.values()) else "image"
 
 
 def _by_loss(job: Job | None) -> bool:
@@ -176,11 +182,11 @@ def _other_modalities(
             )
 
 
-def _torn(twins: Shared) -> Iterator[str]:
-    if twins.torn:
+def _torn(twins: Shared, kind: str) -> Iterator[str]:
+    if twins.torn and twins.noun == kind:
         yield (
             f"{describe(twins)}. {twins.torn:,} of them: for training at one site and for validation or "
-            "test at another, so the figures would include training images; leave the split of such a "
+            f"test at another, so the figures would include training {kind}s; leave the split of such a "
             "row blank at one of the sites, or remove the row"
         )
 
@@ -194,6 +200,8 @@ def _warnings(
         yield from unprotected_note(job.robust, [n for n, sites in sent.items() if sites < job.robust.fewest])
     if job and job.secure_aggregation:
         yield EXPERIMENTAL
+    if job and (own := own_words(job.model)):
+        yield own
     if _by_loss(job) and not any(
         _behind_the_loss(found, configs[site].privacy) >= max(configs[site].privacy.min_loss, 1)
         for site, found in findings.items()
@@ -202,6 +210,7 @@ def _warnings(
             "in a federation no round can be selected: no site has enough validation images for its "
             '[privacy] min_loss and min_count; lower them there, or set selection = "last" in job.toml'
         )
+    yield from _torn(twins, "document")  # which may be of a template
     if twins.images and not twins.torn:
         yield f"{describe(twins)}. Each is counted at each of its sites"
     yield from differences(findings)
@@ -210,14 +219,15 @@ def _warnings(
             if found.images and not found.images.get(split):
                 by_column = getattr(configs[site].data, "split", "") == "column"
                 anew = '; [data] split = "patients" divides its patients anew' if by_column else ""
-                yield f"{site} has no {split} images, so it does not contribute to {what}{anew}"
+                yield f"{site} has no {split} {found.noun}s, so it does not contribute to {what}{anew}"
         limits = configs[site].privacy
         n, least = _behind_the_loss(found, limits), limits.min_loss
         if found.images.get("validation") and n < least:
             yield (
-                f"{site}: {number_of(n, 'validation image')} of a class with at least {limits.min_count} "
-                f"positives and {limits.min_count} negatives ([privacy] min_count); a loss needs {least} "
-                "(min_loss), so the site sends none and does not contribute to the selection"
+                f"{site}: {number_of(n, f'validation {found.noun}')} of a class with at least "
+                f"{limits.min_count} positives and {limits.min_count} negatives ([privacy] min_count); a "
+                f"loss needs {least} (min_loss), so the site sends none and does not contribute to the "
+                "selection"
             )
 
 
@@ -230,15 +240,16 @@ def _unmeasured(findings: Mapping[str, Findings]) -> Iterator[str]:
             if not any(found.images.get(split) for found in findings.values()):
                 continue  # which is said of each site
             if len(without) == len(sites):
-                yield f"{label!r}: no site has a positive {split} image, so its AUROC is not measured"
+                what = f"{split} {_noun(findings)}"
+                yield f"{label!r}: no site has a positive {what}, so its AUROC is not measured"
                 continue
             for site in without:
                 if findings[site].images.get(split):
                     lacking.setdefault((site, split), []).append(label)
     for (site, split), labels in lacking.items():
         yield (
-            f"{site} has no positive {split} image of {', '.join(map(repr, labels))}: in {_SAY[split]}, "
-            f"{'it is' if len(labels) == 1 else 'they are'} measured at other sites only"
+            f"{site} has no positive {split} {findings[site].noun} of {', '.join(map(repr, labels))}: in "
+            f"{_SAY[split]}, {'it is' if len(labels) == 1 else 'they are'} measured at other sites only"
         )
 
 
@@ -251,10 +262,11 @@ def _behind_the_loss(found: Findings, limits: PrivacyConfig) -> int:
 
 def render_matrix(findings: Mapping[str, Findings], together: Together) -> RenderableType:
     """Render classes by sites: present / absent / unknown images over all splits."""
-    grid = Grid(title="Images of each class at each site: present / absent / unknown")
+    what = _noun(findings)
+    grid = Grid(title=f"{what.capitalize()}s of each class at each site: present / absent / unknown")
     grid.add_column("class")
     for site, found in findings.items():
-        grid.add_column(f"{rich(site)}\n{number_of(sum(found.images.values()), 'image')}", justify="right")
+        grid.add_column(f"{rich(site)}\n{number_of(sum(found.images.values()), found.noun)}", justify="right")
     for label, cells in matrix(findings).items():
         grid.add_row(rich(label), *map(_cell, cells))
     lines = [f"[bold red]problem[/] {rich(text)}" for text in together.problems]

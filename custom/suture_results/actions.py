@@ -178,7 +178,9 @@ def decide(
         at = rates(y[known], p[known] >= threshold)
         found[name] = Point(threshold, *at, int((y == 1).sum()), int((y == 0).sum()))
     if not found:
-        raise DataError(f"{data}: no class of the model has {FEW} positive and {FEW} negative {which} images")
+        raise DataError(
+            f"{data}: no class of the model has {FEW} positive and {FEW} negative rows of {which}"
+        )
     decisions = {"decisions": asdict(Decisions(settings, points)), "decided_on": len(done.patients)}
     write_json(folder / "model.json", described | decisions)
     if (folder.parent / "run.json").is_file():

@@ -61,7 +61,7 @@ def evaluate(
     from suture_results.saved_models import as_metrics, write_scores
 
     done = actions.evaluate(model, data, split, per_patient=per_patient, device=device_of(device))
-    what = "patients" if per_patient else "images"
+    what = "patients" if per_patient else _read_by(model)
     table = figures_table(f"{count(len(done.patients))} {what}", "AUROC", "95 % CI", "Positives")
     defined = {name: s for name, s in done.classes.items() if s.auroc is not None}
     of_few = [name for name, s in defined.items() if few(s.positives, s.negatives)]
@@ -145,12 +145,21 @@ def decide(
         model, data, split, settings=settings, overwrite=overwrite, device=device_of(device)
     )
     heads = ("Threshold", "Sensitivity", "Specificity", "Positives", "Negatives")
-    table = figures_table("on the images that they were fitted to", *heads)
+    table = figures_table(f"on the {_read_by(model)} that they were fitted to", *heads)
     for name, one in points.items():
         rates = (area(one.threshold), area(one.sensitivity), area(one.specificity))
         table.add_row(name, *rates, count(one.positives), count(one.negatives))
     console.print(table)
     print_line("next: suture predict MODEL IMAGES -o FILE.csv --decide all")
+
+
+def _read_by(model: Path) -> str:
+    """What a model reads, in the plural."""
+    from suture.core.files import model_folder
+    from suture.models import encoder_of
+    from suture.models.saved import load_spec
+
+    return "documents" if encoder_of(load_spec(model_folder(model))).reads == "text" else "images"
 
 
 def _bounds(low: float | None, high: float | None) -> str:

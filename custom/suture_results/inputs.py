@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from suture.core.entry_points import hook
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import contained
 from suture.core.plain import open_regular
@@ -24,7 +25,7 @@ from suture.data.image_columns import Images, best_column
 from suture.data.images import ARCHIVES, ImageSource
 from suture.data.limits import MOST_ENCODED, MOST_TEXT, file_bytes
 from suture.data.readers import read_table
-from suture.data.table_form import TABLES, Form, read_form
+from suture.data.table_form import JSON, TABLES, Form, read_form
 
 Kind = Literal["image", "text"]
 
@@ -33,7 +34,7 @@ _MOST: dict[Kind, int] = {"image": MOST_ENCODED, "text": MOST_TEXT}
 _NAMES: dict[Kind, str] = {"image": "image", "text": "document"}
 _WHAT: dict[Kind, str] = {
     "image": "give an image, a folder or archive of images, a table that names them, or a suture.toml",
-    "text": "give a .txt file, a folder or archive of them, a table with the texts, or a suture.toml",
+    "text": "give a .txt file, a folder or archive of them, a table or .jsonl of texts, or a suture.toml",
 }
 
 _OTHER: dict[Kind, str] = {
@@ -98,7 +99,7 @@ def find_inputs(
     Args:
         kind: what the model reads.
         column: the column of a table that names the images, or that holds the texts. By default ``image`` or
-            ``text``, else the column whose cells name images that are there.
+            ``text``, else the column whose cells name images that are there, or are of many words.
         root: the folder or archive of a table's images. By default, the folder of the table.
         bits: the true depth of images that are stored with 16 bits. A suture.toml has its own.
 
@@ -107,7 +108,7 @@ def find_inputs(
         ConfigError: `column` or `root` without a table, or a faulty suture.toml.
     """
     given = [f"--{name}" for name, value in (("column", column), ("root", root)) if value is not None]
-    if given and not any(map(_is_table, sources)):
+    if given and not any(_is_table(path) or _may_be_table(path, kind) for path in sources):
         raise ConfigError(f"{' and '.join(given)} is for tables, and no table is given; remove it")
     if root is not None and not (root.is_dir() or (root.is_file() and root.name.endswith(ARCHIVES))):
         raise DataError(f"--root {root} is neither a folder nor an archive ({', '.join(ARCHIVES)})")
@@ -145,12 +146,14 @@ class _Search:
             )
             for site in sites:
                 self._site(site)
-        elif _is_table(source):
+        elif _is_table(source) or _may_be_table(source, self.kind):
             self._table(source)
         elif source.is_dir():
             self._folder(source)
         elif source.name.endswith(ARCHIVES):
             self._archive(source)
+        elif self.kind == "text" and source.suffix.lower() not in ("", *_SUFFIXES["text"]):
+            raise DataError(f"{source} is not read as a document; {_WHAT[self.kind]}")
         else:
             self._add(str(source), partial(file_bytes, source, _MOST[self.kind]))
         if len(self.inputs.found) == before == 0:
@@ -238,7 +241,7 @@ class _Search:
         if reading.absent:
             self.inputs.notes.append(f"{path}: {reading.absent:,} rows without {_NAMES[held]} are left out")
         if table.texts is not None:
-            self._texts(config.table, table.images, table.texts)
+            self._texts(config.table, table.images, table.texts, table.patients)
             return
         source = self.opened.enter_context(ImageSource(table.root, table.follow_links))
         described = replace(self, bits=config.bits)
@@ -247,14 +250,13 @@ class _Search:
 
     def _table(self, path: Path) -> None:
         """The images that a table names, or the texts that it holds."""
+        if self.kind == "text":
+            found = hook("documents_of")(path, self.column)
+            self.inputs.notes.append(f"{path}: column {found.column!r} holds the documents")
+            self._texts(path, found.names, found.texts, found.patients)
+            return
         form = read_form(path)
         sheet = form.sheet
-        if self.kind == "text":
-            texts = sheet.column(self.column or "text", "--column")
-            named = "document" in sheet.header
-            names = sheet.column("document", "--column") if named else list(map(str, sheet.numbers))
-            self._texts(path, names, texts)
-            return
         source = self.opened.enter_context(ImageSource(self.root or path.parent))
         stems: dict[str, str] | None = None
         cells = self._cells(form, source)
@@ -294,12 +296,12 @@ class _Search:
             at = source.position(name) if source.archives else ("", 0)
             self._add(source.path(name), partial(source.raw, name), at, patient)
 
-    def _texts(self, path: Path, names: Sequence[str], texts: Sequence[str]) -> None:
+    def _texts(self, path: Path, names: Sequence[str], texts: Sequence[str], patients: Sequence[str]) -> None:
         """The texts of a table; one of a name that another has gets its number too."""
-        for number, (name, text) in enumerate(zip(names, texts, strict=True), 1):
+        for number, (name, text, patient) in enumerate(zip(names, texts, patients, strict=True), 1):
             numbered = f"{name} (text {number} of {path})"
             unique = name if name not in self.inputs.found else numbered
-            self._add(unique, text.encode)
+            self._add(unique, text.encode, patient=patient)
             self.texts[unique] = numbered
 
 
@@ -316,6 +318,26 @@ def _exists(path: Path) -> bool:
 
 def _is_table(path: Path) -> bool:
     return path.name.lower().endswith(TABLES) and path.suffix.lower() != ".txt" and not path.is_dir()
+
+
+def _may_be_table(path: Path, kind: Kind) -> bool:
+    """Whether a file of texts holds several: a list in JSON, or a table with the suffix of a document.
+
+    The columns of such a table have names, and its rows as many cells as those; a document of several lines
+    with the same number of commas or tabs begins with more words, or with a key and a colon.
+    """
+    if kind != "text" or path.is_dir() or not path.name.lower().endswith((*JSON, ".txt")):
+        return False
+    if not path.name.lower().endswith(".txt"):
+        return True
+    try:
+        form = read_form(path)
+        hook("documents_of")(path)
+    except DataError:
+        return False
+    names = form.sheet.header
+    plain = all(0 < len(name.split()) < 4 and name[-1] not in ":.?!" for name in names)
+    return len(names) > 1 and len(form.sheet.rows) > 1 and plain
 
 
 def _of_a_system(parts: Sequence[str]) -> bool:

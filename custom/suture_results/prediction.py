@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from html import escape
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,7 @@ from suture.learning.batch_size import evaluation_batch, that_fits
 from suture.learning.losses import probabilities
 from suture.models import ModelSpec, encoder_of
 from suture.models.classifier import Classifier, Preprocessing
-from suture.models.documents import document_inputs
+from suture.models.documents import document_inputs, strange
 from suture.models.saved import load_model, load_spec, weights_digest
 from suture_results.decided_predictions import undecided
 from suture_results.inputs import Input, Kind, find_inputs
@@ -200,10 +200,13 @@ class Model:
             results = zip(order, values, strict=True)
             while part := list(islice(results, size)):
                 read = {row: value for row, value in part if not isinstance(value, DataError)}
+                failed |= {found[row].name: str(value) for row, value in part if isinstance(value, DataError)}
+                for row in self._strange(read):
+                    failed[found[row].name] = f"{found[row].name} has no word that the model knows"
+                    del read[row]
                 if read:
                     in_batches = partial(self._in_batches, list(read.values()))
                     scores[list(read)] = that_fits(in_batches, len(read)).numpy()
-                failed |= {found[row].name: str(value) for row, value in part if isinstance(value, DataError)}
                 done += len(part)
                 if progress is not None:
                     progress(done, len(found))
@@ -231,6 +234,11 @@ class Model:
             return error
         except MemoryError:
             return DataError(f"{one.name} needs more memory than is available")
+
+    def _strange(self, read: Mapping[int, _Value]) -> list[int]:
+        """Return the rows of documents without a word that the model knows."""
+        texts = [value for value in read.values() if isinstance(value, str)]
+        return list(compress(read, strange(self.spec, texts))) if texts else []
 
     def _batch(self) -> int:
         side = self.prepare.size

@@ -203,9 +203,9 @@ def _predict(
     mine, names = LabelSet(tuple(known.values()), own.label_type), model.labels.names
     parts = [columns(part, mine, model.labels) for part in samples.values() if len(part)]
     if not parts and only is None:
-        raise DataError(f"{config.data.table} has no images in any split; check its split column")
+        raise DataError(f"{config.data.table} has no row in any split; check its split column")
     if not parts:
-        raise DataError(f"{config.data.table} has no {split} images; choose another --split")
+        raise DataError(f"{config.data.table} has no row of the split {split}; choose another --split")
     if not set(names) & set(mine.names):
         raise DataError(f"{config.data.table} labels none of the model's classes: {', '.join(names)}")
     where, plain = torch.device(device), Augmentation()
@@ -320,7 +320,9 @@ def features_of(
         _, samples = load_samples(config, spec, name, only=split)
         part = samples[split]
         if not len(part):
-            raise DataError(f"{name}: {config.data.table} has no {split} images; choose another --split")
+            raise DataError(
+                f"{name}: {config.data.table} has no row of the split {split}; choose another --split"
+            )
         order = torch.randperm(len(part), generator=generator_for(seed, "latent", name))[:images]
         features = []
         for rows in torch.split(order, _BATCH):

@@ -22,7 +22,7 @@ from suture.simulation.partition import SERVER
 from suture_results.finetuning_results import read_finetuning_results
 
 _NOT_HERE = (
-    "the table has no splits, so all its images are used. Whether the model was trained on some of them "
+    "the table has no splits, so all its rows are used. Whether the model was trained on some of them "
     "cannot be told here: if so, add a column of splits to the table and choose with --split"
 )
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 
 from suture.core.errors import ConfigError
 from suture.data.text import (
+    Tokeniser,
     Vocabulary,
     build_vocabulary,
     clinical_vocabulary,
@@ -28,19 +32,46 @@ from suture.data.text import (
         ("No  \"focal\"\n'opacity'", ["No", "focal", "opacity"]),
         ("x-XXXX, 12.5 mg", ["x", "XXXX", ",", ".", "mg"]),
         ("clear.No", ["clear", ".No"]),
-        ("¿fiebre? ¡sí!", ["¿fiebre", "?", "s", "!"]),
+        ("¿fiebre? ¡oh!", ["¿fiebre", "?", "oh", "!"]),
         ("1/2 3", []),
     ],
 )
-def test_words_and_marks_are_kept_and_all_else_parts_them(text: str, tokens: list[str]) -> None:
+@pytest.mark.parametrize("tokeniser", get_args(Tokeniser))
+def test_words_and_marks_are_kept_and_all_else_parts_them(
+    text: str, tokens: list[str], tokeniser: Tokeniser
+) -> None:
+    assert tokenise(text, tokeniser) == tokens
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("vergrößert, Herz\u00adgröße", ["vergrößert", ",", "Herzgröße"]),
+        ("La\u0308sion œdème", ["Läsion", "œdème"]),
+        ("心影，增大X线", ["心", "影", "增", "大", "X", "线"]),
+        ("قلب طبيعي، رئة", ["قلب", "طبيعي", "رئة"]),
+        ("हृदय का आकार।", ["हृदय", "का", "आकार"]),
+        ("심장 비대 5cm²", ["심장", "비대", "cm"]),
+    ],
+)
+def test_letters_of_every_script_make_words_but_in_the_program_of_the_paper(
+    text: str, tokens: list[str]
+) -> None:
     assert tokenise(text) == tokens
+    assert tokenise(text, "pmfl") == tokenise(re.sub("[^ -~]", " ", text), "pmfl")
+    words = Vocabulary(tuple(dict.fromkeys(tokens)))
+    read = words.encode([text], None)[0]
+    assert 0 not in read
+    assert dataclasses.replace(words, tokeniser="pmfl").encode([text], None)[0].tolist() != read.tolist()
 
 
-@given(st.text())
-def test_tokens_joined_by_spaces_are_the_same_tokens(text: str) -> None:
-    tokens = tokenise(text)
-    assert tokenise(" ".join(tokens)) == tokens
+@given(st.text(), st.sampled_from(get_args(Tokeniser)))
+def test_tokens_joined_by_spaces_are_the_same_tokens(text: str, tokeniser: Tokeniser) -> None:
+    tokens = tokenise(text, tokeniser)
+    assert tokenise(" ".join(tokens), tokeniser) == tokens
     assert all(token.strip() for token in tokens)
+    if text.isascii():
+        assert tokens == tokenise(text)
 
 
 def test_documents_are_padded_to_the_longest_and_cut() -> None:
@@ -75,9 +106,17 @@ def test_words_by_appearance_and_by_frequency() -> None:
     assert build_vocabulary(texts).words == ("c", "b", "a", "d")
     assert build_vocabulary(texts, order="frequency").words == ("a", "b", "c", "d")
     assert build_vocabulary(texts, 2, "frequency").words == ("a", "b")
-    assert coverage(build_vocabulary(texts, 2), counted(texts)) == pytest.approx(5 / 7)
+    assert coverage({"a", "b"}.__contains__, counted([*texts, ". , ?"])) == pytest.approx(5 / 7)
     with pytest.raises(ConfigError, match="empty"):
         build_vocabulary(texts, 9)
+
+
+def test_words_of_a_few_patients_are_left_out() -> None:
+    texts = ["Kowalski coughs", "Kowalski coughs", "Kowalski sleeps", "Nowak coughs"]
+    assert build_vocabulary(texts, patients="aabc", fewest=2).words == ("Kowalski", "coughs")
+    assert build_vocabulary(texts, patients="aaab", fewest=2).words == ("coughs",)
+    assert build_vocabulary(texts, fewest=3).words == ("Kowalski", "coughs")
+    assert build_vocabulary(texts, 3, patients="aaab", fewest=2, order="frequency").words == ("coughs",)
 
 
 def test_a_vocabulary_file(tmp_path: Path) -> None:

@@ -83,6 +83,16 @@ def test_pooling_and_length_are_those_of_the_folder(
     assert bool((found.norm(dim=1) - 1).abs().max() < 1e-5) == unit
 
 
+@pytest.mark.parametrize("limit", [f"{int(1e30)}", "1e30", "null", "9"])
+@pytest.mark.parametrize("file", text_folder._LENGTHS)
+def test_no_longest_document_is_the_number_of_positions(file: str, limit: str, tmp_path: Path) -> None:
+    sentence_folder(tmp_path / "encoder")
+    for name, key in text_folder._LENGTHS.items():
+        (tmp_path / "encoder" / name).write_text(f'{{"{key}": {limit if name == file else "null"}, "a":1}}')
+    stated = 9 if limit == "9" else SMALL["max_position_embeddings"]
+    assert encoder_of(ModelSpec(f"hf:{tmp_path / 'encoder'}")).size == stated
+
+
 def test_an_earlier_layout_and_a_folder_of_transformers_alone(tmp_path: Path) -> None:
     """Files in 0_Transformer; and neither modules nor lengths: the mean of as many as have positions."""
     own = sentence_folder(tmp_path / "old")

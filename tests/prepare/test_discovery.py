@@ -602,3 +602,44 @@ def test_missing_images_keep_their_patients_in_the_splits(tmp_path: Path) -> Non
     (tmp_path / "Bilder" / "000.png").unlink()
     (tmp_path / "Bilder" / "001.png").unlink()
     assert splits(discover(tmp_path)) == splits(found)
+
+
+NOTE = ("The heart is enlarged and the lungs are clear.", "A small nodule is seen in the left upper lobe.")
+HAN = ("心影增大，双肺清晰，未见胸腔积液。", "左上肺见小结节影，建议随访复查。")
+
+
+@pytest.mark.parametrize("notes", [NOTE, HAN])
+@pytest.mark.parametrize("column", ["diagnosis", "specialty", "Medical_Speciality", "Fachgebiet"])
+def test_a_table_of_documents_has_a_class_a_row(tmp_path: Path, notes: tuple[str, str], column: str) -> None:
+    rows = [[f"n{i}", f"{notes[i % 2]} {i}", ("Cardiology", "Urology", "Oncology")[i % 3]] for i in range(12)]
+    rows[3][1] = " "
+    table(tmp_path / "t.csv", [["key", "note", column], *rows])
+    found = discover(tmp_path)
+    assert [
+        found.data.get(key) for key in ("text_column", "image_column", "finding_column", "label_type")
+    ] == [
+        "note",
+        "key",
+        column,
+        "multiclass",
+    ]
+    assert found.data["partial"] is True
+    assert any("1 of 12 rows without a document, such as 'n3' in row 5" in text for text in found.warnings)
+    assert all("image" not in text for text in found.warnings)
+
+
+@pytest.mark.parametrize("patients", [False, True])
+def test_equal_documents_without_patients_are_in_one_split(tmp_path: Path, patients: bool) -> None:
+    rows = [
+        [f"{'zyxw'[i % 4]}{i // 4}", f"P{i}", f"{NOTE[0]} Case {i // 2} {' ' * (i % 2)}end.", str(i % 2)]
+        for i in range(60)
+    ]
+    table(tmp_path / "t.csv", [["key", "patient_id", "note", "Mass"], *rows])
+    if not patients:
+        table(tmp_path / "t.csv", [["key", "note", "Mass"], *([a, *rest] for a, _, *rest in rows)])
+    split = {}
+    for line in splits(discover(tmp_path)).splitlines()[1:]:
+        split.update([line.split(",")])
+    pairs = [(split[a[patients]], split[b[patients]]) for a, b in zip(rows[::2], rows[1::2], strict=True)]
+    assert all(a == b for a, b in pairs) is not patients
+    assert {*split.values()} == {"train", "validation", "test"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from dicom_files import dicom
 from suture.data.config import SiteConfig, load_site_config
+from suture.models import ModelSpec
 from suture_prepare.quality import Count, Findings, Words, check, render
 
 ROWS = [
@@ -142,7 +144,63 @@ def test_documents_are_counted_with_their_lengths(tmp_path: Path) -> None:
     assert "10 documents" in text
     assert "patients" not in text
     assert "words of a document: 11.0 on average, 95 % have at most 20, the longest 21" in text
-    assert "the clinical vocabulary knows 100.0% of them" in text
+    assert "clinical knows 100.0% of them" in text
+
+
+def of_texts(folder: Path, texts: list[str], split: list[str], labels: list[int]) -> SiteConfig:
+    rows = [["id", "split", "report", "Mass"], *zip(range(9), split, texts, labels, strict=False)]
+    with (folder / "reports.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    path = folder / "suture.toml"
+    columns = 'text_column = "report"\nimage_column = "id"\npatient_column = "id"\n'
+    path.write_text(f'[data]\ndataset = "hospital"\ntable = "reports.csv"\n{columns}')
+    return load_site_config(path)
+
+
+@pytest.mark.parametrize(
+    ("texts", "spec", "known", "unread"),
+    [
+        (["قلب طبيعي, رئة, كبد", "heart, large"], None, 2 / 6, ["0"]),
+        (["12.5 7/3", "heart large", "患者X线"], None, 3 / 6, ["0", "2"]),
+        (["Größe", "Herz"], ModelSpec("lstm", vocabulary=("Herz", "Gr", "e")), 1 / 2, ["0"]),
+        (["Größe", "Herz"], ModelSpec("lstm", vocabulary=("Herz", "Gr", "e"), tokeniser="pmfl"), 1.0, []),
+        (["心影增大", "肺"], ModelSpec("lstm", vocabulary=("心", "大")), 2 / 5, ["1"]),
+        (["HEART", "cœur"], ModelSpec("vectors"), 1 / 2, ["1"]),
+        (["heart", "cœur"], ModelSpec("cnn"), 1 / 2, ["1"]),
+        (["heart", "cœur"], ModelSpec("lstm", vocabulary="corpus"), 1 / 2, ["1"]),
+    ],
+)
+def test_known_words_are_those_of_the_model_and_no_marks(
+    tmp_path: Path, texts: list[str], spec: ModelSpec | None, known: float, unread: list[str]
+) -> None:
+    found = check(of_texts(tmp_path, texts, ["train"] * 3, [1, 0, 1]), spec)
+    assert found.words is not None
+    assert found.words.known == pytest.approx(known)
+    said = [text for text in found.warnings if "without a word" in text]
+    assert [repr(unread[0]) in text for text in said] == [True] * bool(unread)
+
+
+@pytest.mark.parametrize(
+    ("split", "labels", "said"),
+    [
+        (
+            ["train", "train", "test", "test"],
+            [1, 0, 1, 0],
+            ["1 documents occur in two splits", "'0' and '2'"],
+        ),
+        (["train", "train", "train", "test"], [1, 0, 1, 0], ["1 documents occur under two names"]),
+        (["train", "train", "train", "test"], [1, 0, 0, 0], ["1 of the documents", "other classes"]),
+        (["train", "train", "", "test"], [1, 0, 0, 0], []),
+    ],
+)
+def test_equal_documents_are_told(
+    tmp_path: Path, split: list[str], labels: list[int], said: list[str]
+) -> None:
+    found = check(of_texts(tmp_path, ["no mass", "a mass", "no  mass", "old mass"], split, labels))
+    assert found.problems == ()
+    warned = [text for text in found.warnings if "documents" in text]
+    assert all(words in "".join(warned) for words in said)
+    assert bool(warned) == bool(said)
 
 
 def test_modalities_of_dicom_images_are_told(config: SiteConfig, tmp_path: Path) -> None:

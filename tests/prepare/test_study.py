@@ -127,7 +127,7 @@ def test_an_image_that_one_site_trains_on_and_another_tests_with_is_a_problem(tm
     assert "warning stored with 8 bits: a; with more: b." in said
     assert "nearly" not in said
     assert isinstance(result.exception, SutureError), "after the page was written"
-    assert f"page: {study / 'check.html'} (images of patients: it stays on this machine)" in said
+    assert f"page: {study / 'check.html'} (data of patients: it stays on this machine)" in said
     assert (study / "check.html").is_file()
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tarfile
 from pathlib import Path
 
 import pytest
+from openpyxl import Workbook
 from PIL import Image
 
 from suture.core.errors import ConfigError, DataError
+from suture_prepare.discovery import discover
 from suture_results.inputs import Kind, find_inputs
 
 NAMES = ["b.png", "sub/a.JPG", "sub/c.png"]
@@ -165,8 +168,74 @@ def test_documents_are_found_as_images_are(tmp_path: Path) -> None:
     with find_inputs([listed], "text", "Bericht") as inputs:
         assert list(inputs.found) == ["P1", f"P1 (text 2 of {listed})"]
         assert inputs.found["P1"].read() == b"first"
-    with pytest.raises(DataError, match="has no column 'text'"):
+    with pytest.raises(DataError, match=r"no column .* documents; name it with --column .*Bericht"):
         found(listed, kind="text")
+    (tmp_path / "note.pdf").write_bytes(b"%PDF")
+    with pytest.raises(DataError, match="not read as a document"):
+        found(tmp_path / "note.pdf", kind="text")
+
+
+NOTES = [
+    ("P1", "n-1", "The heart is not enlarged at all.", "0"),
+    ("P1", "n-2", "Old fracture, of the left sixth rib.", "1"),
+    ("P2", "n-3", "心影增大，左侧第六肋骨陈旧性骨折。", "1"),
+]
+KEYS = ("patient_id", "note", "report", "Fracture")
+ROWS = [KEYS, *NOTES]
+
+
+def lines_of(delimiter: str) -> str:
+    return "".join(delimiter.join(f'"{cell}"' for cell in row) + "\n" for row in ROWS)
+
+
+def objects() -> list[str]:
+    return [json.dumps(dict(zip(KEYS, note, strict=True))) for note in NOTES]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("notes.jsonl", "\n".join(objects())),
+        ("notes.ndjson", "\n\n".join(objects())),
+        ("NOTES.JSON", f"[{','.join(objects())}]"),
+        ("notes.json", "\n".join(objects())),
+        ("notes.txt", lines_of("\t")),
+        ("export.TXT", lines_of(";")),
+        ("notes.tsv", "Notes of the year 2026\n\n" + lines_of("\t")),
+        ("notes.csv", lines_of(",")),
+        ("notes.xlsx", ""),
+    ],
+)
+def test_a_file_of_documents_is_read_as_init_reads_it(tmp_path: Path, name: str, content: str) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    if path.suffix == ".xlsx":
+        book = Workbook()
+        for row in [["Notes of the year 2026"], [], *map(list, ROWS)]:
+            book.active.append(row)
+        book.save(path)
+    with find_inputs([path], "text") as inputs:
+        assert [(one.name, one.patient, one.read().decode()) for one in inputs.found.values()] == [
+            (note, patient, text) for patient, note, text, _ in NOTES
+        ]
+    guess = discover(path).data
+    assert [guess[f"{what}_column"] for what in ("patient", "image", "text")] == [*KEYS[:3]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Comparison, none\nThe heart is normal in size, and the lungs are clear\n",
+        "Patient:\tA\nExam:\tCT\nFindings:\tThe heart is normal in size and shape today\n",
+        "The heart, which was large before, is normal now.\nThe lungs, which were wet, are dry.\nNo, a, b\n",
+        "Normal.",
+    ],
+)
+def test_a_document_of_lines_is_no_table(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "note.txt"
+    path.write_text(text)
+    with find_inputs([path], "text") as inputs:
+        assert [one.read().decode() for one in inputs.found.values()] == [text]
 
 
 def test_texts_of_many_lines_do_not_mislead_the_search_for_the_delimiter(tmp_path: Path) -> None:

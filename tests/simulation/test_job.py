@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,28 @@ def test_a_job_that_trains_nothing_is_refused_in_one_line() -> None:
         assert "\n" not in str(caught.value)
     steps = with_settings(demo, ["iterations=2", "epochs=0"])
     assert (steps.method.local.iterations, steps.method.local.epochs) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("method", "table", "field", "value"),
+    [
+        ("pmfl", "local = { lr = 0.02, iterations = 7 }", "local.optimiser", "sgd"),
+        ("pmfl", "[method.server]\nlr = 0.1", "server.optimiser", "adam"),
+        ("fedmas", "local = { lr = 0.02 }", "local.epochs", 10),
+        ("surgical", "local = { lr = 0.02 }", "local.batch_size", 64),
+    ],
+)
+def test_what_a_part_of_a_method_leaves_out_is_the_methods(
+    method: str, table: str, field: str, value: object, tmp_path: Path
+) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(f'rounds = 1\n[model]\n[method]\nname = "{method}"\n{table}\n')
+    found = load_job(path).method
+    assert operator.attrgetter(field)(found) == value
+    assert str(getattr(found, field.partition(".")[0]).lr) in table
+    path.write_text(path.read_text().replace("lr =", "lrr ="))
+    with pytest.raises(ConfigError, match=r"lrr'; did you mean 'lr'"):
+        load_job(path)
 
 
 @pytest.mark.parametrize("method", ["individual", "pfl"])

@@ -176,21 +176,26 @@ def test_a_run_that_a_full_disk_has_ended_does_not_go_on(
 
 
 @pytest.mark.complete
-def test_failure_tells_the_sites_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_tells_the_sites_own_error_and_no_page_quotes_its_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prepare = PhantomSites.prepare
 
     def spoil(self: PhantomSites, folder: Path, *rest: object) -> list[str]:
         sites = prepare(self, folder, *rest)  # type: ignore[arg-type]
         table = folder / "lakeside" / "labels.csv"
-        table.write_text(table.read_text().replace("00003.png,", "00003.png,,", 1))
+        *rows, last = table.read_text().splitlines()
+        table.write_text("\n".join([*rows, f"{last.rpartition(',')[0]},Kowalski"]))
         return sites
 
     monkeypatch.setattr(PhantomSites, "prepare", spoil)
-    with pytest.raises(FederationError, match=r"lakeside.*labels\.csv"):
+    with pytest.raises(FederationError, match=r"lakeside.*labels\.csv.*'Kowalski'"):
         run(JOB, tmp_path / "r")
     facts = json.loads((tmp_path / "r" / "run.json").read_text())
     assert facts["status"] == "failed"
     assert "lakeside" in facts["error"]
+    quoting = [path.name for path in (tmp_path / "r").rglob("*.*") if b"Kowalski" in path.read_bytes()]
+    assert sorted(quoting) == ["errors.jsonl", "labels.csv"]
 
 
 @pytest.mark.complete

@@ -64,8 +64,8 @@ class DatasetConfig(Section):
         bits: true bit depth of images stored with 16 bits, such as 12 of a detector: values from 0 to 2^bits
             - 1 become the gray levels. By default 16. A TIFF with tags for fewer bits uses those, and DICOM
             the range of each image.
-        partial: allow `table` to list images (or reports) that are missing from `root`; their rows are left
-            out and counted. Otherwise a missing image counts as unreadable.
+        partial: allow `table` to list images (or reports) that are missing from `root`, or blank documents;
+            their rows are left out and counted. Otherwise a missing image counts as unreadable.
         follow_links: read images (or reports) through links that lead out of `root`. By default they count as
             missing. `root` itself may be a link.
         target: the class that this site trains, for methods in which each site trains one class.

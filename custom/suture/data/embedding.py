@@ -20,7 +20,7 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.core.plain import sha256_of
-from suture.data.text import tokenise
+from suture.data.text import Tokeniser, tokenise
 
 TFIDF = "tfidf"
 """As `ModelSpec.embedding`: the vectors of `tfidf_vectors`."""
@@ -29,7 +29,7 @@ _MOST_FILES, _MOST_BYTES = 1_000, 2**34
 """Files and folders of an encoder of text, and their bytes: whoever made a saved model names the folder."""
 
 
-def tfidf_vectors(texts: Sequence[str], width: int) -> Tensor:
+def tfidf_vectors(texts: Sequence[str], width: int, tokeniser: Tokeniser = "unicode") -> Tensor:
     """Return TF-IDF vectors of documents, through a random projection to `width` numbers.
 
     A word that occurs n times weighs (1 + ln n)(1 + ln((1 + N) / (1 + df))): df of the N notes of MTSamples,
@@ -43,7 +43,7 @@ def tfidf_vectors(texts: Sequence[str], width: int) -> Tensor:
     notes, frequency = clinical_frequencies()
     rows = np.zeros((len(texts), width))
     for row, text in zip(rows, texts, strict=True):
-        for word, n in sorted(Counter(tokenise(text.lower())).items()):
+        for word, n in sorted(Counter(tokenise(text.lower(), tokeniser)).items()):
             if word in frequency:
                 rare = 1 + math.log((1 + notes) / (1 + frequency[word]))
                 row += (1 + math.log(n)) * rare * signs(word, width)

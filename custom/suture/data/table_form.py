@@ -17,7 +17,7 @@ from suture.data.reading import UTF8, Sheet, read_sheet, read_text, readable_tab
 from suture.data.workbooks import WORKBOOKS, is_workbook
 
 TABLES = (".csv", ".tsv", ".txt", ".csv.gz", *WORKBOOKS)
-JSON = (".json", ".jsonl")
+JSON = (".json", ".jsonl", ".ndjson")
 
 DELIMITERS = (",", ";", "\t", "|")
 

@@ -33,6 +33,7 @@ from suture.flare.controller import FederationController
 from suture.flare.executor import SiteExecutor
 from suture.flare.filters import EgressFilter
 from suture.methods.source import Source, source_of
+from suture.models import own_words
 from suture.simulation.job import Job, check_federated
 
 log = logging.getLogger(__name__)
@@ -331,6 +332,8 @@ def export_job(
     # FLARE sends all that lies in the folder to the server: of data beside the job, too.
     if target.exists() and (sites or not (own & _JOB_FILES and own <= _JOB_FILES | _WRITTEN)):
         raise ConfigError(f"{target} already exists; choose another folder")
+    if own := own_words(job.model):
+        log.warning("%s", own)
     recipe = recipe_of(job, experiment, sites, bundle)
     with writing(target), tempfile.TemporaryDirectory() as temporary:
         recipe.export(temporary)

@@ -18,7 +18,7 @@ from suture.core.labels import LabelSet
 from suture.core.seeds import seed_for, seeded
 from suture.core.validation import NAMED_FILE, STRICT
 from suture.data.embedding import TFIDF
-from suture.data.text import Vocabulary, clinical_vocabulary, read_vocabulary
+from suture.data.text import EVERYBODY, Tokeniser, Vocabulary, clinical_vocabulary, read_vocabulary
 from suture.models.adapters import Adapters, add_adapters, merged
 from suture.models.backbones import (
     IMAGENET,
@@ -160,6 +160,8 @@ class ModelSpec:
         vocabulary: for models of text: ``clinical``, part of the package; the path of a vocabulary file; the
             words themselves; or, in a simulation, ``corpus``: the words of all documents, as in the published
             program of PMFL.
+        tokeniser: what is a word of a document: ``unicode``, a run of letters of any script; ``pmfl``, of
+            ASCII, as in the published program of PMFL.
         longest: maximum number of tokens read of a document; None reads all.
         embedding: for models of document vectors: ``tfidf``, from public word frequencies; or the folder of
             an encoder of text, as in ``hf:FOLDER``, at a real site its bare name in ``[storage] files``.
@@ -200,6 +202,7 @@ class ModelSpec:
     mean: tuple[Mean, ...] | None = None
     std: tuple[Std, ...] | None = None
     vocabulary: Annotated[str | _Words, NAMED_FILE] = "clinical"
+    tokeniser: Tokeniser = "unicode"
     longest: Annotated[int, Field(ge=1, le=100_000)] | None = None
     padding: StrictBool = False
     modalities: tuple[_Modality, ...] = ()
@@ -296,7 +299,7 @@ def vocabulary_of(spec: ModelSpec) -> Vocabulary:
         ConfigError: the vocabulary file cannot be read, or has a word twice.
     """
     if spec.vocabulary == "clinical":
-        return clinical_vocabulary()
+        return clinical_vocabulary(spec.tokeniser)
     if spec.vocabulary == CORPUS:
         raise ConfigError(
             "model.vocabulary=corpus needs all documents in one place, as in a simulation; for a "
@@ -304,8 +307,15 @@ def vocabulary_of(spec: ModelSpec) -> Vocabulary:
             "model.vocabulary"
         )
     if isinstance(spec.vocabulary, str):
-        return read_vocabulary(Path(spec.vocabulary))
-    return Vocabulary(spec.vocabulary)
+        return read_vocabulary(Path(spec.vocabulary), spec.tokeniser)
+    return Vocabulary(spec.vocabulary, spec.tokeniser)
+
+
+def own_words(spec: ModelSpec) -> str:
+    """Return a warning where the vocabulary is a file of a site's own documents; empty otherwise."""
+    if spec.vocabulary in ("clinical", CORPUS) or not vocabulary_of(spec).own:
+        return ""
+    return f"model.vocabulary={spec.vocabulary} was made of a site's own documents: {EVERYBODY}"
 
 
 def check_portable(spec: ModelSpec, holder: str) -> None:

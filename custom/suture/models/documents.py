@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
-from suture.data.embedding import TFIDF, folder_digest, tfidf_vectors
+from suture.data.embedding import TFIDF, clinical_frequencies, folder_digest, tfidf_vectors
+from suture.data.text import words_of
 from suture.models import ModelSpec, build, encoder_of, vocabulary_of
 from suture.models.priors.feature_cache import cached, digests_of, key
 
@@ -43,7 +44,7 @@ def document_inputs(
         tokens, length = read(texts, spec.longest)
         return {"tokens": tokens, "length": length}
     if spec.embedding == TFIDF:
-        return {"vector": tfidf_vectors(texts, spec.vector)}
+        return {"vector": tfidf_vectors(texts, spec.vector, spec.tokeniser)}
     return {"vector": _model_vectors(spec, texts, folder, site)}
 
 
@@ -74,6 +75,40 @@ def _model_vectors(spec: ModelSpec, texts: Sequence[str], folder: Path | None, s
     how = key("text", _FORMAT, digest, torch.get_num_threads())
     of, shape = digests_of(text.encode() for text in texts), (len(texts), spec.vector)
     return cached(folder, how, of, shape, vectors, site, "the embedding model")
+
+
+_STRANGE = "\U00013000"
+"""A word, of Egyptian hieroglyphs, that no tokeniser of clinical text knows."""
+
+
+def known_words(spec: ModelSpec) -> Callable[[str], bool] | None:
+    """Return whether a model knows a word; None where it reads pieces of words."""
+    if spec.name == "vectors" and spec.embedding == TFIDF:
+        frequent = clinical_frequencies()[1]
+        return lambda word: word.lower() in frequent
+    if encoder_of(spec).vectors or encoder_of(spec).tokenise:
+        return None
+    return set(vocabulary_of(spec).words).__contains__
+
+
+def strange(spec: ModelSpec, texts: Sequence[str]) -> list[bool]:
+    """Return which documents have no word that a model knows: what it makes of them says nothing about them.
+
+    Digits, punctuation and single Latin letters are no words.
+    """
+    words = [
+        [word for word in words_of(text, spec.tokeniser) if len(word) > 1 or not word.isascii()]
+        for text in texts
+    ]
+    if known := known_words(spec):
+        return [not any(map(known, of)) for of in words]
+    entry = encoder_of(spec)
+    if entry.vectors:
+        entry = encoder_of(ModelSpec(f"hf:{Path(spec.embedding).expanduser()}"))
+    assert entry.tokenise is not None
+    tokens, length = entry.tokenise(["", _STRANGE, *map(" ".join, words)], spec.longest)
+    found = [{*row[:n]} for row, n in zip(tokens.tolist(), length.tolist(), strict=True)]
+    return [row <= found[0] | found[1] for row in found[2:]]
 
 
 def with_digest(spec: ModelSpec) -> ModelSpec:

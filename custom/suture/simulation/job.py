@@ -272,8 +272,13 @@ def _read_toml(path: Path) -> Job:
     chosen = values.get("method")
     if not isinstance(chosen, dict) or not isinstance(chosen.get("name"), str):
         raise ConfigError(f'{path}: name the method under [method]: name = "surgical"')
+    kind = method_class(chosen["name"])
     parameters = {key: value for key, value in chosen.items() if key != "name"}
-    method = parse(method_class(chosen["name"]), parameters, f"{path}: [method]")
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        usual, own = _default(field), parameters.get(field.name)
+        if isinstance(own, dict) and dataclasses.is_dataclass(usual):  # of a part, the rest is the method's
+            parameters[field.name] = {k.name: getattr(usual, k.name) for k in dataclasses.fields(usual)} | own
+    method = parse(kind, parameters, f"{path}: [method]")
     folder = path.parent
     values.pop("presets", None)  # see `preset_settings`
     given = {"name": as_job(folder.name), "title": folder.name, **values, "method": method}

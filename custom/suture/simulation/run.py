@@ -237,7 +237,8 @@ def _recorded_end(folder: Path) -> Iterator[None]:
         raise
     except (SutureError, OSError) as error:
         whole = with_first_error(folder, str(error))
-        Record(folder).give_up("failed", whole)
+        # Report and record may be passed on, and the error of a site may quote a cell of its table.
+        Record(folder).give_up("failed", str(error))
         with suppress(SutureError, OSError):
             _note_left_out(folder)
         if_installed("try_report")(folder)
@@ -254,8 +255,8 @@ def with_vocabulary(job: Job, folder: Path) -> Job:
         return job
     configs = [load_server_config(path).held_out for path in sorted(folder.rglob("suture.toml"))]
     tables = [load_table(config.data) for config in configs if config]
-    words = build_vocabulary(text for table in tables for text in table.texts or ()).words
-    return _with_words(job, words)
+    texts = [text for table in tables for text in table.texts or ()]
+    return _with_words(job, build_vocabulary(texts, tokeniser=job.model.tokeniser).words)
 
 
 def _with_words(job: Job, words: str | tuple[str, ...]) -> Job:

@@ -126,11 +126,11 @@ def write_torch(model: Model, folder: Path) -> Path:
         SutureError: the file gives other probabilities than the model; it is then not written.
         DiskError: it cannot be written.
     """
-    path = folder / "model.pt2"
+    path, program = folder / "model.pt2", exported(model)
     with replacing(path) as temporary:
         whole = io.BytesIO()  # torch ends the process where it writes to a disk that is full
-        torch.export.save(exported(model), whole)
+        torch.export.save(program, whole)
         temporary.write_bytes(whole.getbuffer())
-        program = torch.export.load(temporary).module()
-        check(model, lambda inputs: cast(Tensor, program(*inputs)), path.name)
+        loaded = torch.export.load(temporary).module()
+        check(model, lambda inputs: cast(Tensor, loaded(*inputs)), path.name)
     return path

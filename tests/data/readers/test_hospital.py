@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def config(path: Path, **more: Any) -> HospitalConfig:
-    return HospitalConfig(root=path.parent, table=path, **more)
+    return HospitalConfig(root=path if "text_column" in more else path.parent, table=path, **more)
 
 
 def test_a_table_is_read(path: Path) -> None:
@@ -138,6 +138,16 @@ def test_all_faults_are_read_and_no_patient_is_named(path: Path) -> None:
     assert "P1" not in " ".join(faults)
     with pytest.raises(DataError, match="and 2 more; `suture data check` lists them"):
         load_table(config(path))
+
+
+def test_blank_documents_are_left_out_where_the_site_says_so(path: Path) -> None:
+    path.write_text(
+        'image,patient,report,split,Mass\n1,A,old,train,1\n2,B," ",train,x\n3,C,,test,0\n4,D,new,test,0\n'
+    )
+    assert "rows 3, 4" in " ".join(read_table(config(path, text_column="report")).faults)
+    reading = read_table(config(path, text_column="report", partial=True))
+    assert (reading.faults, reading.absent) == ((), 2)
+    assert (reading.table.texts, reading.table.images) == (("old", "new"), ("1", "4"))
 
 
 def test_a_partial_download_is_said_and_counted(path: Path) -> None:

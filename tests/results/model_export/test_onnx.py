@@ -176,9 +176,11 @@ def test_an_opset_that_the_runtime_lacks_is_refused(
 
 def test_a_model_of_words_is_refused_by_name(tmp_path: Path) -> None:
     folder = saved(tmp_path / "model", ModelSpec("lstm"))
-    for write in (lambda: write_onnx(folder, tmp_path), lambda: write_torch(open_model(folder), tmp_path)):
+    out = tmp_path / "out"
+    for write in (lambda: write_onnx(folder, out), lambda: write_torch(open_model(folder), out)):
         with pytest.raises(ConfigError, match=r"reads words \(lstm\) cannot be exported"):
             write()
+        assert not out.exists()
 
 
 def test_a_missing_package_is_named(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,7 @@ class HospitalConfig(LabelConfig, ImageListConfig):
         idle = super().idle()
         if self.text_column is not None:
             idle["image_match"] = "for texts; remove it"
+            idle.pop("partial")  # which leaves blank documents out
         if self.labels is None and self.finding_column is None:
             idle.pop("split_column", None)  # it says that this column is no label
         return idle
@@ -88,14 +89,18 @@ def read_hospital(config: HospitalConfig) -> Reading:
     sheet = _sheet(config)
     images: Sequence[str] = sheet.column(config.image_column, "[data] image_column")
     absent = 0
-    if config.text_column is None:
+    there: list[bool] = []
+    if config.text_column is not None:
+        written = sheet.column(config.text_column, "[data] text_column")
+        there = list(map(bool, written)) if config.partial else []
+    else:
         images = within_root(images, config, config.image_match)
-        if config.partial:  # what is wrong in a row that is left out does not matter
+        if config.partial:
             with ImageSource(config.root, config.follow_links) as source:
                 there = [image in source for image in images]
-            if any(there):
-                absent = there.count(False)
-                sheet, images = sheet.only(there), list(compress(images, there))
+    if any(there):  # what is wrong in a row that is left out does not matter
+        absent = there.count(False)
+        sheet, images = sheet.only(there), list(compress(images, there))
     patients = sheet.column(config.patient_column, "[data] patient_column")
     others = _other_columns(sheet, config)
     labels, y, faults, notes = find_labels(sheet, config, others)
@@ -150,7 +155,9 @@ def _texts(sheet: Sheet, config: HospitalConfig) -> tuple[tuple[str, ...] | None
         return None, []
     texts = sheet.column(config.text_column, "[data] text_column")
     return tuple(texts), fault(
-        sheet, map(not_, texts), f"column {config.text_column!r} is blank; remove the row"
+        sheet,
+        map(not_, texts),
+        f"column {config.text_column!r} is blank; remove the row, or set [data] partial",
     )
 
 

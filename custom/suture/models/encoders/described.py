@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -91,6 +92,10 @@ class Description:
             raise ConfigError(f"{where} cannot be read: {as_word(error)}; export the job again") from error
 
 
+_NO_LIMIT = re.compile(rb"(:\s*)\d{20,}(?=\s*[,}])")
+"""Such as int(1e30), by which transformers says that a tokeniser has no longest document."""
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """Read a JSON file of an encoder's folder.
 
@@ -98,7 +103,7 @@ def read_config(path: Path) -> dict[str, Any]:
         ConfigError: it is missing, or not a table in JSON.
     """
     try:
-        found = parse_json(read_bounded(path))
+        found = parse_json(_NO_LIMIT.sub(rb"\1null", read_bounded(path)))
     except (OSError, ValueError, SutureError) as error:
         why = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {as_word(error)}"
         raise ConfigError(f"model.name: {path} {why}; name the folder of a whole model") from error
