@@ -27,7 +27,6 @@ from suture.core.errors import RejectedUpdate
 from suture.core.labels import LabelSet
 from suture.data.augmentation import Augmentation
 from suture.data.config import TrainingConfig, load_server_config, load_site_config
-from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan, Schedule, round_context
 from suture.federation.server.collector import UpdateCollector
 from suture.federation.server.global_model import classifier, initial
@@ -51,6 +50,7 @@ from suture.models.documents import document_inputs
 from suture.models.encoders import described
 from suture.models.saved import save_model, weights_digest
 from suture.protocol import packing
+from suture.protocol.check import AllowedReply
 from suture.protocol.messages import (
     LARGEST,
     Abstain,
@@ -156,9 +156,8 @@ def _take(case: tuple[str, Any, Packed]) -> None:
     task, method, packed = case
     told: list[Any] = []
     payload = TASKS[task]
-    expected = expected_answer(method, payload, method.egress(Layout.of(SHARED, HEAD)), LABELS, 5)
     collector = UpdateCollector(folder() / "spool", lambda _, **facts: told.append(facts))
-    collector.open({"alpha": (payload, expected)})
+    collector.open({"alpha": AllowedReply(payload, method.egress(Layout.of(SHARED, HEAD)), LABELS, 5)})
     collector.receive("alpha", packed)  # never raises
     line = collector.lines["alpha"]
     json.dumps([line, told], allow_nan=False)
@@ -296,13 +295,14 @@ def _understand(case: Any) -> None:
     if not isinstance(case, dict) or not isinstance(case.get("meta"), dict):
         return
     contract, labels = Contract.of("fedlsm", "head", "multilabel", {}), ("Mass", "Nodule")
-    layout = Layout.of(*contract.split({"b": torch.ones(3), "head.bias": torch.ones(2)}))
+    shared, head = contract.split({"b": torch.ones(3), "head.bias": torch.ones(2)})
+    task = TaskData("train", labels=labels, shared=shared, head=head)
     dxo = DXO("WEIGHTS", {}, case["meta"])
     dxo.data_kind, dxo.data = case.get("kind"), case.get("data")
     if isinstance(dxo.data, dict) and not dxo.data:
         contract.introduction(dxo, LARGEST)
     else:
-        contract.update(dxo, contract.allowed("train", layout, labels, ("Mass",), 10))
+        contract.update(dxo, contract.allowed(task, ("Mass",), 10))
 
 
 # 3. States

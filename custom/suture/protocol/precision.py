@@ -30,18 +30,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from suture.core.errors import RejectedUpdate
-from suture.protocol.egress import Egress, Form, Layout, Shapes
+from suture.protocol.egress import Egress, Form, Layout, Shapes, Transport
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed
 
-Transport = Literal["float32", "float16", "int8"]
 """The type in which the model's float32 tensors travel in a round of training."""
 
 VARIANCE = ".running_var"

@@ -36,8 +36,8 @@ def collector(tmp_path: Path) -> UpdateCollector:
 
 
 def open_round(collector: UpdateCollector, number: int = 1) -> None:
-    expected = AllowedReply("train", number, number - 1, "validation", ("Mass",), ("Mass",), EGRESS)
-    collector.open({site: (TaskData("train", number), expected) for site in SITES})
+    allowed = AllowedReply(TaskData("train", number, number - 1, labels=("Mass",)), EGRESS, ("Mass",))
+    collector.open(dict.fromkeys(SITES, allowed))
 
 
 class Clock:
@@ -195,8 +195,8 @@ def test_an_update_comes_back_as_it_was_received(
         class_weight=(0.0, 1.0),
         scalars={"steps": (0.0, 10.0)},
     )
-    expected = AllowedReply("train", 1, 0, "validation", sent.labels, sent.labels, egress)
-    collector.open({"a": (TaskData("train", 1), expected)})
+    allowed = AllowedReply(TaskData("train", 1, labels=sent.labels), egress, sent.labels)
+    collector.open({"a": allowed})
     collector.receive("a", pack(sent))
     assert collector.close({})["a"]["status"] == "accepted"
     ((site, read),) = collector.updates()

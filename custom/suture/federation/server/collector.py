@@ -42,6 +42,7 @@ from suture.protocol.packing import (
     save,
     tensor_fields,
     tensors_of,
+    without_tensors,
 )
 from suture.protocol.precision import Narrow, restored
 
@@ -77,25 +78,22 @@ class UpdateCollector:
         self._held: dict[str, Mapping[str, Tensor]] = {}
         self._held_bytes = 0
         self._lock = threading.Lock()
-        self._payloads: dict[str, TaskData] = {}
-        self._expected: dict[str, AllowedReply] = {}
+        self._allowed: dict[str, AllowedReply] = {}
         self.answers: dict[str, Reply] = {}
         self._accepted_at: dict[str, float] = {}
         self.norms: dict[str, Norms] = {}
         self._measure = Measure()
-        self.exchange = 0
+        self.exchange, self._open = 0, False
         self._fault: OSError | None = None
         self.attendance = Attendance(notify)
         self.lines: dict[str, Line] = {}
         self.since = time.monotonic()
 
-    def open(self, assignments: Mapping[str, tuple[TaskData, AllowedReply]]) -> dict[str, Packed]:
-        """Begin an exchange with the payload of each site, and what it may answer; return what to send."""
+    def open(self, allowed: Mapping[str, AllowedReply]) -> dict[str, Packed]:
+        """Begin an exchange of the task of each site and what it may answer; return what to send."""
         self.empty()
-        narrow = Narrow()
-        self._expected = {site: expected for site, (_, expected) in assignments.items()}
-        self._payloads = {site: payload for site, (payload, _) in assignments.items()}
-        packed = {s: narrow(pack(p), self._expected[s].transport) for s, p in self._payloads.items()}
+        narrow, self._allowed, self._open = Narrow(), dict(allowed), True
+        packed = {site: narrow(pack(own.task), own.transport) for site, own in allowed.items()}
         self.answers, self._fault, self.since = {}, None, time.monotonic()
         self._accepted_at, self.norms, self.exchange = {}, {}, self.exchange + 1
         self._measure = Measure()
@@ -127,10 +125,10 @@ class UpdateCollector:
             exchange: number of the exchange that it answers; by default the one that was opened last.
         """
         with self._lock:
-            if exchange not in (None, self.exchange) or not self._expected:
+            if exchange not in (None, self.exchange) or not self._open:
                 log.warning("a late answer of %s is ignored", site)
                 return
-            if site not in self._expected or site in self.answers:
+            if site not in self._allowed or site in self.answers:
                 log.warning("an unrequested or repeated answer of %s is ignored", site)
                 return
             line = self.lines[site]
@@ -142,7 +140,7 @@ class UpdateCollector:
                 line |= self._take(site, self._checked(site, packed))
             except RejectedUpdate as error:
                 line |= {"status": "rejected", "reason": str(error)}
-                log.warning("rejected: %s, round %d: %s", site, self._expected[site].round, error)
+                log.warning("rejected: %s, round %d: %s", site, self._allowed[site].task.round, error)
             except OSError as error:
                 self._fault = error
             self._notify("answer", site=site, status=line["status"], reason=line["reason"])
@@ -152,10 +150,10 @@ class UpdateCollector:
         reply = message_of(packed)
         if isinstance(reply, TaskData):
             raise RejectedUpdate("a task's payload is not an answer")
-        expected = self._expected[site]
-        check_reply(reply, expected)
+        allowed = self._allowed[site]
+        check_reply(reply, allowed)
         if isinstance(reply, Update):
-            return restored(reply, self._payloads[site], expected.egress, expected.transport)
+            return restored(reply, allowed.task, allowed.egress, allowed.transport)
         return reply
 
     def _take(self, site: str, reply: Reply) -> Line:
@@ -170,9 +168,9 @@ class UpdateCollector:
         if isinstance(reply, Masking):
             self._accepted_at[site] = time.monotonic()
         if isinstance(reply, Update):
-            norms: Norms | None = None
-            if not self._expected[site].mask:  # else nothing can be told of it
-                norms = self._measure(reply, self._payloads[site], self._expected[site].egress)
+            norms, allowed = None, self._allowed[site]
+            if not allowed.task.mask:  # else nothing can be told of it
+                norms = self._measure(reply, allowed.task, allowed.egress)
                 self.bound.check(site, norms)
             self._put(site, tensors_of(reply))
             line |= {name: getattr(reply, name) for name in fields_with(Update, Trait.RECORDED)}
@@ -183,8 +181,7 @@ class UpdateCollector:
                 self.norms[site] = norms
             self._accepted_at[site] = time.monotonic()
             # What stays in memory does not grow with the model: `updates` puts the tensors back.
-            no_tensors: dict[str, Any] = {"shared": {}, "head": {}, "channels": {}}
-            reply = replace(reply, class_weights=reply.class_weights[:0].clone(), **no_tensors)
+            reply = without_tensors(reply)
         self.answers[site] = reply
         return line
 
@@ -219,7 +216,7 @@ class UpdateCollector:
             FederationError: an update could not be spooled, because the server's disk failed.
         """
         with self._lock:
-            self._expected = {}
+            self._open = False
             self.attendance.close([s for s, line in self.lines.items() if line["status"] == "missing"])
             if self._fault:
                 raise FederationError(f"the server could not keep an update: {self._fault}") from self._fault
@@ -284,7 +281,7 @@ class UpdateCollector:
     @property
     def tasks(self) -> Mapping[str, TaskData]:
         """What each site was sent in the exchange that was opened last."""
-        return self._payloads
+        return {site: allowed.task for site, allowed in self._allowed.items()}
 
     def empty(self) -> None:
         """Drop the updates of a closed exchange, in memory and on disk."""

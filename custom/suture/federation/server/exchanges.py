@@ -6,7 +6,6 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan, Schedule
 from suture.federation.server.assignments import Assigner, Task
 from suture.federation.server.collector import Line, UpdateCollector
@@ -19,6 +18,7 @@ from suture.federation.server.state import RunState
 from suture.federation.store import Rounds
 from suture.methods.base import ClassFacts, GlobalModel
 from suture.models.classifier import Layout
+from suture.protocol.check import AllowedReply
 from suture.protocol.decisions import Decisions
 from suture.protocol.messages import Abstain, Masking, MaskTask, TaskData
 from suture.protocol.packing import Packed
@@ -48,10 +48,9 @@ class Exchanges:
 
     def handshake(self, sites: list[str]) -> dict[str, Packed]:
         """Return the handshake task of every site, which requests its site info."""
-        held, method = self.ledgers.read(), self.plan.method
-        expected = expected_answer(method, TaskData("handshake"), method.egress(Layout({}, {})))
-        payloads = {site: TaskData("handshake", ledger=held.get(site)) for site in sites}
-        return self.collector.open({site: (payload, expected) for site, payload in payloads.items()})
+        held, egress = self.ledgers.read(), self.plan.egress(Layout({}, {}))
+        tasks = {site: TaskData("handshake", ledger=held.get(site)) for site in sites}
+        return self.collector.open({site: AllowedReply(task, egress) for site, task in tasks.items()})
 
     def assign(
         self,
@@ -80,14 +79,13 @@ class Exchanges:
             largest = {site: of for site, of in state.bound.largest.items() if site not in noisy}
             self.collector.bound = replace(state.bound, factor=self.schedule.max_update, largest=largest)
         assigner = Assigner(
-            self.plan.method,
+            self.plan,
             registry,
             model,
             number,
             {site: state.standings.of(site) for site in registry.members},
             state.holders,
             facts.tensors,
-            self.plan.transport,
             ledgers=self.ledgers.read(),
             masks=masks,
             left_out=left_out,

@@ -27,7 +27,6 @@ import torch
 
 from suture.core.files import atomic_write, read_json, write_json
 from suture.core.plain import read_regular
-from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan
 from suture.federation.server.collector import Line, UpdateCollector
 from suture.federation.server.norm_bound import LARGEST_UPDATE, distance, norm_of
@@ -368,12 +367,11 @@ class Masks:
 
     def _open(self, tasks: Mapping[str, MaskTask]) -> dict[str, Packed]:
         """Begin an exchange besides the updates."""
-        method, round_ = self._plan.method, self._attempt.round
-        egress, payloads = method.egress(Layout({}, {})), dict[str, tuple[TaskData, AllowedReply]]()
+        egress, round_, allowed = self._plan.egress(Layout({}, {})), self._attempt.round, {}
         for site, mask in tasks.items():
             task = TaskData("mask", round_, round_ - 1, ledger=self._ledgers.get(site), mask=mask)
-            payloads[site] = task, expected_answer(method, task, egress)
-        return self.collector.open(payloads)
+            allowed[site] = AllowedReply(task, egress)
+        return self.collector.open(allowed)
 
     def _close(self, missing: Mapping[str, str]) -> dict[str, Masking]:
         """End an exchange besides the updates; note its bytes, and the sites that fell out in it."""

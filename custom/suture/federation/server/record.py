@@ -150,8 +150,8 @@ def what_leaves(plan: Plan, layout: Layout, label_type: LabelType | None = None)
         layout: lengths that depend on the model are left out of an empty one.
         label_type: of the federation; once it is known, label counts are listed only where they are sent.
     """
-    egress = plan.method.egress(layout)
-    fields = declared(egress, local=plan.method.sharing.keep_local, transport=plan.transport)
+    egress = plan.egress(layout)
+    fields = declared(egress)
     uncounted = label_type is not None and label_type not in egress.counts
     return [field for field in fields if not (uncounted and field["field"] == "counts")]
 

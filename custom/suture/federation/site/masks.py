@@ -314,7 +314,7 @@ class SiteMasks:
         part, update = self._current(task, task.mask), unpack(answer.packed)
         assert isinstance(update, Update)
         try:
-            check_reply(update, replace(answer.allowed or allowed, mask=None))
+            check_reply(update, replace(answer.allowed or allowed, task=replace(allowed.task, mask=None)))
         except RejectedUpdate as error:
             raise MaskingRefused(f"{self._site}: {error}") from error
         norms = Measure()(update, task, allowed.egress)

@@ -19,7 +19,6 @@ from suture.core.devices import check_device, device_name
 from suture.core.errors import Aborted, ConfigError
 from suture.core.files import FolderLock
 from suture.data.config import SiteConfig
-from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan, code_hash, round_context
 from suture.federation.site.abstention import LabelViewRefused, abstention, record_error
 from suture.federation.site.masks import SiteMasks
@@ -37,7 +36,7 @@ from suture.protocol.check import AllowedReply
 from suture.protocol.egress import OWNED_CLASSES
 from suture.protocol.masking import Identity, MaskingRefused
 from suture.protocol.messages import Evaluation, Labels, Metrics, Reply, Scores, SiteInfo, TaskData, Update
-from suture.protocol.packing import Packed, pack
+from suture.protocol.packing import Packed, pack, without_tensors
 from suture.protocol.precision import received
 
 LOCK = ".site.lock"
@@ -136,10 +135,10 @@ class Site:
 
     def _allowed(self, task: TaskData) -> AllowedReply:
         """Return what the site may answer; its own model and plan say so, and no tensor of a message."""
-        own, plan = self.trainer.data[0].names, self.plan
-        task = replace(task, labels=task.labels or own)
-        egress, limits = plan.method.egress(self._layout(task)), self.config.privacy
-        return expected_answer(plan.method, task, egress, own, self._images, limits, transport=plan.transport)
+        own, egress = self.trainer.data[0].names, self.plan.egress(self._layout(task))
+        # Without its tensors, since the filter would hold them while the answer is packed once more.
+        task = replace(without_tensors(task), labels=task.labels or own)
+        return AllowedReply(task, egress, own, self._images, self.config.privacy)
 
     def _mask(self, task: TaskData) -> Answer:
         """Take a step of secure aggregation."""
