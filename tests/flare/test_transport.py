@@ -186,7 +186,7 @@ def test_a_refused_answer_ends_its_own_task_at_once_and_keeps_the_reason(tmp_pat
     missing = tasks.transport.exchange("train", packed, collector.receiver(2, None))
     assert missing == {"c": "the answer could not be decoded (ValueError)"}
     lines = collector.close(missing)
-    assert lines["c"]["reason"] == "the answer could not be decoded (ValueError)"
+    assert lines["c"].reason == "the answer could not be decoded (ValueError)"
     assert collector.accepted() == ["a", "b"]
     tasks.transport.refuse("a", "late")  # no exchange is open
 

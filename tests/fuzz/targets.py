@@ -8,7 +8,7 @@ import shutil
 import struct
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -67,6 +67,7 @@ from suture.protocol.messages import (
     ones,
 )
 from suture.protocol.packing import Packed, pack, unpack
+from suture.protocol.records import Round, SiteRound, Validation
 from suture_papers.fedlsm.fedlsm import FedLSM
 from suture_papers.fedmas.fedmas import FedMAS
 from suture_papers.metafl.metafl import MetaFL
@@ -160,11 +161,11 @@ def _take(case: tuple[str, Any, Packed]) -> None:
     collector.open({"alpha": AllowedReply(payload, method.egress(Layout.of(SHARED, HEAD)), LABELS, 5)})
     collector.receive("alpha", packed)  # never raises
     line = collector.lines["alpha"]
-    json.dumps([line, told], allow_nan=False)
+    json.dumps([asdict(line), told], allow_nan=False)
     for _, update in collector.updates():
         pack(update)
-    if line["status"] == "rejected":
-        raise RejectedUpdate(line["reason"])
+    if line.status == "rejected":
+        raise RejectedUpdate(line.reason)
     pack(unpack(packed))  # as the site's filter does
 
 
@@ -316,15 +317,8 @@ def _states() -> tuple[Packed, Packed, Packed]:
     """The state of a server, and of a site of a personal method."""
     server = Server(PLAN, Schedule(name="fuzz", title="fuzz", rounds=3), folder() / "server", None)
     standings = ModelSelection(Best(1, -0.5), {"alpha": Best(1, -0.25)}, 1, "site_loss")
-    lines = {"alpha": {"status": "accepted", "reason": None, "seconds": 0.1}}
-    validation = {"loss": None, "auroc": None}
-    pending = {
-        "round": 1,
-        "phase": "main",
-        "status": "committed",
-        "sites": lines,
-        "validation": validation,
-    }
+    lines = {"alpha": SiteRound("accepted", seconds=0.1)}
+    pending = Round(1, "main", "committed", 0.1, 0, 0, lines, Validation())
     state = replace(server.state, standings=standings, pending=pending, holders=frozenset({"alpha"}))
     server._commit(1, initial(PLAN, LABELS), state)
     whole = packing.load(server.states.path(1))

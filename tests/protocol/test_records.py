@@ -62,7 +62,7 @@ def test_files_of_before_pseudo_labels_are_read(run_folder: Path) -> None:
     path.write_text(json.dumps(record))
     metrics, site = read_metrics(run_folder), read_history(run_folder)[0].sites["harbour"]
     assert metrics is not None
-    assert (metrics.overall, site.scalars, site.rows) == ({}, {}, {})
+    assert (metrics.overall, site.scalars, site.rows) == ({}, {}, None)
     assert (read_run(run_folder).label_type, read_run(run_folder).notes) == ("multilabel", [])
     assert read_diagnostics(run_folder) == []
 

@@ -307,14 +307,15 @@ def test_names_in_these_parts_become_no_markup(tmp_path: Path) -> None:
     assert "true labels of the" in html
 
 
-def test_a_query_loss_is_drawn_where_a_site_tells_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "words"), [("query_loss", "Query loss"), ("largest_gap", "Largest gap")])
+def test_every_number_that_a_site_sends_is_drawn(tmp_path: Path, name: str, words: str) -> None:
     history = history_records()
-    assert "Query loss" not in page(write_run(tmp_path, run_record(), history, metrics_record())).text
+    assert words not in page(write_run(tmp_path, run_record(), history, metrics_record())).text
     for line in history[1:]:  # withheld in the first round
         for site in line["sites"].values():
-            site["scalars"] = {"query_loss": 0.5}
+            site["scalars"] = {name: 0.5}
     text = page(write_run(tmp_path, run_record(), history, metrics_record())).text
-    assert "Query loss, per site harbour hillside st-anne" in text
+    assert f"{words}, per site harbour hillside st-anne" in text
 
 
 @pytest.mark.complete

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from suture.core.errors import DataError
 from suture.core.plain import check_count, read_bounded, read_lines
 from suture.core.validation import adapter_of, in_words
 from suture.protocol.decisions import DecidedClass, DecisionSettings, Diagrams, Operating
-from suture.protocol.messages import Spent
+from suture.protocol.messages import SiteNumbers, Spent
 
 log = logging.getLogger(__name__)
 
@@ -132,12 +132,11 @@ class Run:
 
 
 @dataclass(frozen=True)
-class SiteRound:
-    """The part of one site in one round.
+class SiteRound(SiteNumbers):
+    """The part of one site in one round, from the answer's arrival on; with the numbers that it has sent.
 
     Attributes:
-        scalars: the method's own figures, by name.
-        rows: the site's weight in the row of each class; empty where each of its rows has weight 1.
+        rows: the site's weight in the row of each class; None where each of its rows has weight 1.
         norm: of the update's change, or of its gradient.
         cosine: of the update to the mean of the others' directions.
         spent: what the site said of its releases with this answer, if it clips its updates.
@@ -150,16 +149,20 @@ class SiteRound:
     weight: Number = None
     bytes_down: int = 0
     bytes_up: int = 0
-    train_loss: Number = None
     validation_loss: Number = None
     validation_auroc: Number = None
     seconds: Number = None
-    scalars: dict[str, Number] = field(default_factory=dict)
-    rows: dict[str, Number] = field(default_factory=dict)
+    rows: dict[str, Number] | None = None
     spent: Spent | None = None
     norm: Number = None
     cosine: Number = None
     kept: Number = None
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """What the site has said of its round, by name: its `SiteNumbers`, and each of the scalars."""
+        own = {one.name: getattr(self, one.name) for one in fields(SiteNumbers) if one.name != "scalars"}
+        return {name: value for name, value in {**own, **self.scalars}.items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ def test_a_late_update_is_dropped_with_a_line_and_never_counts_in_a_later_round(
     lines = collector.close({})
     late("c", update(value=9.0))
     assert "a late answer of c" in caplog.text
-    assert lines["c"]["status"] == "missing"
+    assert lines["c"].status == "missing"
     caplog.clear()
     # The same round is tried again: even an answer that would fit it is one to a closed exchange.
     open_round(collector)
@@ -198,7 +198,7 @@ def test_an_update_comes_back_as_it_was_received(
     allowed = AllowedReply(TaskData("train", 1, labels=sent.labels), egress, sent.labels)
     collector.open({"a": allowed})
     collector.receive("a", pack(sent))
-    assert collector.close({})["a"]["status"] == "accepted"
+    assert collector.close({})["a"].status == "accepted"
     ((site, read),) = collector.updates()
     assert site == "a"
     assert pack(read).header == pack(sent).header
@@ -218,4 +218,4 @@ def test_the_size_of_an_answer_is_checked_once_and_before_it_is_converted(
     take("b", Packed({}, {"type": "update"}))
     assert len(seen) == 2
     assert collector.accepted() == ["a"]
-    assert collector.lines["b"]["status"] == "rejected"
+    assert collector.lines["b"].status == "rejected"

@@ -49,9 +49,9 @@ def test_what_is_no_message_is_rejected_and_the_exchange_goes_on(packed: Packed,
     collector.open(dict.fromkeys(("a", "b"), AllowedReply(TaskData("handshake"), Egress({}, {}))))
     collector.receive("a", packed)
     lines = collector.close({})
-    assert lines["a"]["status"] == "rejected"
-    assert lines["a"]["reason"]
-    assert lines["b"]["status"] == "missing"
+    assert lines["a"].status == "rejected"
+    assert lines["a"].reason
+    assert lines["b"].status == "missing"
 
 
 def collected(tensors: dict[str, torch.Tensor], spool: Path) -> tuple[UpdateCollector, str]:
@@ -63,7 +63,7 @@ def collected(tensors: dict[str, torch.Tensor], spool: Path) -> tuple[UpdateColl
     collector = UpdateCollector(spool, lambda *_, **__: None)
     collector.open({"a": AllowedReply(task, egress, ("A", "B"), 10)})
     collector.receive("a", Packed({**update.tensors, **tensors}, update.header))
-    return collector, collector.close({})["a"]["status"]
+    return collector, collector.close({})["a"].status
 
 
 def test_an_update_without_values_is_rejected(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from suture.federation.plan import Plan, Schedule
 from suture.federation.server.assignments import Assigner, Task
-from suture.federation.server.collector import Line, UpdateCollector
+from suture.federation.server.collector import UpdateCollector
 from suture.federation.server.decisions import decisions_of
 from suture.federation.server.global_model import unpack_model
 from suture.federation.server.ledgers import SiteLedgers
@@ -22,6 +22,7 @@ from suture.protocol.check import AllowedReply
 from suture.protocol.decisions import Decisions
 from suture.protocol.messages import Abstain, Masking, MaskTask, TaskData
 from suture.protocol.packing import Packed
+from suture.protocol.records import SiteRound
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Exchanges:
         assigned = assigner.assign(task).items()
         return self.collector.open({site: one for site, one in assigned if site not in state.excluded})
 
-    def close(self, missing: Mapping[str, str]) -> dict[str, Line]:
+    def close(self, missing: Mapping[str, str]) -> dict[str, SiteRound]:
         """End the open exchange, and keep the digests that sites have stated of their ledgers.
 
         Returns:

@@ -28,7 +28,7 @@ import torch
 from suture.core.files import atomic_write, read_json, write_json
 from suture.core.plain import read_regular
 from suture.federation.plan import Plan
-from suture.federation.server.collector import Line, UpdateCollector
+from suture.federation.server.collector import UpdateCollector
 from suture.federation.server.norm_bound import LARGEST_UPDATE, distance, norm_of
 from suture.federation.server.registry import SiteRegistry
 from suture.methods.base import GlobalModel
@@ -52,6 +52,7 @@ from suture.protocol.masking import (
 )
 from suture.protocol.messages import Masking, MaskKeys, MaskTask, TaskData, Update
 from suture.protocol.packing import Packed
+from suture.protocol.records import SiteRound
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +101,7 @@ class Masks:
 
         self.collector = UpdateCollector(folder / "no-spool", failures)
         self.collector.attendance = collector.attendance
-        self.stuck, self.lines = "", dict[str, Line]()
+        self.stuck, self.lines = "", dict[str, SiteRound]()
         self._liars, self._disputes = dict[str, str](), set[frozenset[str]]()  # in this run
         self._lost = dict[str, str]()  # of the round: whose masked updates did not arrive
         self._times = Counter[str]()  # in this run, how often a site was among them
@@ -170,7 +171,7 @@ class Masks:
 
     def _leave_out(self, site: str, why: str) -> None:
         """Note that a site has no further part in the attempt."""
-        self.lines[site] = {"status": "rejected", "reason": why, "bytes_down": 0, "bytes_up": 0}
+        self.lines[site] = SiteRound("rejected", why)
         self._notify("answer", site=site, status="rejected", reason=why)
         log.warning("rejected: %s, round %d: %s", site, self._attempt.round, why)
 
@@ -377,17 +378,15 @@ class Masks:
         """End an exchange besides the updates; note its bytes, and the sites that fell out in it."""
         for site, line in self.collector.close(missing).items():
             up, down = self.bytes.get(site, (0, 0))
-            self.bytes[site] = up + line["bytes_up"], down + line["bytes_down"]
-            if line["status"] != "accepted":
-                self.lines.setdefault(site, line | {"bytes_up": 0, "bytes_down": 0})
+            self.bytes[site] = up + line.bytes_up, down + line.bytes_down
+            if line.status != "accepted":
+                self.lines.setdefault(site, replace(line, bytes_up=0, bytes_down=0))
         return self.collector.replies(Masking)
 
-    def added_to(self, lines: dict[str, Line]) -> None:
+    def added_to(self, lines: dict[str, SiteRound]) -> None:
         """Add what the exchanges besides the updates say of each site to the lines of a round."""
         for site, line in self.lines.items():
             lines.setdefault(site, line)
         for site, (up, down) in self.bytes.items():
-            left = {"status": "missing", "reason": self.stuck, "bytes_up": 0, "bytes_down": 0}
-            line = lines.setdefault(site, left)
-            line["bytes_up"] += up
-            line["bytes_down"] += down
+            line = lines.get(site, SiteRound("missing", self.stuck))
+            lines[site] = replace(line, bytes_up=line.bytes_up + up, bytes_down=line.bytes_down + down)

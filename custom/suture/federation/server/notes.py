@@ -251,7 +251,7 @@ def run_away(history: Sequence[Round], owners: Mapping[str, Collection[str]]) ->
 
 def _dominating(line: Round, name: str, annotating: Collection[str]) -> list[str]:
     """Return the sites without the class that count far more in its row than every site with it."""
-    counts = {site: s.rows.get(name) or 0.0 for site, s in line.sites.items() if s.status == "accepted"}
+    counts = {n: (s.rows or {}).get(name) or 0.0 for n, s in line.sites.items() if s.status == "accepted"}
     most = max((counts[site] for site in annotating if site in counts), default=0.0)
     return [site for site, n in counts.items() if site not in annotating and n > _FAR * max(most, 1.0)]
 

@@ -17,7 +17,7 @@ from suture.core.labels import LabelType
 from suture.federation.plan import Plan, Schedule
 from suture.models.classifier import Layout
 from suture.protocol.egress import declared
-from suture.protocol.records import read_history
+from suture.protocol.records import Round, read_history
 
 log = logging.getLogger(__name__)
 
@@ -66,24 +66,24 @@ class Record:
             log.warning("%s: %s", self.folder, error)
         self.listen(event)
 
-    def history(self, line: dict[str, Any]) -> None:
+    def history(self, line: Round) -> None:
         """Append a round to history.jsonl.
 
         Raises:
             DiskError: the disk is full; the file is unchanged.
         """
-        append_line(self.folder / "history.jsonl", line)
+        append_line(self.folder / "history.jsonl", asdict(line))
 
-    def validated(self, number: int, line: dict[str, Any]) -> None:
+    def validated(self, line: Round) -> None:
         """Append the round whose validation losses have arrived, and say so.
 
         Raises:
             DiskError: see `history`.
         """
         self.history(line)
-        sites = sorted(site for site, one in line["sites"].items() if "validation_loss" in one)
-        figures = {name: value for name, value in line["validation"].items() if name != "unmeasured"}
-        self.event("validated", round=number, sites=sites, **figures)
+        sites = sorted(site for site, one in line.sites.items() if one.validation_loss is not None)
+        figures = {name: value for name, value in asdict(line.validation).items() if name != "unmeasured"}
+        self.event("validated", round=line.round, sites=sites, **figures)
 
     def rewind(self, committed: int) -> None:
         """Delete the committed round and later ones: they will be written again.

@@ -88,8 +88,7 @@ def finish(server: Server, tested: Mapping[str, Metrics], fault: Exception | Non
 def _stated(server: Server, history: Sequence[Round]) -> dict[str, Spent]:
     """Return the newest statement of each site on what it has released: of its last answer that had one."""
     stated = {site: one.spent for line in history for site, one in line.sites.items() if one.spent}
-    last = {site: line["spent"] for site, line in server.collector.lines.items() if "spent" in line}
-    return stated | {site: Spent(**facts) for site, facts in last.items()}
+    return stated | {site: line.spent for site, line in server.collector.lines.items() if line.spent}
 
 
 def _export(server: Server, model: GlobalModel) -> None:

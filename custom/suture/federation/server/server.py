@@ -16,7 +16,6 @@ import torch
 
 from suture.core.errors import FederationError
 from suture.core.names import check_sites
-from suture.core.validation import parse
 from suture.data.config import SiteConfig
 from suture.federation.plan import Plan, Schedule, needed
 from suture.federation.server.aggregator import Aggregator, Updates
@@ -31,7 +30,7 @@ from suture.federation.server.checks import (
     check_same_classes,
     check_selection,
 )
-from suture.federation.server.collector import Line, Receiver, UpdateCollector, list_reasons
+from suture.federation.server.collector import Receiver, UpdateCollector, list_reasons
 from suture.federation.server.decisions import Fitted, fit_decisions
 from suture.federation.server.exchanges import Exchanges, Undo
 from suture.federation.server.global_model import initial, read_model, served, unpack_model, with_labels
@@ -66,7 +65,7 @@ from suture.protocol.masking import Identity
 from suture.protocol.messages import MaskTask, Metrics, Scores, SiteInfo, TaskName, Update
 from suture.protocol.outliers import outlying
 from suture.protocol.packing import Packed
-from suture.protocol.records import SiteRound
+from suture.protocol.records import Round, SiteRound
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +182,7 @@ class Server:
         self._facts = method.class_facts(self.registry.statistics(infos))
         check_facts(self._facts, self.model, method)
         self.record.rewind(self.round)
-        self._record_start(found, {s: str(x["reason"]) for s, x in lines.items() if s not in infos})
+        self._record_start(found, {s: str(x.reason) for s, x in lines.items() if s not in infos})
 
     def _restore(self, found: Restored) -> None:
         codes = found.state.codes
@@ -319,9 +318,10 @@ class Server:
         self._note(older_state_notes(ctx.round, states, self.state.sent))
         norms = {site: collector.norms[site] for site in usable if site in collector.norms}
         line = collector.summary(ctx.round, ctx.phase.name, members.named)
-        for site, kept in zip(usable, merged.kept, strict=False):
-            line["sites"][site]["kept"] = kept
-        if odd := outlying({site: parse(SiteRound, line["sites"][site], site) for site in usable}):
+        kept = dict(zip(usable, merged.kept, strict=False))
+        own = {site: replace(line.sites[site], kept=kept.get(site)) for site in usable}
+        line = replace(line, sites=line.sites | own)
+        if odd := outlying(own):
             self.record.event("outliers", round=ctx.round, sites=odd)
         state = replace(
             self.state,
@@ -336,7 +336,7 @@ class Server:
         if removable:
             drop_updates(self.states.folder, ctx.round)
         collector.empty()
-        self.record.event("committed", round=ctx.round, seconds=line["seconds"])
+        self.record.event("committed", round=ctx.round, seconds=line.seconds)
 
     def _merged(self, updates: Updates, ctx: RoundContext) -> Merged | None:
         """Return the updates as a robust merge, or secure aggregation, leaves them; None where that failed.
@@ -357,17 +357,17 @@ class Server:
         self._note(unprotected_note(robust, set(merged.plain) - set(listed), ctx.round))
         return merged
 
-    def _failed(self, line: Line, usable: list[str], undo: Undo | None) -> None:
+    def _failed(self, line: Round, usable: list[str], undo: Undo | None) -> None:
         self._failures += 1
-        reasons = {s: x["reason"] for s, x in line["sites"].items() if s not in usable} | self.state.excluded
+        reasons = {s: x.reason for s, x in line.sites.items() if s not in usable} | self.state.excluded
         why = f"{len(usable)} usable updates of {self.quorum} needed"
         if self.masks and self.masks.stuck:
-            reasons |= {site: str(one["reason"]) for site, one in self.masks.lines.items()}
+            reasons |= {site: one.reason for site, one in self.masks.lines.items()}
             why = self.masks.stuck
-        told = [f"round {line['round']}: {why}", *([list_reasons(reasons)] if reasons else [])]
+        told = [f"round {line.round}: {why}", *([list_reasons(reasons)] if reasons else [])]
         why = "; ".join(told)
-        self.record.history(line | {"status": "unchanged"})
-        self.record.event("unchanged", round=line["round"], why=why)
+        self.record.history(replace(line, status="unchanged"))
+        self.record.event("unchanged", round=line.round, why=why)
         log.warning("%s; the model stays as it was", why)
         if undo:
             self._step_back(undo)
@@ -397,9 +397,10 @@ class Server:
         self._restore(found)
         self.record.reopen(undo.round)
         if undone:
+            sites = dict(undone.sites)
             for site, why in excluded.items():
-                undone["sites"][site] |= {"status": "rejected", "reason": why}
-            self.record.history(undone | {"status": "unchanged"})
+                sites[site] = replace(sites[site], status="rejected", reason=why)
+            self.record.history(replace(undone, status="unchanged", sites=sites))
         self.record.update(notes=[*self.record.run["notes"], *exclusion_notes(excluded)])
         line = f"back to the model of round {undo.round}"
         line += f"; {list_reasons(excluded)}" if excluded else ""
@@ -413,14 +414,15 @@ class Server:
         if self.state.pending is None:
             return
         metrics, registry = self.collector.metrics(), self.registry
-        state = self.aggregator.measured_at_sites(self.round, metrics, registry, self.state)
-        line = state.pending or {}
+        state = self.aggregator.measured_at_sites(self.state.pending, metrics, registry, self.state)
+        line = state.pending
+        assert line is not None
         scores = {site: registry.named(site, found.classes) for site, found in metrics.items()}
         self.unmeasured = {
             name: why_unmeasured({site: at[name] for site, at in scores.items() if name in at})
-            for name in line["validation"].get("unmeasured", [])
+            for name in line.validation.unmeasured
         }
-        self.record.validated(self.round, line)
+        self.record.validated(line)
         self.state = replace(state, pending=None)
 
     # The end
@@ -504,11 +506,11 @@ class Server:
             task, self.round, model, self.registry, self._facts, self.state, decisions, masks, left_out
         )
 
-    def _close(self, missing: Mapping[str, str]) -> dict[str, Line]:
+    def _close(self, missing: Mapping[str, str]) -> dict[str, SiteRound]:
         """End the open exchange, and note the sites whose ledgers are broken."""
         lines = self.exchanges.close(missing)
         if self.registry.members:  # at the start, `_record_start` notes it
-            reasons = {site: str(line["reason"]) for site, line in lines.items()}
+            reasons = {site: str(line.reason) for site, line in lines.items()}
             self._note([n for n in ledger_notes(reasons) if n not in self.record.run.get("notes", [])])
         return lines
 

@@ -24,14 +24,14 @@ from suture.methods.base import Method
 from suture.models.classifier import HEADS, Layout
 from suture.protocol import egress
 from suture.protocol.check import AllowedReply, check_reply
-from suture.protocol.messages import LARGEST, Labels, SiteInfo, TaskData, Trait, Update, fields_with, rounded
+from suture.protocol.messages import LARGEST, RECORDED, Labels, SiteInfo, TaskData, Update, rounded
 from suture.protocol.packing import Packed, unpack
 
 LABELS, PHASE, CHANNELS, IMAGES, COUNTS = "labels", "phase", "channels", "images", "counts"
 
 _TASK = frozenset({LABELS, PHASE, CHANNELS})
 _INTRODUCTION = frozenset({LABELS, IMAGES, COUNTS})
-_RESULT = frozenset({LABELS, CHANNELS, "class_weights", *fields_with(Update, Trait.RECORDED)})
+_RESULT = frozenset({LABELS, CHANNELS, "class_weights", *RECORDED})
 _HEAD, _BACKBONE = HEADS[0], "backbone."
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
