@@ -62,7 +62,7 @@ FLARE = {
 }
 CONTINUED = {"continued": PHANTOMS, "continued-fedlsm": HERE["fedlsm"]}
 
-IGNORED = {"seconds", "bytes_down", "bytes_up", "notes", "unmeasured"}
+IGNORED = {"seconds", "bytes_down", "bytes_up", "notes", "undefined", "unmeasured"}
 
 
 def run(settings: tuple[str, ...], out: Path, env: str, rounds: int, *more: str) -> None:

@@ -22,7 +22,7 @@ from suture.core.printable import escaped
 from suture.core.relations import Relations
 from suture.data.split import HEAD, TAIL
 from suture.learning.metrics import mean_defined
-from suture.protocol.outliers import LONG, OPPOSED, rejected_sites, site_updates
+from suture.protocol.outliers import LONG, OPPOSED, site_updates
 from suture.protocol.records import (
     Metrics,
     Round,
@@ -40,6 +40,7 @@ from suture_results.configuration import configuration
 from suture_results.decision_section import decision_section
 from suture_results.finetuning_results import nothing_measured, read_finetuning_results, section
 from suture_results.method_sections import TITLES, method_sections
+from suture_results.notes import rejected_sites, sentences
 from suture_results.tables import UNIQUE, class_groups, kind, overall, shown
 
 log = logging.getLogger(__name__)
@@ -210,6 +211,7 @@ def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[st
     local = metrics.local_models.sites.values() if metrics else ()
     return {
         "run": run,
+        "said": sentences(run, history, metrics),
         "configuration": configuration(run),
         "metrics": metrics,
         "history": history,

@@ -69,9 +69,15 @@ def test_files_of_before_pseudo_labels_are_read(run_folder: Path) -> None:
 
 def test_what_a_method_recorded_is_read(tmp_path: Path) -> None:
     history = with_pseudo_labels(history_records())
-    run = run_record() | {"label_type": "multiclass", "notes": ["as it is"]}
+    run = run_record() | {
+        "label_type": "multiclass",
+        "notes": [{"code": "method", "values": {"text": "as it is"}}],
+    }
     write_run(tmp_path, run, history, diagnostics=diagnostic_records(history))
-    assert (read_run(tmp_path).label_type, read_run(tmp_path).notes) == ("multiclass", ["as it is"])
+    assert (read_run(tmp_path).label_type, read_run(tmp_path).notes) == (
+        "multiclass",
+        [Note("method", {"text": "as it is"})],
+    )
     site = read_history(tmp_path)[0].sites["hillside"]
     assert site.rows["Edema"] == 150.0
     assert site.scalars.keys() == {"pseudo_positive", "pseudo_negative"}

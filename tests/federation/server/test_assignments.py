@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
+from noted import noted
 from suture.data.augmentation import Augmentation
 from suture.federation.plan import Plan
 from suture.federation.server.assignments import Assigner, Task
@@ -129,7 +130,7 @@ def test_a_run_writes_its_label_type_its_notes_and_the_weight_of_each_row(tiny: 
     server = tiny(METHOD, labels, label_map={"Zwerchfellbruch": "Hernia"}, rounds=2).run()
     run = json.loads((server.record.folder / "run.json").read_text())
     assert run["label_type"] == "multilabel"
-    weight, run_away = run["notes"]
+    weight, run_away = noted(server)
     assert weight == "Hernia has the class weight 1: no site has a positive and a negative."
     assert run_away.startswith("Hernia: from round 1 ")
     assert "(in round 2: alpha)" in run_away

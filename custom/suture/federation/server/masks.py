@@ -52,7 +52,7 @@ from suture.protocol.masking import (
 )
 from suture.protocol.messages import Masking, MaskKeys, MaskTask, TaskData, Update
 from suture.protocol.packing import Packed
-from suture.protocol.records import SiteRound
+from suture.protocol.records import Note, SiteRound
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Masks:
         folder: of the server's states.
         collector: of the updates, whose notes of attendance count for the other exchanges too.
         notify: is called with each answer that is not one, for the progress display.
-        note: is called with sentences on sites that have lied, for the reader of the report.
+        note: is called with what the reader of the report should know of sites that have lied.
         identity: checks the sites' signatures.
 
     Attributes:
@@ -88,7 +88,7 @@ class Masks:
         folder: Path,
         collector: UpdateCollector,
         notify: Callable[..., None],
-        note: Callable[[list[str]], None],
+        note: Callable[[Iterable[Note]], None],
         identity: Identity,
     ) -> None:
         assert plan.secure_aggregation is not None
@@ -180,7 +180,7 @@ class Masks:
         for site, why in sorted(lies.items()):
             self._leave_out(site, why)
             if self._liars.get(site) != why:
-                self._note([f"Secure aggregation, round {self._attempt.round}: {site} {why}."])
+                self._note([Note("site_lied", {"round": self._attempt.round, "site": site, "why": why})])
             self._liars[site] = why
 
     def share_keys(self, missing: Mapping[str, str]) -> dict[str, Packed]:
@@ -257,7 +257,7 @@ class Masks:
         for by, sites in self._unopened.items():
             for site in sorted(sites):
                 self._disputes.add(frozenset((by, site)))
-                self._note([f"Secure aggregation, round {attempt.round}: {by} or {site} lied about a share."])
+                self._note([Note("share_disputed", {"round": attempt.round, "site": by, "other": site})])
         denied = Counter(site for sites in self._unopened.values() for site in sites)
         for site, number in denied.items() if self._enough(len(signed)) else ():
             if (left := len(signed) - number) < attempt.votes(self._roster):
@@ -341,9 +341,8 @@ class Masks:
         kept = {n for n in previous.labels if self._number(n) in sent_rows - total.rows.keys()}
         if new := sorted(kept - self._kept):
             self._kept |= kept
-            why = f"stayed as it was, because fewer than {self._attempt.fewest} sites sent it"
-            first = f"Secure aggregation, first in round {self._attempt.round}"
-            self._note([f"{first}: the row of {', '.join(new)} {why}."])
+            attempt = {"round": self._attempt.round, "fewest": self._attempt.fewest}
+            self._note([Note("rows_kept", {**attempt, "labels": new})])
         return Merged(Counted(tuple(sent), model))
 
     def _suspects(self, model: GlobalModel, previous: GlobalModel, furthest: float) -> tuple[str, list[str]]:

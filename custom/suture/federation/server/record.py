@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +17,7 @@ from suture.core.labels import LabelType
 from suture.federation.plan import Plan, Schedule
 from suture.models.classifier import Layout
 from suture.protocol.egress import declared
-from suture.protocol.records import Round, read_history
+from suture.protocol.records import Note, Round, read_history
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,14 @@ class Record:
         """Add facts to run.json."""
         self.run |= facts
         write_json(self.folder / "run.json", self.run)
+
+    def note(self, notes: Iterable[Note]) -> None:
+        """Add notes for the reader of the report, unless they are there already."""
+        known = self.run.get("notes", [])
+        if new := [plain for note in notes if (plain := asdict(note)) not in known]:
+            self.update(notes=[*known, *new])
+            for plain in new:
+                self.event("note", **plain)
 
     def event(self, kind: str, **facts: Any) -> None:
         """Append a line to events.jsonl: what happens now, for the progress display.
@@ -161,7 +169,11 @@ def describe(record: Record, plan: Plan, schedule: Schedule, **facts: Any) -> No
     described, about = plan.to_dict(), plan.method.about
     method: dict[str, Any] = {"name": about.name, "title": about.title, "paper": about.paper}
     method |= {"hyperparameters": described["hyperparameters"]}
-    method |= {"personal": plan.method.sharing.personal, "pooled": about.pooled}
+    method |= {
+        "personal": plan.method.sharing.personal,
+        "pooled": about.pooled,
+        "pseudo": plan.method.labels.pseudo,
+    }
     started = record.run.get("started") if record.run.get("status") == "running" else None
     run: dict[str, Any] = {"job": schedule.name, "title": schedule.title, "method": method}
     run |= {key: described[key] for key in ("model", "augmentation")} | {"rounds": schedule.rounds}
@@ -169,7 +181,7 @@ def describe(record: Record, plan: Plan, schedule: Schedule, **facts: Any) -> No
     run |= {"versions": versions(), "egress": what_leaves(plan, Layout({}, {}))}
     run |= {"labels": [], "sites": {}, "threads": {"server": 1}, "computed_on": {}}
     run |= {"started": started or now(), "status": "running", "error": None, "finished": None}
-    run |= {"selected_round": None, "selection": schedule.selection, "left_out": []}
+    run |= {"selected_round": None, "selection": schedule.selection, "left_out": [], "notes": []}
     run |= {"secure_aggregation": asdict(plan.secure_aggregation)} if plan.secure_aggregation else {}
     run |= {"robust": asdict(schedule.robust)} if schedule.robust else {}
     record.update(**run | {"env": record.run.get("env", "flare")} | facts)

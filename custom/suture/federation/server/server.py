@@ -46,7 +46,6 @@ from suture.federation.server.notes import (
     older_state_notes,
     secure_notes,
     unprotected_note,
-    why_unmeasured,
 )
 from suture.federation.server.record import Record, describe, what_leaves
 from suture.federation.server.registry import Agreement, Member, SiteRegistry, admit
@@ -65,7 +64,7 @@ from suture.protocol.masking import Identity
 from suture.protocol.messages import MaskTask, Metrics, Scores, SiteInfo, TaskName, Update
 from suture.protocol.outliers import outlying
 from suture.protocol.packing import Packed
-from suture.protocol.records import Round, SiteRound
+from suture.protocol.records import Counted, Round, SiteRound
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +84,7 @@ class Server:
         masks: the server's part in secure aggregation; None without it.
         round: the newest committed round.
         model, state: of that round.
-        unmeasured: why the sites did not measure a class, of those without a validation AUROC.
+        unmeasured: of each class without a validation AUROC, what the sites have counted of it.
         fitted: decisions by the selected model's scores, once these are counted.
 
     Raises:
@@ -115,7 +114,7 @@ class Server:
         self.exchanges = Exchanges(plan, schedule, self.collector, held)
         self.masks: Masks | None = None
         if plan.secure_aggregation:
-            told, judge = (self.record.event, self._note), identity or Identity()
+            told, judge = (self.record.event, self.record.note), identity or Identity()
             self.masks = Masks(plan, schedule.rounds, self.states.folder, self.collector, *told, judge)
         self.aggregator = Aggregator(plan, schedule, held_out)
         self.registry = SiteRegistry({}, ())
@@ -123,7 +122,7 @@ class Server:
         self.model: GlobalModel
         self.state = RunState(ModelSelection(by=schedule.selection), None, frozenset(), ((0, plan.code),))
         self.fitted: Fitted | None = None
-        self.unmeasured: dict[str, str] = {}
+        self.unmeasured: dict[str, dict[str, Counted]] = {}
         self._pooled, self._facts, self._failures = pooled, ClassFacts(), 0
 
     # The start
@@ -209,14 +208,13 @@ class Server:
         prior = plan.method.sharing.prior
         held = {"name": prior.name, "digest": registry.prior} if prior and registry.prior else {}
         record.update(label_type=registry.label_type, prior=held)
-        notes = notes_at_start(self.state, refused, registry, self.schedule.label_map)
+        notes = [*notes_at_start(self.state, refused, registry, self.schedule.label_map)]
         notes += method_notes(self.model, plan, self._facts)
         if robust := self.schedule.robust:
             few = [name for name, sites in registry.senders(plan.method).items() if sites < robust.fewest]
             record.update(unprotected=few)
             notes += unprotected_note(robust, few)
         notes += secure_notes(plan, registry.owners())
-        record.update(notes=notes)
         relations = self.schedule.relations
         related = [name for name in relations.with_ancestors(labels) if name in relations.parents]
         above = {name: list(relations.parents[name]) for name in related}
@@ -234,8 +232,8 @@ class Server:
         )
         start = {"round": self.round, "rounds": rounds, "sites": sorted(members), "labels": labels}
         record.event("begin", **start, refused=dict(refused), new_labels=added)
-        for note in record.run["notes"]:
-            record.event("note", text=note)
+        record.update(notes=[])
+        record.note(notes)
 
     @property
     def held_out(self) -> HeldOut | None:
@@ -315,7 +313,7 @@ class Server:
         if removable:
             keep_updates(self.states.folder, ctx.round, zip(usable, Updates(collector, members), strict=True))
         states = {site: update.state for site, update in collector.replies(Update).items()}
-        self._note(older_state_notes(ctx.round, states, self.state.sent))
+        self.record.note(older_state_notes(ctx.round, states, self.state.sent))
         norms = {site: collector.norms[site] for site in usable if site in collector.norms}
         line = collector.summary(ctx.round, ctx.phase.name, members.named)
         kept = dict(zip(usable, merged.kept, strict=False))
@@ -354,7 +352,7 @@ class Server:
             before = unpack_model(found[1]) if found and found[0] == self.round - 1 else None
         merged = robustly_merged(robust, self.model, before, updates, self.state.bound.radii)
         listed = self.record.run.get("unprotected", [])
-        self._note(unprotected_note(robust, set(merged.plain) - set(listed), ctx.round))
+        self.record.note(unprotected_note(robust, set(merged.plain) - set(listed), ctx.round))
         return merged
 
     def _failed(self, line: Round, usable: list[str], undo: Undo | None) -> None:
@@ -401,7 +399,7 @@ class Server:
             for site, why in excluded.items():
                 sites[site] = replace(sites[site], status="rejected", reason=why)
             self.record.history(replace(undone, status="unchanged", sites=sites))
-        self.record.update(notes=[*self.record.run["notes"], *exclusion_notes(excluded)])
+        self.record.note(exclusion_notes(excluded))
         line = f"back to the model of round {undo.round}"
         line += f"; {list_reasons(excluded)}" if excluded else ""
         self.record.event("rolled_back", round=undo.round, site=undo.site, why=line)
@@ -419,7 +417,7 @@ class Server:
         assert line is not None
         scores = {site: registry.named(site, found.classes) for site, found in metrics.items()}
         self.unmeasured = {
-            name: why_unmeasured({site: at[name] for site, at in scores.items() if name in at})
+            name: {s: (at[name].positives, at[name].negatives) for s, at in scores.items() if name in at}
             for name in line.validation.unmeasured
         }
         self.record.validated(line)
@@ -511,15 +509,8 @@ class Server:
         lines = self.exchanges.close(missing)
         if self.registry.members:  # at the start, `_record_start` notes it
             reasons = {site: str(line.reason) for site, line in lines.items()}
-            self._note([n for n in ledger_notes(reasons) if n not in self.record.run.get("notes", [])])
+            self.record.note(ledger_notes(reasons))
         return lines
-
-    def _note(self, notes: list[str]) -> None:
-        """Add notes for the reader of the report."""
-        if notes:
-            self.record.update(notes=[*self.record.run.get("notes", []), *notes])
-            for note in notes:
-                self.record.event("note", text=note)
 
     def _commit(self, number: int, model: GlobalModel, state: RunState) -> None:
         packed = pack_state(model, state, self.registry, self.plan)

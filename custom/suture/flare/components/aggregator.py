@@ -23,7 +23,6 @@ from suture.core.labels import LabelType
 from suture.core.validation import parse
 from suture.federation.plan import round_context
 from suture.federation.server.norm_bound import Measure, NormBound, Norms, norm_of
-from suture.federation.server.notes import unprotected_note
 from suture.flare.components import contract
 from suture.flare.components.filters import TASK, stated_name
 from suture.methods.base import GlobalModel, LabelStatistics, Phase, RoundContext
@@ -273,7 +272,10 @@ class MethodAggregator(contract.ByMethod, ModelAggregator):
         merged = robustly_merged(robust, model, self._before, updates, self._radii)
         self._before, self._radii = model, merged.radii
         if merged.plain:
-            self.logger.warning(unprotected_note(robust, merged.plain, self._round)[0])
+            plain = ", ".join(sorted(name or "the shared tensors" for name in merged.plain))
+            self.logger.warning(
+                f"round {self._round}: too few sites for the robust merge, plain mean: {plain}"
+            )
         return merged.updates
 
     def reset_stats(self) -> None:
