@@ -770,8 +770,8 @@ def test_a_lie_is_named_and_costs_one_attempt_at_most(lie: str, tiny: Any) -> No
     events = (server.record.folder / "events.jsonl").read_text()
     assert said in events
     named = [line["sites"].get("delta", {}) for line in lines]
-    noted = " ".join(noted(server))
-    assert any(said in str(one.get("reason")) for one in named) or f"delta {said}" in noted or said in noted
+    notes = " ".join(noted(server))
+    assert any(said in str(one.get("reason")) for one in named) or f"delta {said}" in notes or said in notes
 
 
 def test_one_that_never_sends_its_update_costs_one_attempt(tiny: Any) -> None:

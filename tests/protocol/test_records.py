@@ -5,7 +5,7 @@ import pytest
 
 from example_run import diagnostic_records, history_records, run_record, with_pseudo_labels, write_run
 from suture.core.errors import DataError
-from suture.protocol.records import PseudoLabels, read_diagnostics, read_history, read_metrics, read_run
+from suture.protocol.records import Note, PseudoLabels, read_diagnostics, read_history, read_metrics, read_run
 
 
 def test_a_run_folder_is_read(run_folder: Path) -> None:
@@ -69,15 +69,10 @@ def test_files_of_before_pseudo_labels_are_read(run_folder: Path) -> None:
 
 def test_what_a_method_recorded_is_read(tmp_path: Path) -> None:
     history = with_pseudo_labels(history_records())
-    run = run_record() | {
-        "label_type": "multiclass",
-        "notes": [{"code": "method", "values": {"text": "as it is"}}],
-    }
+    run = run_record() | {"label_type": "multiclass", "notes": [{"code": "method", "values": {"text": "so"}}]}
     write_run(tmp_path, run, history, diagnostics=diagnostic_records(history))
-    assert (read_run(tmp_path).label_type, read_run(tmp_path).notes) == (
-        "multiclass",
-        [Note("method", {"text": "as it is"})],
-    )
+    found = read_run(tmp_path)
+    assert (found.label_type, found.notes) == ("multiclass", [Note("method", {"text": "so"})])
     site = read_history(tmp_path)[0].sites["hillside"]
     assert site.rows["Edema"] == 150.0
     assert site.scalars.keys() == {"pseudo_positive", "pseudo_negative"}
