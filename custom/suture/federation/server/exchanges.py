@@ -77,8 +77,9 @@ class Exchanges:
             # Noise may begin with a job, and makes an update longer than all before.
             declared = ((site, member.protection) for site, member in registry.members.items())
             noisy = {site for site, own in declared if own.get("noise") or "epsilon" in own}
-            largest = {site: of for site, of in state.bound.largest.items() if site not in noisy}
-            self.collector.bound = replace(state.bound, factor=self.schedule.max_update, largest=largest)
+            bound = state.bound.in_phase(task.phase)
+            largest = {site: of for site, of in bound.largest.items() if site not in noisy}
+            self.collector.bound = replace(bound, factor=self.schedule.max_update, largest=largest)
         assigner = Assigner(
             self.plan,
             registry,

@@ -22,7 +22,7 @@ from suture.federation.server.scores import (
     plain,
     weighting,
 )
-from suture.federation.server.server import Server
+from suture.federation.server.server import Server, Stage
 from suture.learning.evaluation import counts_of
 from suture.learning.metrics import mean_defined
 from suture.methods.base import GlobalModel
@@ -74,7 +74,7 @@ def finish(server: Server, tested: Mapping[str, Metrics], fault: Exception | Non
     if faults:
         raise faults[0]
     server.record.close("finished")
-    server.record.event("finished", selected=selected)
+    server.enter(Stage.FINISHED, selected=selected)
 
 
 def _stated(server: Server) -> dict[str, Spent]:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -69,6 +71,27 @@ from suture.protocol.records import Counted, Round, SiteRound
 log = logging.getLogger(__name__)
 
 
+class Stage(Enum):
+    """What the server does; the words of its events. docs/architecture.md has the table."""
+
+    IDLE = "idle"
+    OPEN = "open"
+    COMMITTED = "committed"
+    UNCHANGED = "unchanged"
+    ROLLED_BACK = "rolled_back"
+    FINISHED = "finished"
+
+
+_NEXT = {
+    Stage.IDLE: {Stage.OPEN, Stage.FINISHED},
+    Stage.OPEN: {Stage.OPEN, Stage.IDLE, Stage.COMMITTED, Stage.UNCHANGED, Stage.FINISHED},
+    Stage.COMMITTED: {Stage.OPEN, Stage.FINISHED},
+    Stage.UNCHANGED: {Stage.OPEN, Stage.ROLLED_BACK},
+    Stage.ROLLED_BACK: {Stage.OPEN},
+    Stage.FINISHED: set[Stage](),
+}
+
+
 class Server:
     """The server of a federation.
 
@@ -82,6 +105,7 @@ class Server:
 
     Attributes:
         masks: the server's part in secure aggregation; None without it.
+        stage: see `Stage`.
         round: the newest committed round.
         model, state: of that round.
         unmeasured: of each class without a validation AUROC, what the sites have counted of it.
@@ -118,7 +142,7 @@ class Server:
             self.masks = Masks(plan, schedule.rounds, self.states.folder, self.collector, *told, judge)
         self.aggregator = Aggregator(plan, schedule, held_out)
         self.registry = SiteRegistry({}, ())
-        self.round = 0
+        self.stage, self.round = Stage.IDLE, 0
         self.model: GlobalModel
         self.state = RunState(ModelSelection(by=schedule.selection), None, frozenset(), ((0, plan.code),))
         self.fitted: Fitted | None = None
@@ -134,6 +158,7 @@ class Server:
             ConfigError: a site has a name that cannot be used.
         """
         check_sites(sites)
+        self.enter(Stage.OPEN)
         return self.exchanges.handshake(sites)
 
     def begin(self, missing: Mapping[str, str]) -> None:
@@ -182,6 +207,7 @@ class Server:
         check_facts(self._facts, self.model, method)
         self.record.rewind(self.round)
         self._record_start(found, {s: str(x.reason) for s, x in lines.items() if s not in infos})
+        self.enter(Stage.IDLE)
 
     def _restore(self, found: Restored) -> None:
         codes = found.state.codes
@@ -262,7 +288,6 @@ class Server:
         """
         ctx = self.aggregator.context(self.round + 1)
         self.record.event("round", round=ctx.round, phase=ctx.phase.name)
-        self.state = replace(self.state, bound=self.state.bound.in_phase(ctx.phase.name))
         return self._send(Task("train", ctx.round, ctx.phase.name), self.model, masks)
 
     def close_updates(self, missing: Mapping[str, str]) -> list[str]:
@@ -296,7 +321,8 @@ class Server:
         else:
             self._close(missing)
         lost = collector.abstained("missing_state")
-        self.state = replace(self.state, holders=self.state.holders - lost)
+        bound = self.state.bound.in_phase(ctx.phase.name)
+        self.state = replace(self.state, holders=self.state.holders - lost, bound=bound)
         usable = collector.accepted()
         undo = self.exchanges.undo(self.round, self.model, self.state, self.states)
         if undo or len(usable) < self.quorum:
@@ -334,7 +360,7 @@ class Server:
         if removable:
             drop_updates(self.states.folder, ctx.round)
         collector.empty()
-        self.record.event("committed", round=ctx.round, seconds=line.seconds)
+        self.enter(Stage.COMMITTED, round=ctx.round, seconds=line.seconds)
 
     def _merged(self, updates: Updates, ctx: RoundContext) -> Merged | None:
         """Return the updates as a robust merge, or secure aggregation, leaves them; None where that failed.
@@ -365,7 +391,7 @@ class Server:
         told = [f"round {line.round}: {why}", *([list_reasons(reasons)] if reasons else [])]
         why = "; ".join(told)
         self.record.history(replace(line, status="unchanged"))
-        self.record.event("unchanged", round=line.round, why=why)
+        self.enter(Stage.UNCHANGED, round=line.round, why=why)
         log.warning("%s; the model stays as it was", why)
         if undo:
             self._step_back(undo)
@@ -402,7 +428,7 @@ class Server:
         self.record.note(exclusion_notes(excluded))
         line = f"back to the model of round {undo.round}"
         line += f"; {list_reasons(excluded)}" if excluded else ""
-        self.record.event("rolled_back", round=undo.round, site=undo.site, why=line)
+        self.enter(Stage.ROLLED_BACK, round=undo.round, site=undo.site, why=line)
         log.warning(line)
         if not undo.site:
             raise self.aggregator.diverged(f"no site can train on the model of round {bad}", self.round)
@@ -436,6 +462,7 @@ class Server:
             FederationError: no validation loss was ever measured.
         """
         self._close(missing)
+        self.enter(Stage.IDLE)
         self._note_validation()
         if self.state.standings.best is None:
             raise FederationError(
@@ -457,6 +484,7 @@ class Server:
     def close_scores(self, missing: Mapping[str, str]) -> None:
         """Fit the operating points of the selected model."""
         self._close(missing)
+        self.enter(Stage.IDLE)
         if self.schedule.decision:
             scores = self.collector.replies(Scores)
             self.fitted = fit_decisions(self.registry, scores, self.schedule.decision)
@@ -468,6 +496,7 @@ class Server:
     def close_test(self, missing: Mapping[str, str]) -> dict[str, Metrics]:
         """Return the sites' metrics on their own test data."""
         self._close(missing)
+        self.enter(Stage.IDLE)
         return self.collector.metrics()
 
     @property
@@ -495,9 +524,22 @@ class Server:
 
     # Used by several steps
 
+    def enter(self, stage: Stage, **facts: Any) -> None:
+        """Go to another stage; with facts of it, an event says so.
+
+        Raises:
+            RuntimeError: it does not follow the present one, which is a bug.
+        """
+        if stage not in _NEXT[self.stage]:
+            raise RuntimeError(f"a server that is {self.stage.value} cannot be {stage.value} next")
+        self.stage = stage
+        if facts:
+            self.record.event(stage.value, **facts)
+
     def _send(
         self, task: Task, model: GlobalModel, masks: Mapping[str, MaskTask] | None = None
     ) -> dict[str, Packed]:
+        self.enter(Stage.OPEN)
         decisions = self.fitted.decisions if self.fitted and task.split == "test" else None
         left_out = self.masks.left_out if self.masks and masks else ()
         return self.exchanges.assign(
