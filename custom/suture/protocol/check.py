@@ -171,6 +171,7 @@ def _check_scores(scores: Scores, allowed: AllowedReply) -> None:
 
 
 def _check_update(update: Update, allowed: AllowedReply) -> None:
+    # Masked numbers fill the whole ring: of them only names, shapes and types can be checked.
     egress = allowed.egress.masked if allowed.task.mask else allowed.egress
     if update.round != allowed.task.round:
         raise RejectedUpdate(f"round {update.round} instead of {allowed.task.round}")
@@ -178,6 +179,7 @@ def _check_update(update: Update, allowed: AllowedReply) -> None:
         raise RejectedUpdate(f"the state of round {update.state}, which was not committed")
     if update.kind != egress.kind:
         raise RejectedUpdate(f"kind {update.kind!r} instead of {egress.kind!r}")
+    # Names before tensors, whose shapes depend on their number.
     _check_labels(update.labels)
     if stray := set(update.labels) - set(allowed.task.labels):
         raise RejectedUpdate(f"unknown label {min(stray)!r}")
@@ -200,6 +202,7 @@ def _check_update(update: Update, allowed: AllowedReply) -> None:
         _check_channel(channel, update, allowed)
     _check_tensors("", {"class_weights": update.class_weights}, {"class_weights": ((rows,), "torch.float64")})
     _check_weights(update, allowed)
+    # Each name that was declared and no other: a name could carry information, and so could its absence.
     numbers = update.scalars.keys() - egress.losses.keys()  # losses may be withheld
     if numbers != egress.scalars.keys():
         raise RejectedUpdate(_difference("scalars", numbers, egress.scalars.keys()))

@@ -181,6 +181,8 @@ def sent(update: Update, trained_on: TaskData, transport: Transport) -> Update:
     def converted(name: str, tensor: Tensor) -> Tensor:
         if tensor.dtype != torch.float32:
             return tensor
+        # Of the weights as the site has received them, rounded: the server adds the change to its exact ones,
+        # so what is rounded is a step and not the model.
         change = narrow(tensor - bases[name] if name in bases else tensor, transport)
         return change if change.dtype != torch.float32 else tensor
 

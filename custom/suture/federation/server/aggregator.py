@@ -136,6 +136,7 @@ class Aggregator:
             auroc_step=coarsest(score.step for at in scores.values() for score in at.values()),
         )
         shown = {s: [name for name, score in scores[s].items() if score != NOTHING] for s in losses}
+        # Negative, since the best round is the one of the largest value.
         parts = {site: {classes_of(site, shown[site]): -value} for site, value in sorted(losses.items())}
         by_loss = self.schedule.selection == "site_loss" and self.context(number).phase.selectable
         if by_loss and loss is not None:

@@ -120,6 +120,7 @@ class UpdateCollector:
             exchange: number of the exchange that it answers; by default the one that was opened last.
         """
         with self._lock:
+            # A transport may deliver what an earlier exchange has given up; it must not count for this one.
             if exchange not in (None, self.exchange) or not self._open:
                 log.warning("a late answer of %s is ignored", site)
                 return
@@ -168,6 +169,7 @@ class UpdateCollector:
                 norms = self._measure(reply, allowed.task, allowed.egress)
                 self.bound.check(site, norms)
             self._put(site, tensors_of(reply))
+            # Whatever `SiteNumbers` declares: a new number needs no line here.
             said: dict[str, Any] = {name: getattr(reply, name) for name in RECORDED}
             if not bool((reply.class_weights == 1).all()):
                 said["rows"] = dict(zip(reply.labels, reply.class_weights.tolist(), strict=True))

@@ -120,8 +120,11 @@ class Exchanges:
         unable = self.collector.abstained("non_finite_loss")
         site = untrainable(state.norms, unable)
         before = states.newest(number - 1) if site else None
+        # An accepted update of another site shows that the model can be trained on, whatever some claim.
         if site is None or before is None or {*self.collector.accepted()} - {site}:
             return None
+        # A weighted mean moves the model by no more than its updates together; what moved it further was the
+        # server's own step. 1 % is for rounding.
         moved = distance(model, unpack_model(before[1]))
         explained = state.norms[site] > state.received and moved <= 1.01 * math.hypot(*state.norms.values())
         return Undo(*before, site if explained else None) if explained or {*state.norms} <= unable else None

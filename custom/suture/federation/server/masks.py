@@ -149,6 +149,8 @@ class Masks:
         self._ledgers, self._quorum, asked = ledgers, quorum, set(registry.members)
         lists = self._lists()
         able = {site for site in asked if all(site in of for of in lists)}  # the others are too late
+        # Who has masked an update of this round did so for a list of sites. Only these can add up with it, so
+        # a repeated attempt may leave out no more of them than the threshold allows.
         least = max([quorum, *(self._attempt.threshold(len(of)) for of in lists)])
         out = [{site: of[site]} for of in (self._liars, self._disputed()) for site in sorted(of)]
         for times in sorted({self._times[site] for site in self._lost}):
@@ -295,6 +297,7 @@ class Masks:
         def each() -> Iterator[tuple[str, Masked]]:
             for site, update in updates:
                 of_row = {n: number for n, number in numbers[site].items() if number in rows[site]}
+                # Weights travel unmasked; that of a row counts where the row was masked at all.
                 own = torch.tensor([name in of_row for name in update.labels]) * update.class_weights
                 for name, weight in zip(update.labels, own.tolist(), strict=True):
                     if name in of_row:

@@ -205,6 +205,7 @@ class Server:
             self.held_out.check_groups(self.registry.labels)
         self._facts = method.class_facts(self.registry.statistics(infos))
         check_facts(self._facts, self.model, method)
+        # The pending round is in the state; whatever the record has of it or of later ones is written anew.
         self.record.rewind(self.round)
         self._record_start(found, {s: str(x.reason) for s, x in lines.items() if s not in infos})
         self.enter(Stage.IDLE)
@@ -320,10 +321,12 @@ class Server:
             self.masks.added_to(collector.lines)
         else:
             self._close(missing)
+        # Such a site gets with its next task what is otherwise sent once.
         lost = collector.abstained("missing_state")
         bound = self.state.bound.in_phase(ctx.phase.name)
         self.state = replace(self.state, holders=self.state.holders - lost, bound=bound)
         usable = collector.accepted()
+        # Before the quorum: where no site can train on the model, to repeat the round would help nobody.
         undo = self.exchanges.undo(self.round, self.model, self.state, self.states)
         if undo or len(usable) < self.quorum:
             self._failed(collector.summary(ctx.round, ctx.phase.name, members.named), usable, undo)
@@ -332,11 +335,14 @@ class Server:
         if merged is None:
             self._failed(collector.summary(ctx.round, ctx.phase.name, members.named), usable, None)
             return
+        # Failures count in a row. What the sites have measured is the model of the round before this one,
+        # whose line of the history is complete only now.
         self._failures = 0
         self._note_validation()
         model = self.aggregator.aggregate(self.model, merged.updates, ctx)
         removable = self.plan.method.about.removable
         if removable:
+            # On disk before the model that has them in it; those of the round before go once it is committed.
             keep_updates(self.states.folder, ctx.round, zip(usable, Updates(collector, members), strict=True))
         states = {site: update.state for site, update in collector.replies(Update).items()}
         self.record.note(older_state_notes(ctx.round, states, self.state.sent))
@@ -414,11 +420,13 @@ class Server:
                 "the resulting model; if the site works correctly, begin a new experiment with a lower "
                 "learning rate"
             )
+        # Into the state itself: a server that is killed from here on starts again without the site.
         header = {**undo.before.header, "excluded": {**self.state.excluded, **excluded}}
         self.states.step_back(undo.round, replace(undo.before, header=header))
         found = read_newest(self.states, self.plan)
         assert found is not None  # it was written just now
         self._restore(found)
+        # Its line was written when the round after it was made, and will be once more.
         self.record.reopen(undo.round)
         if undone:
             sites = dict(undone.sites)
@@ -556,6 +564,7 @@ class Server:
 
     def _commit(self, number: int, model: GlobalModel, state: RunState) -> None:
         packed = pack_state(model, state, self.registry, self.plan)
+        # Until the file is whole the round before is the committed one, and the sites are told no other.
         self.states.save(number, packed, committed=self.round)
         self.round, self.model, self.state = number, model, state
         self._keep_best()

@@ -179,6 +179,7 @@ class SiteMasks:
         if mask.step == "survivors":
             return Masking("survivors", signature=part.sign(mask.survivors), unopened=part.unopened)
         revealed = part.reveal(mask.signatures)
+        # On disk before the shares leave: the site, restarted, refuses another sum of this round.
         self._reveal_once(task.round, part)
         return revealed
 

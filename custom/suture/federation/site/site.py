@@ -97,6 +97,7 @@ class Site:
             if not self._consents:
                 check_consent(self.name, self.plan, self.config)
                 self._consents = True
+            # Before anything is read or trained: a server that asks what it must not learns nothing but that.
             self.masks.check_kept()
             self.masks.check_fixed(task)
             self.releases.ledger.confirm(task.ledger)
@@ -106,6 +107,7 @@ class Site:
             if secure := task.task == "train" and self.plan.secure_aggregation is not None:
                 self.masks.begin(task, self._masked(task.labels), self.trainer.data[0])
             with self.trainer.on_device():
+                # From here on the task is what the site trains on; its layout is of the site's own model.
                 task = received(task, self._layout(task), self.plan.transport)
                 allowed = self._allowed(task)
                 self.releases.accept_labels(allowed.own)
@@ -115,6 +117,8 @@ class Site:
                 if kept is None:
                     kept = self.releases.keep(task, request, allowed, self._perform(task, allowed))
                 elif task.task == "train" and not self.states.files.is_whole(task.round):
+                    # The next round goes on from this round's state, so it is made again. Its steps have cost
+                    # ε once more, though no answer of them leaves.
                     self._train(task, allowed)
                     self.releases.spend(task)
                 answer = self.releases.leave(*kept, allowed)
@@ -215,6 +219,8 @@ class Site:
         context = self.trainer.context(task, state)
         predictor = method.predictor({**task.shared, **task.head}, task.channels)
         with _predicting(context.model, predictor):
+            # Before it is trained: so a model is validated in the exchange of the next round, at no further
+            # one.
             metrics = self._measure(context, "validation", task.committed)
         where = round_context(self.plan.method, self.plan.seed, self.rounds, task.round)
         context = replace(context, private=self.releases.private(context.samples["train"].patients))
@@ -224,6 +230,8 @@ class Site:
             if not isinstance(error, Aborted):  # the site abstains, which tells that the model diverged
                 self.releases.spend(task)
             raise
+        # The state first, then the answer: a site killed between the two finds in the mark what it still owes
+        # to the ledger (`Releases.cover`). The other way round it could not train on from what it has sent.
         marks = self.releases.mark() | self.masks.mark()
         self.states.save(task, context.model, keep, phase=where.phase.name, **marks)
         update = replace(update, metrics=metrics, state=state.header.get("round", 0))

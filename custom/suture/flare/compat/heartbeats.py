@@ -25,6 +25,7 @@ def on_heartbeat(communicator: Any, heard: Callable[[str], None]) -> None:
     theirs = communicator.client_is_active
 
     def active(client_name: str, reason: str, fl_ctx: FLContext) -> None:
+        # FLARE calls this of a registration too, which does not show that the site's job lives.
         if reason == "jobHeartbeat":
             heard(client_name)
         theirs(client_name, reason, fl_ctx)
