@@ -109,7 +109,7 @@ class Aggregator:
         found = {key: mean_defined(parts.values()) for key, parts in measured.items()}
         if (value := found[by]) is not None and self.context(number).phase.selectable:
             standings = standings.after(Best(number, value, parts=measured[by]))
-        validation = replace(state.pending.validation, **found)
+        validation = replace(state.pending.validation, **found)  # type: ignore[arg-type]
         return replace(state, pending=replace(state.pending, validation=validation), standings=standings)
 
     def measured_at_sites(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
+from typing import Any
 
 from suture.core.errors import nearest
 from suture.core.labels import canonical
@@ -80,7 +81,7 @@ def unprotected_note(robust: RobustMerge, classes: Collection[str], round_: int 
     Args:
         round_: the round in which it was so, because sites were missing; None at the start.
     """
-    values = {"kind": robust.kind, "fewest": robust.fewest, "round": round_}
+    values: dict[str, Any] = {"kind": robust.kind, "fewest": robust.fewest, "round": round_}
     values |= {"labels": sorted(classes)[: SHOWN + 1]}
     return [Note("unprotected", values)] if classes else []
 
