@@ -23,7 +23,7 @@ from scipy.stats import t as student
 
 from suture.core.files import read_json, read_records
 from suture.methods.surgical import SurgicalAggregation
-from suture.protocol.egress import Transport
+from suture.protocol.precision import Transport
 from suture.simulation.job import Job, load_job, with_settings
 from suture.simulation.run import run_job
 from suture_synthetic.phantom_hospitals import PhantomSites

@@ -40,7 +40,7 @@ from suture.federation.site.site import Site
 from suture.federation.store import experiment_folder
 from suture.models import ModelSpec, build
 from suture.models.classifier import NormPolicy
-from suture.protocol.egress import Transport
+from suture.protocol.precision import Transport
 from suture.simulation.simulator import simulate
 
 SITES = ("a", "b", "c", "d")

@@ -64,10 +64,10 @@ def describe_spent(
         protection: clip, and noise or epsilon, and delta of each protected site.
         stated: the newest statement of each site.
     """
-    return [_describe(site, own, stated.get(site)) for site, own in sorted(protection.items())]
+    return [_spent(site, own, stated.get(site)) for site, own in sorted(protection.items())]
 
 
-def _describe(site: str, own: Mapping[str, float], spent: Spent | None) -> str:
+def _spent(site: str, own: Mapping[str, float], spent: Spent | None) -> str:
     covers = "local differential privacy of its tensors; not per patient"
     if "epsilon" in own:
         text = f"{site} trains with DP-SGD per patient, for ε = {own['epsilon']:g} an experiment"

@@ -40,17 +40,10 @@ from suture.methods.robust import RobustMerge, robustly_merged, unfit
 from suture.methods.sharing import check_channels, layout_of, with_channels
 from suture.models import ModelSpec
 from suture.models.classifier import Layout, split_state
-from suture.protocol.egress import (
-    CLASSES,
-    Shapes,
-    Transport,
-    add_prefix,
-    check_declared,
-    resolve_shape,
-    zeros,
-)
+from suture.protocol.egress import CLASSES, Shapes, add_prefix, check_declared, resolve_shape, zeros
 from suture.protocol.messages import TaskData, Update, ones
 from suture.protocol.packing import Packed, load, tensors_of, unpack
+from suture.protocol.precision import Transport
 from suture_synthetic.trial import SITES, Trial, least_rounds
 from suture_synthetic.variants import alternatives, changed, names, numbers, with_value, within
 

@@ -38,10 +38,9 @@ from suture.methods.source import code_hash
 from suture.models import ModelSpec, build
 from suture.models.classifier import load_tensors, split_state
 from suture.protocol.egress import CLASSES as OF_CLASSES
-from suture.protocol.egress import Transport
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed, unpack
-from suture.protocol.precision import received, restored
+from suture.protocol.precision import Transport, received, restored
 
 CLASSES = ("Fibrosis", "Hernia", "Mass", "Nodule")
 SITES = {"alpha": ("Mass", "Nodule"), "beta": ("Hernia", "Nodule"), "gamma": ("Fibrosis", "Mass", "Nodule")}

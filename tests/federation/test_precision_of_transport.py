@@ -16,10 +16,9 @@ from suture.federation.server.checks import check_unchanged, fixed_settings
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.protocol.egress import Transport
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed, digest, pack, unpack
-from suture.protocol.precision import narrow
+from suture.protocol.precision import Transport, narrow
 from suture_synthetic.trial import Trial
 
 SMALL = ModelSpec("cnn", size=16)

@@ -19,9 +19,9 @@ from suture.flare.executor import ALLOWED
 from suture.flare.filters import EgressFilter
 from suture.methods.base import Method
 from suture.models import ModelSpec
-from suture.protocol.egress import Transport
 from suture.protocol.messages import TaskData
 from suture.protocol.packing import Packed, unpack
+from suture.protocol.precision import Transport
 from suture_synthetic.trial import Trial
 
 pytestmark = pytest.mark.complete

@@ -22,8 +22,9 @@ from suture.methods import METHODS
 from suture.methods.averaging import LocalAveraging
 from suture.methods.base import About, GlobalModel, LabelUse, RoundContext, hyperparameters
 from suture.models.classifier import Classifier
-from suture.protocol.egress import Channel, Egress, Layout, Transport, add_prefix, strip_prefix
+from suture.protocol.egress import Channel, Egress, Layout, add_prefix, strip_prefix
 from suture.protocol.messages import TaskData, Update
+from suture.protocol.precision import Transport
 from suture.testing import check_method
 from suture_synthetic import method_checks as checks
 from suture_synthetic.method_checks import subject_of

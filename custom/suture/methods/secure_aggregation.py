@@ -12,8 +12,9 @@ from suture.core.validation import STRICT
 from suture.methods import METHODS
 from suture.methods.base import Method
 from suture.methods.robust import RobustMerge
-from suture.protocol.egress import OWNED_CLASSES, Layout, Transport
+from suture.protocol.egress import OWNED_CLASSES, Layout
 from suture.protocol.messages import MOST_SITES
+from suture.protocol.precision import Transport
 
 
 @validated(frozen=True, config=STRICT)

@@ -37,7 +37,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from suture.core.errors import RejectedUpdate
-from suture.protocol.egress import Egress, Form, Layout, Shapes, Transport
+from suture.protocol.egress import Egress, Form, Layout, Shapes
+from suture.protocol.egress import Transport as Transport
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed
 

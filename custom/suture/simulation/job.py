@@ -46,7 +46,7 @@ from suture.methods.source import source_of
 from suture.models import CORPUS, WEIGHTS, ModelSpec, encoder_of, self_contained, vocabulary_of
 from suture.models.documents import with_digest
 from suture.models.encoders import is_stored
-from suture.protocol.egress import Transport
+from suture.protocol.precision import Transport
 from suture.simulation.job_files import job_file, known_jobs
 from suture.simulation.kinds import SIMULATIONS, Simulation
 from suture.simulation.study import StudySites

@@ -101,11 +101,9 @@ class Record:
         Raises:
             DataError: another line is damaged; names it.
         """
-        path = self.folder / "history.jsonl"
-        if path.exists():
+        if (self.folder / "history.jsonl").exists():
             read_history(self.folder)
-            lines = [line for line in read_records(path) if line["round"] < committed]
-            atomic_write(path, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
+            self._keep(lambda line: line["round"] < committed)
 
     def check_unbegun(self) -> None:
         """Refuse to begin a run whose rounds are here and whose states are not: its record would be lost.
@@ -122,10 +120,12 @@ class Record:
 
     def reopen(self, committed: int) -> None:
         """Delete the line of a committed round: it will be validated, and written, again."""
+        self._keep(lambda line: (line["round"], line["status"]) != (committed, "committed"))
+
+    def _keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
         path = self.folder / "history.jsonl"
-        wanted = (committed, "committed")
-        others = [line for line in read_records(path) if (line["round"], line["status"]) != wanted]
-        atomic_write(path, "".join(f"{json.dumps(line)}\n" for line in others).encode())
+        lines = [line for line in read_records(path) if wanted(line)]
+        atomic_write(path, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
 
     def metrics(self, content: dict[str, Any]) -> None:
         """Write metrics.json."""
