@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import weakref
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from suture.core.errors import FederationError
 from suture.federation.server.collector import UpdateCollector
 from suture.protocol.check import AllowedReply
 from suture.protocol.egress import CLASSES, Channel, Egress
-from suture.protocol.messages import Abstain, Metrics, TaskData, Update, ones
+from suture.protocol.messages import Abstain, Metrics, SiteNumbers, TaskData, Update, ones
 from suture.protocol.packing import Packed, pack
 
 SITES = ("a", "b", "c")
@@ -38,6 +39,18 @@ def collector(tmp_path: Path) -> UpdateCollector:
 def open_round(collector: UpdateCollector, number: int = 1) -> None:
     allowed = AllowedReply(TaskData("train", number, number - 1, labels=("Mass",)), EGRESS, ("Mass",))
     collector.open(dict.fromkeys(SITES, allowed))
+
+
+def test_each_number_that_a_site_sends_is_in_its_record(collector: UpdateCollector) -> None:
+    numbers: dict[str, Any] = dict.fromkeys((one.name for one in fields(SiteNumbers)), 0.5)
+    numbers["scalars"] = {"steps": 3.0}
+    egress = replace(EGRESS, scalars={"steps": (0.0, 10.0)})
+    collector.open({"a": AllowedReply(TaskData("train", 1, labels=("Mass",)), egress, ("Mass",))})
+    sent = Update(1, ("Mass",), {"w": torch.ones(2)}, {}, ones(("Mass",)), **numbers)
+    collector.receive("a", pack(sent))
+    line = collector.close({})["a"]
+    assert {name: getattr(line, name) for name in numbers} == numbers
+    assert line.numbers == numbers | numbers.pop("scalars")
 
 
 class Clock:
