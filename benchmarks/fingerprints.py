@@ -62,7 +62,7 @@ FLARE = {
 }
 CONTINUED = {"continued": PHANTOMS, "continued-fedlsm": HERE["fedlsm"]}
 
-IGNORED = {"seconds", "bytes_down", "bytes_up", "notes", "unmeasured"}
+IGNORED = {"seconds", "bytes_down", "bytes_up", "notes", "undefined", "unmeasured"}
 
 
 def run(settings: tuple[str, ...], out: Path, env: str, rounds: int, *more: str) -> None:
@@ -108,9 +108,10 @@ def tensors(path: Path) -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    """The value without times, sizes, sentences and classes that were not measured."""
+    """The value without times, sizes, notes, classes that were not measured, and what is not known."""
     if isinstance(value, dict):
-        return {key: plain(inner) for key, inner in sorted(value.items()) if key not in IGNORED}
+        known = {key: inner for key, inner in sorted(value.items()) if inner is not None}
+        return {key: plain(inner) for key, inner in known.items() if key not in IGNORED}
     return [plain(inner) for inner in value] if isinstance(value, list) else value
 
 
@@ -150,7 +151,7 @@ def main() -> None:
     if what == "record":
         Path(file).write_text(json.dumps(found, indent=1) + "\n")
         return
-    changed = differences(json.loads(Path(file).read_text()), found)
+    changed = differences(plain(json.loads(Path(file).read_text())), found)
     print("\n".join(changed) or f"{len(found)} runs: the same bytes and figures")
     sys.exit(bool(changed))
 

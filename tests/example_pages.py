@@ -45,7 +45,11 @@ def write_page(name: str, folder: Path) -> Path:
         return write_report(write_large_run(folder))
     command = {"command": "suture run demo --env local --set 'title=\"a b\"' --set " + "local.lr=0.1" * 9}
     if name == "failed":
-        run = run_record() | command | {"status": "failed", "error": "no site answered", "notes": ["a note"]}
+        run = (
+            run_record()
+            | command
+            | {"status": "failed", "error": "no site answered", "notes": [{"code": "a note"}]}
+        )
         return write_report(write_run(folder, run))
     history = with_pseudo_labels(history_records(14))
     run = run_record() | command

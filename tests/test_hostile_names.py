@@ -367,7 +367,7 @@ def a_run(folder: Path, names: tuple[str, ...]) -> Path:
         "labels": list(names),
         "sites": sites,
         "title": f"of {names[-1]}\x1b[2J",
-        "notes": list(names),
+        "notes": [{"code": "method", "values": {"text": name}} for name in names],
     }
     history, metrics = history_records(2), metrics_record()
     history[0]["sites"]["harbour"] |= {"status": "rejected", "reason": names[-2]}

@@ -74,7 +74,10 @@ def page() -> str:
 
 def _table(title: str, kind: type[Any]) -> str:
     """Return the fields of a class by its own docstring, which has to name each."""
-    texts, names = attribute_texts(kind), [field.name for field in dataclasses.fields(kind)]
+    texts = {name: text for of in kind.__mro__[:-1] for name, text in attribute_texts(of).items()}
+    names = sorted(
+        (one.name for one in dataclasses.fields(kind)), key=lambda n: n not in kind.__annotations__
+    )
     return f"## {title}\n\n" + markdown_table(
         ("field", "what"), [(n, texts[n].removesuffix(".")) for n in names]
     )

@@ -17,7 +17,7 @@ from suture.data.decoding import other_modality
 from suture.data.inspection import counted_modalities, size_notes, stated_modalities
 from suture.data.table import SPLITS, Split
 from suture.federation.server.classes import ClassConflict, one_name, statements
-from suture.federation.server.notes import EXPERIMENTAL, unprotected_note
+from suture.federation.server.notes import unprotected_note
 from suture.federation.server.registry import shared_generic
 from suture.models import own_words
 from suture.simulation.exact_figures import forecast
@@ -26,6 +26,7 @@ from suture.simulation.refusals import owners_of, refusals, rows_sent
 from suture.simulation.study import StudySites, exact
 from suture_prepare.quality import Count, Findings
 from suture_prepare.site_images import SUMMARY, Shared, describe, differences, shared, summarise
+from suture_results.sentences import EXPERIMENTAL, sentence
 
 _SAY: dict[Split, str] = {"validation": "the selection of the round", "test": "the final figures"}
 """What a split of a site has a say in."""
@@ -197,7 +198,8 @@ def _warnings(
     yield from _unmeasured(findings)
     if job and job.robust and len(findings) >= job.robust.fewest:
         sent = rows_sent(_labels(findings), job, len(findings))
-        yield from unprotected_note(job.robust, [n for n, sites in sent.items() if sites < job.robust.fewest])
+        few = [name for name, sites in sent.items() if sites < job.robust.fewest]
+        yield from (sentence(note.code, note.values) for note in unprotected_note(job.robust, few))
     if job and job.secure_aggregation:
         yield EXPERIMENTAL
     if job and (own := own_words(job.model)):

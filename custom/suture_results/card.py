@@ -26,7 +26,9 @@ from suture.protocol.decisions import Decisions
 from suture.protocol.records import Metrics, Run, read_history, read_metrics, read_run
 from suture_results.decision_section import decision_section
 from suture_results.formatting import DASH, area, interval, selected_for, stepped
+from suture_results.notes import sentences
 from suture_results.report import templates, write_report
+from suture_results.sentences import sentence
 from suture_results.tables import class_groups, shown
 
 log = logging.getLogger(__name__)
@@ -54,8 +56,10 @@ def write_card(run_dir: Path, licence: str | None = None) -> Path:
     if not (model / "model.safetensors").is_file():
         raise DataError(f"{model} has no model.safetensors; restore it from a backup")
     job = run_dir / "job.json"
+    history = read_history(run_dir)
     text = _template().render(
         run=run,
+        said=sentences(run, history, metrics),
         metrics=metrics,
         groups=class_groups(run, metrics) if metrics else [],
         attribute_figures=shown(metrics.attributes.values.values()) if metrics else {},
@@ -63,7 +67,7 @@ def write_card(run_dir: Path, licence: str | None = None) -> Path:
         fitted=parse(Decisions, found, "decisions") if (found := described.get("decisions")) else None,
         fitted_on=described.get("decided_on"),
         # Where a site has stated what its updates have spent, the run's notes tell it, with its δ.
-        budget=any(site.spent for r in read_history(run_dir) for site in r.sites.values()),
+        budget=any(site.spent for r in history for site in r.sites.values()),
         job_digest=hashlib.sha256(read_regular(job)).hexdigest() if job.is_file() else None,
         digest=weights_digest(model),
         licence=licence,
@@ -117,6 +121,7 @@ def _template() -> Template:
     # No HTML is made, so that nothing is escaped for it; `md` is applied to what other parties wrote.
     environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     filters = (rounded, area, stepped, selected_for, interval, rate)
+    environment.globals["sentence"] = sentence
     environment.filters |= {"md": markdown, **{function.__name__: function for function in filters}}
     return environment.get_template("card.md")
 

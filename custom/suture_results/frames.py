@@ -14,6 +14,7 @@ from suture.core.errors import DataError
 from suture.core.printable import printable
 from suture.protocol.records import Metrics, Round, Run, read_history, read_metrics, read_run
 from suture_results.finetuning_results import finetuning_table, nothing_measured, read_finetuning_results
+from suture_results.notes import Sentences, read_sentences
 from suture_results.prediction import Model, open_model
 from suture_results.tables import class_table
 
@@ -48,6 +49,11 @@ class Results:
             why = f"{self.info.status}: {self.info.error}" if self.info.error else self.info.status
             raise DataError(f"{self.folder} has no metrics; the run is {why}")
         return found
+
+    @property
+    def sentences(self) -> Sentences:
+        """What a person should know of the run: its notes, what it left out, and cautions."""
+        return read_sentences(self.folder)
 
     @property
     def mean_auroc(self) -> float | None:

@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from suture.data.split import HEAD, TAIL
 from suture.learning.metrics import mean_defined
 from suture.methods import method_class
 from suture.models import ModelSpec
-from suture.protocol.outliers import LONG, OPPOSED, rejected_sites, site_updates
+from suture.protocol.outliers import LONG, OPPOSED, site_updates
 from suture.protocol.records import (
     Metrics,
     Round,
@@ -46,7 +46,8 @@ from suture_results.class_tree import related_classes
 from suture_results.decision_section import decision_section
 from suture_results.finetuning_results import nothing_measured, read_finetuning_results, section
 from suture_results.formatting import leaves
-from suture_results.method_sections import method_sections
+from suture_results.method_sections import TITLES, method_sections
+from suture_results.notes import rejected_sites, sentences
 from suture_results.tables import UNIQUE, class_groups, kind, overall, shown
 
 log = logging.getLogger(__name__)
@@ -134,6 +135,9 @@ class Example:
     threshold: float
     present: bool
 
+
+_WORDS = {"train_loss": "Training loss"}
+"""What a number of a site is called, where its name does not say it."""
 
 Examples = Mapping[str, Mapping[str, Sequence[Example]]]
 """Images of each class, by its name and by how the model decides them."""
@@ -258,6 +262,7 @@ def _content(run: Run, history: list[Round], metrics: Metrics | None) -> dict[st
     local = metrics.local_models.sites.values() if metrics else ()
     return {
         "run": run,
+        "said": sentences(run, history, metrics),
         "configuration": configuration(run),
         "metrics": metrics,
         "history": history,
@@ -298,7 +303,7 @@ def _axis(metrics: Metrics) -> tuple[Scale, list[Tick]]:
 
 
 def _curves(run: Run, history: Sequence[Round]) -> list[Chart]:
-    """Return the charts of validation loss and AUROC of each round, and of each site's training loss."""
+    """Return the charts of validation loss and AUROC of each round, and of each number that sites send."""
     series = {
         "Validation loss, mean over sites": [Series("loss", [r.validation.loss for r in history])],
         "Validation AUROC, mean over sites": [Series("AUROC", [r.validation.auroc for r in history])],
@@ -306,9 +311,11 @@ def _curves(run: Run, history: Sequence[Round]) -> list[Chart]:
         "Validation balanced accuracy, at the server": [
             Series("balanced accuracy", [r.validation.server_balanced_accuracy for r in history])
         ],
-        "Training loss, per site": _of_sites(run, history, lambda site: site.train_loss),
-        "Query loss, per site": _of_sites(run, history, lambda site: site.scalars.get("query_loss")),
     }
+    for name in dict.fromkeys(name for r in history for site in r.sites.values() for name in site.numbers):
+        if name not in TITLES:
+            words = _WORDS.get(name, name.replace("_", " ").capitalize())
+            series[f"{words}, per site"] = _of_sites(run, history, partial(_number, name))
     return round_charts(run, history, series)
 
 
@@ -319,6 +326,10 @@ def _update_charts(run: Run, history: Sequence[Round]) -> list[Chart]:
         "Norm of the update, per site": _of_sites(run, history, lambda site: site.norm),
     }
     return round_charts(run, history, series)
+
+
+def _number(name: str, site: SiteRound) -> float | None:
+    return site.numbers.get(name)
 
 
 def _of_sites(run: Run, history: Sequence[Round], value: Callable[[SiteRound], float | None]) -> list[Series]:

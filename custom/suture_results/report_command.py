@@ -17,11 +17,12 @@ def show_run(folder: Path) -> None:
     results = open_results(folder)
     for table in results.tables():
         console.print(table)
-    for word, sentences in (("warning", results.info.left_out), ("caution", results.info.cautions)):
+    said = results.sentences
+    for word, sentences in (("warning", said.left_out), ("caution", said.cautions)):
         for sentence in sentences:
             print_line(f"{word}: {sentence}", style="yellow")
-    if said := results.info.without_limits:
-        here, changes, _ = said.partition("With the sites' limits")  # a line for each site and split
+    if exact := results.info.without_limits:
+        here, changes, _ = exact.partition("With the sites' limits")  # a line for each site and split
         in_short = "In a federation (or with --limits) the sites' limits change some; the report lists them."
         print_line(f"{here}{in_short if changes else ''}")
     print_line(f"report: {folder / 'report.html'}")

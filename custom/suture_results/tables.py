@@ -11,8 +11,9 @@ from rich.table import Table
 from suture.core.printable import printable
 from suture.core.targets import rich
 from suture.protocol.messages import few
-from suture.protocol.records import Metrics, Run
+from suture.protocol.records import Metrics, Note, Run
 from suture_results.formatting import DASH, FEW_NOTE, area, count, interval, stepped
+from suture_results.sentences import sentence
 
 SHARED, UNIQUE, NOBODY = "At several sites", "At one site", "At no site"
 OVERALL = {
@@ -107,6 +108,7 @@ def shown(parts: Iterable[Mapping[str, float | None]], most: int = 5) -> dict[st
 def _row(run: Run, metrics: Metrics, label: str) -> Row:
     owners = run.owners(label)
     positives, negatives = metrics.counts.get(label, (None, None))
+    why = metrics.undefined.get(label, Note("not_evaluated"))
     annotated = " and ".join(owners) if len(owners) < 3 else f"{len(owners)} of {len(run.sites)} sites"
     return Row(
         label,
@@ -115,7 +117,7 @@ def _row(run: Run, metrics: Metrics, label: str) -> Row:
         metrics.intervals.get(label),
         positives,
         negatives,
-        metrics.undefined.get(label, "not evaluated"),
+        sentence(why.code, why.values),
         metrics.recall.get(label),
         metrics.steps.get(label),
     )

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from noted import noted
 from rounds import reply_of
 from suture.core.errors import FederationError
 from suture.federation.loop import Loop, federate
@@ -76,7 +77,7 @@ def house(tiny: Any) -> House:
 
 
 def note_of(server: Server, site: str = "alpha") -> str:
-    (note,) = [text for text in server.record.run["notes"] if text.startswith(f"{site} clips")]
+    (note,) = [text for text in noted(server) if text.startswith(f"{site} clips")]
     return str(note)
 
 
@@ -121,7 +122,7 @@ def test_a_whole_backup_that_is_brought_back_shows_against_the_servers_digest(ho
     house.accept()
     server = house.run("one", rounds=3)
     assert "a lower bound" in note_of(server)
-    older = [n for n in server.record.run["notes"] if "alpha trained round 3 from its state of round 1" in n]
+    older = [n for n in noted(server) if "alpha trained round 3 from its state of round 1" in n]
     assert len(older) == 1
     assert "sent an update of round 2" in older[0]
 
@@ -133,7 +134,7 @@ def test_other_sites_go_on_without_the_one_whose_ledger_is_broken(house: House) 
     house.ledger().write_text("")
     server = house.run("two")
     assert list(server.registry.members) == ["beta"]
-    (note,) = [n for n in server.record.run["notes"] if "releases nothing" in n]
+    (note,) = [n for n in noted(server) if "releases nothing" in n]
     assert note.startswith("alpha releases nothing")
 
 
@@ -150,7 +151,7 @@ def test_a_ledger_that_breaks_in_a_run_is_noted_once(house: House) -> None:
 
     server = house.server("one", 4)
     federate(server, Breaking({name: house.site(name, "one", 4) for name in ("alpha", "beta")}))
-    assert [n.startswith("alpha releases nothing") for n in server.record.run["notes"]].count(True) == 1
+    assert [n.startswith("alpha releases nothing") for n in noted(server)].count(True) == 1
 
 
 @pytest.mark.complete
@@ -159,13 +160,13 @@ def test_a_state_that_was_lost_or_restored_is_noted_and_an_unbroken_run_is_not(h
     folder = house.state("alpha") / EXPERIMENTS / "one"
     (folder / "round-000002.safetensors").unlink()
     server = house.run("one", rounds=3)
-    assert any("alpha trained round 3 from its state of round 1" in n for n in server.record.run["notes"])
+    assert any("alpha trained round 3 from its state of round 1" in n for n in noted(server))
     for path in folder.glob("*.safetensors"):
         path.unlink()
     server = house.run("one", rounds=4)
-    assert any("alpha trained round 4 without a state" in n for n in server.record.run["notes"])
+    assert any("alpha trained round 4 without a state" in n for n in noted(server))
     server = house.run("one", rounds=5)
-    assert not any("trained round" in n for n in server.record.run["notes"])
+    assert not any("trained round" in n for n in noted(server))
 
 
 def test_the_digest_is_of_the_answer_and_the_filter_lets_no_other_one_through(house: House) -> None:

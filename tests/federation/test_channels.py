@@ -120,7 +120,7 @@ def test_both_sides_refuse_another_form(change: Callable[[Any], Any], why: str, 
     update = reply_of(site, task)
     assert isinstance(update, Update)
     lie = replace(update, channels=change({k: t.clone() for k, t in update.channels.items()}))
-    for expected in (site.answer(task).allowed, server.collector._expected["alpha"]):
+    for expected in (site.answer(task).allowed, server.collector._allowed["alpha"]):
         check_reply(update, expected)
         with pytest.raises(RejectedUpdate, match=why):
             check_reply(lie, expected)

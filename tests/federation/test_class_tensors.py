@@ -244,7 +244,7 @@ def test_the_sites_filter_and_the_server_refuse_another_form(
     server, sites, payloads = begun(federation)
     site, task = sites["alpha"], payloads["alpha"]
     update = reply_of(site, task)
-    expected = (site.answer(task).allowed, server.collector._expected["alpha"])
+    expected = (site.answer(task).allowed, server.collector._allowed["alpha"])
     for one in expected:
         check_reply(update, one)
         with pytest.raises(RejectedUpdate, match=why):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from noted import noted
 from small_hospitals import write_hospital
 from suture.core.errors import ConfigError, FederationError
 from suture.core.files import read_json
@@ -63,7 +64,7 @@ def test_a_class_of_two_names_and_one_code_is_trained_as_one_byte_by_byte(
     ]
     assert stated["site_names"] == {"Faserung": "Fibrosis"}
     assert {**stated, "codes": {**stated["codes"], "Fibrosis": codes[:1]}, "site_names": {}} == facts
-    (note,) = (note for note in run.record.run["notes"] if "codes" in note)
+    (note,) = (note for note in noted(run) if "codes" in note)
     assert all(fact in note for fact in ("alpha", "'Faserung'", "'Fibrosis'"))
     figures = [read_json(run.record.folder.parent / out / "metrics.json") for out in ("plain", "coded")]
     assert figures[0] == figures[1]

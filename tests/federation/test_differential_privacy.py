@@ -18,16 +18,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hypothesis_profiles import examples
+from noted import noted
 from suture.core.errors import ConfigError
 from suture.core.noise import gaussian
 from suture.core.privacy import PrivacyConfig
 from suture.federation.accounting import Mechanism, rounded_up
 from suture.federation.accounting import epsilon as epsilon_of
-from suture.federation.differential_privacy import Noise, describe_spent
+from suture.federation.differential_privacy import Noise
 from suture.learning.optimisers import NonFiniteLoss
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Spent, TaskData, Update, ones
+from suture_results.notes import describe_spent
 
 
 def epsilon(multipliers: list[float], delta: float) -> float | None:
@@ -218,6 +220,6 @@ def test_a_federation_whose_site_protects_itself(tiny: Any) -> None:
     server = federation.run()
     run = json.loads((Path(server.record.folder) / "run.json").read_text())
     assert run["protection"] == {"alpha": {"clip": 1e-6, "noise": 0.0, "delta": 1e-5}}
-    note, other = run["notes"]
+    note, other = noted(server)
     assert "alpha: less than a hundredth as long in 2 of 2 rounds" in other
     assert note.startswith("alpha clips its updates to a norm of 1e-06 and adds no noise: ε = ∞")

@@ -64,10 +64,8 @@ def test_a_federation_starts_from_the_folder_of_the_server_and_its_model_needs_n
     record = json.loads((server.record.folder / "run.json").read_text())
     weights = (folder / "model.safetensors").read_bytes()
     assert record["pretrained"] == {"file": "encoder", "sha256": hashlib.sha256(weights).hexdigest()}
-    assert record["notes"] == [
-        "hf:dinov2 was pretrained on images of 32 px, and model.size is 16; for the size of its "
-        "pretraining: --set model.size=32",
-    ]
+    values = {"model": "hf:dinov2", "pretrained": 32, "size": 16}
+    assert record["notes"] == [{"code": "pretrained_size", "values": values}]
     folder.rename(tmp_path / "gone")
     model = open_model(server.record.folder / "model")
     pixels = np.random.default_rng(0).integers(0, 256, (16, 16), dtype=np.uint8)

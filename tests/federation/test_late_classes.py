@@ -71,7 +71,7 @@ def test_a_class_that_is_newer_than_the_selected_round_is_not_measured(name: str
         return
     assert server.selected_round == 1
     assert found["auroc"]["Fibrosis"] is None
-    assert "joined after round 1" in found["undefined"]["Fibrosis"]
+    assert found["undefined"]["Fibrosis"] == {"code": "joined", "values": {"round": 1}}
     assert found["counts"]["Mass"] != [None, None], "what the model has is measured"
     if method.sharing.personal == "nothing":
         assert found["sites"]["late"].keys() == {"Mass"}
@@ -95,7 +95,7 @@ def test_sites_join_and_leave_in_any_order(order: tuple[str, ...], method: Any, 
         name for site in CLASSES for name in CLASSES[site]
     }
     for name in set(found["auroc"]) - labels:
-        assert "joined after round 1" in found["undefined"][name]
+        assert found["undefined"][name] == {"code": "joined", "values": {"round": 1}}
     for site, scores in found["sites"].items():
         assert scores.keys() == set(CLASSES[site]) & labels
     assert not list(server.record.folder.glob("sites/*/errors.jsonl"))

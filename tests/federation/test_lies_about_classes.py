@@ -85,7 +85,7 @@ def test_both_sides_refuse_what_is_outside_the_declaration(kind: str) -> None:
         update = trial.update("alpha")
         for expected in (
             trial.sites["alpha"].answer(task).allowed,
-            trial.server.collector._expected["alpha"],
+            trial.server.collector._allowed["alpha"],
         ):
             check_reply(update, expected)
             with pytest.raises(RejectedUpdate, match=f"channels/{name} .*{why}"):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from noted import noted
 from rounds import reply_of
 from suture.core.errors import FederationError
 from suture.data.config import load_site_config
@@ -177,4 +178,4 @@ def test_no_site_sends_counts_that_nobody_uses(name: str, data: Path, tiny: Any)
         assert reply_of(site, TaskData("handshake")).counts == {}
         assert not (site.folder / FIRST_COUNTS).exists()
     server = federation.run()
-    assert json.loads((Path(server.record.folder) / "run.json").read_text())["notes"] == []
+    assert noted(server) == []

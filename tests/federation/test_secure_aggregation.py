@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from between import Between
 from hypothesis_profiles import examples
+from noted import noted
 from suture.core.errors import ConfigError, FederationError, InUse
 from suture.core.files import hold, read_records
 from suture.federation.loop import federate
@@ -95,9 +96,9 @@ def test_the_model_is_that_of_the_plain_run(tiny: Any) -> None:
             large = tensor.abs() > 2**48
             assert large.double().mean() > 0.9 or tensor.numel() < 8
     lines = history(masked)[0]["sites"]
-    assert all("norm" not in line and line["status"] == "accepted" for line in lines.values())
-    assert any("Secure aggregation" in note for note in masked.record.run["notes"])
-    assert any("is experimental" in note for note in masked.record.run["notes"])
+    assert all(line["norm"] is None and line["status"] == "accepted" for line in lines.values())
+    assert any("Secure aggregation" in note for note in noted(masked))
+    assert any("is experimental" in note for note in noted(masked))
 
 
 @pytest.mark.complete
@@ -642,7 +643,7 @@ def test_sites_that_share_a_process_of_the_simulator_are_refused(tmp_path: Path)
 def test_a_class_of_few_annotators_that_all_train_is_noted(tiny: Any) -> None:
     """A row with which only positives move anything lets a lying server see them alone."""
     sites, method = FOUR | {"delta": ("Hernia", "Mass")}, METHODS["vanilla"](local=METHOD.local)
-    notes = run(secured(tiny(method, sites, rounds=1, selection="last")), "out").record.run["notes"]
+    notes = noted(run(secured(tiny(method, sites, rounds=1, selection="last")), "out"))
     assert [note for note in notes if "fewer than 3 sites annotate Hernia." in note]
 
 
@@ -769,8 +770,8 @@ def test_a_lie_is_named_and_costs_one_attempt_at_most(lie: str, tiny: Any) -> No
     events = (server.record.folder / "events.jsonl").read_text()
     assert said in events
     named = [line["sites"].get("delta", {}) for line in lines]
-    noted = " ".join(server.record.run["notes"])
-    assert any(said in str(one.get("reason")) for one in named) or f"delta {said}" in noted or said in noted
+    notes = " ".join(noted(server))
+    assert any(said in str(one.get("reason")) for one in named) or f"delta {said}" in notes or said in notes
 
 
 def test_one_that_never_sends_its_update_costs_one_attempt(tiny: Any) -> None:
@@ -900,7 +901,7 @@ def test_a_row_that_loses_an_owner_for_good_leaves_no_site(tiny: Any) -> None:
     server = run(federation, "out", lose)
     assert [accepted(line) for line in history(server)] == [sorted(FOUR)] + [["alpha", "beta", "delta"]] * 2
     assert trained == {1: ["alpha", "beta", "gamma"], 2: [], 3: []}
-    notes = [note for note in server.record.run["notes"] if "Nodule" in note]
+    notes = [note for note in noted(server) if "Nodule" in note]
     assert len(notes) == 1
     assert "round 2: the row of Nodule stayed as it was, because fewer than 3 sites sent it" in notes[0]
     models = [server.states.folder / f"round-{number:06d}.safetensors" for number in (1, 3)]
@@ -948,7 +949,7 @@ def test_who_denies_shares_of_several_is_left_out(tiny: Any) -> None:
     statuses = [{s: of["status"] for s, of in line["sites"].items()} for line in history(server)]
     accepted = dict.fromkeys(FOUR, "accepted")
     assert statuses == [accepted, accepted, accepted | {"delta": "rejected"}]
-    assert any("delta or alpha lied about a share" in note for note in server.record.run["notes"])
+    assert any("delta or alpha lied about a share" in note for note in noted(server))
 
 
 @pytest.mark.complete
@@ -963,7 +964,7 @@ def test_who_denies_a_share_that_it_has_said_to_hold_lies(tiny: Any) -> None:
 
     server = run(federation, "out", deny)
     assert [line["status"] for line in history(server)] == ["committed"]
-    assert any("delta has revealed shares of other sites" in note for note in server.record.run["notes"])
+    assert any("delta has revealed shares of other sites" in note for note in noted(server))
 
 
 def test_shares_of_no_secret_are_found_when_they_are_revealed(
@@ -983,7 +984,7 @@ def test_shares_of_no_secret_are_found_when_they_are_revealed(
     server = federation.server("out")
     with pytest.raises(FederationError, match="delta: has sent shares that do not match its secrets"):
         federate(server, Between(sites, honest))
-    assert any("delta has sent shares" in note for note in server.record.run["notes"])
+    assert any("delta has sent shares" in note for note in noted(server))
 
 
 @pytest.mark.complete

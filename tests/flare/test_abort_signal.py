@@ -15,7 +15,7 @@ from rounds import conformant
 from suture.core.devices import moved
 from suture.flare import PLAN
 from suture.flare.codec import to_shareable
-from suture.flare.executor import EXPECTATION, SiteExecutor
+from suture.flare.executor import ALLOWED, SiteExecutor
 from suture.flare.filters import EgressFilter
 from suture.models import ModelSpec
 from suture.protocol.messages import TaskData
@@ -41,5 +41,5 @@ def test_a_site_answers_that_its_task_was_aborted() -> None:
     threading.Timer(0.1, lambda: run.trigger(True)).start()
     reply = executor.execute("train", to_shareable(pack(task)), fl_ctx, signal)
     assert reply.get_return_code() == ReturnCode.TASK_ABORTED
-    assert fl_ctx.get_prop(EXPECTATION) is None
+    assert fl_ctx.get_prop(ALLOWED) is None
     assert EgressFilter().process(reply, fl_ctx).get_return_code() == ReturnCode.TASK_ABORTED

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import errno
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -100,7 +99,7 @@ def silent(house: House, reply: Shareable, caplog: pytest.LogCaptureFixture) -> 
     # FLARE's default streams the log of errors to the server.
     shown = [logging.Formatter().format(r) for r in caplog.records if r.levelno >= logging.ERROR]
     assert not [line for line in shown if CANARY in line]
-    server = json.dumps(house.server.collector.lines) + "".join(
+    server = repr(house.server.collector.lines) + "".join(
         p.read_text() for p in house.server.record.folder.rglob("*.json*")
     )
     assert CANARY not in server

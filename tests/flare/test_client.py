@@ -21,7 +21,7 @@ from suture.flare.client import gradients, load, receive, send
 from suture.flare.components import MethodAggregator
 from suture.flare.local import network
 from suture.methods.sharing import Share
-from suture.protocol.messages import Trait, Update, fields_with
+from suture.protocol.messages import RECORDED
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "flare-fedavg"
 JOBS = EXAMPLE.parents[1] / "jobs"
@@ -86,7 +86,7 @@ def test_the_first_task_is_answered_with_the_classes(at_site: Any) -> None:
 
 
 def test_a_script_can_send_every_number_that_is_recorded() -> None:
-    assert signature(send).parameters.keys() >= {*fields_with(Update, Trait.RECORDED)}
+    assert signature(send).parameters.keys() >= {*RECORDED}
 
 
 def test_what_the_method_declares_travels_with_the_model(at_site: Any) -> None:

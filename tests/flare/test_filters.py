@@ -15,7 +15,7 @@ from nvflare.fuel.utils import fobs
 from suture.core.errors import RejectedUpdate
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.tensors import register
-from suture.flare.executor import EXPECTATION
+from suture.flare.executor import ALLOWED
 from suture.flare.filters import EgressFilter
 from suture.protocol.check import AllowedReply
 from suture.protocol.egress import Egress
@@ -24,14 +24,14 @@ from suture.protocol.packing import Packed, pack, unpack
 
 F32 = "torch.float32"
 UPDATE = Update(1, ("Mass",), {"w": torch.arange(3.0)}, {"b": torch.ones(1)}, ones(("Mass",)))
-EXPECTED = AllowedReply(
-    "train", 1, 0, "validation", ("Mass",), ("Mass",), Egress({"w": ((3,), F32)}, {"b": ((), F32)})
+REPLY = AllowedReply(
+    TaskData("train", 1, labels=("Mass",)), Egress({"w": ((3,), F32)}, {"b": ((), F32)}), ("Mass",)
 )
 
 
-def context(expected: AllowedReply | None = EXPECTED) -> FLContext:
+def context(allowed: AllowedReply | None = REPLY) -> FLContext:
     fl_ctx = FLContext()
-    fl_ctx.set_prop(EXPECTATION, expected, private=True, sticky=False)
+    fl_ctx.set_prop(ALLOWED, allowed, private=True, sticky=False)
     return fl_ctx
 
 

@@ -15,7 +15,7 @@ from suture.federation.loop import Loop, federate
 from suture.federation.site.site import Site
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.tensors import register
-from suture.flare.executor import EXPECTATION
+from suture.flare.executor import ALLOWED
 from suture.flare.filters import EgressFilter
 from suture.methods.base import Method
 from suture.models import ModelSpec
@@ -44,7 +44,7 @@ class _ThroughFlare(Loop):
             site, context = self._sites[name], FLContext()
             answer = site.answer(payload)
             self.abstained += answer.allowed is None
-            context.set_prop(EXPECTATION, answer.allowed, private=True, sticky=False)
+            context.set_prop(ALLOWED, answer.allowed, private=True, sticky=False)
             passed = self.filter.process(to_shareable(answer.packed), context)
             receive(name, _sent(from_shareable_(passed)))
         return {}

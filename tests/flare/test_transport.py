@@ -78,8 +78,8 @@ def ask(tmp_path: Path) -> Ask:
         stopped: bool = False,
     ) -> tuple[Tasks, UpdateCollector, dict[str, str]]:
         tasks, collector = Tasks(answers), UpdateCollector(tmp_path / "spool", lambda *_, **__: None)
-        expected = AllowedReply("train", 1, 0, "validation", ("Mass",), ("Mass",), EGRESS)
-        packed = collector.open({site: (TaskData("train", 1), expected) for site in ("a", "b", "c")})
+        allowed = AllowedReply(TaskData("train", 1, labels=("Mass",)), EGRESS, ("Mass",))
+        packed = collector.open(dict.fromkeys(("a", "b", "c"), allowed))
         engine = silent(asked_to_stop=stopped)
         fl_ctx: Any = SimpleNamespace(get_engine=lambda: engine)
         transport = FlareTransport(tasks, fl_ctx, Signal(), timeout, {})  # type: ignore[arg-type]
@@ -117,8 +117,8 @@ def test_a_lost_site_is_not_waited_for_by_default_and_the_reason_says_so(
         monkeypatch.setattr(f"suture.federation.server.attendance.{name}", 0.01)
     collector = UpdateCollector(tmp_path / "spool", lambda _, **facts: events.append(facts))
     collector.attendance.heard("c")
-    expected = AllowedReply("train", 1, 0, "validation", ("Mass",), ("Mass",), EGRESS)
-    packed = collector.open({site: (TaskData("train", 1), expected) for site in ("a", "b", "c")})
+    allowed = AllowedReply(TaskData("train", 1, labels=("Mass",)), EGRESS, ("Mass",))
+    packed = collector.open(dict.fromkeys(("a", "b", "c"), allowed))
     fl_ctx: Any = SimpleNamespace(get_engine=lambda: silent(asked_to_stop=False))
     tasks = Tasks({"a": good()})
     transport = FlareTransport(tasks, fl_ctx, Signal(), 60, {})  # type: ignore[arg-type]
@@ -179,14 +179,14 @@ class Refusing(Tasks):
 
 def test_a_refused_answer_ends_its_own_task_at_once_and_keeps_the_reason(tmp_path: Path) -> None:
     tasks, collector = Refusing({}), UpdateCollector(tmp_path / "spool", lambda *_, **__: None)
-    expected = AllowedReply("train", 1, 0, "validation", ("Mass",), ("Mass",), EGRESS)
-    packed = collector.open({site: (TaskData("train", 1), expected) for site in ("a", "b", "c")})
+    allowed = AllowedReply(TaskData("train", 1, labels=("Mass",)), EGRESS, ("Mass",))
+    packed = collector.open(dict.fromkeys(("a", "b", "c"), allowed))
     fl_ctx: Any = SimpleNamespace(get_engine=lambda: silent(asked_to_stop=False))
     tasks.transport = FlareTransport(tasks, fl_ctx, Signal(), 60, {})  # type: ignore[arg-type]
     missing = tasks.transport.exchange("train", packed, collector.receiver(2, None))
     assert missing == {"c": "the answer could not be decoded (ValueError)"}
     lines = collector.close(missing)
-    assert lines["c"]["reason"] == "the answer could not be decoded (ValueError)"
+    assert lines["c"].reason == "the answer could not be decoded (ValueError)"
     assert collector.accepted() == ["a", "b"]
     tasks.transport.refuse("a", "late")  # no exchange is open
 
@@ -197,8 +197,8 @@ def test_a_site_is_gone_until_it_fetches_a_task(tmp_path: Path, monkeypatch: pyt
     collector = UpdateCollector(tmp_path / "spool", lambda kind, **_: events.append(kind))
     fl_ctx: Any = SimpleNamespace(get_engine=lambda: silent(asked_to_stop=False))
     for number, timeout, fetches in ((1, 1, ()), (2, 60, ()), (3, 1, ("c",))):
-        expected = AllowedReply("train", number, 0, "validation", ("Mass",), ("Mass",), EGRESS)
-        packed = collector.open({site: (TaskData("train", number), expected) for site in ("a", "b", "c")})
+        allowed = AllowedReply(TaskData("train", number, labels=("Mass",)), EGRESS, ("Mass",))
+        packed = collector.open(dict.fromkeys(("a", "b", "c"), allowed))
         update = pack(Update(number, ("Mass",), {"w": torch.ones(2)}, {}, ones(("Mass",))))
         tasks = Fetching({site: to_shareable(update) for site in ("a", "b")}, fetches, timeout)
         transport = FlareTransport(tasks, fl_ctx, Signal(), timeout, {})  # type: ignore[arg-type]

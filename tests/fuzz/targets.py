@@ -8,7 +8,7 @@ import shutil
 import struct
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -27,7 +27,6 @@ from suture.core.errors import RejectedUpdate
 from suture.core.labels import LabelSet
 from suture.data.augmentation import Augmentation
 from suture.data.config import TrainingConfig, load_server_config, load_site_config
-from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan, Schedule, round_context
 from suture.federation.server.collector import UpdateCollector
 from suture.federation.server.global_model import classifier, initial
@@ -51,6 +50,7 @@ from suture.models.documents import document_inputs
 from suture.models.encoders import described
 from suture.models.saved import save_model, weights_digest
 from suture.protocol import packing
+from suture.protocol.check import AllowedReply
 from suture.protocol.messages import (
     LARGEST,
     Abstain,
@@ -67,6 +67,7 @@ from suture.protocol.messages import (
     ones,
 )
 from suture.protocol.packing import Packed, pack, unpack
+from suture.protocol.records import Round, SiteRound, Validation
 from suture_papers.fedlsm.fedlsm import FedLSM
 from suture_papers.fedmas.fedmas import FedMAS
 from suture_papers.metafl.metafl import MetaFL
@@ -156,16 +157,15 @@ def _take(case: tuple[str, Any, Packed]) -> None:
     task, method, packed = case
     told: list[Any] = []
     payload = TASKS[task]
-    expected = expected_answer(method, payload, method.egress(Layout.of(SHARED, HEAD)), LABELS, 5)
     collector = UpdateCollector(folder() / "spool", lambda _, **facts: told.append(facts))
-    collector.open({"alpha": (payload, expected)})
+    collector.open({"alpha": AllowedReply(payload, method.egress(Layout.of(SHARED, HEAD)), LABELS, 5)})
     collector.receive("alpha", packed)  # never raises
     line = collector.lines["alpha"]
-    json.dumps([line, told], allow_nan=False)
+    json.dumps([asdict(line), told], allow_nan=False)
     for _, update in collector.updates():
         pack(update)
-    if line["status"] == "rejected":
-        raise RejectedUpdate(line["reason"])
+    if line.status == "rejected":
+        raise RejectedUpdate(line.reason)
     pack(unpack(packed))  # as the site's filter does
 
 
@@ -296,13 +296,14 @@ def _understand(case: Any) -> None:
     if not isinstance(case, dict) or not isinstance(case.get("meta"), dict):
         return
     contract, labels = Contract.of("fedlsm", "head", "multilabel", {}), ("Mass", "Nodule")
-    layout = Layout.of(*contract.split({"b": torch.ones(3), "head.bias": torch.ones(2)}))
+    shared, head = contract.split({"b": torch.ones(3), "head.bias": torch.ones(2)})
+    task = TaskData("train", labels=labels, shared=shared, head=head)
     dxo = DXO("WEIGHTS", {}, case["meta"])
     dxo.data_kind, dxo.data = case.get("kind"), case.get("data")
     if isinstance(dxo.data, dict) and not dxo.data:
         contract.introduction(dxo, LARGEST)
     else:
-        contract.update(dxo, contract.allowed("train", layout, labels, ("Mass",), 10))
+        contract.update(dxo, contract.allowed(task, ("Mass",), 10))
 
 
 # 3. States
@@ -316,15 +317,8 @@ def _states() -> tuple[Packed, Packed, Packed]:
     """The state of a server, and of a site of a personal method."""
     server = Server(PLAN, Schedule(name="fuzz", title="fuzz", rounds=3), folder() / "server", None)
     standings = ModelSelection(Best(1, -0.5), {"alpha": Best(1, -0.25)}, 1, "site_loss")
-    lines = {"alpha": {"status": "accepted", "reason": None, "seconds": 0.1}}
-    validation = {"loss": None, "auroc": None}
-    pending = {
-        "round": 1,
-        "phase": "main",
-        "status": "committed",
-        "sites": lines,
-        "validation": validation,
-    }
+    lines = {"alpha": SiteRound("accepted", seconds=0.1)}
+    pending = Round(1, "main", "committed", 0.1, 0, 0, lines, Validation())
     state = replace(server.state, standings=standings, pending=pending, holders=frozenset({"alpha"}))
     server._commit(1, initial(PLAN, LABELS), state)
     whole = packing.load(server.states.path(1))

@@ -141,15 +141,15 @@ def test_a_variance_does_not_become_negative() -> None:
 def test_halves_are_taken_only_where_the_job_says_so() -> None:
     model = payload(torch.zeros(3))
     update = sent(trained(model, 0.1), model, "float16")
-    full = AllowedReply("train", 1, 0, "validation", LABELS, LABELS, EGRESS)
-    check_reply(update, replace(full, transport="float16"))
+    full = AllowedReply(TaskData("train", 1, labels=LABELS), EGRESS, LABELS)
+    check_reply(update, replace(full, egress=replace(EGRESS, transport="float16")))
     with pytest.raises(RejectedUpdate, match=r"shared/w is torch.float16 instead of torch.float32"):
         check_reply(update, full)
 
 
 def test_an_infinite_half_and_an_integer_in_halves_are_refused() -> None:
     model = payload(torch.zeros(3))
-    half = AllowedReply("train", 1, 0, "validation", LABELS, LABELS, EGRESS, transport="float16")
+    half = AllowedReply(TaskData("train", 1, labels=LABELS), replace(EGRESS, transport="float16"), LABELS)
     update = sent(trained(model, 0.1), model, "float16")
     bad = update.shared["w"].clone()
     bad[0] = float("inf")
@@ -163,7 +163,7 @@ def test_an_infinite_half_and_an_integer_in_halves_are_refused() -> None:
 def test_a_negative_variance_in_float32_is_refused_whatever_the_transport(transport: Transport) -> None:
     """A tensor with a large number travels in float32, as its values, and not as a change."""
     model = payload(torch.zeros(3))
-    allowed = AllowedReply("train", 1, 0, "validation", LABELS, LABELS, EGRESS, transport=transport)
+    allowed = AllowedReply(TaskData("train", 1, labels=LABELS), replace(EGRESS, transport=transport), LABELS)
     update = sent(trained(model, 0.1), model, transport)
     bad = {**update.shared, "bn.running_var": torch.tensor([-1e6])}
     with pytest.raises(RejectedUpdate, match=r"bn\.running_var has a negative variance"):
@@ -275,7 +275,7 @@ def hostile(**scales: float) -> Tensor:
 @pytest.mark.parametrize("scale", [float("nan"), float("inf"), -1.0, -float("inf"), 516.0, 3e38])
 def test_a_scale_that_no_tensor_gives_is_refused(scale: float) -> None:
     egress = Egress({"w": ((2, 200), FLOAT)}, {})
-    allowed = AllowedReply("train", 1, 0, "validation", (), (), egress, transport="int8")
+    allowed = AllowedReply(TaskData("train", 1), replace(egress, transport="int8"))
     update = Update(1, (), {"w": hostile(scale=scale)}, {}, torch.empty(0, dtype=torch.float64))
     with pytest.raises(RejectedUpdate, match="shared/w has a scale that is negative, too large"):
         check_reply(update, allowed)
@@ -298,7 +298,7 @@ def test_a_scale_that_no_tensor_gives_is_refused(scale: float) -> None:
 )
 def test_malformed_bytes_are_refused(tensor: Tensor, why: str) -> None:
     egress = Egress({"w": ((2, 200), FLOAT)}, {})
-    allowed = AllowedReply("train", 1, 0, "validation", (), (), egress, transport="int8")
+    allowed = AllowedReply(TaskData("train", 1), replace(egress, transport="int8"))
     update = Update(1, (), {"w": tensor}, {}, torch.empty(0, dtype=torch.float64))
     with pytest.raises(RejectedUpdate, match=f"shared/w {why}"):
         check_reply(update, allowed)
@@ -307,7 +307,7 @@ def test_malformed_bytes_are_refused(tensor: Tensor, why: str) -> None:
 @pytest.mark.parametrize("transport", ["float32", "float16"])
 def test_eight_bits_are_taken_only_where_the_job_says_so(transport: Transport) -> None:
     egress = Egress({"w": ((2, 200), FLOAT)}, {})
-    allowed = AllowedReply("train", 1, 0, "validation", (), (), egress, transport=transport)
+    allowed = AllowedReply(TaskData("train", 1), replace(egress, transport=transport))
     update = Update(1, (), {"w": hostile()}, {}, torch.empty(0, dtype=torch.float64))
     with pytest.raises(RejectedUpdate, match=r"shared/w has shape \(2, 208\) instead of \(2, 200\)"):
         check_reply(update, allowed)

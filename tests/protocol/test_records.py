@@ -5,7 +5,7 @@ import pytest
 
 from example_run import diagnostic_records, history_records, run_record, with_pseudo_labels, write_run
 from suture.core.errors import DataError
-from suture.protocol.records import PseudoLabels, read_diagnostics, read_history, read_metrics, read_run
+from suture.protocol.records import Note, PseudoLabels, read_diagnostics, read_history, read_metrics, read_run
 
 
 def test_a_run_folder_is_read(run_folder: Path) -> None:
@@ -62,16 +62,17 @@ def test_files_of_before_pseudo_labels_are_read(run_folder: Path) -> None:
     path.write_text(json.dumps(record))
     metrics, site = read_metrics(run_folder), read_history(run_folder)[0].sites["harbour"]
     assert metrics is not None
-    assert (metrics.overall, site.scalars, site.rows) == ({}, {}, {})
+    assert (metrics.overall, site.scalars, site.rows) == ({}, {}, None)
     assert (read_run(run_folder).label_type, read_run(run_folder).notes) == ("multilabel", [])
     assert read_diagnostics(run_folder) == []
 
 
 def test_what_a_method_recorded_is_read(tmp_path: Path) -> None:
     history = with_pseudo_labels(history_records())
-    run = run_record() | {"label_type": "multiclass", "notes": ["as it is"]}
+    run = run_record() | {"label_type": "multiclass", "notes": [{"code": "method", "values": {"text": "so"}}]}
     write_run(tmp_path, run, history, diagnostics=diagnostic_records(history))
-    assert (read_run(tmp_path).label_type, read_run(tmp_path).notes) == ("multiclass", ["as it is"])
+    found = read_run(tmp_path)
+    assert (found.label_type, found.notes) == ("multiclass", [Note("method", {"text": "so"})])
     site = read_history(tmp_path)[0].sites["hillside"]
     assert site.rows["Edema"] == 150.0
     assert site.scalars.keys() == {"pseudo_positive", "pseudo_negative"}

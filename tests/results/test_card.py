@@ -93,7 +93,7 @@ def test_a_run_that_failed_has_no_card(run_dir: Path) -> None:
 def test_the_page_says_what_the_card_says_and_foreign_text_is_no_markup(run_dir: Path) -> None:
     """Names come from other sites: a script in one is text on the page too, and no link is made."""
     bad = "<script>alert(1)</script> [x](javascript:alert(2)) ![y](https://z) `a` &lt; \n# Title"
-    run = run_record() | {"title": bad, "notes": [bad]}
+    run = run_record() | {"title": bad, "notes": [{"code": "method", "values": {"text": bad}}]}
     (run_dir / "run.json").write_text(json.dumps(run))
     card = write_card(run_dir).read_text()
     page = (run_dir / "model" / PAGE).read_text()

@@ -4,7 +4,6 @@ from typing import Any
 import pytest
 
 from example_run import history_records, run_record, with_pseudo_labels
-from suture.federation.server.notes import run_away
 from suture.protocol.records import Diagnostic, PseudoLabels, Round, Run, parse
 from suture_results.method_sections import (
     Checked,
@@ -14,6 +13,7 @@ from suture_results.method_sections import (
     row_shares,
     total,
 )
+from suture_results.notes import run_away
 
 RUN = parse(Run, run_record(), "run")
 PLAIN = parse(list[Round], history_records(), "history")

@@ -195,7 +195,11 @@ def test_nothing_of_a_run_becomes_markup(tmp_path: Path) -> None:
     run["labels"] = [evil]
     history = history_records(1)
     history[0]["sites"] = {evil: {"status": "rejected", "reason": evil}}
-    metrics = metrics_record() | {"source": evil, "sites": {evil: {evil: 0.5}}, "undefined": {evil: evil}}
+    metrics = metrics_record() | {
+        "source": evil,
+        "sites": {evil: {evil: 0.5}},
+        "undefined": {evil: {"code": evil}},
+    }
     html = write_report(write_run(tmp_path, run, history, metrics)).read_text(encoding="utf-8")
     assert evil not in html
     assert html.count("&lt;img src=x onerror=alert(1)&gt;") > 10
@@ -244,7 +248,8 @@ def test_another_run_has_no_such_parts(run_folder: Path) -> None:
 
 
 def test_notes_are_listed(tmp_path: Path) -> None:
-    run = run_record() | {"notes": ["No site gave counts of Hernia: its class weight is 1", "<b>"]}
+    said = ("No site gave counts of Hernia: its class weight is 1", "<b>")
+    run = run_record() | {"notes": [{"code": "method", "values": {"text": text}} for text in said]}
     text = page(write_run(tmp_path, run)).text
     assert "Notes No site gave counts of Hernia: its class weight is 1 <b>" in text
 
@@ -295,7 +300,11 @@ def test_many_sites_and_classes_still_make_a_matrix(tmp_path: Path) -> None:
 
 def test_names_in_these_parts_become_no_markup(tmp_path: Path) -> None:
     evil = "<img src=x onerror=alert(1)>"
-    run = run_record() | {"notes": [evil], "labels": [evil], "sites": {evil: SITES["harbour"]}}
+    run = run_record() | {
+        "notes": [{"code": evil, "values": {evil: evil}}],
+        "labels": [evil],
+        "sites": {evil: SITES["harbour"]},
+    }
     history = history_records(1)
     history[0]["sites"] = {
         evil: {"status": "accepted", "scalars": {"pseudo_positive": 1.0}, "rows": {evil: 1.0}}
@@ -307,14 +316,15 @@ def test_names_in_these_parts_become_no_markup(tmp_path: Path) -> None:
     assert "true labels of the" in html
 
 
-def test_a_query_loss_is_drawn_where_a_site_tells_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "words"), [("query_loss", "Query loss"), ("largest_gap", "Largest gap")])
+def test_every_number_that_a_site_sends_is_drawn(tmp_path: Path, name: str, words: str) -> None:
     history = history_records()
-    assert "Query loss" not in page(write_run(tmp_path, run_record(), history, metrics_record())).text
+    assert words not in page(write_run(tmp_path, run_record(), history, metrics_record())).text
     for line in history[1:]:  # withheld in the first round
         for site in line["sites"].values():
-            site["scalars"] = {"query_loss": 0.5}
+            site["scalars"] = {name: 0.5}
     text = page(write_run(tmp_path, run_record(), history, metrics_record())).text
-    assert "Query loss, per site harbour hillside st-anne" in text
+    assert f"{words}, per site harbour hillside st-anne" in text
 
 
 @pytest.mark.complete

@@ -69,7 +69,7 @@ def test_an_exact_figure_is_that_of_the_model_on_the_sites_images(job: Job, runs
 def test_a_rounded_figure_is_shown_with_its_step(runs: tuple[Path, Path]) -> None:
     exact, limited = (open_results(run) for run in runs)
     assert exact.classes["step"].isna().all()
-    assert not read_run(runs[0]).cautions
+    assert not exact.sentences.cautions
     found = limited.metrics
     assert set(found.steps) == {name for name, value in found.auroc.items() if value is not None}
     for site, at in found.site_steps.items():
@@ -77,7 +77,7 @@ def test_a_rounded_figure_is_shown_with_its_step(runs: tuple[Path, Path]) -> Non
             value = found.sites[site][name]
             assert value is not None
             assert value / step == pytest.approx(round(value / step))
-    [coarse] = [text for text in read_run(runs[1]).cautions if "steps" in text]
+    [coarse] = [text for text in limited.sentences.cautions if "steps" in text]
     assert f"{max(r.validation.auroc_step or 0 for r in limited._history):g}" in coarse
     name, step = max(found.steps.items(), key=lambda pair: pair[1])
     shown = f"{found.auroc[name]:.3f} in steps of {step:g}"

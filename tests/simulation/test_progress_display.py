@@ -11,6 +11,7 @@ from rich.console import Console
 
 from example_run import metrics_record, run_record
 from suture.protocol.records import Metrics, Run, parse
+from suture.simulation import progress
 from suture.simulation.progress import Progress, following
 from suture_results.tables import class_table
 
@@ -33,6 +34,25 @@ def test_a_forged_line_stays_part_of_its_own(tmp_path: Path, capsys: pytest.Capt
 
 def test_a_note_of_the_program_has_its_lines() -> None:
     assert Progress("job", "").take({"event": "note", "text": "one\ntwo\x1b"}) == "one\ntwo\\x1b"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"site": "alpha", "why": "a\nb\x1b"}, "alpha left this experiment: a\nb\\x1b."),
+        ({}, "cannot be read"),
+    ],
+)
+def test_a_note_of_the_server_is_a_sentence(values: dict[str, str], words: str) -> None:
+    said = Progress("job", "").take({"event": "note", "code": "excluded", "values": values})
+    assert said is not None
+    assert words in said
+
+
+def test_a_note_without_the_package_of_sentences_is_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "if_installed", lambda _: lambda *_: None)
+    said = Progress("job", "").take({"event": "note", "code": "ledger", "values": {"site": "alpha"}})
+    assert said == "ledger: {'site': 'alpha'}"
 
 
 def test_the_table_of_a_run_folder_has_no_control_characters() -> None:

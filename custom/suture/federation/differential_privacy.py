@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from suture.core.privacy import PrivacyConfig
 from suture.learning.optimisers import NonFiniteLoss
 from suture.protocol.disclosure import training_loss
 from suture.protocol.egress import add_prefix, strip_prefix
-from suture.protocol.messages import Spent, TaskData, Trait, Update, fields_with, rounded
+from suture.protocol.messages import TaskData, Trait, Update, fields_with, rounded
 from suture.protocol.precision import VARIANCE
 
 
@@ -108,43 +108,3 @@ def protected(
     if privacy.clip is None or privacy.epsilon is not None:  # with ε, each step of training has its noise
         return shown
     return Noise(privacy.clip, privacy.noise).apply(shown, received)
-
-
-def describe_spent(
-    protection: Mapping[str, Mapping[str, float]], stated: Mapping[str, Spent | None]
-) -> list[str]:
-    """Say for each protected site what its releases have spent of its privacy, as it states.
-
-    Args:
-        protection: clip, and noise or epsilon, and delta of each protected site.
-        stated: the newest statement of each site.
-    """
-    return [_describe(site, own, stated.get(site)) for site, own in sorted(protection.items())]
-
-
-def _describe(site: str, own: Mapping[str, float], spent: Spent | None) -> str:
-    covers = "local differential privacy of its tensors; not per patient"
-    if "epsilon" in own:
-        text = f"{site} trains with DP-SGD per patient, for ε = {own['epsilon']:g} an experiment"
-        covers = "per training patient, of whom a step draws one image; not of validation and test patients"
-    else:
-        text = f"{site} clips its updates to a norm of {own['clip']:g} and adds "
-        text += f"noise of {own['noise']:g} times that" if own["noise"] else "no noise"
-    if spent is None:
-        return f"{text}; it did not report its spent ε."
-    uncovered = f"Not protected by noise: the {spent.figures} figures of classes and {spent.numbers} other "
-    uncovered += "numbers (losses, counts, weights) that have left it."
-    if spent.epsilon is None:
-        why = f"{spent.unprotected} of its {spent.updates} updates were sent without noise"
-        return f"{text}: ε = ∞, because {why}. {uncovered}"
-    if spent.missing:
-        return (
-            f"{text}: ε ≥ {spent.epsilon:g} at δ = {own['delta']:g}, a lower bound: its administrator has "
-            f"accepted that at least {spent.missing} lines of its ledger are missing or changed. "
-            f"{uncovered}"
-        )
-    return (
-        f"{text}: ε ≤ {spent.epsilon:g} at δ = {own['delta']:g} over all its {spent.updates} updates in "
-        f"{spent.experiments} experiment{'s' if spent.experiments != 1 else ''}, by its own ledger "
-        f"({covers}). {uncovered}"
-    )

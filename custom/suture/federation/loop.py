@@ -54,6 +54,8 @@ def federate(server: Server, transport: Transport) -> None:
             server.close_round(exchange("train", server.assign()))
             continue
         held = server.exchanges.ledgers.read()
+        # Keys, sealed shares, masked updates, the signed list of those that have arrived, shares for the sum.
+        # An attempt that is stuck goes through the other exchanges with no task, and the round is repeated.
         keys = masks.make_keys(server.round + 1, server.registry, held, server.quorum)
         shares = masks.share_keys(exchange("mask", keys))
         trained = exchange("train", server.assign(masks.updates(exchange("mask", shares))))

@@ -29,9 +29,8 @@ from suture.methods.source import code_hash as code_hash
 from suture.models import RANDOM, ModelSpec, check_portable, encoder_of
 from suture.models.coherence import Coherence
 from suture.protocol.decisions import DecisionSettings
-from suture.protocol.egress import Layout, check_declared
+from suture.protocol.egress import Egress, Layout, Transport, check_declared
 from suture.protocol.messages import Word
-from suture.protocol.precision import Transport
 
 Selection = Literal["site_loss", "server_metric", "server_balanced_accuracy", "last"]
 
@@ -119,6 +118,12 @@ class Plan:
         object.__setattr__(self, "model", self.method.adapted(self.model))
         if self.model.train != "all":
             self._check_frozen_encoder()
+
+    def egress(self, layout: Layout) -> Egress:
+        """Return everything that may leave a site: what the method declares, and how its tensors travel."""
+        sharing, egress = self.method.sharing, self.method.egress(layout)
+        prior = sharing.prior is not None
+        return dataclasses.replace(egress, local=sharing.keep_local, prior=prior, transport=self.transport)
 
     def _check_frozen_encoder(self) -> None:
         """Refuse a method whose exchange is about the backbone, where that is a frozen encoder."""

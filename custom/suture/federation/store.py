@@ -72,8 +72,10 @@ class Rounds:
             save(self.constant_path, Packed(constant, {}), durable)
         tensors = {n: t for n, t in state.tensors.items() if n not in constant}
         save(self.path(round_), Packed(tensors, {"format": FORMAT, **state.header}), durable)
+        # A best round of this number is of a time that was taken back: another model is stored under it now.
         self.best_path(round_).unlink(missing_ok=True)
         rounds = self.rounds()
+        # Later rounds than this one go too: they were never committed.
         base = [r for r in rounds if r <= committed][-RETAINED:]
         for other in rounds:
             if other not in (round_, *base):
@@ -160,6 +162,7 @@ class Rounds:
             return False
 
     def _files(self) -> dict[int, Path]:
+        # Of a round with both files the newer one counts.
         return {r: self.best_path(r) for r in self._numbers(_BEST)} | {r: self.path(r) for r in self.rounds()}
 
     def _numbers(self, pattern: re.Pattern[str]) -> list[int]:

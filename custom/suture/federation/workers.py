@@ -73,6 +73,8 @@ class Workers:
         Raises:
             FederationError: a process was killed, or a site failed without abstaining.
         """
+        # A site stays in one process, which has its data and model; the answers come as the processes are
+        # done.
         left = {worker: [name for name in payloads if name in worker.sites] for worker in self._workers}
         while True:
             for worker, names in left.items():

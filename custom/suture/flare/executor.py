@@ -44,8 +44,8 @@ from suture.protocol.packing import pack, unpack
 log = logging.getLogger(f"custom.{__name__}")
 """FLARE writes the INFO lines of loggers with this first name into log_fl.txt."""
 
-EXPECTATION = "suture.expectation"
-"""Property of the FLARE context in which the executor leaves the expectation for the site's filter."""
+ALLOWED = "suture.allowed"
+"""Property of the FLARE context in which the executor leaves what is allowed for the site's filter."""
 
 
 class SiteExecutor(Executor):
@@ -93,7 +93,7 @@ class SiteExecutor(Executor):
             return make_reply(ReturnCode.TASK_ABORTED)
         except Exception:  # noqa: BLE001 - the site has recorded it; FLARE would write its text into a log
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
-        fl_ctx.set_prop(EXPECTATION, answer.allowed, private=True, sticky=False)
+        fl_ctx.set_prop(ALLOWED, answer.allowed, private=True, sticky=False)
         return to_shareable(answer.packed)
 
     def _answer(

@@ -15,7 +15,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 
 from suture.core.errors import RejectedUpdate
 from suture.flare.codec import from_shareable_, to_shareable
-from suture.flare.executor import EXPECTATION
+from suture.flare.executor import ALLOWED
 from suture.protocol.check import AllowedReply, check_reply
 from suture.protocol.messages import Abstain, Reply, TaskData
 from suture.protocol.packing import pack, unpack
@@ -27,7 +27,7 @@ RETURN_CODES = frozenset(value for name, value in vars(ReturnCode).items() if na
 
 
 class EgressFilter(Filter):
-    """Checks a site's answer against the expectation, and passes on only what it has checked."""
+    """Checks a site's answer against what is allowed, and passes on only what it has checked."""
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """Return the answer, rebuilt from its checked parts.
@@ -47,18 +47,18 @@ class EgressFilter(Filter):
             # so it is the Shareable that must be checked. And validation accepts more than one form of a
             # value (a number as text of any length, say), so the form itself could carry information: only a
             # message packed from the validated values carries nothing else. Tensors are not copied.
-            return to_shareable(pack(_checked(shareable, fl_ctx.get_prop(EXPECTATION))))
+            return to_shareable(pack(_checked(shareable, fl_ctx.get_prop(ALLOWED))))
         except Exception as error:  # noqa: BLE001 - FLARE would write its text into the log of errors
             log.warning("held back: %s", error)
         raise RejectedUpdate("an answer that was not declared is held back; log.txt of this site says why")
 
 
-def _checked(shareable: Shareable, expected: object) -> Reply:
+def _checked(shareable: Shareable, allowed: object) -> Reply:
     reply = unpack(from_shareable_(shareable))
     if isinstance(reply, TaskData):
         raise RejectedUpdate("a payload does not leave a site")
     if not isinstance(reply, Abstain):
-        if not isinstance(expected, AllowedReply):
+        if not isinstance(allowed, AllowedReply):
             raise RejectedUpdate("nothing was requested of this site")
-        check_reply(reply, expected)
+        check_reply(reply, allowed)
     return reply

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -24,6 +24,7 @@ from suture.protocol.egress import (
     Egress,
     Range,
     Shapes,
+    Transport,
     resolve_shape,
 )
 from suture.protocol.messages import (
@@ -39,13 +40,14 @@ from suture.protocol.messages import (
     Scores,
     SiteInfo,
     Spent,
+    TaskData,
     TaskName,
     Trait,
     Update,
     fields_with,
     rounded,
 )
-from suture.protocol.precision import VARIANCE, Transport, check_narrowed
+from suture.protocol.precision import VARIANCE, check_narrowed
 
 _ANSWERS: dict[TaskName, type[Reply]] = {
     "handshake": SiteInfo,
@@ -58,79 +60,69 @@ _ANSWERS: dict[TaskName, type[Reply]] = {
 
 @dataclass(frozen=True)
 class AllowedReply:
-    """What a site may answer to a task; see `suture.federation.expectation`.
+    """What a site may answer to a task: its filter and the server check the answer against the same.
+
+    Each side makes it of its own model and plan, never of a message's tensors, so that neither can widen what
+    the other lets through.
 
     Attributes:
-        task, round, split: of the payload.
-        committed: the round of the model that the site evaluates while it trains.
-        labels: the classes of the rows that the site has received, in its own names.
-        own: the classes that it annotates.
-        egress: what the method declares.
+        task: with the classes of the rows in the site's own names.
+        egress: what the plan declares; before there is a model, of an empty layout.
+        own: the classes that the site annotates, likewise.
         images: number of training images that it has announced.
-        local: whether it also evaluates the model that it trained itself.
-        transport: the type in which float32 tensors of the model may come; see `suture.protocol.precision`.
-        decided: the classes for which it was sent a decision.
         limits: of the site, by its own filter. The server does not know them; a site that sends finer figures
             harms itself alone.
         ledger: the digest of its ledger that the site states, by its own filter; None at the server.
-        prior: whether it states the digest of its frozen network in the handshake.
-        mask: the step of secure aggregation; with one of `train`, the tensors of the update are masked.
     """
 
-    task: TaskName
-    round: int
-    committed: int
-    split: str
-    labels: Labels
-    own: Labels
+    task: TaskData
     egress: Egress
+    own: Labels = ()
     images: int = 0
-    local: bool = False
-    transport: Transport = "float32"
     limits: PrivacyConfig | None = None
-    decided: Collection[str] = ()
     ledger: str | None = None
-    prior: bool = False
-    mask: MaskTask | None = None
+
+    @property
+    def transport(self) -> Transport:
+        """The type in which float32 tensors of the model may come."""
+        return self.egress.transport if self.task.task == "train" else "float32"
 
 
-def check_reply(reply: Reply, expected: AllowedReply) -> None:
-    """Check a reply against the expectation, and so against what the method declares.
+def check_reply(reply: Reply, allowed: AllowedReply) -> None:
+    """Check a reply against what is allowed, and so against what the method declares.
 
     Raises:
         RejectedUpdate: names the first deviation. The caller has to drop the whole reply.
     """
     if isinstance(reply, Abstain):
         return
-    if not isinstance(reply, _ANSWERS[expected.task]):
-        raise RejectedUpdate(f"a {type(reply).__name__} is not an answer to {expected.task!r}")
+    if not isinstance(reply, _ANSWERS[allowed.task.task]):
+        raise RejectedUpdate(f"a {type(reply).__name__} is not an answer to {allowed.task.task!r}")
     if isinstance(reply, Masking):
-        _check_masking(reply, expected.mask)
+        _check_masking(reply, allowed.task.mask)
         return
-    if expected.ledger is not None and reply.ledger != expected.ledger:
+    if allowed.ledger is not None and reply.ledger != allowed.ledger:
         raise RejectedUpdate("the digest of another ledger")
     if isinstance(reply, SiteInfo):
         _check_labels(reply.labels)
         if not reply.labels:
             raise RejectedUpdate("no labels")
-        if reply.counts.keys() != (
-            set(reply.labels) if reply.label_type in expected.egress.counts else set()
-        ):
+        if reply.counts.keys() != (set(reply.labels) if reply.label_type in allowed.egress.counts else set()):
             raise RejectedUpdate("counts of other classes than were asked for")
-        if (reply.prior is not None) != expected.prior:
+        if (reply.prior is not None) != allowed.egress.prior:
             raise RejectedUpdate("a prior that was not asked for, or none where one was")
         _check_codes(reply)
     elif isinstance(reply, Scores):
-        _check_scores(reply, expected)
+        _check_scores(reply, allowed)
     elif isinstance(reply, Evaluation):
         _check_spent(reply.spent)
-        _check_metrics(reply.metrics, expected, expected.round)
+        _check_metrics(reply.metrics, allowed, allowed.task.round)
         if reply.local is not None:
-            if not expected.local or expected.split != "test":
+            if not allowed.egress.local or allowed.task.split != "test":
                 raise RejectedUpdate("figures of a local model that were not asked for")
-            _check_metrics(reply.local, expected, expected.round)
+            _check_metrics(reply.local, allowed, allowed.task.round)
     elif isinstance(reply, Update):
-        _check_update(reply, expected)
+        _check_update(reply, allowed)
 
 
 def _check_masking(reply: Masking, task: MaskTask | None) -> None:
@@ -156,17 +148,17 @@ def _check_codes(info: SiteInfo) -> None:
         raise RejectedUpdate(f"codes: {error}") from None
 
 
-def _check_scores(scores: Scores, expected: AllowedReply) -> None:
+def _check_scores(scores: Scores, allowed: AllowedReply) -> None:
     """Check that every count is of enough images of a class that the site annotates."""
-    if scores.round != expected.round:
-        raise RejectedUpdate(f"scores of round {scores.round} instead of {expected.round}")
+    if scores.round != allowed.task.round:
+        raise RejectedUpdate(f"scores of round {scores.round} instead of {allowed.task.round}")
     _check_spent(scores.spent)
     _check_labels(scores.labels)
-    if stray := set(scores.labels) - set(expected.own):
+    if stray := set(scores.labels) - set(allowed.own):
         raise RejectedUpdate(f"scores of the unknown label {min(stray)!r}")
     declared = ((len(scores.labels), CELLS), "torch.int32")
     _check_tensors("class_tensors", scores.class_tensors, {"positives": declared, "negatives": declared})
-    limits = expected.limits
+    limits = allowed.limits
     step = limits.round_counts if limits else 1
     least = max(limits.min_count if limits else 0, step if step > 1 else 0)
     for name, counts in scores.class_tensors.items():
@@ -178,36 +170,39 @@ def _check_scores(scores: Scores, expected: AllowedReply) -> None:
             raise RejectedUpdate(f"class_tensors/{name} has a count above {LARGEST:,}")
 
 
-def _check_update(update: Update, expected: AllowedReply) -> None:
-    egress = expected.egress.masked if expected.mask else expected.egress
-    if update.round != expected.round:
-        raise RejectedUpdate(f"round {update.round} instead of {expected.round}")
-    if update.state > expected.committed:
+def _check_update(update: Update, allowed: AllowedReply) -> None:
+    # Masked numbers fill the whole ring: of them only names, shapes and types can be checked.
+    egress = allowed.egress.masked if allowed.task.mask else allowed.egress
+    if update.round != allowed.task.round:
+        raise RejectedUpdate(f"round {update.round} instead of {allowed.task.round}")
+    if update.state > allowed.task.committed:
         raise RejectedUpdate(f"the state of round {update.state}, which was not committed")
     if update.kind != egress.kind:
         raise RejectedUpdate(f"kind {update.kind!r} instead of {egress.kind!r}")
+    # Names before tensors, whose shapes depend on their number.
     _check_labels(update.labels)
-    if stray := set(update.labels) - set(expected.labels):
+    if stray := set(update.labels) - set(allowed.task.labels):
         raise RejectedUpdate(f"unknown label {min(stray)!r}")
-    if update.labels != expected.labels:
+    if update.labels != allowed.task.labels:
         raise RejectedUpdate(
-            f"labels of {len(update.labels)} rows instead of the {len(expected.labels)} asked"
+            f"labels of {len(update.labels)} rows instead of the {len(allowed.task.labels)} asked"
         )
     rows = len(update.labels)
-    _check_tensors("shared", update.shared, egress.shared, expected.transport)
-    if update.kind == "weights" and not expected.mask:  # in fewer bits they are changes
+    _check_tensors("shared", update.shared, egress.shared, allowed.transport)
+    if update.kind == "weights" and not allowed.task.mask:  # in fewer bits they are changes
         for name, tensor in update.shared.items():
             whole_one = name.endswith(VARIANCE) and str(tensor.dtype) == egress.shared[name][1]
             if whole_one and bool((tensor < 0).any()):  # no site could compute with it
                 raise RejectedUpdate(f"{name} has a negative variance")
     head = {name: ((CLASSES, *row), dtype) for name, (row, dtype) in egress.head.items()}
-    _check_tensors("head", update.head, _whole(head, rows), expected.transport)
+    _check_tensors("head", update.head, _whole(head, rows), allowed.transport)
     channels = egress.forms("up")
     _check_tensors("channels", update.channels, _whole(channels, rows, _own(update.channels, channels, rows)))
     for channel in egress.going("up"):
-        _check_channel(channel, update, expected)
+        _check_channel(channel, update, allowed)
     _check_tensors("", {"class_weights": update.class_weights}, {"class_weights": ((rows,), "torch.float64")})
-    _check_weights(update, expected)
+    _check_weights(update, allowed)
+    # Each name that was declared and no other: a name could carry information, and so could its absence.
     numbers = update.scalars.keys() - egress.losses.keys()  # losses may be withheld
     if numbers != egress.scalars.keys():
         raise RejectedUpdate(_difference("scalars", numbers, egress.scalars.keys()))
@@ -218,20 +213,20 @@ def _check_update(update: Update, expected: AllowedReply) -> None:
         if isinstance(value, float) and name != "weight":
             _check_rounded(name, value)
     _check_spent(update.spent)
-    if expected.limits and expected.limits.min_loss:
+    if allowed.limits and allowed.limits.min_loss:
         losses = {name: getattr(update, name) for name in fields_with(Update, Trait.LOSS)}
         losses |= {name: update.scalars.get(name) for name in egress.losses}
         for name, number in losses.items():
-            _check_grid(name, number, BOUND, expected.images)
+            _check_grid(name, number, BOUND, allowed.images)
     if update.metrics is not None:
-        _check_metrics(update.metrics, expected, expected.committed)
+        _check_metrics(update.metrics, allowed, allowed.task.committed)
     if egress.check:
         egress.check(update)
 
 
-def _check_channel(channel: Channel, update: Update, expected: AllowedReply) -> None:
+def _check_channel(channel: Channel, update: Update, allowed: AllowedReply) -> None:
     """Check the range of a channel, and that it says nothing of classes that it is not about."""
-    low, high = _range_of(channel, expected.images)
+    low, high = _range_of(channel, allowed.images)
     for name in channel.forms:
         tensor = update.channels[name]
         if tensor.numel():
@@ -240,7 +235,7 @@ def _check_channel(channel: Channel, update: Update, expected: AllowedReply) -> 
                 raise RejectedUpdate(f"channels/{name} has numbers outside [{low:g}, {high:g}]")
     if channel.rows is None:
         return
-    own = set(expected.own)
+    own = set(allowed.own)
     for label, row in zip(update.labels, update.channels[channel.name], strict=True):
         if (label in own) != (channel.rows == "own") and bool(row.any()):
             whose = "the site" if channel.rows == "own" else "others"
@@ -255,14 +250,14 @@ def _range_of(channel: Channel, images: int) -> Range:
     return (0, images) if channel.range == NUM_SAMPLES else channel.range
 
 
-def _check_weights(update: Update, expected: AllowedReply) -> None:
+def _check_weights(update: Update, allowed: AllowedReply) -> None:
     """Check the weight of the site in the mean of shared tensors, and in that of each row."""
-    egress = expected.egress
+    egress = allowed.egress
     if egress.weight == NUM_SAMPLES:
-        low = high = float(expected.images)
+        low = high = float(allowed.images)
     else:
         low, high = egress.weight
-        high *= len(expected.own) if egress.over_classes else 1
+        high *= len(allowed.own) if egress.over_classes else 1
     _check_range("weight", update.weight, (low, high))
     rows = update.class_weights
     if isinstance(egress.class_weight, tuple):
@@ -270,7 +265,7 @@ def _check_weights(update: Update, expected: AllowedReply) -> None:
         if not bool(((rows >= low) & (rows <= high)).all()):
             raise RejectedUpdate(f"class_weights outside [{low}, {high}]")
         return
-    own = set(expected.own)
+    own = set(allowed.own)
     for label, weight in zip(update.labels, rows.tolist(), strict=True):
         counts = egress.class_weight == WEIGHT or label in own
         right = update.weight if counts else 0.0
@@ -305,15 +300,15 @@ def all_finite(tensor: Tensor) -> bool:
     return not tensor.numel() or all(math.isfinite(extreme.item()) for extreme in tensor.aminmax())
 
 
-def _check_metrics(metrics: Metrics, expected: AllowedReply, of_round: int) -> None:
-    split = expected.split if expected.task == "evaluate" else "validation"
+def _check_metrics(metrics: Metrics, allowed: AllowedReply, of_round: int) -> None:
+    split = allowed.task.split if allowed.task.task == "evaluate" else "validation"
     if metrics.round != of_round or metrics.split != split:
         raise RejectedUpdate(f"metrics of round {metrics.round} ({metrics.split}) were not asked for")
-    if stray := metrics.classes.keys() - set(expected.own):
+    if stray := metrics.classes.keys() - set(allowed.own):
         raise RejectedUpdate(f"metrics of the unknown label {min(stray)!r}")
-    if metrics.attributes and expected.split != "test":
+    if metrics.attributes and allowed.task.split != "test":
         raise RejectedUpdate("figures by attribute are of test data alone")
-    if stray := metrics.decided.keys() - (set(expected.decided) if split == "test" else set()):
+    if stray := metrics.decided.keys() - (set(allowed.task.decisions) if split == "test" else set()):
         raise RejectedUpdate(f"the decisions of {min(stray)!r} were not asked for")
     groups = {value for one in metrics.decided.values() for value in one.groups}
     if stray := groups - metrics.attributes.keys():
@@ -338,8 +333,8 @@ def _check_metrics(metrics: Metrics, expected: AllowedReply, of_round: int) -> N
         counts += [score.positives, score.negatives]
     for count in counts:
         _check_range("a count", count or 0, (0, LARGEST))
-    if expected.limits:
-        _check_grids(metrics, expected.limits)
+    if allowed.limits:
+        _check_grids(metrics, allowed.limits)
 
 
 def _decided(metrics: Metrics) -> list[float | None]:

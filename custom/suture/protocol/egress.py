@@ -19,6 +19,7 @@ Form = tuple[tuple[int, ...], str]
 
 Shapes = Mapping[str, Form]
 Way = Literal["up", "down", "facts", "site", "server"]
+Transport = Literal["float32", "float16", "int8"]
 T = TypeVar("T")
 
 NUM_SAMPLES: Literal["images"] = "images"
@@ -191,6 +192,7 @@ class Egress:
         why: for the report, a sentence on the purpose of each part.
         check: raises a `RejectedUpdate` where parts of an update, each as it is declared, contradict each
             other, so that no such update reaches `aggregate`.
+        local, prior, transport: no part of a method's declaration; see `suture.federation.plan.Plan.egress`.
     """
 
     shared: Shapes
@@ -206,6 +208,9 @@ class Egress:
     loss_parts: int | None = None
     why: Mapping[str, str] = field(default_factory=dict)
     check: Callable[[Update], None] | None = None
+    local: bool = False
+    prior: bool = False
+    transport: Transport = "float32"
 
     @property
     def masked(self) -> Egress:
@@ -263,15 +268,10 @@ def _fault(channel: Channel) -> str:
 _LOCAL = "the model that the site trained in the selected round, before aggregation, on its test data"
 
 
-def declared(egress: Egress, *, local: bool = False, transport: str = "float32") -> list[dict[str, str]]:
-    """Return the fields that may leave a site, each with its shape and purpose.
-
-    Args:
-        local: whether a site also evaluates the model that it trained itself.
-        transport: the type in which tensors of the model travel; see `suture.protocol.precision`.
-    """
-    narrowed = transport != "float32"
-    how = f", in {transport}" if narrowed else ""
+def declared(egress: Egress) -> list[dict[str, str]]:
+    """Return the fields that may leave a site, each with its shape and purpose."""
+    narrowed = egress.transport != "float32"
+    how = f", in {egress.transport}" if narrowed else ""
     how += ", as changes of what the site received" if narrowed and egress.kind == "weights" else ""
     shapes = {
         "shared": f"the model's tensors{how}",
@@ -288,7 +288,7 @@ def declared(egress: Egress, *, local: bool = False, transport: str = "float32")
     if egress.counts:
         shapes["counts"] += f", with {' or '.join(egress.counts)} labels"
     whys = {**egress.why, **{channel.name: channel.why for channel in egress.going("up", "facts")}}
-    whys |= {"local_metrics": _LOCAL} if local else {}
+    whys |= {"local_metrics": _LOCAL} if egress.local else {}
     return [{"field": f, "shape": shapes.get(f, ""), "why": why} for f, why in whys.items()]
 
 

@@ -310,6 +310,8 @@ class Participant:
         if not self._roster:
             self._roster, self._digest = dict(roster), self.attempt.digest(roster)
             sites, threshold = sorted(roster), self.attempt.votes(roster)
+            # Of each site the others reveal one of the two: the seed of one that has answered, the key of one
+            # that dropped out. With both, its update could be read.
             of_key = split(self._key.private_bytes_raw(), len(sites), threshold)
             of_seed = split(self._seed, len(sites), threshold)
             both = dict(zip(sites, zip(of_key, of_seed, strict=True), strict=True))

@@ -126,7 +126,6 @@ class Trait(Enum):
 
     COUNTED = "its numbers count in the site's ledger, as ones that no noise protects"
     LOSS = "a mean loss of local steps: on a grid, and withheld if it is of few samples"
-    RECORDED = "the server writes it into the site's part of the round's record"
 
 
 FEW = 10
@@ -371,8 +370,30 @@ class TaskData:
     mask: Annotated[MaskTask | None, Field(exclude_if=lambda step: step is None)] = None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SiteNumbers:
+    """What a site says of its round in numbers: a part of its update, and of history.jsonl and the report.
+
+    A new number is declared here, and nowhere else; `Site` sets it, whatever method has trained.
+
+    Attributes:
+        scalars: numbers: see the method; six digits.
+        train_loss: mean loss of the local steps, at most 5, rounded to a grid; withheld if they used fewer
+            samples than `min_loss`, and with `epsilon`.
+    """
+
+    scalars: Annotated[dict[Word, Number], Field(max_length=MOST), Trait.COUNTED] = dataclasses.field(
+        default_factory=dict
+    )
+    train_loss: Annotated[Number | None, Trait.COUNTED, Trait.LOSS] = None
+
+
+RECORDED = ("weight", *(field.name for field in dataclasses.fields(SiteNumbers)))
+"""The numbers of an update that the server writes into the site's part of the round's record."""
+
+
 @dataclass(frozen=True, config=STRICT)
-class Update:
+class Update(SiteNumbers):
     """Everything that leaves a site after local training.
 
     Attributes:
@@ -387,9 +408,6 @@ class Update:
         kind: `weights` or `gradient`.
         channels: further tensors: see the method; rows of classes are zeros for a class of fewer images than
             `min_count`; a site with `clip` refuses a method that has any.
-        scalars: numbers: see the method; six digits.
-        train_loss: mean loss of the local steps, at most 5, rounded to a grid; withheld if they used fewer
-            samples than `min_loss`, and with `epsilon`.
         metrics: figures of the received model on the validation data: see below.
         spent: of its ledger: see below.
         state: number of the round from whose state the site continued; 0 without one.
@@ -402,13 +420,9 @@ class Update:
     shared: Tensors
     head: Tensors
     class_weights: Annotated[Tensor, Trait.COUNTED]
-    weight: Annotated[FiniteFloat, Trait.COUNTED, Trait.RECORDED] = 1.0
+    weight: Annotated[FiniteFloat, Trait.COUNTED] = 1.0
     kind: Literal["weights", "gradient"] = "weights"
     channels: Channels = Field(default_factory=dict)
-    scalars: Annotated[dict[Word, Number], Trait.COUNTED, Trait.RECORDED] = Field(
-        default_factory=dict, max_length=MOST
-    )
-    train_loss: Annotated[Number | None, Trait.COUNTED, Trait.RECORDED, Trait.LOSS] = None
     metrics: Metrics | None = None
     spent: Spent | None = None
     state: Count = 0

@@ -29,7 +29,7 @@ _FEWEST = 3
 
 
 @dataclass(frozen=True)
-class _SiteUpdates:
+class SiteUpdates:
     """The accepted updates of one site.
 
     Attributes:
@@ -84,7 +84,7 @@ def _usual(sent: Mapping[str, SiteRound]) -> float:
     return median(site.norm or 0.0 for site in sent.values())
 
 
-def site_updates(history: Sequence[Round]) -> dict[str, _SiteUpdates]:
+def site_updates(history: Sequence[Round]) -> dict[str, SiteUpdates]:
     """Return what the updates of each site were like, where rounds had at least three of them."""
     norms: dict[str, list[float]] = {}
     cosines: dict[str, list[float]] = {}
@@ -107,8 +107,8 @@ def site_updates(history: Sequence[Round]) -> dict[str, _SiteUpdates]:
     }
 
 
-def _of(norms: Sequence[float], cosines: Sequence[float], opposed: int, loss: float | None) -> _SiteUpdates:
-    return _SiteUpdates(
+def _of(norms: Sequence[float], cosines: Sequence[float], opposed: int, loss: float | None) -> SiteUpdates:
+    return SiteUpdates(
         len(norms),
         median(norms),
         median(cosines) if cosines else None,
@@ -118,37 +118,3 @@ def _of(norms: Sequence[float], cosines: Sequence[float], opposed: int, loss: fl
         sum(one < SHORT for one in norms),
         loss,
     )
-
-
-def outlier_notes(found: Mapping[str, _SiteUpdates]) -> list[str]:
-    """Return a note on the sites whose updates were marked, and on those from which they differed.
-
-    It accuses neither: the marks compare, and sites that agree on their lies are each other's measure.
-    """
-    marked = [f"{site}: {'; '.join(one.marks)} rounds" for site, one in found.items() if one.marks]
-    others = [site for site, one in found.items() if not one.marks]
-    if not marked:
-        return []
-    return [
-        f"Two groups of sites have sent updates that differ: {', '.join(others) or 'none'}; and "
-        f"{', '.join(marked)}. One group may have other data, or not follow the method. These marks cannot "
-        "tell which: where half of the sites or more agree to lie, an honest one is marked, and no liar."
-    ]
-
-
-def rejected_sites(history: Sequence[Round]) -> list[str]:
-    """Return a sentence on each site whose updates were rejected in more than half of its rounds."""
-    answers: dict[str, list[SiteRound]] = {}
-    for line in history:
-        for site, answer in line.sites.items():
-            if answer.status != "missing":
-                answers.setdefault(site, []).append(answer)
-    rejected = {site: [one for one in of if one.status == "rejected"] for site, of in answers.items()}
-    return [
-        (
-            f"The updates of {site} were rejected in {len(refused)} of its {len(answers[site])} rounds; the "
-            f"last time: {refused[-1].reason}"
-        )
-        for site, refused in sorted(rejected.items())
-        if 2 * len(refused) > len(answers[site])
-    ]

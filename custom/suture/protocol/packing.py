@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import torch
 from blake3 import blake3
@@ -64,6 +64,8 @@ _TENSORS: dict[type[Message], dict[str, bool]] = {
 }
 """The fields of each message that are tensors, by their types: whether each is several, by name."""
 
+_M = TypeVar("_M", TaskData, Update)
+
 _NO_CHECKSUM = "-" * 8
 
 _MOST_STORED = 100_000
@@ -100,6 +102,13 @@ def pack(message: Message) -> Packed:
     names = [field.name for field in dataclasses.fields(message) if field.name not in apart]
     header = {"type": _WORDS[type(message)], **{name: getattr(message, name) for name in names}}
     return Packed(tensors_of(message), to_jsonable_python(header))
+
+
+def without_tensors(message: _M) -> _M:
+    """Return a message with no tensor by name, and no value in any other."""
+    apart = _TENSORS[type(message)]
+    empty = {field: {} if named else getattr(message, field)[:0].clone() for field, named in apart.items()}
+    return dataclasses.replace(message, **empty)
 
 
 def tensors_of(message: Message) -> dict[str, Tensor]:

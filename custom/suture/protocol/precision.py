@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -38,10 +38,10 @@ from torch import Tensor
 
 from suture.core.errors import RejectedUpdate
 from suture.protocol.egress import Egress, Form, Layout, Shapes
+from suture.protocol.egress import Transport as Transport
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed
 
-Transport = Literal["float32", "float16", "int8"]
 """The type in which the model's float32 tensors travel in a round of training."""
 
 VARIANCE = ".running_var"
@@ -182,6 +182,8 @@ def sent(update: Update, trained_on: TaskData, transport: Transport) -> Update:
     def converted(name: str, tensor: Tensor) -> Tensor:
         if tensor.dtype != torch.float32:
             return tensor
+        # Of the weights as the site has received them, rounded: the server adds the change to its exact ones,
+        # so what is rounded is a step and not the model.
         change = narrow(tensor - bases[name] if name in bases else tensor, transport)
         return change if change.dtype != torch.float32 else tensor
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -20,16 +20,33 @@ from suture.core.errors import DataError
 from suture.core.plain import check_count, read_bounded, read_lines
 from suture.core.validation import adapter_of, in_words
 from suture.protocol.decisions import DecidedClass, DecisionSettings, Diagrams, Operating
-from suture.protocol.messages import Spent
+from suture.protocol.messages import SiteNumbers, Spent
 
 log = logging.getLogger(__name__)
 
 Number = FiniteFloat | None
 
 
+Counted = tuple[int | None, int | None]
+"""Numbers of images with and without a class, None where withheld."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something that a person should know: what, as a code, and its values; readers make the sentence."""
+
+    code: str
+    values: dict[str, Any] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class MethodRecord:
-    """The method, its paper, its hyperparameters, and which part of the model stays at a site."""
+    """The method, its paper, its hyperparameters, and which part of the model stays at a site.
+
+    Attributes:
+        pooled: whether one party holds the images of all sites.
+        pseudo: whether sites without a class may label its images.
+    """
 
     name: str
     title: str
@@ -37,6 +54,7 @@ class MethodRecord:
     hyperparameters: dict[str, Any]
     personal: Literal["nothing", "head", "model"] = "nothing"
     pooled: bool = False
+    pseudo: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,9 +79,12 @@ class Run:
     """run.json: what was run, by which sites, and how it ended.
 
     Attributes:
-        notes: sentences for the reader of the report.
-        left_out: sentences on the data, sites and classes that a figure of the run does not cover.
-        cautions: sentences on figures that say less than they seem to.
+        notes: what happened, for the reader of the report.
+        left_out: sentences of sites on this machine, on what they left out of their data.
+        spent: the newest statement of each site on what it has released.
+        unmeasured: of each class without a validation AUROC, what each site has counted of it.
+        measured_here: the classes whose AUROC the server's validation data define.
+        tested: the sites that have measured the selected model on test data.
         prior: name and digest of the frozen network that all sites held; empty where there was none.
         pretrained: name and SHA-256 of the file of weights that the model began with; empty without one.
         command: the command line that runs the same job again; None where none does.
@@ -99,9 +120,12 @@ class Run:
     egress: list[Egress] = field(default_factory=list)
     augmentation: dict[str, Any] = field(default_factory=dict)
     label_type: str = "multilabel"
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    cautions: list[str] = field(default_factory=list)
+    spent: dict[str, Spent] = field(default_factory=dict)
+    unmeasured: dict[str, dict[str, Counted]] = field(default_factory=dict)
+    measured_here: list[str] = field(default_factory=list)
+    tested: list[str] = field(default_factory=list)
     prior: dict[str, str] = field(default_factory=dict)
     pretrained: dict[str, str] = field(default_factory=dict)
     command: str | None = None
@@ -119,6 +143,16 @@ class Run:
         noisy = split == "train" and "epsilon" in self.protection.get(site, {})
         return " patients, with noise" if noisy else ""
 
+    @property
+    def parties(self) -> dict[str, dict[str, int | None]]:
+        """Numbers of images of who took part: of each site, or of the one party with the data of all."""
+        if not self.method.pooled:
+            return {name: site.n for name, site in self.sites.items()}
+        splits = dict.fromkeys(split for site in self.sites.values() for split in site.n)
+        pooled: dict[str, int | None] = {}
+        pooled |= {split: sum(site.n.get(split) or 0 for site in self.sites.values()) for split in splits}
+        return dict.fromkeys(self.threads.keys() - {"server"}, pooled)
+
     def owners(self, label: str) -> tuple[str, ...]:
         """Return the sites that annotate a class."""
         return self._owners.get(label, ())
@@ -132,12 +166,11 @@ class Run:
 
 
 @dataclass(frozen=True)
-class SiteRound:
-    """The part of one site in one round.
+class SiteRound(SiteNumbers):
+    """The part of one site in one round, from the answer's arrival on; with the numbers that it has sent.
 
     Attributes:
-        scalars: the method's own figures, by name.
-        rows: the site's weight in the row of each class; empty where each of its rows has weight 1.
+        rows: the site's weight in the row of each class; None where each of its rows has weight 1.
         norm: of the update's change, or of its gradient.
         cosine: of the update to the mean of the others' directions.
         spent: what the site said of its releases with this answer, if it clips its updates.
@@ -150,16 +183,20 @@ class SiteRound:
     weight: Number = None
     bytes_down: int = 0
     bytes_up: int = 0
-    train_loss: Number = None
     validation_loss: Number = None
     validation_auroc: Number = None
     seconds: Number = None
-    scalars: dict[str, Number] = field(default_factory=dict)
-    rows: dict[str, Number] = field(default_factory=dict)
+    rows: dict[str, Number] | None = None
     spent: Spent | None = None
     norm: Number = None
     cosine: Number = None
     kept: Number = None
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """What the site has said of its round, by name: its `SiteNumbers`, and each of the scalars."""
+        own = {one.name: getattr(self, one.name) for one in fields(SiteNumbers) if one.name != "scalars"}
+        return {name: value for name, value in {**own, **self.scalars}.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -296,7 +333,7 @@ class Metrics:
     n: int | None
     source: str
     selected_round: int | None
-    undefined: dict[str, str]
+    undefined: dict[str, Note]
     overall: dict[str, Number] = field(default_factory=dict)
     recall: dict[str, Number] = field(default_factory=dict)
     long_tail: LongTail = field(default_factory=LongTail)

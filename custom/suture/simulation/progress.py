@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from suture.core.entry_points import if_installed
 from suture.core.printable import number_of, printable, printable_lines, printable_values
 from suture.core.targets import rich
 from suture.simulation.follow import followed
@@ -62,7 +63,7 @@ class Progress:
             return f"an event that cannot be read: {printable(event, 80)}"
 
     def _take(self, event: dict[str, Any]) -> str | None:
-        own, event = event.get("text"), printable_values(event)  # which may quote what a site has sent
+        own, event = event, printable_values(event)  # which may quote what a site has sent
         kind = event["event"]
         line: str | None = None
         self._now = _seconds(event)
@@ -97,7 +98,7 @@ class Progress:
         elif kind in ("unchanged", "rolled_back"):
             line = event["why"]
         elif kind == "note":
-            line = printable_lines(str(own))
+            line = printable_lines(str(own["text"]) if "text" in own else _note(own))
         elif kind == "finished":
             self.doing = "finished"
         return line
@@ -160,6 +161,12 @@ def _seconds(event: dict[str, Any]) -> float:
         return datetime.fromisoformat(str(event.get("time"))).timestamp()
     except ValueError:
         return time.monotonic()
+
+
+def _note(event: dict[str, Any]) -> str:
+    """Return a note of the server as a sentence; without suture_results, its code and values."""
+    code, values = str(event["code"]), dict(event["values"])
+    return str(if_installed("sentence")(code, values) or f"{code}: {values}")
 
 
 def _steps(step: float | None) -> str:

@@ -10,6 +10,9 @@ import pandas as pd
 import pytest
 import torch
 
+from noted import noted
+from suture.data.augmentation import Augmentation
+from suture.federation.plan import Plan
 from suture.federation.server.assignments import Assigner, Task
 from suture.federation.server.registry import Agreement, agree
 from suture.learning.training import LocalTraining
@@ -17,10 +20,11 @@ from suture.methods import METHODS
 from suture.methods.base import GlobalModel, Method
 from suture.methods.fedavg import FedAvg
 from suture.methods.surgical import SurgicalAggregation
+from suture.models import ModelSpec
 from suture.models.classifier import Layout
 from suture.protocol.check import AllowedReply
 from suture.protocol.egress import CLASSES, Channel, Egress
-from suture.protocol.messages import SiteInfo, TaskData
+from suture.protocol.messages import SiteInfo
 from suture_papers.fedlsm.fedlsm import FedLSM
 from suture_papers.fedlsm.mean_teacher import Teaching
 
@@ -48,18 +52,19 @@ class All(FedAvg):
         return replace(super().egress(layout), channels=(VALUE,))
 
 
-def assigned(method: Method) -> dict[str, tuple[TaskData, AllowedReply]]:
+def assigned(method: Method) -> dict[str, AllowedReply]:
     """The assignments of the sites, with the values 0, 10, 20 and 30 of the four classes."""
     values = torch.arange(4) * 10.0
     model = GlobalModel(LABELS, {"w": torch.zeros(2)}, {"head.bias": values + 1})
     registry = agree(SITES, Agreement())
-    assigner = Assigner(method, registry, model, 0, {"a": 0, "b": 0}, (), {"value": values})
+    plan = Plan(method, ModelSpec("cnn", size=32), Augmentation(), 1, "e", "c")
+    assigner = Assigner(plan, registry, model, 0, {"a": 0, "b": 0}, (), {"value": values})
     return assigner.assign(Task("train", 1, "main"))
 
 
 def test_a_site_receives_its_own_classes_in_the_order_of_its_names_for_them() -> None:
     """Another order would tell that its effusions have a longer name elsewhere."""
-    sent = {site: payload for site, (payload, _) in assigned(Own()).items()}
+    sent = {site: allowed.task for site, allowed in assigned(Own()).items()}
     assert sent["a"].labels == ("Effusion", "Mass")
     assert sent["a"].channels["value"].tolist() == [30, 10]
     assert sent["a"].head["head.bias"].tolist() == [31, 11]
@@ -84,7 +89,7 @@ def test_the_order_of_a_sites_columns_changes_no_model(name: str, tiny: Any) -> 
 
 
 def test_a_site_that_sees_all_classes_receives_all() -> None:
-    sent = {site: payload for site, (payload, _) in assigned(All()).items()}
+    sent = {site: allowed.task for site, allowed in assigned(All()).items()}
     assert sent["a"].labels == ("Edema", "Mass", "Nodule", "Effusion")  # its own spelling of what it knows
     for payload in sent.values():
         assert payload.channels["value"].tolist() == [0, 10, 20, 30]
@@ -92,18 +97,19 @@ def test_a_site_that_sees_all_classes_receives_all() -> None:
 
 def test_sites_that_see_the_same_classes_share_tensors_and_declaration() -> None:
     """So that memory grows neither with the number of sites times rows, nor with sites times tensors."""
-    (first, held), (second, likewise) = assigned(All()).values()
+    allowed = assigned(All()).values()
+    first, second = (one.task for one in allowed)
     assert first.labels != second.labels  # each in its own spelling
     assert first.head["head.bias"] is second.head["head.bias"]
     assert first.channels["value"] is second.channels["value"]
-    assert held.egress is likewise.egress
+    assert len({id(one.egress) for one in allowed}) == 1
 
 
 def test_a_site_is_held_to_the_images_that_it_announced() -> None:
-    expected = {site: expectation for site, (_, expectation) in assigned(All()).items()}
-    assert {site: e.images for site, e in expected.items()} == {"a": 7, "b": 0}
-    assert expected["a"].own == ("Effusion", "Mass")
-    assert expected["a"].labels == ("Edema", "Mass", "Nodule", "Effusion")
+    allowed = assigned(All())
+    assert {site: one.images for site, one in allowed.items()} == {"a": 7, "b": 0}
+    assert allowed["a"].own == ("Effusion", "Mass")
+    assert allowed["a"].task.labels == ("Edema", "Mass", "Nodule", "Effusion")
 
 
 METHOD = FedLSM(
@@ -124,7 +130,7 @@ def test_a_run_writes_its_label_type_its_notes_and_the_weight_of_each_row(tiny: 
     server = tiny(METHOD, labels, label_map={"Zwerchfellbruch": "Hernia"}, rounds=2).run()
     run = json.loads((server.record.folder / "run.json").read_text())
     assert run["label_type"] == "multilabel"
-    weight, run_away = run["notes"]
+    weight, run_away = noted(server)
     assert weight == "Hernia has the class weight 1: no site has a positive and a negative."
     assert run_away.startswith("Hernia: from round 1 ")
     assert "(in round 2: alpha)" in run_away

@@ -41,8 +41,8 @@ class Rounds:
 
     def open(self, quorum: int = 2, grace: float | None = None, task: Any = "train") -> Receiver:
         self.number += 1
-        expected = AllowedReply(task, self.number, 0, "validation", ("Mass",), ("Mass",), EGRESS)
-        self.collector.open({site: (TaskData(task, self.number), expected) for site in SITES})
+        allowed = AllowedReply(TaskData(task, self.number, labels=("Mass",)), EGRESS, ("Mass",))
+        self.collector.open(dict.fromkeys(SITES, allowed))
         return self.collector.receiver(quorum, grace)
 
     def answer(self, take: Receiver, *sites: str) -> None:

@@ -6,10 +6,10 @@ from statistics import fmean
 
 import pytest
 
-from suture.federation.server.notes import cautions, why_unmeasured
 from suture.federation.server.selection import Best, ModelSelection, classes_of
-from suture.protocol.messages import ClassScore
 from suture.protocol.records import Round, Validation
+from suture_results.notes import cautions
+from suture_results.sentences import why_unmeasured
 
 
 def line(number: int, loss: float, step: float | None = None) -> Round:
@@ -31,7 +31,7 @@ def test_steps_above_a_twentieth_are_told(step: float, said: bool) -> None:
 
 
 def test_each_cause_has_its_sites() -> None:
-    withheld, none = ClassScore(None, None, None, None, None), ClassScore(None, None, None, 0, 20)
+    withheld, none = (None, None), (0, 20)
     said = why_unmeasured({"alpha": withheld, "beta": none, "gamma": withheld})
     assert said.startswith("withheld, because fewer than min_count")
     assert "at alpha and gamma; no positive among 20 labelled cases at beta" in said

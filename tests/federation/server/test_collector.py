@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import weakref
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from suture.core.errors import FederationError
 from suture.federation.server.collector import UpdateCollector
 from suture.protocol.check import AllowedReply
 from suture.protocol.egress import CLASSES, Channel, Egress
-from suture.protocol.messages import Abstain, Metrics, TaskData, Update, ones
+from suture.protocol.messages import Abstain, Metrics, SiteNumbers, TaskData, Update, ones
 from suture.protocol.packing import Packed, pack
 
 SITES = ("a", "b", "c")
@@ -36,8 +37,20 @@ def collector(tmp_path: Path) -> UpdateCollector:
 
 
 def open_round(collector: UpdateCollector, number: int = 1) -> None:
-    expected = AllowedReply("train", number, number - 1, "validation", ("Mass",), ("Mass",), EGRESS)
-    collector.open({site: (TaskData("train", number), expected) for site in SITES})
+    allowed = AllowedReply(TaskData("train", number, number - 1, labels=("Mass",)), EGRESS, ("Mass",))
+    collector.open(dict.fromkeys(SITES, allowed))
+
+
+def test_each_number_that_a_site_sends_is_in_its_record(collector: UpdateCollector) -> None:
+    numbers: dict[str, Any] = dict.fromkeys((one.name for one in fields(SiteNumbers)), 0.5)
+    numbers["scalars"] = {"steps": 3.0}
+    egress = replace(EGRESS, scalars={"steps": (0.0, 10.0)})
+    collector.open({"a": AllowedReply(TaskData("train", 1, labels=("Mass",)), egress, ("Mass",))})
+    sent = Update(1, ("Mass",), {"w": torch.ones(2)}, {}, ones(("Mass",)), **numbers)
+    collector.receive("a", pack(sent))
+    line = collector.close({})["a"]
+    assert {name: getattr(line, name) for name in numbers} == numbers
+    assert line.numbers == numbers | numbers.pop("scalars")
 
 
 class Clock:
@@ -89,7 +102,7 @@ def test_a_late_update_is_dropped_with_a_line_and_never_counts_in_a_later_round(
     lines = collector.close({})
     late("c", update(value=9.0))
     assert "a late answer of c" in caplog.text
-    assert lines["c"]["status"] == "missing"
+    assert lines["c"].status == "missing"
     caplog.clear()
     # The same round is tried again: even an answer that would fit it is one to a closed exchange.
     open_round(collector)
@@ -195,10 +208,10 @@ def test_an_update_comes_back_as_it_was_received(
         class_weight=(0.0, 1.0),
         scalars={"steps": (0.0, 10.0)},
     )
-    expected = AllowedReply("train", 1, 0, "validation", sent.labels, sent.labels, egress)
-    collector.open({"a": (TaskData("train", 1), expected)})
+    allowed = AllowedReply(TaskData("train", 1, labels=sent.labels), egress, sent.labels)
+    collector.open({"a": allowed})
     collector.receive("a", pack(sent))
-    assert collector.close({})["a"]["status"] == "accepted"
+    assert collector.close({})["a"].status == "accepted"
     ((site, read),) = collector.updates()
     assert site == "a"
     assert pack(read).header == pack(sent).header
@@ -218,4 +231,4 @@ def test_the_size_of_an_answer_is_checked_once_and_before_it_is_converted(
     take("b", Packed({}, {"type": "update"}))
     assert len(seen) == 2
     assert collector.accepted() == ["a"]
-    assert collector.lines["b"]["status"] == "rejected"
+    assert collector.lines["b"].status == "rejected"

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from suture.federation.expectation import expected_answer
 from suture.federation.server.collector import UpdateCollector
 from suture.methods import METHODS
 from suture.models.classifier import Layout
@@ -47,13 +46,12 @@ for _ in range(3_000):
 )
 def test_what_is_no_message_is_rejected_and_the_exchange_goes_on(packed: Packed, tmp_path: Path) -> None:
     collector = UpdateCollector(tmp_path / "spool", lambda *_, **__: None)
-    expected = AllowedReply("handshake", 0, 0, "", (), (), Egress({}, {}))
-    collector.open({site: (TaskData("handshake"), expected) for site in ("a", "b")})
+    collector.open(dict.fromkeys(("a", "b"), AllowedReply(TaskData("handshake"), Egress({}, {}))))
     collector.receive("a", packed)
     lines = collector.close({})
-    assert lines["a"]["status"] == "rejected"
-    assert lines["a"]["reason"]
-    assert lines["b"]["status"] == "missing"
+    assert lines["a"].status == "rejected"
+    assert lines["a"].reason
+    assert lines["b"].status == "missing"
 
 
 def collected(tensors: dict[str, torch.Tensor], spool: Path) -> tuple[UpdateCollector, str]:
@@ -61,12 +59,11 @@ def collected(tensors: dict[str, torch.Tensor], spool: Path) -> tuple[UpdateColl
     shared, head = {"backbone.w": torch.zeros(3)}, {"head.weight": torch.zeros(2, 4)}
     task = TaskData("train", round=1, labels=("A", "B"))
     egress = METHODS["surgical"]().egress(Layout.of(shared, head))
-    expected = expected_answer(METHODS["surgical"](), task, egress, ("A", "B"), 10)
     update = pack(Update(1, ("A", "B"), shared, head, torch.ones(2, dtype=torch.float64)))
     collector = UpdateCollector(spool, lambda *_, **__: None)
-    collector.open({"a": (task, expected)})
+    collector.open({"a": AllowedReply(task, egress, ("A", "B"), 10)})
     collector.receive("a", Packed({**update.tensors, **tensors}, update.header))
-    return collector, collector.close({})["a"]["status"]
+    return collector, collector.close({})["a"].status
 
 
 def test_an_update_without_values_is_rejected(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from between import Between
+from noted import noted
 from suture.federation.loop import federate
 from suture.federation.server.direction import Direction, class_signs, cosines
 from suture.federation.server.norm_bound import Measure
@@ -122,8 +123,8 @@ def test_a_sign_flip_is_marked_and_honest_sites_are_not(factor: float, marks: li
     assert {s: [text.split(" in ")[0] for text in one.marks] for s, one in found.items()} == (
         {site: [] for site in SITES} | {"alpha": marks}
     )
-    noted = [note for note in server.record.run["notes"] if note.startswith("Two groups")]
-    assert ["beta, delta, epsilon, gamma; and alpha: " in note for note in noted] == [True] * bool(marks)
+    said = [note for note in noted(server) if note.startswith("Two groups")]
+    assert ["beta, delta, epsilon, gamma; and alpha: " in note for note in said] == [True] * bool(marks)
     write_report(server.record.folder)
     page = (server.record.folder / "report.html").read_text()
     assert "Comparison of the sites' updates</h2>" in page
@@ -139,9 +140,9 @@ def test_a_majority_that_lies_has_an_honest_site_marked_and_the_note_says_so(tin
     sites = {name: SITES[name] for name in ("alpha", "beta", "gamma")}
     server = tiny(METHOD, sites, rounds=2, selection="last").server()
     federate(server, Between(tiny(METHOD, sites, rounds=2).sites(), changed(0.05, ("alpha", "beta"))))
-    [noted] = [note for note in server.record.run["notes"] if "over 10 times as long in 2 of 2" in note]
-    assert "alpha, beta; and gamma: " in noted
-    assert "cannot tell which" in noted
+    [said] = [note for note in noted(server) if "over 10 times as long in 2 of 2" in note]
+    assert "alpha, beta; and gamma: " in said
+    assert "cannot tell which" in said
 
 
 def test_two_sites_have_figures_and_no_mark(tiny: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from noted import noted
 from suture.core.errors import ConfigError, SutureError
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan
@@ -105,12 +106,12 @@ def test_code_that_changes_during_an_experiment_is_noted_for_good(
 ) -> None:
     federation = tiny(METHOD, rounds=2)
     plan: Plan = federation.plan
-    assert federation.run().record.run["notes"] == []
+    assert noted(federation.run()) == []
     for rounds, code in ((3, "a" * 16), (4, "a" * 16), (5, "b" * 16)):
         monkeypatch.setattr("suture.federation.plan.code_hash", lambda _, own=code: own)  # at every party
         federation.plan = replace(plan, code=code)
         federation.schedule = replace(federation.schedule, rounds=rounds)
-        notes = federation.run().record.run["notes"]
+        notes = noted(federation.run())
         assert notes[0].startswith(f"The code changed after round 2, from {plan.code} to {'a' * 16}:")
         assert len(notes) == (2 if code[0] == "b" else 1)
     assert notes[1].startswith(f"The code changed after round 4, from {'a' * 16} to {'b' * 16}:")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from between import Between
+from noted import noted
 from suture.core.errors import ConfigError, FederationError
 from suture.federation.loop import Loop, federate
 from suture.federation.server import collector
@@ -99,14 +100,12 @@ def test_rows_that_too_few_sites_send_are_listed_before_the_first_round(tiny: An
     run = json.loads((server.record.folder / "run.json").read_text())
     assert run["robust"] == {"kind": "trimmed", "liars": 1}
     assert run["unprotected"] == ["Hernia"]
-    note = (
-        "Merged by the plain mean, not by robust.kind='trimmed', because fewer than 3 sites send their rows: "
-        "Hernia."
-    )
-    assert note in run["notes"]
+    values = {"kind": "trimmed", "fewest": 3, "round": None, "labels": ["Hernia"]}
+    assert {"code": "unprotected", "values": values} in run["notes"]
+    assert any("fewer than 3 sites send their rows: Hernia." in note for note in noted(server))
     events = [json.loads(line) for line in (server.record.folder / "events.jsonl").read_text().splitlines()]
     kinds = [event["event"] for event in events]
-    told = next(i for i, event in enumerate(events) if event.get("text") == note)
+    told = next(i for i, event in enumerate(events) if event.get("values") == values)
     assert told < kinds.index("round")
     page = (server.record.folder / "report.html").read_text()
     assert "alpha, beta" in page or "delta and gamma (unprotected)" in page
@@ -127,7 +126,7 @@ def test_a_row_that_an_absent_site_leaves_unprotected_is_noted(tiny: Any) -> Non
 
     server = federation.server()
     federate(server, Between(federation.sites(), absent))
-    (note,) = [text for text in server.record.run["notes"] if "in round" in text]
+    (note,) = [text for text in noted(server) if "in round" in text]
     assert "because fewer than 3 sites send their rows in round 2: Nodule." in note
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from between import Between
+from noted import noted
 from rounds import conformant
 from suture.core.errors import FederationError
 from suture.federation.loop import Loop, federate
@@ -71,7 +72,7 @@ def test_a_diverged_model_is_taken_back_and_its_site_excluded(selection: str, ti
     assert sorted(history) == sorted([*done, (2, "unchanged"), (3, "unchanged")])
     undone = next(line for line in lines(server) if line["round"] == 2 and line["status"] == "unchanged")
     assert "its update of round 2 was the largest" in undone["sites"]["alpha"]["reason"]
-    assert any("alpha left this experiment" in note for note in server.record.run["notes"])
+    assert any("alpha left this experiment" in note for note in noted(server))
     assert "rolled_back" in (server.record.folder / "events.jsonl").read_text()
     write_report(server.record.folder)
     if selection == "last":  # by losses, alpha's own would count

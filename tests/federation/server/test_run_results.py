@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from noted import noted
 from suture.core.errors import LabelError
 from suture.federation.server.results import AT_SERVER, Results
 from suture.learning.training import LocalTraining
 from suture.methods.partial import PartialLoss
 from suture.protocol.messages import ClassScore, Metrics
 from suture_papers.fedlsm.fedlsm import FedLSM
+from suture_results.sentences import sentence
 
 LOCAL = LocalTraining(lr=1e-2, batch_size=8, iterations=2)
 
@@ -48,7 +49,7 @@ def test_the_content_by_hand() -> None:
         "n": 100,
         "source": "server test set",
         "selected_round": 5,
-        "undefined": {"Hernia": "no positive among 100 labelled cases"},
+        "undefined": {"Hernia": {"code": "unmeasured", "values": {"counts": {"": [0, 100]}}}},
         "overall": {},
         "long_tail": {},
         "attributes": {},
@@ -85,7 +86,7 @@ def test_recalls_are_grouped_as_the_server_says() -> None:
 def test_an_undefined_class_has_a_reason(score: ClassScore | None, reason: str) -> None:
     scores = {} if score is None else {"Edema": score}
     summary = Results(("Edema",), {"Edema": ("a",)}, measured(scores, 4), AT_SERVER).to_dict()
-    assert summary["undefined"]["Edema"].startswith(reason)
+    assert sentence(**summary["undefined"]["Edema"]) == reason
     assert summary["mean_auroc"] is None
     assert summary["groups"] == {"shared": None, "unique": None}
 
@@ -109,7 +110,7 @@ def test_rows_that_pseudo_labels_took_over_are_noted_of_methods_that_make_some(
         calls.append((len(history), owners["Hernia"]))
         return ["a note"]
 
-    monkeypatch.setattr("suture.federation.server.results.run_away", run_away)
+    monkeypatch.setattr("suture_results.notes.run_away", run_away)
     server = tiny(method, rounds=1).run()
-    assert json.loads((server.record.folder / "run.json").read_text())["notes"] == notes
-    assert calls == [(1, ("beta",))] * len(notes)
+    assert noted(server) == notes
+    assert {*calls} == {(1, ("beta",)) for _ in notes}

@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from suture.federation.server.notes import dominant
 from suture.federation.server.scores import (
     across_sites,
     by_attribute,
@@ -16,6 +15,7 @@ from suture.federation.server.scores import (
 )
 from suture.protocol.messages import ClassScore
 from suture.protocol.records import Round, SiteRound, Validation
+from suture_results.notes import dominant
 
 
 def test_all_is_the_mean_of_the_groups_and_not_of_the_classes() -> None:

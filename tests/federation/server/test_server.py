@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from between import Between
+from noted import noted
 from suture.core.errors import FederationError
 from suture.federation.loop import Loop, Receiver, federate
 from suture.federation.server.server import Server
@@ -250,7 +251,7 @@ def test_a_typo_stops_the_job_and_the_label_map_settles_it(tiny: Any) -> None:
 def test_a_spelling_of_the_label_map_that_no_site_has_is_told(tiny: Any) -> None:
     labels = {"alpha": ("Mass", "Nodule"), "beta": ("Fibrosis", "Hernia")}
     run = tiny(METHOD, labels, rounds=1, label_map={"Fibroses": "Mass", "Fibrosis": "Mass"}).run("typo")
-    (note,) = [note for note in run.record.run["notes"] if "label_map" in note]
+    (note,) = [note for note in noted(run) if "label_map" in note]
     assert "'Fibroses'" in note
     assert "did you mean" in note
 

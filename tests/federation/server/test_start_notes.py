@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from noted import noted
 from suture.federation.loop import Loop, federate
 from suture.federation.server.global_model import initial
 from suture.federation.server.notes import method_notes
@@ -16,6 +16,7 @@ from suture.methods.base import ClassFacts
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.models.classifier import NormPolicy
+from suture.protocol.records import Note
 from suture.simulation.progress import following
 from suture_results.report import write_report
 
@@ -32,7 +33,7 @@ def test_batch_norm_frozen_at_no_training_is_noted_on_the_page_and_in_the_termin
     with following(server.record.folder, "small", "local"):
         federate(server, Loop(federation.sites()))
         write_report(server.record.folder)
-    (note,) = json.loads((server.record.folder / "run.json").read_text())["notes"]
+    (note,) = noted(server)
     assert NOTE in note
     assert NOTE in " ".join(capsys.readouterr().out.split())
     assert NOTE in (server.record.folder / "report.html").read_text()
@@ -52,19 +53,18 @@ def test_only_frozen_norms_without_pretraining_are(
 ) -> None:
     plan = replace(tiny(replace(FROZEN, batch_norm=policy)).plan, model=model)
     first = initial(replace(plan, model=replace(model, weights=None)), ("Mass",))
-    notes = method_notes(first, plan, ClassFacts(notes=("Mass is rare.",)))
-    assert len(notes) == count + 1
-    assert notes[-1] == "Mass is rare."
+    *noted, last = method_notes(first, plan, ClassFacts(notes=("Mass is rare.",)))
+    assert [note.code for note in noted] == ["frozen_batch_norm"] * count
+    assert last == Note("method", {"text": "Mass is rare."})
 
 
 def test_a_model_without_batch_norm_and_a_size_that_is_not_the_pretraining_s_are_noted(tiny: Any) -> None:
     model = ModelSpec("timm:test_vit", size=32, weights="vit.safetensors")
     plan = replace(tiny(replace(FROZEN, batch_norm="frozen")).plan, model=model)
     first = initial(replace(plan, model=replace(model, weights=None)), ("Mass",))
-    assert method_notes(first, plan, ClassFacts()) == [
-        "timm:test_vit was pretrained on images of 160 px, and model.size is 32; for the size of its "
-        "pretraining: --set model.size=160",
-        "timm:test_vit has no batch norm, so batch_norm='frozen' changes nothing.",
+    assert [*method_notes(first, plan, ClassFacts())] == [
+        Note("pretrained_size", {"model": "timm:test_vit", "pretrained": 160, "size": 32}),
+        Note("no_batch_norm", {"model": "timm:test_vit", "policy": "frozen"}),
     ]
     usual = replace(plan, method=replace(FROZEN, batch_norm="average"), model=replace(model, size=160))
-    assert method_notes(first, usual, ClassFacts()) == []
+    assert [*method_notes(first, usual, ClassFacts())] == []

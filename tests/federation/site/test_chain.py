@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 from suture.cli import app
 from suture.core.errors import ConfigError
 from suture.core.privacy import PrivacyConfig
-from suture.federation.differential_privacy import describe_spent
 from suture.federation.site import chain
 from suture.federation.site.abstention import LedgerBroken
 from suture.federation.site.chain import read_anchor
@@ -27,6 +26,7 @@ from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Abstain
 from suture_admin.ledger import read_statement
+from suture_results.notes import describe_spent
 
 LIMITS = PrivacyConfig(clip=1.0, noise=2.0)
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))

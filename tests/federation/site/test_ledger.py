@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from suture.core.errors import ConfigError
 from suture.core.privacy import PrivacyConfig
-from suture.federation.differential_privacy import describe_spent
 from suture.federation.site.abstention import BudgetSpent
 from suture.federation.site.ledger import Ledger, Release, release_of, tally_of
 from suture.federation.store import EXPERIMENTS
@@ -38,6 +37,7 @@ from suture.protocol.messages import (
 )
 from suture.protocol.packing import pack
 from suture_admin.ledger import budget_lines, read_statement, state_of
+from suture_results.notes import describe_spent
 
 LIMITS = PrivacyConfig(clip=1.0, noise=2.0)
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from noted import noted
 from rounds import reply_of
 from suture.core.errors import Aborted, ConfigError
 from suture.core.noise import gaussian
 from suture.core.privacy import PrivacyConfig
 from suture.data.augmentation import MILD
 from suture.federation.accounting import Mechanism, composed
-from suture.federation.server.results import describe_spent
 from suture.federation.site.ledger import Ledger
 from suture.federation.site.patient_privacy import check_protected, mechanism_of_round
 from suture.federation.site.site import Site
@@ -28,6 +28,7 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Abstain, SiteInfo, Spent, TaskData, Update
 from suture.protocol.packing import unpack
 from suture_admin.ledger import state_of
+from suture_results.notes import describe_spent
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=4), batch_norm="frozen")
 ALPHA = {"alpha": ("Mass", "Nodule")}
@@ -86,7 +87,7 @@ def test_a_run_spends_its_epsilon_and_no_exact_number_leaves(tiny: Any) -> None:
     assert server.registry.members["alpha"].n["train"] == patients
     history = [json.loads(text) for text in (server.record.folder / "history.jsonl").read_text().splitlines()]
     assert all(line["sites"]["alpha"].get("train_loss") is None for line in history)
-    notes = server.record.run["notes"]
+    notes = noted(server)
     assert any("alpha trains with DP-SGD per patient, for ε = 8 an experiment: ε ≤ " in n for n in notes)
     assert any("not of validation and test patients" in n for n in notes)
 

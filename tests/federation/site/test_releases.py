@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from noted import noted
 from rounds import reply_of
 from suture.federation.loop import Loop, federate
 from suture.federation.site.ledger import Ledger
@@ -283,7 +284,7 @@ def test_a_run_of_sites_with_noise_says_their_epsilon(tiny: Any) -> None:
     federation = tiny(METHOD, ALPHA, rounds=2)
     privacy = federation.configs["alpha"].privacy.model_copy(update={"clip": 0.1, "noise": 2.0})
     federation.configs["alpha"] = federation.configs["alpha"].model_copy(update={"privacy": privacy})
-    notes = federation.run("noisy").record.run["notes"]
+    notes = noted(federation.run("noisy"))
     assert "ε ≤ 6.58 at δ = 1e-05 over all its 2 updates in 1 experiment, by its own ledger" in notes[-1]
     plain = privacy.model_copy(update={"noise": 0.0})
     mixed = tiny(METHOD, ALPHA, rounds=1)
@@ -291,5 +292,5 @@ def test_a_run_of_sites_with_noise_says_their_epsilon(tiny: Any) -> None:
     mixed.run("mixed")
     again = tiny(METHOD, ALPHA, rounds=3)
     again.configs["alpha"] = federation.configs["alpha"]
-    notes = again.run("mixed").record.run["notes"]
+    notes = noted(again.run("mixed"))
     assert "ε = ∞, because 1 of its 3 updates" in notes[-1]

@@ -316,7 +316,7 @@ def sent(tiny: Any, method: Any, min_loss: int) -> Update:
     task = unpack(server.assign()["alpha"])
     update = reply_of(site, task)
     server.collector.receive("alpha", pack(update))
-    assert server.collector.lines["alpha"]["status"] == "accepted"
+    assert server.collector.lines["alpha"].status == "accepted"
     return update  # type: ignore[no-any-return]
 
 

@@ -334,7 +334,7 @@ def test_tensors_in_files_are_read_one_site_at_a_time(tmp_path: Path) -> None:
         save_file(tensors := full(float(i), 1), path)
         known.answer(site, {n: _Watched(str(path), n, folder) for n in tensors}, labels=["Mass"])
     own = known.aggregator
-    for update in _Updates(own._contract, own._received):
+    for update in _Updates(own._contract, own._received, own._allowed):
         del update
     assert _Watched.most == 1
     merged = known.close().params

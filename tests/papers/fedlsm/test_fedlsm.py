@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from noted import noted
 from rounds import context_of, reply_of, train_round
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
@@ -239,8 +240,7 @@ def test_a_federation_counts_and_says_so(tiny: Any) -> None:
     rows = lines[1]["sites"]["alpha"]["rows"]
     assert set(rows) == set(EVERY)
     assert lines[1]["sites"]["alpha"]["scalars"].keys() == {"pseudo_positive", "pseudo_negative"}
-    run = json.loads((server.record.folder / "run.json").read_text())
-    assert run["notes"] == []
+    assert noted(server) == []
     page = (server.record.folder / "report.html").read_text()
     assert "Pseudo-labels" in page
 

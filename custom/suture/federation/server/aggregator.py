@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -24,6 +23,7 @@ from suture.methods.base import GlobalModel, RoundContext
 from suture.methods.sharing import check_channels
 from suture.protocol.check import all_finite
 from suture.protocol.messages import Metrics, Update
+from suture.protocol.records import Round, SiteRound
 
 log = logging.getLogger(__name__)
 
@@ -109,29 +109,34 @@ class Aggregator:
         found = {key: mean_defined(parts.values()) for key, parts in measured.items()}
         if (value := found[by]) is not None and self.context(number).phase.selectable:
             standings = standings.after(Best(number, value, parts=measured[by]))
-        pending = {**state.pending, "validation": state.pending["validation"] | found}
-        return replace(state, pending=pending, standings=standings)
+        validation = replace(state.pending.validation, **found)  # type: ignore[arg-type]
+        return replace(state, pending=replace(state.pending, validation=validation), standings=standings)
 
     def measured_at_sites(
-        self, number: int, metrics: Mapping[str, Metrics], registry: SiteRegistry, state: RunState
+        self, line: Round, metrics: Mapping[str, Metrics], registry: SiteRegistry, state: RunState
     ) -> RunState:
         """Consider the newest committed round by the sites' losses, and add these to its pending line."""
-        line, standings = copy.deepcopy(state.pending or {}), state.standings
+        number, standings = line.round, state.standings
         losses = {s: m.loss for s, m in metrics.items() if m.loss is not None}
         own = {site: condensed(metrics[site]).auroc for site in losses}
-        for site, value in losses.items():
-            joined = {"status": "missing", "reason": "joined after this round"}
-            line["sites"].setdefault(site, joined).update(validation_loss=value, validation_auroc=own[site])
+        joined = SiteRound("missing", "joined after this round")
+        sites = {
+            site: replace(line.sites.get(site, joined), validation_loss=value, validation_auroc=own[site])
+            for site, value in losses.items()
+        }
         scores = {s: registry.named(s, m.classes) for s, m in metrics.items()}
         areas = {name: score.auroc for name, score in across_sites(scores).items()}
         loss, auroc = mean_defined(losses.values()), mean_defined(areas.values())
-        line["validation"] |= {"loss": loss, "auroc": auroc}
-        steps = {"loss_step": coarsest(m.loss_step for m in metrics.values())}
-        steps["auroc_step"] = coarsest(score.step for at in scores.values() for score in at.values())
-        line["validation"] |= {name: step for name, step in steps.items() if step is not None}
-        if unmeasured := [name for name in registry.labels if areas.get(name) is None]:
-            line["validation"]["unmeasured"] = unmeasured
+        validation = replace(
+            line.validation,
+            loss=loss,
+            auroc=auroc,
+            unmeasured=[name for name in registry.labels if areas.get(name) is None],
+            loss_step=coarsest(m.loss_step for m in metrics.values()),
+            auroc_step=coarsest(score.step for at in scores.values() for score in at.values()),
+        )
         shown = {s: [name for name, score in scores[s].items() if score != NOTHING] for s in losses}
+        # Negative, since the best round is the one of the largest value.
         parts = {site: {classes_of(site, shown[site]): -value} for site, value in sorted(losses.items())}
         by_loss = self.schedule.selection == "site_loss" and self.context(number).phase.selectable
         if by_loss and loss is not None:
@@ -140,4 +145,5 @@ class Aggregator:
         if self.plan.method.sharing.personal == "model":
             found = {s: Best(number, -value, own[s] or 0.0, parts[s]) for s, value in losses.items()}
             standings = standings.after_own(found)
+        line = replace(line, sites=line.sites | sites, validation=validation)
         return replace(state, pending=line, standings=standings)

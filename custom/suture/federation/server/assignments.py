@@ -9,15 +9,14 @@ from typing import Literal
 
 from torch import Tensor
 
-from suture.federation.expectation import expected_answer
+from suture.federation.plan import Plan
 from suture.federation.server.registry import SiteRegistry
-from suture.methods.base import GlobalModel, Method
+from suture.methods.base import GlobalModel
 from suture.methods.sharing import layout_of
 from suture.protocol.check import AllowedReply
 from suture.protocol.decisions import Decision, Rule
 from suture.protocol.egress import Egress, reorder_axis
 from suture.protocol.messages import Labels, MaskTask, TaskData, TaskName
-from suture.protocol.precision import Transport
 
 _Rows = tuple[dict[str, Tensor], dict[str, Tensor]]
 
@@ -49,7 +48,6 @@ class Assigner:
         best: the best round so far of each site; 0 while there is none.
         holders: the sites that already hold the tensors that are sent only once.
         facts: of each class, in the order of the registry's classes; they go down besides the channels.
-        transport: the type in which the model's tensors travel in a round of training.
         decisions: by what each site decides its classes, in its own names.
         rule: see `TaskData`.
         ledgers: the newest digest of each site's ledger.
@@ -57,22 +55,21 @@ class Assigner:
         left_out: classes that no site trains in this task.
     """
 
-    method: Method
+    plan: Plan
     registry: SiteRegistry
     model: GlobalModel
     committed: int
     best: Mapping[str, int]
     holders: Collection[str]
     facts: Mapping[str, Tensor] = field(default_factory=dict)
-    transport: Transport = "float32"
     decisions: Mapping[str, Mapping[str, Decision]] = field(default_factory=dict)
     rule: Rule = "sensitivity"
     ledgers: Mapping[str, str] = field(default_factory=dict)
     masks: Mapping[str, MaskTask] | None = None
     left_out: Collection[str] = ()
 
-    def assign(self, task: Task) -> dict[str, tuple[TaskData, AllowedReply]]:
-        """Return the payload of every site in the order of their names, with what it may answer.
+    def assign(self, task: Task) -> dict[str, AllowedReply]:
+        """Return the task of every site in the order of their names, with what it may answer.
 
         A model of an earlier round may lack classes that have joined since: their rows are left out, and so
         is a site that would see none.
@@ -81,25 +78,22 @@ class Assigner:
         assignments, rows_of = {}, cache(self._rows)
         known = frozenset(self.model.labels).difference(self.left_out)
         for site, member in sorted(self.registry.members.items()):
-            rows = self.registry.rows_for(site, self.method.labels.view)
+            rows = self.registry.rows_for(site, self.plan.method.labels.view)
             rows = tuple(name for name in rows if name in known)
             if not rows or (self.masks is not None and site not in self.masks):
                 continue
-            payload, images = self._payload(task, site, rows, rows_of), member.n.get("train", 0)
-            expected = expected_answer(
-                self.method, payload, self._egress, member.own, images, transport=self.transport
-            )
-            assignments[site] = payload, expected
+            own, images = self._task(task, site, rows, rows_of), member.n.get("train", 0)
+            assignments[site] = AllowedReply(own, self._egress, member.own, images)
         return assignments
 
     @cached_property
     def _exchanged(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The shared tensors, and the head's rows, as far as they are exchanged in each round."""
-        return self.method.sharing.parts(self.model.shared, self.model.head)
+        return self.plan.method.sharing.parts(self.model.shared, self.model.head)
 
     @cached_property
     def _egress(self) -> Egress:
-        return self.method.egress(layout_of(self.model, self.method))
+        return self.plan.egress(layout_of(self.model, self.plan.method))
 
     def _rows(self, labels: Labels) -> _Rows:
         """Return the head's rows of some classes, and what goes down besides: the facts and the channels."""
@@ -110,7 +104,7 @@ class Assigner:
             told[name] = reorder_axis(form, model.channels[name], model.labels, labels)
         return model.rows(labels), told
 
-    def _payload(self, task: Task, site: str, rows: Labels, rows_of: Callable[[Labels], _Rows]) -> TaskData:
+    def _task(self, task: Task, site: str, rows: Labels, rows_of: Callable[[Labels], _Rows]) -> TaskData:
         shared, exchanged_head = self._exchanged
         head, channels = rows_of(rows)
         return TaskData(
@@ -138,7 +132,7 @@ class Assigner:
             rows: the head's rows of the classes that it may see.
         """
         model = self.model
-        if self.method.sharing.share is not None:  # a site begins with a whole model of its own
+        if self.plan.method.sharing.share is not None:  # a site begins with a whole model of its own
             return {**model.fixed, **model.shared, **rows}
         _, head = self._exchanged
         return {**model.fixed, **({} if head else rows)}

@@ -51,6 +51,7 @@ class Attendance:
         """Note that each of these sites has a task to fetch."""
         self._waiting = frozenset()
         for site in sites:
+            # Not renewed: a site that left an earlier task unfetched has been silent since that one.
             self._offered.setdefault(site, time.monotonic())
 
     def heard(self, site: str) -> None:

@@ -16,6 +16,7 @@ from suture.methods.base import Method
 from suture.methods.secure_aggregation import SecureAggregation
 from suture.protocol.decisions import DecisionSettings
 from suture.protocol.messages import SiteInfo
+from suture.protocol.records import Round
 
 _FIXED = ("seed", "method", "hyperparameters", "model", "augmentation", "transport", "secure_aggregation")
 """The parts of a plan that a later job of the experiment may not change."""
@@ -198,7 +199,7 @@ def check_label_type(method: Method, label_type: LabelType) -> None:
     )
 
 
-def check_phase(plan: Plan, rounds: int, trained: int, line: Mapping[str, Any] | None) -> None:
+def check_phase(plan: Plan, rounds: int, trained: int, line: Round | None) -> None:
     """Refuse a number of rounds that would put the last committed round into another phase.
 
     Args:
@@ -211,7 +212,7 @@ def check_phase(plan: Plan, rounds: int, trained: int, line: Mapping[str, Any] |
     if line is None or trained > rounds:
         return
     now = round_context(plan.method, plan.seed, rounds, trained).phase.name
-    if (was := line.get("phase", now)) != now:
+    if (was := line.phase) != now:
         raise ConfigError(
             f"round {trained} was trained in the phase {as_word(was)}, but in a run of {rounds} "
             f"rounds it belongs to the phase {now}. Set rounds to its former value, or begin a new "

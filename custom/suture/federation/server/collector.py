@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from suture.federation.server.direction import cosines
 from suture.federation.server.norm_bound import Measure, NormBound, Norms
 from suture.protocol.check import AllowedReply, check_reply
 from suture.protocol.messages import (
+    RECORDED,
     Abstain,
     Evaluation,
     Masking,
@@ -28,9 +29,7 @@ from suture.protocol.messages import (
     Scores,
     SiteInfo,
     TaskData,
-    Trait,
     Update,
-    fields_with,
     rounded,
 )
 from suture.protocol.packing import (
@@ -42,18 +41,18 @@ from suture.protocol.packing import (
     save,
     tensor_fields,
     tensors_of,
+    without_tensors,
 )
 from suture.protocol.precision import Narrow, restored
+from suture.protocol.records import Number, Round, SiteRound, Validation
 
 log = logging.getLogger(__name__)
 
 IN_MEMORY = 128 * 2**20
 """Bytes of the updates of one exchange that wait in memory; the others wait on disk."""
 
+Rows = dict[str, Number]
 _R = TypeVar("_R", SiteInfo, Masking, Update, Scores, Evaluation, Abstain)
-
-Line = dict[str, Any]
-"""What history.jsonl says of one site, or of one round."""
 
 
 class UpdateCollector:
@@ -77,33 +76,27 @@ class UpdateCollector:
         self._held: dict[str, Mapping[str, Tensor]] = {}
         self._held_bytes = 0
         self._lock = threading.Lock()
-        self._payloads: dict[str, TaskData] = {}
-        self._expected: dict[str, AllowedReply] = {}
+        self._allowed: dict[str, AllowedReply] = {}
         self.answers: dict[str, Reply] = {}
         self._accepted_at: dict[str, float] = {}
         self.norms: dict[str, Norms] = {}
         self._measure = Measure()
-        self.exchange = 0
+        self.exchange, self._open = 0, False
         self._fault: OSError | None = None
         self.attendance = Attendance(notify)
-        self.lines: dict[str, Line] = {}
+        self.lines: dict[str, SiteRound] = {}
         self.since = time.monotonic()
 
-    def open(self, assignments: Mapping[str, tuple[TaskData, AllowedReply]]) -> dict[str, Packed]:
-        """Begin an exchange with the payload of each site, and what it may answer; return what to send."""
+    def open(self, allowed: Mapping[str, AllowedReply]) -> dict[str, Packed]:
+        """Begin an exchange of the task of each site and what it may answer; return what to send."""
         self.empty()
-        narrow = Narrow()
-        self._expected = {site: expected for site, (_, expected) in assignments.items()}
-        self._payloads = {site: payload for site, (payload, _) in assignments.items()}
-        packed = {s: narrow(pack(p), self._expected[s].transport) for s, p in self._payloads.items()}
+        narrow, self._allowed, self._open = Narrow(), dict(allowed), True
+        packed = {site: narrow(pack(own.task), own.transport) for site, own in allowed.items()}
         self.answers, self._fault, self.since = {}, None, time.monotonic()
         self._accepted_at, self.norms, self.exchange = {}, {}, self.exchange + 1
         self._measure = Measure()
         self.attendance.offer(packed)
-        self.lines = {
-            site: {"status": "missing", "reason": None, "bytes_down": p.nbytes, "bytes_up": 0}
-            for site, p in packed.items()
-        }
+        self.lines = {site: SiteRound("missing", bytes_down=p.nbytes) for site, p in packed.items()}
         return packed
 
     def receiver(self, quorum: int, grace: float | None) -> Receiver:
@@ -127,64 +120,66 @@ class UpdateCollector:
             exchange: number of the exchange that it answers; by default the one that was opened last.
         """
         with self._lock:
-            if exchange not in (None, self.exchange) or not self._expected:
+            # A transport may deliver what an earlier exchange has given up; it must not count for this one.
+            if exchange not in (None, self.exchange) or not self._open:
                 log.warning("a late answer of %s is ignored", site)
                 return
-            if site not in self._expected or site in self.answers:
+            if site not in self._allowed or site in self.answers:
                 log.warning("an unrequested or repeated answer of %s is ignored", site)
                 return
-            line = self.lines[site]
-            line["seconds"] = round(time.monotonic() - self.since, 3)
+            line = replace(self.lines[site], seconds=round(time.monotonic() - self.since, 3))
             try:
                 # Before anything else: even to measure a header costs memory.
                 check_size(packed)
-                line["bytes_up"] = packed.nbytes
-                line |= self._take(site, self._checked(site, packed))
+                line = replace(line, bytes_up=packed.nbytes)
+                line = self._take(site, self._checked(site, packed), line)
             except RejectedUpdate as error:
-                line |= {"status": "rejected", "reason": str(error)}
-                log.warning("rejected: %s, round %d: %s", site, self._expected[site].round, error)
+                line = replace(line, status="rejected", reason=str(error))
+                log.warning("rejected: %s, round %d: %s", site, self._allowed[site].task.round, error)
             except OSError as error:
                 self._fault = error
-            self._notify("answer", site=site, status=line["status"], reason=line["reason"])
+            self.lines[site] = line
+            self._notify("answer", site=site, status=line.status, reason=line.reason)
 
     def _checked(self, site: str, packed: Packed) -> Reply:
         """Unpack an answer whose size was checked, and check it; restore its precision."""
         reply = message_of(packed)
         if isinstance(reply, TaskData):
             raise RejectedUpdate("a task's payload is not an answer")
-        expected = self._expected[site]
-        check_reply(reply, expected)
+        allowed = self._allowed[site]
+        check_reply(reply, allowed)
         if isinstance(reply, Update):
-            return restored(reply, self._payloads[site], expected.egress, expected.transport)
+            return restored(reply, allowed.task, allowed.egress, allowed.transport)
         return reply
 
-    def _take(self, site: str, reply: Reply) -> Line:
-        """Retain a checked answer, an update's tensors apart; return what to record of it."""
+    def _take(self, site: str, reply: Reply, line: SiteRound) -> SiteRound:
+        """Retain a checked answer, an update's tensors apart; return the line with what to record of it."""
         if isinstance(reply, Abstain):
             self.answers[site] = reply
             rows = f", {reply.rows} rows" if reply.rows is not None else ""
-            return {"status": "abstained", "reason": f"{reply.reason} ({reply.error}{rows})"}
-        line: Line = {"status": "accepted"}
-        if isinstance(reply, (Update, Scores, Evaluation)) and reply.spent:
-            line["spent"] = asdict(reply.spent)
+            return replace(line, status="abstained", reason=f"{reply.reason} ({reply.error}{rows})")
+        line = replace(line, status="accepted")
+        if isinstance(reply, (Update, Scores, Evaluation)):
+            line = replace(line, spent=reply.spent)
         if isinstance(reply, Masking):
             self._accepted_at[site] = time.monotonic()
         if isinstance(reply, Update):
-            norms: Norms | None = None
-            if not self._expected[site].mask:  # else nothing can be told of it
-                norms = self._measure(reply, self._payloads[site], self._expected[site].egress)
+            norms, allowed = None, self._allowed[site]
+            if not allowed.task.mask:  # else nothing can be told of it
+                norms = self._measure(reply, allowed.task, allowed.egress)
                 self.bound.check(site, norms)
             self._put(site, tensors_of(reply))
-            line |= {name: getattr(reply, name) for name in fields_with(Update, Trait.RECORDED)}
+            # Whatever `SiteNumbers` declares: a new number needs no line here.
+            said: dict[str, Any] = {name: getattr(reply, name) for name in RECORDED}
             if not bool((reply.class_weights == 1).all()):
-                line["rows"] = dict(zip(reply.labels, reply.class_weights.tolist(), strict=True))
+                said["rows"] = dict(zip(reply.labels, reply.class_weights.tolist(), strict=True))
             if norms:
-                line["norm"] = rounded(norms.update)
+                said["norm"] = rounded(norms.update)
                 self.norms[site] = norms
+            line = replace(line, **said)
             self._accepted_at[site] = time.monotonic()
             # What stays in memory does not grow with the model: `updates` puts the tensors back.
-            no_tensors: dict[str, Any] = {"shared": {}, "head": {}, "channels": {}}
-            reply = replace(reply, class_weights=reply.class_weights[:0].clone(), **no_tensors)
+            reply = without_tensors(reply)
         self.answers[site] = reply
         return line
 
@@ -206,7 +201,7 @@ class UpdateCollector:
     def _path(self, site: str) -> Path:
         return self._spool / f"{site}.safetensors"
 
-    def close(self, missing: Mapping[str, str]) -> dict[str, Line]:
+    def close(self, missing: Mapping[str, str]) -> dict[str, SiteRound]:
         """End the exchange.
 
         Args:
@@ -219,38 +214,29 @@ class UpdateCollector:
             FederationError: an update could not be spooled, because the server's disk failed.
         """
         with self._lock:
-            self._expected = {}
-            self.attendance.close([s for s, line in self.lines.items() if line["status"] == "missing"])
+            self._open = False
+            self.attendance.close([s for s, line in self.lines.items() if line.status == "missing"])
             if self._fault:
                 raise FederationError(f"the server could not keep an update: {self._fault}") from self._fault
-            for site, line in self.lines.items():
-                if line["status"] == "missing":
-                    line["reason"] = printable(missing.get(site, "no answer"))
-                    self._notify("answer", site=site, status="missing", reason=line["reason"])
+            for site, line in list(self.lines.items()):
+                if line.status == "missing":
+                    line = self.lines[site] = replace(line, reason=printable(missing.get(site, "no answer")))
+                    self._notify("answer", site=site, status="missing", reason=line.reason)
             return self.lines
 
-    def summary(self, number: int, phase: str, named: Callable[[str, Line], Line]) -> Line:
+    def summary(self, number: int, phase: str, named: Callable[[str, Rows], Rows]) -> Round:
         """Return the closed exchange as a round of history.jsonl.
 
         Args:
             named: translates values by a site's spelling of the classes; see `SiteRegistry.named`.
         """
-        sites = {site: dict(line) for site, line in sorted(self.lines.items())}
-        for site, cosine in cosines({site: norms.direction for site, norms in self.norms.items()}).items():
-            sites[site]["cosine"] = cosine
-        for site, line in sites.items():
-            if "rows" in line:
-                line["rows"] = named(site, line["rows"])
-        return {
-            "round": number,
-            "phase": phase,
-            "status": "committed",
-            "seconds": round(time.monotonic() - self.since, 3),
-            "bytes_down": sum(line["bytes_down"] for line in self.lines.values()),
-            "bytes_up": sum(line["bytes_up"] for line in self.lines.values()),
-            "sites": sites,
-            "validation": {"loss": None, "auroc": None},
-        }
+        pointing, sites = cosines({site: norms.direction for site, norms in self.norms.items()}), {}
+        for site, line in sorted(self.lines.items()):
+            rows = line.rows and named(site, line.rows)
+            sites[site] = replace(line, cosine=pointing.get(site), rows=rows)
+        down, up = (sum(getattr(one, way) for one in sites.values()) for way in ("bytes_down", "bytes_up"))
+        seconds = round(time.monotonic() - self.since, 3)
+        return Round(number, phase, "committed", seconds, down, up, sites, Validation())
 
     def replies(self, kind: type[_R]) -> dict[str, _R]:
         """Return the accepted answers of one kind by site, in the order of their arrival.
@@ -284,7 +270,7 @@ class UpdateCollector:
     @property
     def tasks(self) -> Mapping[str, TaskData]:
         """What each site was sent in the exchange that was opened last."""
-        return self._payloads
+        return {site: allowed.task for site, allowed in self._allowed.items()}
 
     def empty(self) -> None:
         """Drop the updates of a closed exchange, in memory and on disk."""
@@ -341,7 +327,7 @@ class Receiver:
         return f"lost: not heard from for {silent / 60:.0f} min" if silent else ""
 
 
-def list_reasons(reasons: Mapping[str, str]) -> str:
+def list_reasons(reasons: Mapping[str, str | None]) -> str:
     """Say in one line why each site does not take part."""
     listed = "; ".join(f"{site}: {reason}" for site, reason in sorted(reasons.items()))
     return listed or "no site was requested"

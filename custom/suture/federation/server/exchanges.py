@@ -6,10 +6,9 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan, Schedule
 from suture.federation.server.assignments import Assigner, Task
-from suture.federation.server.collector import Line, UpdateCollector
+from suture.federation.server.collector import UpdateCollector
 from suture.federation.server.decisions import decisions_of
 from suture.federation.server.global_model import unpack_model
 from suture.federation.server.ledgers import SiteLedgers
@@ -19,9 +18,11 @@ from suture.federation.server.state import RunState
 from suture.federation.store import Rounds
 from suture.methods.base import ClassFacts, GlobalModel
 from suture.models.classifier import Layout
+from suture.protocol.check import AllowedReply
 from suture.protocol.decisions import Decisions
 from suture.protocol.messages import Abstain, Masking, MaskTask, TaskData
 from suture.protocol.packing import Packed
+from suture.protocol.records import SiteRound
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,9 @@ class Exchanges:
 
     def handshake(self, sites: list[str]) -> dict[str, Packed]:
         """Return the handshake task of every site, which requests its site info."""
-        held, method = self.ledgers.read(), self.plan.method
-        expected = expected_answer(method, TaskData("handshake"), method.egress(Layout({}, {})))
-        payloads = {site: TaskData("handshake", ledger=held.get(site)) for site in sites}
-        return self.collector.open({site: (payload, expected) for site, payload in payloads.items()})
+        held, egress = self.ledgers.read(), self.plan.egress(Layout({}, {}))
+        tasks = {site: TaskData("handshake", ledger=held.get(site)) for site in sites}
+        return self.collector.open({site: AllowedReply(task, egress) for site, task in tasks.items()})
 
     def assign(
         self,
@@ -77,17 +77,17 @@ class Exchanges:
             # Noise may begin with a job, and makes an update longer than all before.
             declared = ((site, member.protection) for site, member in registry.members.items())
             noisy = {site for site, own in declared if own.get("noise") or "epsilon" in own}
-            largest = {site: of for site, of in state.bound.largest.items() if site not in noisy}
-            self.collector.bound = replace(state.bound, factor=self.schedule.max_update, largest=largest)
+            bound = state.bound.in_phase(task.phase)
+            largest = {site: of for site, of in bound.largest.items() if site not in noisy}
+            self.collector.bound = replace(bound, factor=self.schedule.max_update, largest=largest)
         assigner = Assigner(
-            self.plan.method,
+            self.plan,
             registry,
             model,
             number,
             {site: state.standings.of(site) for site in registry.members},
             state.holders,
             facts.tensors,
-            self.plan.transport,
             ledgers=self.ledgers.read(),
             masks=masks,
             left_out=left_out,
@@ -98,7 +98,7 @@ class Exchanges:
         assigned = assigner.assign(task).items()
         return self.collector.open({site: one for site, one in assigned if site not in state.excluded})
 
-    def close(self, missing: Mapping[str, str]) -> dict[str, Line]:
+    def close(self, missing: Mapping[str, str]) -> dict[str, SiteRound]:
         """End the open exchange, and keep the digests that sites have stated of their ledgers.
 
         Returns:
@@ -120,8 +120,11 @@ class Exchanges:
         unable = self.collector.abstained("non_finite_loss")
         site = untrainable(state.norms, unable)
         before = states.newest(number - 1) if site else None
+        # An accepted update of another site shows that the model can be trained on, whatever some claim.
         if site is None or before is None or {*self.collector.accepted()} - {site}:
             return None
+        # A weighted mean moves the model by no more than its updates together; what moved it further was the
+        # server's own step. 1 % is for rounding.
         moved = distance(model, unpack_model(before[1]))
         explained = state.norms[site] > state.received and moved <= 1.01 * math.hypot(*state.norms.values())
         return Undo(*before, site if explained else None) if explained or {*state.norms} <= unable else None

@@ -27,9 +27,8 @@ import torch
 
 from suture.core.files import atomic_write, read_json, write_json
 from suture.core.plain import read_regular
-from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan
-from suture.federation.server.collector import Line, UpdateCollector
+from suture.federation.server.collector import UpdateCollector
 from suture.federation.server.norm_bound import LARGEST_UPDATE, distance, norm_of
 from suture.federation.server.registry import SiteRegistry
 from suture.methods.base import GlobalModel
@@ -53,6 +52,7 @@ from suture.protocol.masking import (
 )
 from suture.protocol.messages import Masking, MaskKeys, MaskTask, TaskData, Update
 from suture.protocol.packing import Packed
+from suture.protocol.records import Note, SiteRound
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Masks:
         folder: of the server's states.
         collector: of the updates, whose notes of attendance count for the other exchanges too.
         notify: is called with each answer that is not one, for the progress display.
-        note: is called with sentences on sites that have lied, for the reader of the report.
+        note: is called with what the reader of the report should know of sites that have lied.
         identity: checks the sites' signatures.
 
     Attributes:
@@ -88,7 +88,7 @@ class Masks:
         folder: Path,
         collector: UpdateCollector,
         notify: Callable[..., None],
-        note: Callable[[list[str]], None],
+        note: Callable[[Iterable[Note]], None],
         identity: Identity,
     ) -> None:
         assert plan.secure_aggregation is not None
@@ -101,7 +101,7 @@ class Masks:
 
         self.collector = UpdateCollector(folder / "no-spool", failures)
         self.collector.attendance = collector.attendance
-        self.stuck, self.lines = "", dict[str, Line]()
+        self.stuck, self.lines = "", dict[str, SiteRound]()
         self._liars, self._disputes = dict[str, str](), set[frozenset[str]]()  # in this run
         self._lost = dict[str, str]()  # of the round: whose masked updates did not arrive
         self._times = Counter[str]()  # in this run, how often a site was among them
@@ -149,6 +149,8 @@ class Masks:
         self._ledgers, self._quorum, asked = ledgers, quorum, set(registry.members)
         lists = self._lists()
         able = {site for site in asked if all(site in of for of in lists)}  # the others are too late
+        # Who has masked an update of this round did so for a list of sites. Only these can add up with it, so
+        # a repeated attempt may leave out no more of them than the threshold allows.
         least = max([quorum, *(self._attempt.threshold(len(of)) for of in lists)])
         out = [{site: of[site]} for of in (self._liars, self._disputed()) for site in sorted(of)]
         for times in sorted({self._times[site] for site in self._lost}):
@@ -171,7 +173,7 @@ class Masks:
 
     def _leave_out(self, site: str, why: str) -> None:
         """Note that a site has no further part in the attempt."""
-        self.lines[site] = {"status": "rejected", "reason": why, "bytes_down": 0, "bytes_up": 0}
+        self.lines[site] = SiteRound("rejected", why)
         self._notify("answer", site=site, status="rejected", reason=why)
         log.warning("rejected: %s, round %d: %s", site, self._attempt.round, why)
 
@@ -180,7 +182,7 @@ class Masks:
         for site, why in sorted(lies.items()):
             self._leave_out(site, why)
             if self._liars.get(site) != why:
-                self._note([f"Secure aggregation, round {self._attempt.round}: {site} {why}."])
+                self._note([Note("site_lied", {"round": self._attempt.round, "site": site, "why": why})])
             self._liars[site] = why
 
     def share_keys(self, missing: Mapping[str, str]) -> dict[str, Packed]:
@@ -257,7 +259,7 @@ class Masks:
         for by, sites in self._unopened.items():
             for site in sorted(sites):
                 self._disputes.add(frozenset((by, site)))
-                self._note([f"Secure aggregation, round {attempt.round}: {by} or {site} lied about a share."])
+                self._note([Note("share_disputed", {"round": attempt.round, "site": by, "other": site})])
         denied = Counter(site for sites in self._unopened.values() for site in sites)
         for site, number in denied.items() if self._enough(len(signed)) else ():
             if (left := len(signed) - number) < attempt.votes(self._roster):
@@ -295,6 +297,7 @@ class Masks:
         def each() -> Iterator[tuple[str, Masked]]:
             for site, update in updates:
                 of_row = {n: number for n, number in numbers[site].items() if number in rows[site]}
+                # Weights travel unmasked; that of a row counts where the row was masked at all.
                 own = torch.tensor([name in of_row for name in update.labels]) * update.class_weights
                 for name, weight in zip(update.labels, own.tolist(), strict=True):
                     if name in of_row:
@@ -341,9 +344,8 @@ class Masks:
         kept = {n for n in previous.labels if self._number(n) in sent_rows - total.rows.keys()}
         if new := sorted(kept - self._kept):
             self._kept |= kept
-            why = f"stayed as it was, because fewer than {self._attempt.fewest} sites sent it"
-            first = f"Secure aggregation, first in round {self._attempt.round}"
-            self._note([f"{first}: the row of {', '.join(new)} {why}."])
+            attempt = {"round": self._attempt.round, "fewest": self._attempt.fewest}
+            self._note([Note("rows_kept", {**attempt, "labels": new})])
         return Merged(Counted(tuple(sent), model))
 
     def _suspects(self, model: GlobalModel, previous: GlobalModel, furthest: float) -> tuple[str, list[str]]:
@@ -368,28 +370,25 @@ class Masks:
 
     def _open(self, tasks: Mapping[str, MaskTask]) -> dict[str, Packed]:
         """Begin an exchange besides the updates."""
-        method, round_ = self._plan.method, self._attempt.round
-        egress, payloads = method.egress(Layout({}, {})), dict[str, tuple[TaskData, AllowedReply]]()
+        egress, round_, allowed = self._plan.egress(Layout({}, {})), self._attempt.round, {}
         for site, mask in tasks.items():
             task = TaskData("mask", round_, round_ - 1, ledger=self._ledgers.get(site), mask=mask)
-            payloads[site] = task, expected_answer(method, task, egress)
-        return self.collector.open(payloads)
+            allowed[site] = AllowedReply(task, egress)
+        return self.collector.open(allowed)
 
     def _close(self, missing: Mapping[str, str]) -> dict[str, Masking]:
         """End an exchange besides the updates; note its bytes, and the sites that fell out in it."""
         for site, line in self.collector.close(missing).items():
             up, down = self.bytes.get(site, (0, 0))
-            self.bytes[site] = up + line["bytes_up"], down + line["bytes_down"]
-            if line["status"] != "accepted":
-                self.lines.setdefault(site, line | {"bytes_up": 0, "bytes_down": 0})
+            self.bytes[site] = up + line.bytes_up, down + line.bytes_down
+            if line.status != "accepted":
+                self.lines.setdefault(site, replace(line, bytes_up=0, bytes_down=0))
         return self.collector.replies(Masking)
 
-    def added_to(self, lines: dict[str, Line]) -> None:
+    def added_to(self, lines: dict[str, SiteRound]) -> None:
         """Add what the exchanges besides the updates say of each site to the lines of a round."""
         for site, line in self.lines.items():
             lines.setdefault(site, line)
         for site, (up, down) in self.bytes.items():
-            left = {"status": "missing", "reason": self.stuck, "bytes_up": 0, "bytes_down": 0}
-            line = lines.setdefault(site, left)
-            line["bytes_up"] += up
-            line["bytes_down"] += down
+            line = lines.get(site, SiteRound("missing", self.stuck))
+            lines[site] = replace(line, bytes_up=line.bytes_up + up, bytes_down=line.bytes_down + down)

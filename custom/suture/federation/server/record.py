@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +17,7 @@ from suture.core.labels import LabelType
 from suture.federation.plan import Plan, Schedule
 from suture.models.classifier import Layout
 from suture.protocol.egress import declared
-from suture.protocol.records import read_history
+from suture.protocol.records import Note, Round, read_history
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,14 @@ class Record:
         self.run |= facts
         write_json(self.folder / "run.json", self.run)
 
+    def note(self, notes: Iterable[Note]) -> None:
+        """Add notes for the reader of the report, unless they are there already."""
+        known = self.run.get("notes", [])
+        if new := [plain for note in notes if (plain := asdict(note)) not in known]:
+            self.update(notes=[*known, *new])
+            for plain in new:
+                self.event("note", **plain)
+
     def event(self, kind: str, **facts: Any) -> None:
         """Append a line to events.jsonl: what happens now, for the progress display.
 
@@ -66,24 +74,24 @@ class Record:
             log.warning("%s: %s", self.folder, error)
         self.listen(event)
 
-    def history(self, line: dict[str, Any]) -> None:
+    def history(self, line: Round) -> None:
         """Append a round to history.jsonl.
 
         Raises:
             DiskError: the disk is full; the file is unchanged.
         """
-        append_line(self.folder / "history.jsonl", line)
+        append_line(self.folder / "history.jsonl", asdict(line))
 
-    def validated(self, number: int, line: dict[str, Any]) -> None:
+    def validated(self, line: Round) -> None:
         """Append the round whose validation losses have arrived, and say so.
 
         Raises:
             DiskError: see `history`.
         """
         self.history(line)
-        sites = sorted(site for site, one in line["sites"].items() if "validation_loss" in one)
-        figures = {name: value for name, value in line["validation"].items() if name != "unmeasured"}
-        self.event("validated", round=number, sites=sites, **figures)
+        sites = sorted(site for site, one in line.sites.items() if one.validation_loss is not None)
+        figures = {name: value for name, value in asdict(line.validation).items() if name != "unmeasured"}
+        self.event("validated", round=line.round, sites=sites, **figures)
 
     def rewind(self, committed: int) -> None:
         """Delete the committed round and later ones: they will be written again.
@@ -93,11 +101,9 @@ class Record:
         Raises:
             DataError: another line is damaged; names it.
         """
-        path = self.folder / "history.jsonl"
-        if path.exists():
+        if (self.folder / "history.jsonl").exists():
             read_history(self.folder)
-            lines = [line for line in read_records(path) if line["round"] < committed]
-            atomic_write(path, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
+            self._keep(lambda line: line["round"] < committed)
 
     def check_unbegun(self) -> None:
         """Refuse to begin a run whose rounds are here and whose states are not: its record would be lost.
@@ -114,10 +120,12 @@ class Record:
 
     def reopen(self, committed: int) -> None:
         """Delete the line of a committed round: it will be validated, and written, again."""
+        self._keep(lambda line: (line["round"], line["status"]) != (committed, "committed"))
+
+    def _keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
         path = self.folder / "history.jsonl"
-        wanted = (committed, "committed")
-        others = [line for line in read_records(path) if (line["round"], line["status"]) != wanted]
-        atomic_write(path, "".join(f"{json.dumps(line)}\n" for line in others).encode())
+        lines = [line for line in read_records(path) if wanted(line)]
+        atomic_write(path, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
 
     def metrics(self, content: dict[str, Any]) -> None:
         """Write metrics.json."""
@@ -150,8 +158,8 @@ def what_leaves(plan: Plan, layout: Layout, label_type: LabelType | None = None)
         layout: lengths that depend on the model are left out of an empty one.
         label_type: of the federation; once it is known, label counts are listed only where they are sent.
     """
-    egress = plan.method.egress(layout)
-    fields = declared(egress, local=plan.method.sharing.keep_local, transport=plan.transport)
+    egress = plan.egress(layout)
+    fields = declared(egress)
     uncounted = label_type is not None and label_type not in egress.counts
     return [field for field in fields if not (uncounted and field["field"] == "counts")]
 
@@ -161,7 +169,11 @@ def describe(record: Record, plan: Plan, schedule: Schedule, **facts: Any) -> No
     described, about = plan.to_dict(), plan.method.about
     method: dict[str, Any] = {"name": about.name, "title": about.title, "paper": about.paper}
     method |= {"hyperparameters": described["hyperparameters"]}
-    method |= {"personal": plan.method.sharing.personal, "pooled": about.pooled}
+    method |= {
+        "personal": plan.method.sharing.personal,
+        "pooled": about.pooled,
+        "pseudo": plan.method.labels.pseudo,
+    }
     started = record.run.get("started") if record.run.get("status") == "running" else None
     run: dict[str, Any] = {"job": schedule.name, "title": schedule.title, "method": method}
     run |= {key: described[key] for key in ("model", "augmentation")} | {"rounds": schedule.rounds}
@@ -169,7 +181,7 @@ def describe(record: Record, plan: Plan, schedule: Schedule, **facts: Any) -> No
     run |= {"versions": versions(), "egress": what_leaves(plan, Layout({}, {}))}
     run |= {"labels": [], "sites": {}, "threads": {"server": 1}, "computed_on": {}}
     run |= {"started": started or now(), "status": "running", "error": None, "finished": None}
-    run |= {"selected_round": None, "selection": schedule.selection, "left_out": []}
+    run |= {"selected_round": None, "selection": schedule.selection, "left_out": [], "notes": []}
     run |= {"secure_aggregation": asdict(plan.secure_aggregation)} if plan.secure_aggregation else {}
     run |= {"robust": asdict(schedule.robust)} if schedule.robust else {}
     record.update(**run | {"env": record.run.get("env", "flare")} | facts)

@@ -26,10 +26,11 @@ from suture.federation.server.classes import (
     one_name,
     statements,
 )
-from suture.federation.server.collector import Line, list_reasons
+from suture.federation.server.collector import list_reasons
 from suture.methods.base import LabelStatistics, LabelView, Method
 from suture.protocol.egress import OWNED_CLASSES, Layout
 from suture.protocol.messages import MOST_CLASSES, Labels, SiteInfo, Update
+from suture.protocol.records import SiteRound
 
 _T = TypeVar("_T")
 
@@ -193,7 +194,7 @@ class Agreement:
 
 
 def admit(
-    infos: Mapping[str, SiteInfo], agreed: Agreement, lines: dict[str, Line], min_sites: Quorum | None
+    infos: Mapping[str, SiteInfo], agreed: Agreement, lines: dict[str, SiteRound], min_sites: Quorum | None
 ) -> SiteRegistry:
     """Return the registry of the sites that can take part: they have training images, and fit the others.
 
@@ -208,14 +209,14 @@ def admit(
 
     def able(refused: Mapping[str, str]) -> dict[str, SiteInfo]:
         for site, reason in refused.items():
-            lines[site] |= {"status": "rejected", "reason": reason}
+            lines[site] = replace(lines[site], status="rejected", reason=reason)
         return {site: info for site, info in infos.items() if site not in refused}
 
     enough = needed(min_sites, len(lines))
     empty = [site for site, info in infos.items() if not info.n.get("train")]
     infos = able(dict.fromkeys(empty, "it has no training images"))
     if len(infos) < enough:
-        missing = {s: line["reason"] for s, line in lines.items() if s not in infos}
+        missing = {s: line.reason for s, line in lines.items() if s not in infos}
         raise FederationError(f"the federation cannot start; {list_reasons(missing)}")
     unfit = misfits(infos, agreed)
     # Where the others are too few, `agree` raises and says what all sites have.

@@ -10,17 +10,7 @@ from typing import Any, Literal
 
 from suture.core.codes import codes_of
 from suture.core.errors import LabelError, is_bug
-from suture.core.printable import number_of
-from suture.federation.differential_privacy import describe_spent
 from suture.federation.server.global_model import classifier
-from suture.federation.server.notes import (
-    cautions,
-    dominant,
-    run_away,
-    test_gaps,
-    validation_gaps,
-    why_unmeasured,
-)
 from suture.federation.server.scores import (
     Plain,
     by_attribute,
@@ -32,15 +22,14 @@ from suture.federation.server.scores import (
     plain,
     weighting,
 )
-from suture.federation.server.server import Server
+from suture.federation.server.server import Server, Stage
 from suture.learning.evaluation import counts_of
 from suture.learning.metrics import mean_defined
 from suture.methods.base import GlobalModel
 from suture.models.coherence import classes_below
 from suture.models.saved import save_model
 from suture.protocol.messages import ClassScore, Evaluation, Metrics, Spent
-from suture.protocol.outliers import outlier_notes, rejected_sites, site_updates
-from suture.protocol.records import Round, read_history, read_metrics
+from suture.protocol.records import Note, read_history
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +40,7 @@ AT_SERVER: _Source = "server test set"
 
 
 def finish(server: Server, tested: Mapping[str, Metrics], fault: Exception | None = None) -> None:
-    """Write model/, metrics.json and the notes, each even where another fails, and close the run.
+    """Write model/, metrics.json and the facts of the run, each even where another fails, and close the run.
 
     Args:
         tested: the metrics of each site on its own test data. They make the results where the server has no
@@ -64,16 +53,19 @@ def finish(server: Server, tested: Mapping[str, Metrics], fault: Exception | Non
     model, selected = server.selected(), server.selected_round
     faults = [fault] if fault else []
 
-    def notes() -> None:
-        added = [*server.record.run.get("notes", []), *_notes(server)]
-        server.record.update(selected_round=selected, selection=server.schedule.selection, notes=added)
-
-    def left_out() -> None:
-        found = cautions(read_history(server.record.folder), server.schedule.selection, selected)
-        server.record.update(left_out=_left_out(server, tested), cautions=found)
+    def facts() -> None:
+        held_out, spent = server.held_out, _stated(server)
+        server.record.update(
+            selected_round=selected,
+            selection=server.schedule.selection,
+            spent={site: asdict(one) for site, one in spent.items()},
+            unmeasured=server.unmeasured,
+            measured_here=list(held_out.measured("validation")) if held_out else [],
+            tested=sorted(site for site, metrics in tested.items() if metrics.n),
+        )
 
     export_model, metrics = partial(_export, server, model), partial(_write_metrics, server, model, tested)
-    for step in (export_model, metrics, notes, left_out):
+    for step in (export_model, metrics, facts):
         try:
             step()
         except Exception as error:
@@ -82,14 +74,14 @@ def finish(server: Server, tested: Mapping[str, Metrics], fault: Exception | Non
     if faults:
         raise faults[0]
     server.record.close("finished")
-    server.record.event("finished", selected=selected)
+    server.enter(Stage.FINISHED, selected=selected)
 
 
-def _stated(server: Server, history: Sequence[Round]) -> dict[str, Spent]:
+def _stated(server: Server) -> dict[str, Spent]:
     """Return the newest statement of each site on what it has released: of its last answer that had one."""
+    history = read_history(server.record.folder)
     stated = {site: one.spent for line in history for site, one in line.sites.items() if one.spent}
-    last = {site: line["spent"] for site, line in server.collector.lines.items() if "spent" in line}
-    return stated | {site: Spent(**facts) for site, facts in last.items()}
+    return stated | {site: line.spent for site, line in server.collector.lines.items() if line.spent}
 
 
 def _export(server: Server, model: GlobalModel) -> None:
@@ -107,26 +99,6 @@ def _export(server: Server, model: GlobalModel) -> None:
             below = classes_below(network.labels, server.schedule.relations)
             facts |= {"coherent": server.schedule.coherent, "below": below}
         save_model(network, server.plan.model, server.record.folder / "model", facts)
-
-
-def _notes(server: Server) -> list[str]:
-    """Return what the rounds have shown, for the reader of the report."""
-    history = read_history(server.record.folder)
-    notes = describe_spent(server.record.run.get("protection", {}), _stated(server, history))
-    notes += [*dominant(history), *outlier_notes(site_updates(history))]
-    return notes + (run_away(history, _owners(server)) if server.plan.method.labels.pseudo else [])
-
-
-def _left_out(server: Server, tested: Mapping[str, Metrics]) -> list[str]:
-    """Return what the figures do not cover; see `validation_gaps` and `test_gaps`."""
-    folder, members, held_out = server.record.folder, server.registry.members, server.held_out
-    at_server = held_out.measured("validation") if held_out else ()
-    history = read_history(folder)
-    labels, selection = server.registry.labels, server.schedule.selection
-    found = rejected_sites(history)
-    found += validation_gaps(history, members, labels, selection, at_server, server.unmeasured)
-    figures = read_metrics(folder)
-    return found + (test_gaps(figures, tested, members) if figures else [])
 
 
 def _write_metrics(server: Server, model: GlobalModel, tested: Mapping[str, Metrics]) -> None:
@@ -256,7 +228,7 @@ class Results:
             "n": measured.n,
             "source": self.source,
             "selected_round": measured.round,
-            "undefined": {name: self._reason(name) for name in self.labels if areas[name] is None},
+            "undefined": {n: asdict(self._reason(n)) for n in self.labels if areas[n] is None},
             "overall": dict(measured.overall),
             "long_tail": by_frequency(self.frequency, recall),
             "attributes": by_attribute({value: plain(part) for value, part in measured.attributes.items()}),
@@ -266,15 +238,15 @@ class Results:
             **{key: value for key, value in steps.items() if value},
         }
 
-    def _reason(self, name: str) -> str:
-        if name not in self.joined:
-            at = {site: scores[name] for site, scores in self.sites.items() if name in scores}
-            score = self.measured.classes.get(name)
-            return why_unmeasured(at) if at and self.source != AT_SERVER else _reason(score)
-        return (
-            f"it joined after round {self.measured.round}, whose model was selected; continue with more "
-            "rounds, or with selection = 'last'"
-        )
+    def _reason(self, name: str) -> Note:
+        """Return why a class has no AUROC; "" stands for the server's test set."""
+        if name in self.joined:
+            return Note("joined", {"round": self.measured.round})
+        at = {site: scores[name] for site, scores in self.sites.items() if name in scores}
+        if (self.source == AT_SERVER or not at) and name in self.measured.classes:
+            at = {"": self.measured.classes[name]}
+        counts = {site: [score.positives, score.negatives] for site, score in at.items()}
+        return Note("unmeasured", {"counts": counts}) if counts else Note("not_evaluated")
 
     def _mean(self, areas: Mapping[str, float | None], *, shared: bool) -> float | None:
         """Return the mean AUROC of the classes of several sites, or of one site."""
@@ -298,14 +270,3 @@ def _steps(scores: Mapping[str, ClassScore]) -> dict[str, float]:
 
 def _counts(score: ClassScore | None) -> list[int | None]:
     return [None, None] if score is None else [score.positives, score.negatives]
-
-
-def _reason(score: ClassScore | None) -> str:
-    """Say why a class has no AUROC."""
-    if score is None:
-        return "not evaluated"
-    if score.positives:
-        return f"no negative among {number_of(score.positives, 'labelled case')}"
-    if score.negatives:
-        return f"no positive among {number_of(score.negatives, 'labelled case')}"
-    return "no labelled case"

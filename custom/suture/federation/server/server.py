@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from suture.core.errors import FederationError
 from suture.core.names import check_sites
-from suture.core.validation import parse
 from suture.data.config import SiteConfig
 from suture.federation.plan import Plan, Schedule, needed
 from suture.federation.server.aggregator import Aggregator, Updates
@@ -31,7 +32,7 @@ from suture.federation.server.checks import (
     check_same_classes,
     check_selection,
 )
-from suture.federation.server.collector import Line, Receiver, UpdateCollector, list_reasons
+from suture.federation.server.collector import Receiver, UpdateCollector, list_reasons
 from suture.federation.server.decisions import Fitted, fit_decisions
 from suture.federation.server.exchanges import Exchanges, Undo
 from suture.federation.server.global_model import initial, read_model, served, unpack_model, with_labels
@@ -47,7 +48,6 @@ from suture.federation.server.notes import (
     older_state_notes,
     secure_notes,
     unprotected_note,
-    why_unmeasured,
 )
 from suture.federation.server.record import Record, describe, what_leaves
 from suture.federation.server.registry import Agreement, Member, SiteRegistry, admit
@@ -65,9 +65,30 @@ from suture.protocol.masking import Identity
 from suture.protocol.messages import MaskTask, Metrics, Scores, SiteInfo, TaskName, Update
 from suture.protocol.outliers import outlying
 from suture.protocol.packing import Packed
-from suture.protocol.records import SiteRound
+from suture.protocol.records import Counted, Round, SiteRound
 
 log = logging.getLogger(__name__)
+
+
+class Stage(Enum):
+    """What the server does; the words of its events. docs/architecture.md has the table."""
+
+    IDLE = "idle"
+    OPEN = "open"
+    COMMITTED = "committed"
+    UNCHANGED = "unchanged"
+    ROLLED_BACK = "rolled_back"
+    FINISHED = "finished"
+
+
+_NEXT = {
+    Stage.IDLE: {Stage.OPEN, Stage.FINISHED},
+    Stage.OPEN: {Stage.OPEN, Stage.IDLE, Stage.COMMITTED, Stage.UNCHANGED, Stage.FINISHED},
+    Stage.COMMITTED: {Stage.OPEN, Stage.FINISHED},
+    Stage.UNCHANGED: {Stage.OPEN, Stage.ROLLED_BACK},
+    Stage.ROLLED_BACK: {Stage.OPEN},
+    Stage.FINISHED: set[Stage](),
+}
 
 
 class Server:
@@ -83,9 +104,10 @@ class Server:
 
     Attributes:
         masks: the server's part in secure aggregation; None without it.
+        stage: see `Stage`.
         round: the newest committed round.
         model, state: of that round.
-        unmeasured: why the sites did not measure a class, of those without a validation AUROC.
+        unmeasured: of each class without a validation AUROC, what the sites have counted of it.
         fitted: decisions by the selected model's scores, once these are counted.
 
     Raises:
@@ -115,15 +137,15 @@ class Server:
         self.exchanges = Exchanges(plan, schedule, self.collector, held)
         self.masks: Masks | None = None
         if plan.secure_aggregation:
-            told, judge = (self.record.event, self._note), identity or Identity()
+            told, judge = (self.record.event, self.record.note), identity or Identity()
             self.masks = Masks(plan, schedule.rounds, self.states.folder, self.collector, *told, judge)
         self.aggregator = Aggregator(plan, schedule, held_out)
         self.registry = SiteRegistry({}, ())
-        self.round = 0
+        self.stage, self.round = Stage.IDLE, 0
         self.model: GlobalModel
         self.state = RunState(ModelSelection(by=schedule.selection), None, frozenset(), ((0, plan.code),))
         self.fitted: Fitted | None = None
-        self.unmeasured: dict[str, str] = {}
+        self.unmeasured: dict[str, dict[str, Counted]] = {}
         self._pooled, self._facts, self._failures = pooled, ClassFacts(), 0
 
     # The start
@@ -135,6 +157,7 @@ class Server:
             ConfigError: a site has a name that cannot be used.
         """
         check_sites(sites)
+        self.enter(Stage.OPEN)
         return self.exchanges.handshake(sites)
 
     def begin(self, missing: Mapping[str, str]) -> None:
@@ -181,8 +204,10 @@ class Server:
             self.held_out.check_groups(self.registry.labels)
         self._facts = method.class_facts(self.registry.statistics(infos))
         check_facts(self._facts, self.model, method)
+        # The pending round is in the state; whatever the record has of it or of later ones is written anew.
         self.record.rewind(self.round)
-        self._record_start(found, {s: str(x["reason"]) for s, x in lines.items() if s not in infos})
+        self._record_start(found, {s: str(x.reason) for s, x in lines.items() if s not in infos})
+        self.enter(Stage.IDLE)
 
     def _restore(self, found: Restored) -> None:
         codes = found.state.codes
@@ -209,14 +234,13 @@ class Server:
         prior = plan.method.sharing.prior
         held = {"name": prior.name, "digest": registry.prior} if prior and registry.prior else {}
         record.update(label_type=registry.label_type, prior=held)
-        notes = notes_at_start(self.state, refused, registry, self.schedule.label_map)
+        notes = [*notes_at_start(self.state, refused, registry, self.schedule.label_map)]
         notes += method_notes(self.model, plan, self._facts)
         if robust := self.schedule.robust:
             few = [name for name, sites in registry.senders(plan.method).items() if sites < robust.fewest]
             record.update(unprotected=few)
             notes += unprotected_note(robust, few)
         notes += secure_notes(plan, registry.owners())
-        record.update(notes=notes)
         relations = self.schedule.relations
         related = [name for name in relations.with_ancestors(labels) if name in relations.parents]
         above = {name: list(relations.parents[name]) for name in related}
@@ -234,8 +258,8 @@ class Server:
         )
         start = {"round": self.round, "rounds": rounds, "sites": sorted(members), "labels": labels}
         record.event("begin", **start, refused=dict(refused), new_labels=added)
-        for note in record.run["notes"]:
-            record.event("note", text=note)
+        record.update(notes=[])
+        record.note(notes)
 
     @property
     def held_out(self) -> HeldOut | None:
@@ -264,7 +288,6 @@ class Server:
         """
         ctx = self.aggregator.context(self.round + 1)
         self.record.event("round", round=ctx.round, phase=ctx.phase.name)
-        self.state = replace(self.state, bound=self.state.bound.in_phase(ctx.phase.name))
         return self._send(Task("train", ctx.round, ctx.phase.name), self.model, masks)
 
     def close_updates(self, missing: Mapping[str, str]) -> list[str]:
@@ -297,9 +320,12 @@ class Server:
             self.masks.added_to(collector.lines)
         else:
             self._close(missing)
+        # Such a site gets with its next task what is otherwise sent once.
         lost = collector.abstained("missing_state")
-        self.state = replace(self.state, holders=self.state.holders - lost)
+        bound = self.state.bound.in_phase(ctx.phase.name)
+        self.state = replace(self.state, holders=self.state.holders - lost, bound=bound)
         usable = collector.accepted()
+        # Before the quorum: where no site can train on the model, to repeat the round would help nobody.
         undo = self.exchanges.undo(self.round, self.model, self.state, self.states)
         if undo or len(usable) < self.quorum:
             self._failed(collector.summary(ctx.round, ctx.phase.name, members.named), usable, undo)
@@ -308,19 +334,23 @@ class Server:
         if merged is None:
             self._failed(collector.summary(ctx.round, ctx.phase.name, members.named), usable, None)
             return
+        # Failures count in a row. What the sites have measured is the model of the round before this one,
+        # whose line of the history is complete only now.
         self._failures = 0
         self._note_validation()
         model = self.aggregator.aggregate(self.model, merged.updates, ctx)
         removable = self.plan.method.about.removable
         if removable:
+            # On disk before the model that has them in it; those of the round before go once it is committed.
             keep_updates(self.states.folder, ctx.round, zip(usable, Updates(collector, members), strict=True))
         states = {site: update.state for site, update in collector.replies(Update).items()}
-        self._note(older_state_notes(ctx.round, states, self.state.sent))
+        self.record.note(older_state_notes(ctx.round, states, self.state.sent))
         norms = {site: collector.norms[site] for site in usable if site in collector.norms}
         line = collector.summary(ctx.round, ctx.phase.name, members.named)
-        for site, kept in zip(usable, merged.kept, strict=False):
-            line["sites"][site]["kept"] = kept
-        if odd := outlying({site: parse(SiteRound, line["sites"][site], site) for site in usable}):
+        kept = dict(zip(usable, merged.kept, strict=False))
+        own = {site: replace(line.sites[site], kept=kept.get(site)) for site in usable}
+        line = replace(line, sites=line.sites | own)
+        if odd := outlying(own):
             self.record.event("outliers", round=ctx.round, sites=odd)
         state = replace(
             self.state,
@@ -335,7 +365,7 @@ class Server:
         if removable:
             drop_updates(self.states.folder, ctx.round)
         collector.empty()
-        self.record.event("committed", round=ctx.round, seconds=line["seconds"])
+        self.enter(Stage.COMMITTED, round=ctx.round, seconds=line.seconds)
 
     def _merged(self, updates: Updates, ctx: RoundContext) -> Merged | None:
         """Return the updates as a robust merge, or secure aggregation, leaves them; None where that failed.
@@ -353,20 +383,20 @@ class Server:
             before = unpack_model(found[1]) if found and found[0] == self.round - 1 else None
         merged = robustly_merged(robust, self.model, before, updates, self.state.bound.radii)
         listed = self.record.run.get("unprotected", [])
-        self._note(unprotected_note(robust, set(merged.plain) - set(listed), ctx.round))
+        self.record.note(unprotected_note(robust, set(merged.plain) - set(listed), ctx.round))
         return merged
 
-    def _failed(self, line: Line, usable: list[str], undo: Undo | None) -> None:
+    def _failed(self, line: Round, usable: list[str], undo: Undo | None) -> None:
         self._failures += 1
-        reasons = {s: x["reason"] for s, x in line["sites"].items() if s not in usable} | self.state.excluded
+        reasons = {s: x.reason for s, x in line.sites.items() if s not in usable} | self.state.excluded
         why = f"{len(usable)} usable updates of {self.quorum} needed"
         if self.masks and self.masks.stuck:
-            reasons |= {site: str(one["reason"]) for site, one in self.masks.lines.items()}
+            reasons |= {site: one.reason for site, one in self.masks.lines.items()}
             why = self.masks.stuck
-        told = [f"round {line['round']}: {why}", *([list_reasons(reasons)] if reasons else [])]
+        told = [f"round {line.round}: {why}", *([list_reasons(reasons)] if reasons else [])]
         why = "; ".join(told)
-        self.record.history(line | {"status": "unchanged"})
-        self.record.event("unchanged", round=line["round"], why=why)
+        self.record.history(replace(line, status="unchanged"))
+        self.enter(Stage.UNCHANGED, round=line.round, why=why)
         log.warning("%s; the model stays as it was", why)
         if undo:
             self._step_back(undo)
@@ -389,20 +419,23 @@ class Server:
                 "the resulting model; if the site works correctly, begin a new experiment with a lower "
                 "learning rate"
             )
+        # Into the state itself: a server that is killed from here on starts again without the site.
         header = {**undo.before.header, "excluded": {**self.state.excluded, **excluded}}
         self.states.step_back(undo.round, replace(undo.before, header=header))
         found = read_newest(self.states, self.plan)
         assert found is not None  # it was written just now
         self._restore(found)
+        # Its line was written when the round after it was made, and will be once more.
         self.record.reopen(undo.round)
         if undone:
+            sites = dict(undone.sites)
             for site, why in excluded.items():
-                undone["sites"][site] |= {"status": "rejected", "reason": why}
-            self.record.history(undone | {"status": "unchanged"})
-        self.record.update(notes=[*self.record.run["notes"], *exclusion_notes(excluded)])
+                sites[site] = replace(sites[site], status="rejected", reason=why)
+            self.record.history(replace(undone, status="unchanged", sites=sites))
+        self.record.note(exclusion_notes(excluded))
         line = f"back to the model of round {undo.round}"
         line += f"; {list_reasons(excluded)}" if excluded else ""
-        self.record.event("rolled_back", round=undo.round, site=undo.site, why=line)
+        self.enter(Stage.ROLLED_BACK, round=undo.round, site=undo.site, why=line)
         log.warning(line)
         if not undo.site:
             raise self.aggregator.diverged(f"no site can train on the model of round {bad}", self.round)
@@ -412,14 +445,15 @@ class Server:
         if self.state.pending is None:
             return
         metrics, registry = self.collector.metrics(), self.registry
-        state = self.aggregator.measured_at_sites(self.round, metrics, registry, self.state)
-        line = state.pending or {}
+        state = self.aggregator.measured_at_sites(self.state.pending, metrics, registry, self.state)
+        line = state.pending
+        assert line is not None
         scores = {site: registry.named(site, found.classes) for site, found in metrics.items()}
         self.unmeasured = {
-            name: why_unmeasured({site: at[name] for site, at in scores.items() if name in at})
-            for name in line["validation"].get("unmeasured", [])
+            name: {s: (at[name].positives, at[name].negatives) for s, at in scores.items() if name in at}
+            for name in line.validation.unmeasured
         }
-        self.record.validated(self.round, line)
+        self.record.validated(line)
         self.state = replace(state, pending=None)
 
     # The end
@@ -435,6 +469,7 @@ class Server:
             FederationError: no validation loss was ever measured.
         """
         self._close(missing)
+        self.enter(Stage.IDLE)
         self._note_validation()
         if self.state.standings.best is None:
             raise FederationError(
@@ -456,6 +491,7 @@ class Server:
     def close_scores(self, missing: Mapping[str, str]) -> None:
         """Fit the operating points of the selected model."""
         self._close(missing)
+        self.enter(Stage.IDLE)
         if self.schedule.decision:
             scores = self.collector.replies(Scores)
             self.fitted = fit_decisions(self.registry, scores, self.schedule.decision)
@@ -467,6 +503,7 @@ class Server:
     def close_test(self, missing: Mapping[str, str]) -> dict[str, Metrics]:
         """Return the sites' metrics on their own test data."""
         self._close(missing)
+        self.enter(Stage.IDLE)
         return self.collector.metrics()
 
     @property
@@ -494,32 +531,39 @@ class Server:
 
     # Used by several steps
 
+    def enter(self, stage: Stage, **facts: Any) -> None:
+        """Go to another stage; with facts of it, an event says so.
+
+        Raises:
+            RuntimeError: it does not follow the present one, which is a bug.
+        """
+        if stage not in _NEXT[self.stage]:
+            raise RuntimeError(f"a server that is {self.stage.value} cannot be {stage.value} next")
+        self.stage = stage
+        if facts:
+            self.record.event(stage.value, **facts)
+
     def _send(
         self, task: Task, model: GlobalModel, masks: Mapping[str, MaskTask] | None = None
     ) -> dict[str, Packed]:
+        self.enter(Stage.OPEN)
         decisions = self.fitted.decisions if self.fitted and task.split == "test" else None
         left_out = self.masks.left_out if self.masks and masks else ()
         return self.exchanges.assign(
             task, self.round, model, self.registry, self._facts, self.state, decisions, masks, left_out
         )
 
-    def _close(self, missing: Mapping[str, str]) -> dict[str, Line]:
+    def _close(self, missing: Mapping[str, str]) -> dict[str, SiteRound]:
         """End the open exchange, and note the sites whose ledgers are broken."""
         lines = self.exchanges.close(missing)
         if self.registry.members:  # at the start, `_record_start` notes it
-            reasons = {site: str(line["reason"]) for site, line in lines.items()}
-            self._note([n for n in ledger_notes(reasons) if n not in self.record.run.get("notes", [])])
+            reasons = {site: str(line.reason) for site, line in lines.items()}
+            self.record.note(ledger_notes(reasons))
         return lines
-
-    def _note(self, notes: list[str]) -> None:
-        """Add notes for the reader of the report."""
-        if notes:
-            self.record.update(notes=[*self.record.run.get("notes", []), *notes])
-            for note in notes:
-                self.record.event("note", text=note)
 
     def _commit(self, number: int, model: GlobalModel, state: RunState) -> None:
         packed = pack_state(model, state, self.registry, self.plan)
+        # Until the file is whole the round before is the committed one, and the sites are told no other.
         self.states.save(number, packed, committed=self.round)
         self.round, self.model, self.state = number, model, state
         self._keep_best()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, FiniteFloat
+from pydantic import Field, FiniteFloat
 from pydantic.dataclasses import dataclass
 
 from suture.core.validation import OPEN, parse
@@ -21,15 +21,7 @@ from suture.federation.store import Rounds
 from suture.methods.base import GlobalModel
 from suture.protocol.messages import Codes, Count, Label, Word
 from suture.protocol.packing import Packed
-
-
-def _open_round(line: dict[str, Any]) -> dict[str, Any]:
-    sites = line.get("sites")
-    if not isinstance(line.get("validation"), dict) or not isinstance(sites, dict):
-        raise ValueError("is not a round of history.jsonl")
-    if not all(isinstance(one, dict) for one in sites.values()):
-        raise ValueError("has a site that is not a table")
-    return line
+from suture.protocol.records import Round
 
 
 @dataclass(frozen=True, config=OPEN)
@@ -49,7 +41,7 @@ class RunState:
     """
 
     standings: ModelSelection
-    pending: Annotated[dict[str, Any], AfterValidator(_open_round)] | None
+    pending: Round | None
     holders: frozenset[str]
     codes: Annotated[tuple[tuple[Count, Word], ...], Field(min_length=1)]
     norms: dict[str, FiniteFloat] = Field(default_factory=dict)

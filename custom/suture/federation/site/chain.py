@@ -142,6 +142,7 @@ class Chain(Generic[T]):
     def replaced(self) -> bool:
         """Whether the file is another one than was read, or a shorter one."""
         now = self._path.stat() if self._path.exists() else None
+        # An editor, or a restored backup, puts another file in its place; lines that were read may be gone.
         inode, size = (now.st_ino, now.st_size) if now else (None, 0)
         return inode != self._file or size < self._read
 
@@ -163,6 +164,7 @@ class Chain(Generic[T]):
         for line in whole.split(b"\n") if whole else ():
             item = self._take(line)
             self._read += len(line) + 1
+            # Over a damaged line too: what follows it is compared with the lines as they are.
             self._hash.update(line + b"\n")
             self._digests.add(self.digest)
             if item is not None:

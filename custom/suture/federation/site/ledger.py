@@ -440,11 +440,13 @@ class Ledger:
         with self._locked():
             self.releases()
             self._check_whole()
+            # Without an answer it is the cost of steps alone, and those are never the same ones.
             if not new.answer or (new.key, new.answer) not in self._tally.seen:
                 self._check(new)
                 self._chain.append(new)
                 self.releases()
             digest, lines = self._chain.digest, self._chain.lines
+        # After the ledger, and not synchronised: an anchor that is behind names a line that the ledger has.
         if self._own and (anchor := read_anchor(self._own)).digest != digest:
             write_anchor(self._own, replace(anchor, digest=digest, lines=lines))
         return digest

@@ -179,6 +179,7 @@ class SiteMasks:
         if mask.step == "survivors":
             return Masking("survivors", signature=part.sign(mask.survivors), unopened=part.unopened)
         revealed = part.reveal(mask.signatures)
+        # On disk before the shares leave: the site, restarted, refuses another sum of this round.
         self._reveal_once(task.round, part)
         return revealed
 
@@ -314,7 +315,7 @@ class SiteMasks:
         part, update = self._current(task, task.mask), unpack(answer.packed)
         assert isinstance(update, Update)
         try:
-            check_reply(update, replace(answer.allowed or allowed, mask=None))
+            check_reply(update, replace(answer.allowed or allowed, task=replace(allowed.task, mask=None)))
         except RejectedUpdate as error:
             raise MaskingRefused(f"{self._site}: {error}") from error
         norms = Measure()(update, task, allowed.egress)

@@ -117,6 +117,7 @@ class Releases:
         count = count_mechanism(target)
         if first.patients is None:
             noisy = len(set(patients)) + count.multiplier * float(gaussian(()))
+            # The ledger before the number: killed between the two, the site draws, and pays for, another one.
             self.ledger.record(spent_on(experiment, "handshake", 0, self._privacy, count))
             first.keep(max(1, round(noisy)))
         known = first.patients or 1
@@ -160,6 +161,8 @@ class Releases:
             BudgetSpent, LedgerBroken, OSError: as `Ledger.record`.
         """
         since, own = state.get("releases"), (self._experiment, "train", state.get("round", 0), "")
+        # The state is there and no release of its round came after it: the answer never left, but its steps
+        # are in the state, and leave with the next update.
         if since is not None and all(release.key != own for release in self.ledger.releases()[since:]):
             self.spend(TaskData("train", own[2]))
 

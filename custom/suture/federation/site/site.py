@@ -19,7 +19,6 @@ from suture.core.devices import check_device, device_name
 from suture.core.errors import Aborted, ConfigError
 from suture.core.files import FolderLock
 from suture.data.config import SiteConfig
-from suture.federation.expectation import expected_answer
 from suture.federation.plan import Plan, code_hash, round_context
 from suture.federation.site.abstention import LabelViewRefused, abstention, record_error
 from suture.federation.site.masks import SiteMasks
@@ -37,7 +36,7 @@ from suture.protocol.check import AllowedReply
 from suture.protocol.egress import OWNED_CLASSES
 from suture.protocol.masking import Identity, MaskingRefused
 from suture.protocol.messages import Evaluation, Labels, Metrics, Reply, Scores, SiteInfo, TaskData, Update
-from suture.protocol.packing import Packed, pack
+from suture.protocol.packing import Packed, pack, without_tensors
 from suture.protocol.precision import received
 
 LOCK = ".site.lock"
@@ -98,6 +97,7 @@ class Site:
             if not self._consents:
                 check_consent(self.name, self.plan, self.config)
                 self._consents = True
+            # Before anything is read or trained: a server that asks what it must not learns nothing but that.
             self.masks.check_kept()
             self.masks.check_fixed(task)
             self.releases.ledger.confirm(task.ledger)
@@ -107,6 +107,7 @@ class Site:
             if secure := task.task == "train" and self.plan.secure_aggregation is not None:
                 self.masks.begin(task, self._masked(task.labels), self.trainer.data[0])
             with self.trainer.on_device():
+                # From here on the task is what the site trains on; its layout is of the site's own model.
                 task = received(task, self._layout(task), self.plan.transport)
                 allowed = self._allowed(task)
                 self.releases.accept_labels(allowed.own)
@@ -116,6 +117,8 @@ class Site:
                 if kept is None:
                     kept = self.releases.keep(task, request, allowed, self._perform(task, allowed))
                 elif task.task == "train" and not self.states.files.is_whole(task.round):
+                    # The next round goes on from this round's state, so it is made again. Its steps have cost
+                    # ε once more, though no answer of them leaves.
                     self._train(task, allowed)
                     self.releases.spend(task)
                 answer = self.releases.leave(*kept, allowed)
@@ -136,10 +139,10 @@ class Site:
 
     def _allowed(self, task: TaskData) -> AllowedReply:
         """Return what the site may answer; its own model and plan say so, and no tensor of a message."""
-        own, plan = self.trainer.data[0].names, self.plan
-        task = replace(task, labels=task.labels or own)
-        egress, limits = plan.method.egress(self._layout(task)), self.config.privacy
-        return expected_answer(plan.method, task, egress, own, self._images, limits, transport=plan.transport)
+        own, egress = self.trainer.data[0].names, self.plan.egress(self._layout(task))
+        # Without its tensors, since the filter would hold them while the answer is packed once more.
+        task = replace(without_tensors(task), labels=task.labels or own)
+        return AllowedReply(task, egress, own, self._images, self.config.privacy)
 
     def _mask(self, task: TaskData) -> Answer:
         """Take a step of secure aggregation."""
@@ -216,6 +219,8 @@ class Site:
         context = self.trainer.context(task, state)
         predictor = method.predictor({**task.shared, **task.head}, task.channels)
         with _predicting(context.model, predictor):
+            # Before it is trained: so a model is validated in the exchange of the next round, at no further
+            # one.
             metrics = self._measure(context, "validation", task.committed)
         where = round_context(self.plan.method, self.plan.seed, self.rounds, task.round)
         context = replace(context, private=self.releases.private(context.samples["train"].patients))
@@ -225,6 +230,8 @@ class Site:
             if not isinstance(error, Aborted):  # the site abstains, which tells that the model diverged
                 self.releases.spend(task)
             raise
+        # The state first, then the answer: a site killed between the two finds in the mark what it still owes
+        # to the ledger (`Releases.cover`). The other way round it could not train on from what it has sent.
         marks = self.releases.mark() | self.masks.mark()
         self.states.save(task, context.model, keep, phase=where.phase.name, **marks)
         update = replace(update, metrics=metrics, state=state.header.get("round", 0))

@@ -70,6 +70,7 @@ class States:
                 compiled backbone or not, or with another number of torch threads.
             ConfigError: another version of Suture wrote the state, or it is not one of a site.
         """
+        # A later state is of a round that the server has not committed: it counts as if it were not there.
         found = self.files.newest(not_later_than=task.committed if task.task == "train" else task.round)
         if not found:
             return Packed({}, {})
@@ -99,6 +100,7 @@ class States:
             seed = seed_for(self._plan.seed, self._site, "own")
             drawn = build(self._plan.model, model.labels, seed, pretrained=False).state_dict()
             first = {name: drawn[name] for name in first}
+        # What the site has goes before what it is sent, which is only for a site that has nothing.
         held = {**first, **strip_prefix("fixed", state.tensors)}
         names = [name for name in self._method.sharing.local(model) if name not in model.frozen_names]
         missing = [name for name in names if name not in held]

@@ -25,6 +25,7 @@ def on_heartbeat(communicator: Any, heard: Callable[[str], None]) -> None:
     theirs = communicator.client_is_active
 
     def active(client_name: str, reason: str, fl_ctx: FLContext) -> None:
+        # FLARE calls this of every request: heard of one, a site of the simulator would later count as lost.
         if reason == "jobHeartbeat":
             heard(client_name)
         theirs(client_name, reason, fl_ctx)

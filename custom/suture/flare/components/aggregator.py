@@ -23,12 +23,11 @@ from suture.core.labels import LabelType
 from suture.core.validation import parse
 from suture.federation.plan import round_context
 from suture.federation.server.norm_bound import Measure, NormBound, Norms, norm_of
-from suture.federation.server.notes import unprotected_note
 from suture.flare.components import contract
 from suture.flare.components.filters import TASK, stated_name
 from suture.methods.base import GlobalModel, LabelStatistics, Phase, RoundContext
 from suture.methods.robust import RobustMerge, check_fits, robustly_merged
-from suture.methods.sharing import check_channels, layout_of, with_channels
+from suture.methods.sharing import check_channels, with_channels
 from suture.protocol.check import AllowedReply, all_finite
 from suture.protocol.egress import Shapes, reorder_axis
 from suture.protocol.messages import LARGEST, Labels, SiteInfo, TaskData, Update
@@ -91,7 +90,7 @@ class MethodAggregator(contract.ByMethod, ModelAggregator):
         self._round = 0
         self._ctx: RoundContext | None = None
         self._allowed: dict[str, AllowedReply] = {}
-        self._received: dict[str, tuple[DXO, AllowedReply]] = {}
+        self._received: dict[str, DXO] = {}
         self._norms: dict[str, Norms] = {}
         self._metrics: dict[str, Mapping[str, float]] = {}
 
@@ -139,15 +138,15 @@ class MethodAggregator(contract.ByMethod, ModelAggregator):
     def _task(self, site: str, model: GlobalModel, phase: Phase) -> DXO:
         method, info = self._contract.method, self._sites[site]
         labels = info.labels if method.labels.view != "all" else model.labels
-        egress = method.egress(layout := layout_of(model, method))
-        if not egress.shared and not egress.head:
-            raise ConfigError(f"{method.about.title} sends no weights to average; run it with `suture run`")
-        self._allowed[site] = self._contract.allowed("train", layout, labels, info.labels, info.n["train"])
         shared, head = method.sharing.parts(model.shared, model.rows(labels))
+        task = TaskData("train", phase=phase.name, labels=labels, shared=shared, head=head)
+        allowed = self._allowed[site] = self._contract.allowed(task, info.labels, info.n["train"])
+        if not allowed.egress.shared and not allowed.egress.head:
+            raise ConfigError(f"{method.about.title} sends no weights to average; run it with `suture run`")
         tensors = self._contract.joined(shared, head)
         params = {name: contract.like(self._params[name], tensor) for name, tensor in tensors.items()}
         meta: dict[str, Any] = {contract.LABELS: list(labels), contract.PHASE: phase.name}
-        if channels := self._sent_down(egress.forms("down"), model, labels):
+        if channels := self._sent_down(allowed.egress.forms("down"), model, labels):
             meta[contract.CHANNELS] = {name: tensor.numpy() for name, tensor in channels.items()}
         return DXO(DataKind.WEIGHTS, params, meta)
 
@@ -210,7 +209,7 @@ class MethodAggregator(contract.ByMethod, ModelAggregator):
             metrics = contract.check_metrics(model.metrics or {})
         except RejectedUpdate as error:
             raise RejectedUpdate(f"{site}, round {self._round}: {error}") from None
-        self._received[site], self._metrics[site] = (dxo, self._allowed[site]), metrics
+        self._received[site], self._metrics[site] = dxo, metrics
 
     def _bounded(self, site: str, update: Update) -> Norms:
         """Return the norms of an update, as Suture's own workflow bounds them.
@@ -224,8 +223,7 @@ class MethodAggregator(contract.ByMethod, ModelAggregator):
         if self._bound.initial is None:
             self._bound = replace(self._bound, initial=norm_of(*sharing.parts(model.shared, model.head)))
         self._bound = self._bound.in_phase(self._ctx.phase.name)
-        shared, head = sharing.parts(model.shared, model.rows(update.labels))
-        norms = self._measure(update, TaskData("train", shared=shared, head=head), self._allowed[site].egress)
+        norms = self._measure(update, self._allowed[site].task, self._allowed[site].egress)
         self._bound.check(site, norms)
         return norms
 
@@ -261,7 +259,7 @@ class MethodAggregator(contract.ByMethod, ModelAggregator):
         Raises:
             FederationError: they are too few for it.
         """
-        updates, robust = _Updates(self._contract, self._received), self._robust
+        updates, robust = _Updates(self._contract, self._received, self._allowed), self._robust
         if robust is None:
             return updates
         if len(self._received) < robust.fewest:
@@ -274,7 +272,10 @@ class MethodAggregator(contract.ByMethod, ModelAggregator):
         merged = robustly_merged(robust, model, self._before, updates, self._radii)
         self._before, self._radii = model, merged.radii
         if merged.plain:
-            self.logger.warning(unprotected_note(robust, merged.plain, self._round)[0])
+            plain = ", ".join(sorted(name or "the shared tensors" for name in merged.plain))
+            self.logger.warning(
+                f"round {self._round}: too few sites for the robust merge, plain mean: {plain}"
+            )
         return merged.updates
 
     def reset_stats(self) -> None:
@@ -288,14 +289,15 @@ class _Updates:
     """The updates in the order of the sites' names; those that lie on disk are read one at a time."""
 
     rules: contract.Contract
-    received: Mapping[str, tuple[DXO, AllowedReply]]
+    received: Mapping[str, DXO]
+    allowed: Mapping[str, AllowedReply]
 
     def __iter__(self) -> Iterator[Update]:
         # A generator would hold an update while the next one is read.
         return map(self._read, sorted(self.received))
 
     def _read(self, site: str) -> Update:
-        return self.rules.update(*self.received[site])
+        return self.rules.update(self.received[site], self.allowed[site])
 
 
 def _check_sender(site: str, result: Shareable) -> None:

@@ -24,13 +24,14 @@ from suture.methods.base import Method
 from suture.models.classifier import HEADS, Layout
 from suture.protocol import egress
 from suture.protocol.check import AllowedReply, check_reply
-from suture.protocol.messages import LARGEST, Labels, SiteInfo, TaskName, Trait, Update, fields_with, rounded
+from suture.protocol.messages import LARGEST, RECORDED, Labels, SiteInfo, TaskData, Update, rounded
 from suture.protocol.packing import Packed, unpack
 
 LABELS, PHASE, CHANNELS, IMAGES, COUNTS = "labels", "phase", "channels", "images", "counts"
 
+_TASK = frozenset({LABELS, PHASE, CHANNELS})
 _INTRODUCTION = frozenset({LABELS, IMAGES, COUNTS})
-_RESULT = frozenset({LABELS, CHANNELS, "class_weights", *fields_with(Update, Trait.RECORDED)})
+_RESULT = frozenset({LABELS, CHANNELS, "class_weights", *RECORDED})
 _HEAD, _BACKBONE = HEADS[0], "backbone."
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -90,16 +91,23 @@ class Contract:
         rows = {f"{self.head}.{name.removeprefix(_HEAD)}": tensor for name, tensor in head.items()}
         return {name.removeprefix(_BACKBONE): tensor for name, tensor in shared.items()} | rows
 
-    def allowed(self, task: TaskName, layout: Layout, rows: Labels, own: Labels, images: int) -> AllowedReply:
-        """Return what a site may answer.
+    def allowed(self, task: TaskData, own: Labels = (), images: int = 0) -> AllowedReply:
+        """Return what a site may answer, in the shapes of the task: its filter does not know the model."""
+        layout = Layout.of(task.shared, task.head, statistics_of(task.shared))
+        return AllowedReply(task, self.method.egress(layout), own, images)
 
-        Args:
-            task: ``handshake`` or ``train``.
-            layout: of the tensors of the task.
-            rows: the classes of the task's rows.
-            own, images: the classes that the site annotates, and the number of its training images.
+    def task(self, dxo: DXO) -> TaskData:
+        """Return the task that has come to a site: for its classes, or to train.
+
+        Raises:
+            RejectedUpdate: it has an undeclared field, names no classes, or has not a row for each.
         """
-        return AllowedReply(task, 0, 0, "validation", rows, own, self.method.egress(layout), images)
+        if dxo.data == {} and not dxo.meta:
+            return TaskData("handshake")
+        labels, (shared, head) = check_labels(_declared(dxo, _TASK).get(LABELS, ())), self.split(dxo.data)
+        if any(not rows.dim() or len(rows) != len(labels) for rows in head.values()):
+            raise RejectedUpdate(f"the task names {len(labels)} classes and has another number of rows")
+        return TaskData("train", labels=labels, shared=shared, head=head)
 
     def introduction(self, dxo: DXO, images: int) -> SiteInfo:
         """Return what a site says of itself, checked.
@@ -117,7 +125,7 @@ class Contract:
         header |= {"labels": meta.get(LABELS), "n": {"train": meta.get(IMAGES, 0)}}
         info = unpack(Packed(dxo.data, {**header, "counts": meta.get(COUNTS, {})}))
         assert isinstance(info, SiteInfo)
-        check_reply(info, allowed := self.allowed("handshake", Layout({}, {}), (), info.labels, 0))
+        check_reply(info, allowed := self.allowed(TaskData("handshake"), info.labels))
         if info.n["train"] > images:
             raise RejectedUpdate(f"{info.n['train']} training images; the declared limit is {images}")
         if allowed.egress.weight == egress.NUM_SAMPLES and not info.n["train"]:
@@ -140,8 +148,9 @@ class Contract:
             "weight", _fixed((0, 1) if declared.over_classes else declared.weight, allowed.images)
         )
         each = _fixed(declared.class_weight, weight)
-        counted = allowed.own if declared.class_weight == egress.OWNED_CLASSES else allowed.labels
-        fixed = [each if name in counted else 0.0 for name in allowed.labels]
+        rows = allowed.task.labels
+        counted = allowed.own if declared.class_weight == egress.OWNED_CLASSES else rows
+        fixed = [each if name in counted else 0.0 for name in rows]
         if not isinstance(channels := meta.pop(CHANNELS, {}), Mapping):
             raise RejectedUpdate(f"channels are a {type(channels).__name__} instead of a table")
         groups = zip(("shared", "head", "channels"), (*self.split(dxo.data), channels), strict=True)

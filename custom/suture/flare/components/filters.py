@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
@@ -20,17 +21,14 @@ from suture.core.errors import ConfigError, RejectedUpdate, shown
 from suture.core.labels import LabelType
 from suture.flare.compat.task_client import client_of
 from suture.flare.components import contract
+from suture.flare.executor import ALLOWED
 from suture.flare.filters import RETURN_CODES
-from suture.models.classifier import Layout
-from suture.protocol.messages import LARGEST, Labels
-from suture.protocol.packing import pack
+from suture.protocol.check import AllowedReply
+from suture.protocol.messages import LARGEST
+from suture.protocol.packing import pack, without_tensors
 
 TASK = "suture.task"
 """Property of FLARE's context in which `MethodAggregator` leaves the task of the site that asks."""
-
-_RECEIVED = "suture.received"
-"""Property of FLARE's context of one task at a site: its classes and their layout, or an empty tuple where it
-asks for the site's classes."""
 
 _CHAINS = {FilterKey.IN: FilterChainType.TASK_DATA_CHAIN, FilterKey.OUT: FilterChainType.TASK_RESULT_CHAIN}
 """What passes a filter of a site in each direction."""
@@ -122,26 +120,20 @@ class DeclaredResultFilter(contract.ByMethod, DXOFilter):
         if self.get_prop(FilterContextKey.CHAIN_TYPE, _CHAINS.get(direction)) != _CHAINS.get(direction):
             raise RejectedUpdate("the wrong place; add this filter to a site's task data in and results out")
         if direction == FilterKey.IN:
-            fl_ctx.set_prop(_RECEIVED, self._received(dxo), private=True, sticky=False)
+            fl_ctx.set_prop(ALLOWED, self._allowed(dxo), private=True, sticky=False)
             return dxo
-        received = fl_ctx.get_prop(_RECEIVED)
-        if direction != FilterKey.OUT or received is None:
+        allowed = fl_ctx.get_prop(ALLOWED)
+        if direction != FilterKey.OUT or allowed is None:
             raise RejectedUpdate("the task was not seen; add this filter to task data in and to results out")
-        return self._result(dxo, *received) if received else self._introduction(dxo)
+        return self._introduction(dxo) if allowed.task.task == "handshake" else self._result(dxo, allowed)
 
-    def _received(self, dxo: DXO) -> tuple[()] | tuple[Labels, Layout]:
-        if dxo.data == {} and not dxo.meta:
-            return ()
-        if dxo.meta.keys() - {contract.LABELS, contract.PHASE, contract.CHANNELS}:
-            raise RejectedUpdate("the task has an undeclared field")
-        labels = contract.check_labels(dxo.meta[contract.LABELS])
-        own_only = self._contract.method.labels.view != "all"
-        if set(labels) != set(self._names) if own_only else not set(labels) >= set(self._names):
+    def _allowed(self, dxo: DXO) -> AllowedReply:
+        task, own_only = self._contract.task(dxo), self._contract.method.labels.view != "all"
+        labels, own = set(task.labels), set(self._names)
+        if task.task == "train" and (labels != own if own_only else not labels >= own):
             raise RejectedUpdate("the task has rows of other classes than the site annotates")
-        shared, head = self._contract.split(dxo.data)
-        if any(not rows.dim() or len(rows) != len(labels) for rows in head.values()):
-            raise RejectedUpdate(f"the task names {len(labels)} classes and has another number of rows")
-        return labels, Layout.of(shared, head, contract.statistics_of(shared))
+        allowed = self._contract.allowed(task, self._names, self.images)
+        return replace(allowed, task=without_tensors(task))
 
     def _introduction(self, dxo: DXO) -> DXO:
         info = self._contract.introduction(dxo, self.images)
@@ -150,14 +142,13 @@ class DeclaredResultFilter(contract.ByMethod, DXOFilter):
         about = {contract.LABELS: list(info.labels), contract.IMAGES: info.n["train"]}
         return DXO(DataKind.WEIGHTS, {}, {**about, contract.COUNTS: dict(info.counts)})
 
-    def _result(self, dxo: DXO, labels: Labels, layout: Layout) -> DXO:
+    def _result(self, dxo: DXO, allowed: AllowedReply) -> DXO:
         given = dict(dxo.meta)
         metrics = contract.check_metrics(given.pop(MetaKey.INITIAL_METRICS, {}), self.metrics)
         # The server holds the site to the number that it has announced; here it is at most the declared one.
-        weight, images = given.get("weight"), self.images
-        if isinstance(weight, (int, float)) and 0 <= weight <= images:
-            images = int(weight)
-        allowed = self._contract.allowed("train", layout, labels, self._names, images)
+        weight = given.get("weight")
+        if isinstance(weight, (int, float)) and 0 <= weight <= self.images:
+            allowed = replace(allowed, images=int(weight))
         update = self._contract.update(DXO(dxo.data_kind, dxo.data, given), allowed)
         checked = {**pack(update).header, "class_weights": update.class_weights.tolist()}
         checked["channels"] = {name: contract.plain(t).numpy() for name, t in update.channels.items()}
