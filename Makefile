@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN = $(VENV)/bin
 
 .PHONY: demo test test-rest test-all nightly faults fuzz bench canary flwr docs pictures install lint clean
+.PHONY: cpu lowest dist requirements sbom publish lint-files
 
 demo: $(VENV)/.demo
 	$(BIN)/suture demo
@@ -67,6 +68,56 @@ pictures: install
 	$(BIN)/python benchmarks/pictures.py && $(BIN)/python benchmarks/first_ten_minutes.py && \
 	$(BIN)/python benchmarks/notebook_outputs.py
 
+# Sdist and wheel, in dist/. The wheel is built from the sdist.
+dist: .venv-tools/.installed
+	rm -f dist/suture-*
+	$(TOOLS)/python -m build && $(TOOLS)/twine check --strict dist/*.whl dist/*.tar.gz
+
+# All that an installation takes, with hashes, for `pip install --require-hashes -r`. EXTRAS="--extra tables"
+requirements: .venv-tools/.installed
+	mkdir -p dist
+	$(TOOLS)/uv pip compile --quiet --no-header --generate-hashes --python $(PYTHON) -c constraints.txt $(EXTRAS) \
+	  pyproject.toml --output-file dist/requirements.txt
+
+# The same as a bill of materials (CycloneDX), whose writer reads no version from a module.
+VERSION = $(shell sed -n 's/^VERSION = //p' custom/suture/core/__init__.py)
+sbom: requirements
+	sed 's/^dynamic = .*/version = $(VERSION)/' pyproject.toml | PYTHONWARNINGS=ignore $(TOOLS)/cyclonedx-py requirements \
+	  --pyproject /dev/stdin dist/requirements.txt --output-file dist/suture.cdx.json
+
+# Uploads dist/; only the workflow of a release may.
+publish: .venv-tools/.installed
+	$(TOOLS)/uv publish --trusted-publishing always dist/*.whl dist/*.tar.gz
+
+# What GitHub reads, and CITATION.cff.
+CHECK = $(TOOLS)/check-jsonschema --quiet --builtin-schema
+lint-files: .venv-tools/.installed
+	$(TOOLS)/zizmor --offline --quiet .github
+	$(CHECK) vendor.github-workflows .github/workflows/*.yml
+	$(CHECK) vendor.dependabot .github/dependabot.yml
+	$(CHECK) vendor.github-issue-forms .github/ISSUE_TEMPLATE/*.yml
+	$(CHECK) vendor.citation-file-format CITATION.cff
+
+# The fast tests with the lowest version of each requirement, in an environment of its own.
+lowest: .venv-lowest/.test
+	$(MAKE) test VENV=.venv-lowest
+
+.venv-lowest/.test: pyproject.toml .venv-tools/.installed
+	$(TOOLS)/uv venv --quiet --clear --python $(PYTHON) .venv-lowest
+	$(TOOLS)/uv pip install --quiet --python .venv-lowest --resolution lowest-direct -e ".[test]"
+	touch $@
+
+# PyTorch's CPU build, before any other target: a third of the download.
+cpu: .venv-tools/.installed
+	$(PYTHON) -m venv $(VENV)
+	$(TOOLS)/uv pip install --quiet --python $(VENV) --torch-backend=cpu -c constraints.txt torch torchvision
+
+TOOLS = .venv-tools/bin
+.venv-tools/.installed: .ci/tools.txt
+	$(PYTHON) -m venv .venv-tools
+	$(TOOLS)/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
 install: $(VENV)/.dev
 
 # The demo needs no extra.
@@ -81,4 +132,4 @@ $(VENV)/.%: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-flwr .canary site .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-flwr .venv-tools .venv-lowest .canary dist site .mypy_cache .ruff_cache .pytest_cache

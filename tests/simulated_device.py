@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
+from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 import suture
 from cuda_autocast import register
@@ -284,7 +285,9 @@ def _copied(source: Tensor, to: Tensor, non_blocking: bool = False) -> Any:
 
 # The first backward pass makes a thread for each device that there is, after which no fork can train.
 torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
-_setup_privateuseone_for_python_backend(NAME, _Module())
+if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+    pytest.skip("torch 2.9, the lowest that Suture takes, has no devices in Python", allow_module_level=True)
+backend_registration._setup_privateuseone_for_python_backend(NAME, _Module())
 _KERNELS = torch.library.Library("aten", "IMPL")
 # `torch.tensor(numbers, device=...)` calls these by itself, past every mode.
 _KERNELS.impl("empty_strided", _empty_strided, "PrivateUse1")

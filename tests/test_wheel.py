@@ -1,4 +1,4 @@
-"""The wheel, installed outside of a clone: everything that a command reads travels with it."""
+"""Sdist and wheel, installed outside of a clone: everything that a command reads travels with them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from small_hospitals import LABELS, small_study, write_hospital
 pytestmark = pytest.mark.complete
 
 ROOT = Path(__file__).resolve().parents[1]
-TRAVELS = ("custom", "jobs", "poc_workspace", "pyproject.toml", "README.md", "LICENSE")
+TRAVELS = ("custom", "jobs", "poc_workspace", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
 COMMANDS = """
 list
 demo --rounds 1 --out demo
@@ -31,9 +31,16 @@ export demo --out exported --bundle
 """
 
 
+def wheel(source: Path, out: Path) -> Path:
+    words = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*words, "--wheel-dir", str(out), str(source)], check=True)
+    [built] = out.glob("*.whl")
+    return built
+
+
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What pip would put into site-packages."""
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The wheel of a clone and that of its sdist; the clone is gone."""
     folder = tmp_path_factory.mktemp("wheel")
     for name in TRAVELS:  # setuptools leaves what it builds beside them
         if (ROOT / name).is_dir():
@@ -41,13 +48,28 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copytree(ROOT / name, folder / "clone" / name, symlinks=True, ignore=left_out)
         else:
             shutil.copy(ROOT / name, folder / "clone" / name)
-    words = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*words, "--wheel-dir", str(folder), str(folder / "clone")], check=True)
+    sdist = f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})"
+    subprocess.run([sys.executable, "-c", sdist], cwd=folder / "clone", check=True, stdout=subprocess.DEVNULL)
+    [archive] = folder.glob("*.tar.gz")
+    built = wheel(folder / "clone", folder / "of_clone"), wheel(archive, folder / "of_sdist")
     shutil.rmtree(folder / "clone")
-    [wheel] = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder / "site")
-    return folder / "site"
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What pip would put into site-packages."""
+    site = tmp_path_factory.mktemp("site")
+    with zipfile.ZipFile(built[1]) as archive:
+        archive.extractall(site)
+    return site
+
+
+def test_the_sdist_has_all_that_the_wheel_of_a_clone_has(built: tuple[Path, Path]) -> None:
+    of_clone, of_sdist = (
+        {(file.filename, file.CRC) for file in zipfile.ZipFile(path).infolist()} for path in built
+    )
+    assert of_sdist == of_clone
 
 
 def test_its_commands_find_all_that_they_read(installed: Path, tmp_path: Path) -> None:

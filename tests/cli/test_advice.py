@@ -24,6 +24,7 @@ FOREIGN = {
     *("--no-wait", "--force", "--client", "--once", "--property", "--value"),  # nvflare, systemd
     *("--profile", "--request-dir", "--fingerprint", "--valid-days"),  # nvflare cert and package
     "--torch-backend",  # uv
+    *("--require-hashes", "--no-deps"),  # pip
     *("--export", "--export-dir", "--kit", "--method"),  # a job.py
 }
 """Options of other programs, and of a job's own file."""
