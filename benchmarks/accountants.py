@@ -17,7 +17,7 @@ import random
 import subprocess
 from pathlib import Path
 
-from machine import machine
+from harness import machine
 
 from suture.federation.accounting import Mechanism, composed
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from machine import machine
+from harness import machine
 from PIL import Image
 from rich.console import Console
 from rich.table import Table

@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from machine import commit, machine
+from harness import commit, machine
 from rich.console import Console
 from rich.table import Table
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from machine import machine
+from harness import machine
 
 from suture.core.privacy import PrivacyConfig
 from suture.simulation.notebook import run as run_job

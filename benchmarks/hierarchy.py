@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from machine import machine
+from harness import machine
 from numpy.typing import NDArray
 from PIL import Image
 from pydantic.dataclasses import dataclass as validated

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import machine
+from harness import machine
 
 from suture.core.labels import LabelType
 from suture.federation.loop import Loop

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from machine import machine
+from harness import machine
 
 from suture import ModelSpec, load_job
 from suture.core.privacy import PrivacyConfig

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from machine import machine
+from harness import machine
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from unittest.mock import patch
 
-from machine import machine
+from harness import machine
 
 from suture import ModelSpec
 from suture.federation.plan import Plan

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from machine import machine
+from harness import machine
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import t as student

@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from figures import Figure, Target
-from measuring import Options, apart, in_turns
+from figures import Figure, Options, Target
+from harness import apart, in_turns
 from torch import Tensor, nn
 
 from suture.data.augmentation import Augmentation
