@@ -8,7 +8,7 @@
 - A task: what runs between the call of a site and its answer to a `train` task, in the thread that answers:
   the first task, which makes the model, and one of round 2. A move is a function that is entered in another
   file of custom/ than the one before it. A whole run: handshake, two rounds, three sites and the test,
-  without the command around it; its code lines are those of the functions that run, and of the files they are in.
+  without the command around it; its code lines are those of the functions that run, and of their files.
 - Seconds are the processor's. The start of a site is what its process in FLARE's simulator has used as round
   1 begins; memory is the largest resident set there, with 0.25 MB of weights.
 

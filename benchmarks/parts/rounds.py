@@ -138,7 +138,7 @@ def run(federation: Callable[[Idle, Path], None], chosen: Idle) -> Cost:
         out = Path(folder) / federation.__name__
         for name in SITES:
             write_site(out / "sites" / name)
-        write_site(out / "sites" / "server")
+        write_site(out / "sites" / "server", state=out.parent)
         events, peak, began = out / "events.jsonl", dict[str, float](), list[float]()
         start: dict[str, float] = {}
 

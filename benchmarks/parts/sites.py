@@ -57,12 +57,12 @@ def described(folder: Path, limits: str) -> Path:
     return config
 
 
-def write_site(folder: Path, more: int = 0) -> Path:
+def write_site(folder: Path, state: Path | None = None, more: int = 0) -> Path:
     """A hospital of four images, two to train on, one to validate, one to test, and `more` to train on."""
     splits = ("train", "train", "validation", "test", *["train"] * more)
     pixels = np.stack([np.full((16, 16), 60 * i % 256, np.uint8) for i in range(len(splits))])
     rows = [(split, i % 2, (i + 1) % 2) for i, split in enumerate(splits)]
-    limits = f'min_count = 0\nmin_loss = 0\n[storage]\nstate = "{folder / "state"}"\n'
+    limits = f'min_count = 0\nmin_loss = 0\n[storage]\nstate = "{state or folder / "state"}"\n'
     return hospital(folder, pixels, rows, LABELS, limits)
 
 
