@@ -180,7 +180,7 @@ def apart(work: Callable[_Given, _Result], *given: _Given.args, **named: _Given.
 
 
 def program(*command: str, cwd: Path | None = None, **env: str) -> str:
-    """Run a program with these variables of the environment; return what it prints.
+    """Run a program with these variables of the environment; return what it prints, on either stream.
 
     Raises:
         RuntimeError: it fails; with its output.

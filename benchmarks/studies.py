@@ -1,20 +1,20 @@
 """What a setting of a job is worth and costs, over seeds: `python benchmarks/studies.py STUDY`.
 
-    transport   each type of transport, and as a control float32 with a learning rate that is larger by one
-                part in a million: how far two runs of one seed lie apart that differ by rounding alone
-    limits      sites with exact figures, and with default limits under [privacy]: the training is the same, and
-                the figures decide which round is selected
-    patients    DP-SGD with several ε per patient, a head on a frozen EfficientNet-Lite0; the sites' noise (σ)
-    encoders    an encoder with all of it trained, with adapters, and the head alone; the ViT begins with random
-                weights. The first run of a frozen encoder computes features, which SUTURE_CACHE keeps. Numbers:
-                those that a round carries either way. Images/s: of training steps of 64 images by the time of a
-                processor, without reading and augmentation; for the head on stored features
+  transport  each type of transport, and as a control float32 with a learning rate that is larger by one
+             part in a million: how far two runs of one seed lie apart that differ by rounding alone
+  limits     sites with exact figures, and with default limits under [privacy]: the training is the same, and
+             the figures decide which round is selected
+  patients   DP-SGD with several ε per patient, a head on a frozen EfficientNet-Lite0; the sites' noise (σ)
+  encoders   an encoder with all of it trained, with adapters, and the head alone; the ViT begins with random
+             weights. The first run of a frozen encoder computes features, which SUTURE_CACHE keeps. Numbers:
+             those that a round carries either way. Images/s: of training steps of 64 images by the time of a
+             processor, without reading and augmentation; for the head on stored features
 
 `--job` is another job than the study's own (the demo, or surgical_nih, which needs SUTURE_DATA), `--set`
 changes its settings, `--only` names some variants. Each run is a process of its own, a plain loop with one
-thread; with `--records FILE` what is in the file already is not run again. AUROC is that of the selected model
-on the test set of the server; differences to the first variant are paired by seed, with 95 % intervals of
-Student's t. To choose a learning rate, run with each (`--set lr=...`) and compare the AUROC of validation.
+thread; with `--records FILE` what is in the file already is not run again. AUROC is of the selected model on
+the test set of the server; differences to the first variant are paired by seed, with 95 % intervals of
+Student's t. To choose a learning rate, run with each (`--set lr=...`) and compare AUROC of validation.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ its own data, then changes what it sends:
     free rider         sends what it received
     free noise         sends noise as long as the mean of the others' changes
 
-Backdoors train a small network on phantoms instead. The liars put a white square into half of their images and
-call these `TARGET`; `backdoor x10` sends ten times the change besides. Success is the share of test images
-without `TARGET` that score, with the square, above what 5 % of them exceed without it: 0.05 is chance.
+Backdoors train a small network on phantoms instead. The liars put a white square into half of their images
+and call these `TARGET`; `backdoor x10` sends ten times the change besides. Success is the share of test
+images without `TARGET` that score, with the square, above what 5 % of them exceed without it: 0.05 is chance.
 """
 
 from __future__ import annotations
