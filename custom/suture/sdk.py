@@ -64,7 +64,7 @@ from suture.simulation.sites import Destination, write_sites
 from suture.simulation.study import StudySites
 
 if TYPE_CHECKING:
-    from suture.flare.client import receive, send
+    from suture.flare.client import gradients, load, receive, send
     from suture.flare.components import DeclaredResultFilter, MethodAggregator, SiteRowsFilter
     from suture.flare.kit import read_kit
 
@@ -72,6 +72,8 @@ _OF_FLARE = {
     "DeclaredResultFilter": "suture.flare.components",
     "MethodAggregator": "suture.flare.components",
     "SiteRowsFilter": "suture.flare.components",
+    "gradients": "suture.flare.client",
+    "load": "suture.flare.client",
     "read_kit": "suture.flare.kit",
     "receive": "suture.flare.client",
     "send": "suture.flare.client",
@@ -147,8 +149,10 @@ __all__ = [
     "fault",
     "fit",
     "generator_for",
+    "gradients",
     "hyperparameters",
     "indicators",
+    "load",
     "mean_of_channel",
     "read_kit",
     "read_lines",
