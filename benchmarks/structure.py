@@ -4,7 +4,7 @@
   imports of modules. A public name stands at the top of a module, without leading underscore.
 - A setting is a key that a user can write into a job, a suture.toml, a table or a pretraining: a field of
   their classes, at any depth, counted in the class that first declares it. Nothing uses one if no file of
-  jobs/, examples/, benchmarks/ and the papers' tables writes or reads it; these are listed below the table.
+  jobs/, examples/, benchmarks/, the papers' tables and the tests' forms of tables writes or reads it.
 - A task: what runs between the call of a site and its answer to a `train` task, in the thread that answers:
   the first task, which makes the model, and one of round 2. A move is a function that is entered in another
   file of custom/ than the one before it. A whole run: handshake, two rounds, three sites and the test,
@@ -45,7 +45,13 @@ WRITTEN = (
     *("DatasetConfig", "SimulatedSites", "SingleTargetSites", "StudySites"),
 )
 """The classes of what a user writes, or their base."""
-USES = ("jobs", "custom/suture_papers/*/tables", "examples", "benchmarks")
+USES = (
+    "jobs/**/*",
+    "custom/suture_papers/*/tables/**/*",
+    "examples/**/*",
+    "benchmarks/**/*",
+    "tests/hospital*.py",
+)
 TINY = "run demo --env local --workers 1 --rounds 2 --set simulation.images=30 --set simulation.held_out=30"
 
 Row = tuple[str, object]
@@ -152,8 +158,8 @@ def settings(tree: Path) -> tuple[int, int, list[str]]:
                 found[first.__name__, name] = any(map(typed_fields, classes_in(info.annotation)))
     texts = [
         path.read_text(errors="replace")
-        for folder in USES
-        for path in tree.glob(f"{folder}/**/*")
+        for pattern in USES
+        for path in tree.glob(pattern)
         if path.suffix in (".py", ".toml", ".json", ".md", ".sh", ".ipynb")
     ]
     pairs = re.findall(r"(\w+)[\"']?\s*[=:]|\.(\w+)", "\n".join(texts))

@@ -1,7 +1,7 @@
 """The script of a site: it trains the rows of the site's classes and sends them.
 
 The network, what it reads and a round of its training are in net.py, of this folder or of the one that the
-job names. Without `receive` and `send` (as with FLARE's `patch` of Lightning) a model has no names of its rows.
+job names. FLARE's `patch` of Lightning would send a model without the names of its rows.
 """
 
 import sys
