@@ -69,12 +69,12 @@ def measured(spec: ModelSpec, device: torch.device, images: int, repeats: int) -
     """Images a second of each work."""
     ours, theirs = (random_site(spec, LABELS, images, Augmentation(), device=device) for _ in range(2))
     ours.model.compute_in(torch.bfloat16)
-    both = (
+    own, bare = (
         {name: finished(work, device) for name, work in works.items()}
         for works in (of_suture(ours, BATCH), of_torch(theirs))
     )
     least = {"training": (Target("ratio", "≥", 0.9),)}
-    return beside_bare("gpu", f"{spec.name}, {spec.size} px", "images/s", images, repeats, *both, least)
+    return beside_bare("gpu", f"{spec.name}, {spec.size} px", "images/s", images, repeats, own, bare, least)
 
 
 def figures(options: Options) -> list[Figure]:

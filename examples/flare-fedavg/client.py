@@ -1,7 +1,7 @@
 """The script of a site: it trains the rows of the site's classes and sends them.
 
-The network, what it reads and a round of its training are in net.py, of this folder or of the one that the
-job names. FLARE's `patch` of Lightning would send a model without the names of its rows.
+The network, what it reads and a round of its training are in net.py of the folder that the job names. FLARE's
+`patch` of Lightning would send a model without the names of its rows.
 """
 
 import sys
