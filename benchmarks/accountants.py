@@ -1,4 +1,4 @@
-"""Suture's ε beside an independent accountant: `python benchmarks/accountants.py --other VENV/bin/python`.
+"""Suture's ε beside an independent accountant: `python benchmarks/accountants.py VENV/bin/python`.
 
 The other is Google's dp-accounting (privacy loss distributions, rounded towards a larger ε), in an
 environment of its own, because its requirements do not fit Suture's: `python -m venv VENV; VENV/bin/pip
@@ -10,14 +10,12 @@ narrower intervals.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
 import subprocess
-from pathlib import Path
 
-from machine import machine
+from harness import command, machine
 
 from suture.federation.accounting import Mechanism, composed
 
@@ -55,33 +53,32 @@ def history(draw: random.Random) -> History:
     return tuple(kinds)
 
 
-def main() -> None:
-    """Print how the two accountants differ."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--other", type=Path, required=True, help="a Python with dp-accounting")
-    parser.add_argument("--histories", type=int, default=1000)
-    parser.add_argument("--interval", type=float, default=1e-3, help="of the other's privacy losses")
-    parser.add_argument("--largest", type=float, default=20.0, help="histories of a larger ε are left out")
-    asked = parser.parse_args()
+def main(other: str, histories: int = 1000, interval: float = 1e-3, largest: float = 20.0) -> None:
+    """Print how the two accountants differ.
+
+    Args:
+        interval: of the other's privacy losses.
+        largest: histories of a larger ε are left out.
+    """
     draw, found = random.Random(1), list[tuple[float, float, float, History]]()
-    command = [str(asked.other), "-c", _OTHER]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdin
-        assert other.stdout
-        while len(found) < asked.histories:
+    words = [other, "-c", _OTHER]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        while len(found) < histories:
             own, delta = history(draw), 10 ** draw.uniform(-7, -4)
             stated = composed(own, delta)
-            if stated is None or stated > asked.largest:
+            if stated is None or stated > largest:
                 continue
-            theirs, interval = math.inf, asked.interval
-            while theirs > stated and interval > 1e-6:  # it rounds up, the more the wider its intervals are
-                other.stdin.write(json.dumps([own, delta, interval]) + "\n")
-                other.stdin.flush()
-                theirs, interval = float(other.stdout.readline()), interval / 10
+            theirs, width = math.inf, interval
+            while theirs > stated and width > 1e-6:  # it rounds up, the more the wider its intervals are
+                process.stdin.write(json.dumps([own, delta, width]) + "\n")
+                process.stdin.flush()
+                theirs, width = float(process.stdout.readline()), width / 10
             found.append((stated, theirs, delta, own))
-        other.stdin.close()
+        process.stdin.close()
     differences = sorted(stated - theirs for stated, theirs, _, _ in found)
-    print(f"{vars(asked)}; {machine()}")
+    print(machine())
     print(f"{len(found)} histories, ε {min(f[0] for f in found):.3g} to {max(f[0] for f in found):.3g}")
     low, middle, high = differences[0], differences[len(differences) // 2], differences[-1]
     print(f"Suture's ε less the other's: {low:+.4f} to {high:+.4f}, median {middle:+.4f}")
@@ -90,4 +87,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main, histories=10)

@@ -12,7 +12,6 @@ sites and by 0.5, the calibration error before and after, and the bytes that the
 
 from __future__ import annotations
 
-import argparse
 import os
 import tarfile
 import tempfile
@@ -23,10 +22,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from machine import machine
+from harness import command, ran, show
 from PIL import Image
-from rich.console import Console
-from rich.table import Table
 from sklearn.metrics import roc_auc_score
 
 from suture.data.config import load_site_config
@@ -37,7 +34,6 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.protocol.decisions import DecisionSettings
 from suture.simulation.job import Job
-from suture.simulation.run import run_job
 from suture.simulation.study import StudySites
 from suture_papers.chest_xrays.chest_sites import nih_release
 from suture_results.decided_predictions import read_decisions
@@ -99,28 +95,28 @@ def one(
     What sites report lies on the grids of disclosure, in steps of up to .1 here, so the test images are
     predicted again.
     """
+    method = SurgicalAggregation(local=LocalTraining(lr=1e-3, epochs=1, batch_size=64))
     with tempfile.TemporaryDirectory() as temporary:
-        study, out = Path(temporary) / "study", Path(temporary) / "run"
+        study = Path(temporary) / "study"
         write_sites(study, root, seed, min_count, gamma)
-        method = SurgicalAggregation(local=LocalTraining(lr=1e-3, epochs=1, batch_size=64))
-        model = ModelSpec("cnn", size=64)
-        sites = StudySites(str(study))
         job = Job(
             name="decisions",
             title="decisions",
             method=method,
-            model=model,
+            model=ModelSpec("cnn", size=64),
             rounds=rounds,
             seed=seed,
-            simulation=sites,
+            simulation=StudySites(str(study)),
             decision=settings,
         )
-        run_job(job, out=out)
-        answers = [*out.glob("sites/*/state/**/answers/calibrate/*.safetensors")]
-        return {
-            "bytes": [path.stat().st_size for path in answers],
-            "sites": {site: measured(out / "model", study / site / "suture.toml", site) for site in SHARES},
-        }
+        with ran(job) as out:
+            answers = out.glob("sites/*/state/**/answers/calibrate/*.safetensors")
+            return {
+                "bytes": [path.stat().st_size for path in answers],
+                "sites": {
+                    site: measured(out / "model", study / site / "suture.toml", site) for site in SHARES
+                },
+            }
 
 
 def measured(model: Path, config: Path, site: str) -> dict[str, dict[str, Any]]:
@@ -162,24 +158,20 @@ def lines(results: list[dict[str, Any]]) -> Iterator[list[str]]:
             ]
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def main(
+    seeds: int = 5, rounds: int = 8, sensitivity: float = 0.85, min_count: int = 5, gamma: float = 1.0
+) -> None:
+    """Print the table.
+
+    Args:
+        gamma: of the images at the site `screening`.
+    """
+    root, settings = (
+        Path(os.environ["SUTURE_DATA"]) / "nih_cxr14_64px",
+        DecisionSettings(sensitivity=sensitivity),
     )
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--sensitivity", type=float, default=0.85)
-    parser.add_argument("--min-count", type=int, default=5)
-    parser.add_argument("--gamma", type=float, default=1.0, help="of the images at the site `screening`")
-    asked = parser.parse_args()
-    root = Path(os.environ["SUTURE_DATA"]) / "nih_cxr14_64px"
-    settings = DecisionSettings(sensitivity=asked.sensitivity)
-    results = [
-        one(root, seed, asked.rounds, settings, asked.min_count, asked.gamma)
-        for seed in range(1, asked.seeds + 1)
-    ]
-    heads = (
+    results = [one(root, seed, rounds, settings, min_count, gamma) for seed in range(1, seeds + 1)]
+    head = (
         "site",
         "class",
         "prevalence",
@@ -189,18 +181,10 @@ def main() -> None:
         "ECE",
         "AUROC moved",
     )
-    table = Table(*heads, box=None)
-    for line in lines(results):
-        table.add_row(*line)
-    console = Console(width=140)
-    console.print(
-        f"{machine()}\n\nsensitivity on test images, target {asked.sensitivity}; {len(results)} seeds"
-    )
-    console.print(table)
-    console.print(
-        "bytes of the counts, a site:", sorted({size for found in results for size in found["bytes"]})
-    )
+    sizes = sorted({size for found in results for size in found["bytes"]})
+    note = f"sensitivity on test images, target {sensitivity}; {seeds} seeds"
+    show(head, lines(results), note, f"bytes of the counts, a site: {sizes}")
 
 
 if __name__ == "__main__":
-    main()
+    command(main, seeds=1, rounds=1)

@@ -5,12 +5,11 @@ under which it becomes FedAvg, and of a slow transcription of its paper; and mut
 another line in its place, and the test that has to fail then. A mutant is made in a copy of the package,
 never in the tree.
 
-    python benchmarks/evidence.py [METHOD ...]      # runs the mutants and writes docs/reference/evidence.md
+    python benchmarks/evidence.py [--methods NAME ...]   # runs the mutants, writes docs/reference/evidence.md
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -22,11 +21,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
 
+from harness import ROOT, command
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from suture.core.validation import parse
 
-ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "benchmarks" / "evidence"
 PAGE = ROOT / "docs" / "reference" / "evidence.md"
 
@@ -120,15 +119,13 @@ def _short(test: str) -> str:
     return f"`{name or file.removeprefix('tests/')}`"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("methods", nargs="*")
-    chosen = parser.parse_args().methods
+def main(methods: tuple[str, ...] = ()) -> None:
+    """Run the mutants of some methods; or of all, and write the page."""
     every = [read(path) for path in sorted(FOLDER.glob("*.toml"))]
-    wanted = [evidence for evidence in every if evidence.method in (chosen or [e.method for e in every])]
+    wanted = [evidence for evidence in every if not methods or evidence.method in methods]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = [(evidence, list(pool.map(_told, evidence.mutants))) for evidence in wanted]
-    if not chosen:
+    if not methods:
         PAGE.write_text(page(found))
     sys.exit(0 if all(all(noticed) for _, noticed in found) else 1)
 
@@ -140,4 +137,4 @@ def _told(mutant: Mutant) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    command(main, methods=("fedlc",))

@@ -1,4 +1,4 @@
-"""A figure beside its anchor of the same run: medians, ranges, ratios of pairs, targets; as a table."""
+"""A figure beside its anchor of the same run: medians, ranges, ratios of pairs, targets; cells of a table."""
 
 from __future__ import annotations
 
@@ -8,12 +8,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rich import box
-from rich.table import Table
-
 _HOLDS = {"≤": operator.le, "<": operator.lt, "≥": operator.ge}
 _SLOWER = 1.05
 """A figure is marked as slower where its median is this much beyond the worst sample of the other run."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What every part is told: whether it is only tried, and how often it measures."""
+
+    quick: bool
+
+    @property
+    def repeats(self) -> int:
+        """How often a figure and its anchor are measured, in turns."""
+        return 2 if self.quick else 8
+
+    @property
+    def runs(self) -> int:
+        """The same of what takes long, as a federation in processes of its own, or a large network."""
+        return 1 if self.quick else 5
 
 
 @dataclass(frozen=True)
@@ -145,19 +159,3 @@ def compared(figures: Sequence[Figure], before: Iterable[Figure]) -> tuple[list[
         else:
             found.append(f"{figure.to(other):.2f}{' slower' if figure.slower_than(other) else ''}")
     return found, [": ".join(filter(None, key)) for key in known]
-
-
-def rich_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """For a terminal, whose width it takes."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in head:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """For a page."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(cell.replace('|', ' ') for cell in line)} |\n" for line in lines)

@@ -2,6 +2,7 @@
 
     python benchmarks/fingerprints.py record before.json     # on the code as it is
     python benchmarks/fingerprints.py check before.json      # after a change; exit code 1 if anything differs
+    python benchmarks/fingerprints.py check before.json --only surgical flare-pfl
 
 Every method on sites of several labels, the kinds of batch norm, a warm-up, a site with a rate of its own;
 with SUTURE_DATA also images of one label and text; FLARE's simulator; and a run that stops and goes on.
@@ -14,14 +15,16 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from harness import command, suture
 from safetensors import safe_open
+
+from suture.core.files import read_json, write_json
 
 SMALL = ("demo", "simulation.images=60", "simulation.held_out=60")
 PHANTOMS = (*SMALL, "method.local.epochs=1")
@@ -66,14 +69,10 @@ IGNORED = {"seconds", "bytes_down", "bytes_up", "notes", "undefined", "unmeasure
 
 
 def run(settings: tuple[str, ...], out: Path, env: str, rounds: int, *more: str) -> None:
-    """One `suture run`; raises with what it printed where it fails."""
+    """One `suture run`."""
     job, *values = settings
     sets = [word for value in values for word in ("--set", value)]
-    suture = str(Path(sys.executable).parent / "suture")
-    command = [suture, "run", job, "--env", env, "--out", str(out), "--rounds", str(rounds), *sets, *more]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
+    suture("run", job, "--env", env, "--out", str(out), "--rounds", str(rounds), *sets, *more)
 
 
 def fingerprint(out: Path) -> dict[str, Any]:
@@ -115,25 +114,23 @@ def plain(value: Any) -> Any:
     return [plain(inner) for inner in value] if isinstance(value, list) else value
 
 
-def fingerprints(folder: Path) -> dict[str, Any]:
-    """All runs, two at a time."""
-    here = HERE | (WITH_DATA if "SUTURE_DATA" in os.environ else {})
-    os.environ.setdefault("SUTURE_CACHE", str(folder / "cache"))
+def names() -> list[str]:
+    """The runs that this machine has the data for."""
+    return [*HERE, *(WITH_DATA if "SUTURE_DATA" in os.environ else ()), *CONTINUED, *FLARE]
 
-    def one(name: str) -> dict[str, Any]:
-        out = folder / name
+
+def of_run(name: str) -> dict[str, Any]:
+    """Make a run; return its fingerprint."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / name
         if name in FLARE:
             run(FLARE[name], out, "sim", 2)
         elif name in CONTINUED:
             run(CONTINUED[name], out, "local", 1)
             run(CONTINUED[name], out, "local", 3, "--resume")
         else:
-            run(here[name], out, "local", 3)
+            run((HERE | WITH_DATA)[name], out, "local", 3)
         return fingerprint(out)
-
-    names = [*here, *CONTINUED, *FLARE]
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(names, pool.map(one, names), strict=True))
 
 
 def differences(before: Any, after: Any, where: str = "") -> list[str]:
@@ -144,17 +141,25 @@ def differences(before: Any, after: Any, where: str = "") -> list[str]:
     return [] if before == after else [f"{where}: {str(before)[:80]} is now {str(after)[:80]}"]
 
 
-def main() -> None:
-    what, file = sys.argv[1:]
-    with tempfile.TemporaryDirectory() as folder:
-        found = fingerprints(Path(folder))
+def main(what: Literal["record", "check"], file: Path, only: tuple[str, ...] = ()) -> None:
+    """Record the runs, or check those that the file has, and print each that differs.
+
+    Args:
+        only: some runs; by default all.
+    """
+    before = read_json(file) if what == "check" else {}
+    wanted = [name for name in before or names() if not only or name in only]
+    with tempfile.TemporaryDirectory() as cache, ThreadPoolExecutor(2) as pool:
+        os.environ.setdefault("SUTURE_CACHE", cache)
+        found = dict(zip(wanted, pool.map(of_run, wanted), strict=True))
     if what == "record":
-        Path(file).write_text(json.dumps(found, indent=1) + "\n")
+        write_json(file, found)
         return
-    changed = differences(plain(json.loads(Path(file).read_text())), found)
+    before = plain(before)
+    changed = [text for name in wanted for text in differences(before[name], found[name], name)]
     print("\n".join(changed) or f"{len(found)} runs: the same bytes and figures")
     sys.exit(bool(changed))
 
 
 if __name__ == "__main__":
-    main()
+    command(main, only=("surgical", "continued"))

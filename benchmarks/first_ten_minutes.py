@@ -11,16 +11,15 @@ are given to one digit (`~0.8`), times are left out, and `[...]` stands for line
 from __future__ import annotations
 
 import csv
-import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from harness import ROOT, suture
+
 PAGE = ROOT / "docs" / "tutorial.md"
 START, END = "<!-- recorded by benchmarks/first_ten_minutes.py -->\n", "<!-- end of the recording -->\n"
 COMMANDS = (
@@ -40,20 +39,9 @@ LEFT_OUT = (
 """Parts of the output that the page does not show."""
 
 
-def suture(command: str, cwd: Path) -> str:
-    """What a command prints.
-
-    Raises:
-        RuntimeError: it fails; with its output.
-    """
-    words = [sys.executable, "-m", "suture", *shlex.split(command)[1:]]
-    env = os.environ | {"COLUMNS": "84", "NO_COLOR": "1"}
-    done = subprocess.run(
-        words, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(f"{command}: exit code {done.returncode}\n{done.stdout}")
-    return done.stdout
+def said(command: str, cwd: Path) -> str:
+    """What a command prints, on either stream."""
+    return suture(*shlex.split(command)[1:], cwd=cwd, COLUMNS="84", NO_COLOR="1")
 
 
 def make_hospitals(folder: Path) -> None:
@@ -61,7 +49,7 @@ def make_hospitals(folder: Path) -> None:
     from openpyxl import Workbook
 
     with tempfile.TemporaryDirectory() as place:
-        suture("suture data simulate demo --out drawn --set images=300 --set held_out=30", Path(place))
+        said("suture data simulate demo --out drawn --set images=300 --set held_out=30", Path(place))
         drawn = Path(place) / "drawn"
         tables = {
             name: list(csv.DictReader((drawn / name / "labels.csv").open()))
@@ -119,10 +107,7 @@ def record() -> str:
         place = Path(folder).resolve()
         make_hospitals(place / "hospitals")
         shown = [
-            "$ "
-            + command.replace(" --site", " \\\n    --site")
-            + "\n"
-            + rounded(suture(command, place), place)
+            "$ " + command.replace(" --site", " \\\n    --site") + "\n" + rounded(said(command, place), place)
             for command in COMMANDS
         ]
     return "```console\n" + "\n\n".join(shown) + "\n```\n"

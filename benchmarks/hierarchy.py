@@ -18,21 +18,19 @@ with coherent predictions. Differences are paired over the seeds, with 95 % inte
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from machine import machine
+from harness import command, interval, ran, recorded, show
 from numpy.typing import NDArray
 from PIL import Image
 from pydantic.dataclasses import dataclass as validated
-from scipy.stats import t as student
 from sklearn.metrics import roc_auc_score
 
 from suture.core.labels import LabelSet
@@ -49,7 +47,6 @@ from suture.methods import METHODS
 from suture.methods.base import Method
 from suture.models import ModelSpec
 from suture.simulation.job import Job
-from suture.simulation.run import run_job
 from suture.simulation.sites import Destination, SimulatedSites, write_site, write_sites
 from suture_papers.chest_xrays.chest_sites import nih_config
 from suture_papers.public_data import data_folder
@@ -201,27 +198,11 @@ class TreeSites(SimulatedSites):
 COLUMNS = ("parents' AUROC", "children's AUROC", "parents' Brier score", "parents' negatives above .5")
 
 
-def measured(arm: Arm, seed: int, args: argparse.Namespace) -> dict[str, list[float]]:
+def measured(job: Job, arm: Arm) -> dict[str, list[float]]:
     """The figures of `COLUMNS` of one run, with predictions as they are and with coherent ones."""
-    sites = TreeSites(images=args.images, arm=arm, nih=args.nih)
-    local = LocalTraining(lr=args.lr, batch_size=32)
-    model = ModelSpec(args.model, size=64 if args.nih else 32)
-    if args.weights:
-        model = replace(model, weights=args.weights, train="head")
-    made: Any = METHODS[args.method]  # whose classes take different fields
-    job = Job(
-        name="hierarchy",
-        title="A planted tree",
-        method=made(local=local),
-        model=model,
-        rounds=args.rounds,
-        augmentation=Augmentation() if args.weights else MILD,
-        simulation=sites,
-        selection="last",
-        seed=seed,
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        out = run_job(job, out=Path(folder) / "run")
+    assert isinstance(job.simulation, TreeSites)
+    sites = replace(job.simulation, arm=arm)
+    with ran(replace(job, simulation=sites)) as out:
         (toml,) = out.glob("sites/server/suture.toml")
         done = evaluate(out / "model", load_site_config(toml), "test")
     column = {name: i for i, name in enumerate(done.labels)}
@@ -242,55 +223,57 @@ def measured(arm: Arm, seed: int, args: argparse.Namespace) -> dict[str, list[fl
     return {arm: figures(done.scores), f"{arm}, max": figures(coherent)}
 
 
-def interval(values: Sequence[float]) -> str:
-    """Mean and 95 % interval, by Student's t."""
-    mean, n = statistics.mean(values), len(values)
-    if n < 2:
-        return f"{mean:+.3f}"
-    half = float(student.ppf(0.975, n - 1)) * statistics.stdev(values) / n**0.5
-    return f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
+def main(
+    nih: bool = False,
+    method: str = "surgical",
+    seeds: tuple[int, ...] = tuple(range(1, 11)),
+    rounds: int = 15,
+    images: int = 500,
+    lr: float = 4e-3,
+    model: str = "cnn",
+    weights: str | None = None,
+    arms: tuple[Arm, ...] = ARMS,
+    records: Path | None = None,
+) -> None:
+    """Print a table as soon as all seeds are done.
 
-
-def main() -> None:
-    """Prints a Markdown table as soon as all seeds are done, and the figures of each run as it ends."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nih", action="store_true", help="NIH ChestX-ray14 rather than phantoms")
-    parser.add_argument("--method", default="surgical")
-    parser.add_argument("--seeds", type=int, nargs="+", default=range(1, 11))
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument(
-        "--images", type=int, default=500, help="of each site; the server has three times these"
+    Args:
+        images: of each site; the server has three times these.
+        weights: of a frozen encoder; trains the head alone.
+        records: keeps the figures of each run; what it has is not run again.
+    """
+    spec = ModelSpec(model, size=64 if nih else 32)
+    if weights:
+        spec = replace(spec, weights=weights, train="head")
+    made: Any = METHODS[method]  # whose classes take different fields
+    job = Job(
+        name="hierarchy",
+        title="A planted tree",
+        method=made(local=LocalTraining(lr=lr, batch_size=32)),
+        model=spec,
+        rounds=rounds,
+        augmentation=Augmentation() if weights else MILD,
+        simulation=TreeSites(images=images, nih=nih),
+        selection="last",
     )
-    parser.add_argument("--lr", type=float, default=4e-3)
-    parser.add_argument("--model", default="cnn")
-    parser.add_argument("--weights", help="of a frozen encoder; trains the head alone")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
-    parser.add_argument("--out", type=Path, help="also append the figures of each run to a file, and use its")
-    args = parser.parse_args()
-    lines = args.out.read_text().splitlines() if args.out and args.out.exists() else []
-    found = {(line["seed"], line["labels"]): line["figures"] for line in map(json.loads, lines)}
-    for seed in args.seeds:
-        for arm in args.arms:
-            if (seed, arm) in found:
-                continue
-            for labels, values in measured(arm, seed, args).items():
-                found[seed, labels] = values
-                line = json.dumps({"seed": seed, "labels": labels, "figures": values})
-                print(line, flush=True)
-                if args.out:
-                    with args.out.open("a") as file:
-                        print(line, file=file)
-    print(f"\n{machine()}\n")
-    print(f"| labels | {' | '.join(COLUMNS)} |\n|---|{'---|' * len(COLUMNS)}")
-    rows = {name: [found[seed, name] for seed in args.seeds] for _, name in found}
-    for name, values in rows.items():
-        means = (statistics.mean(column) for column in zip(*values, strict=True))
-        print(f"| {name} | {' | '.join(f'{mean:.3f}' for mean in means)} |")
-    for name, other in [(n, o) for o in ("without", "naive") for n in rows if n != o and o in rows]:
-        pairs = zip(rows[name], rows[other], strict=True)
-        differences = zip(*([a - b for a, b in zip(*pair, strict=True)] for pair in pairs), strict=True)
-        print(f"| {name} - {other} | {' | '.join(map(interval, differences))} |")
+    found: dict[str, list[list[float]]] = defaultdict(list)
+    for seed in seeds:
+        for arm in arms:
+            run = partial(measured, replace(job, seed=seed), arm)
+            conditions = {"seed": seed, "arm": arm, "job": f"{job}"}
+            for labels, values in (recorded(records, conditions, run) if records else run()).items():
+                found[labels].append(values)
+
+    def rows() -> Iterator[list[str]]:
+        for name, values in found.items():
+            yield [name, *(f"{statistics.mean(column):.3f}" for column in zip(*values, strict=True))]
+        for name, other in [(n, o) for o in ("without", "naive") for n in found if n != o and o in found]:
+            pairs = zip(found[name], found[other], strict=True)
+            differences = zip(*([a - b for a, b in zip(*pair, strict=True)] for pair in pairs), strict=True)
+            yield [f"{name} - {other}", *map(interval, differences)]
+
+    show(("labels", *COLUMNS), rows())
 
 
 if __name__ == "__main__":
-    main()
+    command(main, seeds=(1,), rounds=1, images=60, arms=("without", "atlas"))

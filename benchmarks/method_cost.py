@@ -5,12 +5,11 @@ in one process (some methods begin in the second), without the evaluation of the
 with a run of FedAvg right before it, with labels of the same type; the median of the pairs is written to
 custom/suture/simulation/method_costs.json, which `suture list methods` shows.
 
-    python benchmarks/method_cost.py [--pairs 3] [METHOD ...]
+    python benchmarks/method_cost.py [--pairs 3] [--methods METHOD ...]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -19,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import machine
+from harness import ROOT, command, machine
 
+from suture.core.files import write_json
 from suture.core.labels import LabelType
 from suture.federation.loop import Loop
 from suture.learning.training import LocalTraining
@@ -31,7 +31,7 @@ from suture_papers.metafl.inner_loop import INNER
 from suture_synthetic import trial
 from suture_synthetic.trial import Trial
 
-FILE = Path(__file__).parents[1] / "custom" / "suture" / "simulation" / "method_costs.json"
+FILE = ROOT / "custom" / "suture" / "simulation" / "method_costs.json"
 MODEL = ModelSpec("resnet_small", size=32, weights="random")
 ROUNDS = 3
 
@@ -92,21 +92,16 @@ def cost(name: str, pairs: int) -> float | None:
     return round(statistics.median(ratios), 1)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("methods", nargs="*")
-    chosen = parser.parse_args()
+def main(methods: tuple[str, ...] = tuple(METHODS), pairs: int = 3, out: Path = FILE) -> None:
+    """Measure some methods, and write their costs beside the others'."""
     torch.set_num_threads(1)
     trial.SIZES = {"train": 192, "validation": 32, "test": 0}
     trial._samples = _larger(trial._samples)
     print(machine())
-    known = json.loads(FILE.read_text()) if FILE.exists() else {}
-    names = chosen.methods or list(METHODS)
-    found = {name: cost(name, chosen.pairs) for name in names}
-    kept = {name: value for name, value in ({**known, **found}).items() if name in METHODS}
-    FILE.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
+    known = json.loads(out.read_text()) if out.exists() else {}
+    found = known | {name: cost(name, pairs) for name in methods}
+    write_json(out, {name: found[name] for name in sorted(found) if name in METHODS})
 
 
 if __name__ == "__main__":
-    main()
+    command(main, methods=("surgical",), pairs=1, out=ROOT / "runs" / "method_costs.json")

@@ -12,13 +12,13 @@ import csv
 import random
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
+from harness import ROOT, suture
 from PIL import Image, ImageChops
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+DOCS = ROOT / "docs"
 WALK = DOCS / "walkthrough"
 
 JOB = """\
@@ -79,15 +79,6 @@ document.body.replaceChildren(...parts);
 """,
 }
 """Scripts that leave one part of a report, by the name of its picture."""
-
-
-def suture(*words: str, cwd: Path) -> None:
-    """Run a command.
-
-    Raises:
-        CalledProcessError: it fails.
-    """
-    subprocess.run([sys.executable, "-m", "suture", *words], cwd=cwd, check=True)
 
 
 def shot(page: Path, width: int, height: int) -> Image.Image:

@@ -1,6 +1,6 @@
 """What a prior's features say of images that it has not seen: a linear probe, and the nearest neighbour.
 
-python benchmarks/prior_quality.py SITES --prior efficientnet_lite0@96 --prior checkpoint:DIR ...
+python benchmarks/prior_quality.py SITES --prior efficientnet_lite0@96 checkpoint:DIR ...
 
 SITES is a folder of `suture data simulate`. Both classifiers get the features of the sites' training images;
 the probe's penalty is chosen on the server's validation images, and figures are balanced accuracies on its
@@ -10,19 +10,17 @@ before any training, the mean of three seeds.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from machine import machine
+from harness import command, show
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score
@@ -39,6 +37,7 @@ from suture.models.priors.prior import freeze
 
 PENALTIES = (0.001, 0.01, 0.1, 1.0)
 SEEDS = (1, 2, 3)
+DRAWN = ("untrained:resnet_small",)
 
 Part = tuple[Tensor, NDArray[np.intp]]
 """Images and the class of each."""
@@ -117,37 +116,30 @@ def priors_of(word: str, size: int, images: Tensor) -> list[Prior]:
     return [load_prior(PriorSpec(name, path or None, int(side) if side else None))]
 
 
-def main() -> None:
-    """Measures each prior in turn."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sites", type=Path)
-    parser.add_argument("--size", type=int, default=64, help="of the images, in pixels")
-    parser.add_argument("--most", type=int, default=250, help="images of a class in each part")
-    parser.add_argument("--cache", type=Path, help="folder that keeps the features")
-    parser.add_argument("--prior", action="append", required=True, help="NAME[:PATH][@SIZE]")
-    asked = parser.parse_args()
+def main(
+    sites: Path, prior: tuple[str, ...] = DRAWN, size: int = 64, most: int = 250, cache: Path | None = None
+) -> None:
+    """Measures each prior in turn.
+
+    Args:
+        size: of the images, in pixels.
+        most: images of a class in each part.
+        cache: folder that keeps the features.
+    """
     torch.set_num_threads(1)
-    parts = parts_of(asked.sites, asked.size, asked.most)
-    console = Console()
-    console.print(machine())
-    console.print({name: len(classes) for name, (_, classes) in parts.items()})
-    heads = (
-        "prior",
-        "reads, px",
-        "probe, validation",
-        "linear probe",
-        "nearest neighbour",
-        "CPU ms an image",
-    )
-    table = Table(*heads, box=None)
-    for word in asked.prior:
-        priors = priors_of(word, asked.size, parts["train"][0])
-        found = [figures(prior, parts, asked.cache) for prior in priors]
-        validated, probe, near, spent = (statistics.mean(values) for values in zip(*found, strict=True))
-        side = priors[0].preprocessing.size
-        table.add_row(word, str(side), f"{validated:.3f}", f"{probe:.3f}", f"{near:.3f}", f"{spent:.1f}")
-    console.print(table)
+    parts = parts_of(sites, size, most)
+
+    def rows() -> Iterator[list[object]]:
+        for word in prior:
+            priors = priors_of(word, size, parts["train"][0])
+            found = [figures(one, parts, cache) for one in priors]
+            *shares, spent = (statistics.mean(values) for values in zip(*found, strict=True))
+            side = priors[0].preprocessing.size
+            yield [word, side, *(f"{share:.3f}" for share in shares), f"{spent:.1f}"]
+
+    head = ("prior", "reads, px", "probe, validation", "linear probe", "nearest neighbour", "CPU ms an image")
+    show(head, rows(), f"{ {name: len(classes) for name, (_, classes) in parts.items()} }")
 
 
 if __name__ == "__main__":
-    main()
+    command(main, most=20)

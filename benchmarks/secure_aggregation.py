@@ -6,13 +6,12 @@ bytes of one site and CPU seconds of all sites and the server together, a round.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from functools import partial
 from unittest.mock import patch
 
-from machine import machine
+from harness import command, show
 
 from suture import ModelSpec
 from suture.federation.plan import Plan
@@ -23,6 +22,7 @@ from suture.methods.surgical import SurgicalAggregation
 from suture_synthetic import trial
 from suture_synthetic.trial import Trial
 
+MASKED = partial(Plan, secure_aggregation=SecureAggregation())
 CLASSES = ("Fibrosis", "Hernia", "Mass", "Nodule")
 
 
@@ -45,29 +45,23 @@ def run(
         return seconds, up, down, federation.server.model
 
 
-def main() -> None:
-    """Print a Markdown table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="+", default=["cnn"])
-    parser.add_argument("--sites", nargs="+", type=int, default=[4, 16, 64])
-    parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args()
-    print(machine(), "\n")
-    print("| model, numbers | sites | kB up | masked | kB down | masked | CPU s a round | masked |")
-    print("|---|---|---|---|---|---|---|---|")
-    for model in asked.models:
-        for sites in asked.sites:
-            plain = run(model, sites, asked.rounds, Plan)
-            masked = run(model, sites, asked.rounds, partial(Plan, secure_aggregation=SecureAggregation()))
-            one, two = ({**m.shared, **m.head} for m in (plain[3], masked[3]))
-            apart = max(float((one[name] - two[name]).abs().max()) for name in one)
-            assert apart < 1e-6, apart
-            numbers = f"{sum(t.numel() for t in one.values()):,}"
-            up = [f"{r[1] / 1e3:,.0f}" for r in (plain, masked)]
-            down = [f"{r[2] / 1e3:,.0f}" for r in (plain, masked)]
-            seconds = [f"{r[0]:.2f}" for r in (plain, masked)]
-            print("|", " | ".join([f"{model}, {numbers}", str(sites), *up, *down, *seconds]), "|", flush=True)
+def row(model: str, sites: int, rounds: int) -> list[str]:
+    """Figures without masks beside those with them."""
+    runs = [run(model, sites, rounds, plan) for plan in (Plan, MASKED)]
+    one, two = ({**merged.shared, **merged.head} for *_, merged in runs)
+    apart = max(float((one[name] - two[name]).abs().max()) for name in one)
+    assert apart < 1e-6, apart
+    seconds, up, down, _ = zip(*runs, strict=True)
+    sizes = [f"{size / 1e3:,.0f}" for size in (*up, *down)]
+    numbers = f"{sum(t.numel() for t in one.values()):,}"
+    return [f"{model}, {numbers}", str(sites), *sizes, *(f"{one:.2f}" for one in seconds)]
+
+
+def main(models: tuple[str, ...] = ("cnn",), sites: tuple[int, ...] = (4, 16, 64), rounds: int = 3) -> None:
+    """Print a table."""
+    head = ("model, numbers", "sites", "kB up", "masked", "kB down", "masked", "CPU s a round", "masked")
+    show(head, (row(model, count, rounds) for model in models for count in sites))
 
 
 if __name__ == "__main__":
-    main()
+    command(main, sites=(4,), rounds=1)

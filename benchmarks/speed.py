@@ -8,7 +8,6 @@ not reached is said in its row alone.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import os
@@ -17,18 +16,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
-from figures import HEAD, Figure, cells, compared, markdown, rich_table
-from machine import ROOT, machine
-from measuring import Options, apart
-from rich.console import Console
+from figures import HEAD, Figure, Options, cells, compared
+from harness import ROOT, apart, command, machine, table
 
 from suture.core.allocator import keep_memory
 from suture.core.files import write_json
 
-PARTS = ("rounds", "demo", "training", "backbones", "fedlsm", "fedmas", "pmfl", "scale", "poc", "gpu")
+Part = Literal["rounds", "demo", "training", "backbones", "fedlsm", "fedmas", "pmfl", "scale", "poc", "gpu"]
+PARTS: tuple[Part, ...] = get_args(Part)
 PART_HEAD = ("part", "seconds", "load at its start", "and end", "torch threads")
 
 
@@ -53,9 +51,9 @@ def run(part: str, options: Options) -> tuple[dict[str, Any], list[Figure]]:
     return dict(zip(PART_HEAD, facts, strict=True)), figures
 
 
-def here() -> list[str]:
+def here() -> tuple[Part, ...]:
     """The parts that this machine can run."""
-    return [part for part in PARTS if part != "gpu" or torch.cuda.is_available()]
+    return tuple(part for part in PARTS if part != "gpu" or torch.cuda.is_available())
 
 
 def read(file: Path, quick: bool) -> tuple[str, list[Figure]]:
@@ -75,52 +73,51 @@ def read(file: Path, quick: bool) -> tuple[str, list[Figure]]:
     return head, figures
 
 
-def tables(found: Mapping[str, Any], figures: Sequence[Figure], before: Sequence[Figure] | None) -> list[Any]:
-    """Head and rows of the table of figures and of that of the parts, and notes."""
-    head, rows, gone = list(HEAD), [cells(figure) for figure in figures], list[str]()
-    if before is not None:
-        column, gone = compared(figures, [figure for figure in before if figure.part in found["parts"]])
-        head, rows = [*head, "of before"], [[*row, cell] for row, cell in zip(rows, column, strict=True)]
-    parts = [[str(value) for value in part.values()] for part in found["parts"].values()]
-    return [(head, rows), (PART_HEAD, parts), [f"only in the other run: {name}" for name in gone]]
+def cells_of(
+    found: Mapping[str, Any], figures: Sequence[Figure], before: Sequence[Figure] | None
+) -> tuple[Sequence[str], list[list[str]], list[str]]:
+    """Head and rows of the table of figures, beside those of another run, and what only that run has."""
+    rows = [cells(figure) for figure in figures]
+    if before is None:
+        return HEAD, rows, []
+    column, gone = compared(figures, [figure for figure in before if figure.part in found["parts"]])
+    rows = [[*row, cell] for row, cell in zip(rows, column, strict=True)]
+    return (*HEAD, "of before"), rows, [f"only in the other run: {name}" for name in gone]
 
 
-def main() -> None:
-    """Run the parts one after the other; write what is there after each."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--only", nargs="+", choices=PARTS, default=here(), metavar="PART", help=", ".join(PARTS)
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="the smallest settings: a few minutes, to try it"
-    )
-    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "speed.json", help="and .md beside it")
-    parser.add_argument(
-        "--against", type=Path, metavar="FILE", help="the --out of another run, to compare with"
-    )
-    parser.add_argument("--flwr", type=Path, default=ROOT / ".venv-flwr" / "bin" / "python", metavar="PYTHON")
-    chosen = parser.parse_args()
-    other = read(chosen.against, chosen.quick) if chosen.against else None
-    found: dict[str, Any] = {"machine": machine(), "quick": chosen.quick, "parts": {}}
+def main(
+    quick: bool,
+    only: tuple[Part, ...] = here(),
+    out: Path = ROOT / "runs" / "speed.json",
+    against: Path | None = None,
+) -> None:
+    """Run the parts one after the other; write what is there after each.
+
+    Args:
+        out: all samples; the table lies beside it, in .md.
+        against: the `out` of another run, to compare with.
+    """
+    other = read(against, quick) if against else None
+    found: dict[str, Any] = {"machine": machine(), "quick": quick, "parts": {}}
     figures: list[Figure] = []
-    chosen.out.parent.mkdir(parents=True, exist_ok=True)
-    for part in chosen.only:
-        found["parts"][part], own = run(part, Options(chosen.quick, chosen.flwr))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    for part in only:
+        found["parts"][part], own = run(part, Options(quick))
         figures += own
         print(*(f"{name} {value}" for name, value in found["parts"][part].items()), sep=", ", file=sys.stderr)
-        write_json(chosen.out, {**found, "figures": [asdict(figure) for figure in figures]})
-    of_figures, of_parts, notes = tables(found, figures, other and other[1])
+        write_json(out, {**found, "figures": [asdict(figure) for figure in figures]})
+    head, rows, notes = cells_of(found, figures, other and other[1])
     if "gpu" not in here():
         notes.append("the part gpu is left out: torch sees no CUDA device here")
-    notes = [found["machine"], *([f"before: {other[0]}"] if other else []), *notes]
-    console = Console(width=None if sys.stdout.isatty() else 170)
-    console.print(rich_table(*of_figures), rich_table(*of_parts), *notes, sep="\n")
-    text = "\n\n".join(["# Speed", *notes[:1], markdown(*of_figures), markdown(*of_parts), *notes[1:]])
-    chosen.out.with_suffix(".md").write_text(text + "\n")
-    if parts := dict.fromkeys(figure.part for figure in figures if figure.missing):
-        print(f"not measured, or not whole: {', '.join(parts)}", file=sys.stderr)
+    notes = [f"before: {other[0]}", *notes] if other else notes
+    parts = table(PART_HEAD, (one.values() for one in found["parts"].values()))
+    page = ["# Speed", found["machine"], "\n".join(table(head, rows)), "\n".join(parts), *notes]
+    out.with_suffix(".md").write_text("\n\n".join(page) + "\n")
+    print(*page[1:], sep="\n\n")
+    if lost := dict.fromkeys(figure.part for figure in figures if figure.missing):
+        print(f"not measured, or not whole: {', '.join(lost)}", file=sys.stderr)
         raise SystemExit(1)
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -11,58 +11,44 @@ CPU of the job's processes: the server's, and the mean of the sites that wait.
 
 from __future__ import annotations
 
-import argparse
-import csv
 import json
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
-import yaml
-from measuring import tree_cpu
-from parts.poc import project
-from parts.sites import write_site
-from PIL import Image
+from harness import command, show, tree_cpu
+from parts.poc import SETTINGS, federation
 
 from suture.core.files import read_json, read_records, write_json
-from suture.flare.compat.provisioning import provision
-from suture.flare.kit import Kit, kits_in, project_admin
+from suture.flare.kit import Kit
 from suture.flare.recipe import export_job
 from suture.simulation.job import load_job, with_settings
-from suture_admin.poc import parties
-from suture_admin.policy import make_strict, survive
-from suture_admin.processes import Party, check_alive, start, stop
-from suture_admin.session import NoAnswer, connected, wait_for_sites
+from suture_admin.processes import Party
+from suture_admin.session import NoAnswer, connected
 
 WAYS = {"signal": (True, 0.01), "0.01 s": (False, 0.01), "2 s": (False, 2)}
 """Whether sites wait for the signal, and FLARE's `task_request_interval`, by the name of a row."""
 
-_SETTINGS = ("model.size=16", "selection=last", "epochs=1", "batch_size=8")
-
-
-def prepare(kit: Kit, data: Path, images: int) -> None:
-    """Give a site a small hospital; with `images`, so many more to train on."""
-    write_site(data, data / "state")
-    with (data / "labels.csv").open("a", newline="") as file:
-        for i in range(images):
-            Image.fromarray(np.full((16, 16), i % 256, np.uint8)).save(data / "images" / f"more-{i}.png")
-            csv.writer(file).writerow([f"more-{i}.png", f"m{i}", "train", i % 2, (i + 1) % 2])
-    text = (data / "suture.toml").read_text()
-    for name in ("images", "labels.csv"):
-        text = text.replace(f'"{name}"', f'"{data / name}"')
-    (kit.folder / "local" / "suture.toml").write_text(text)
+FIGURES = {
+    "seconds": "s a round",
+    "requests": "requests",
+    "server": "CPU s, server",
+    "site": "CPU s, a waiting site",
+}
 
 
 def export(folder: Path, experiment: str, sites: list[str], rounds: int, way: str) -> Path:
     """The job as `suture export` writes it, with another bell and interval."""
     job = export_job(
-        with_settings(load_job("demo"), [*_SETTINGS, f"rounds={rounds}"]), folder, experiment, sites
+        with_settings(load_job("demo"), [*SETTINGS, "epochs=1", "batch_size=8", f"rounds={rounds}"]),
+        folder,
+        experiment,
+        sites,
     )
     signal, interval = WAYS[way]
     for path in job.rglob("config_fed_client.json"):
@@ -121,49 +107,24 @@ def run(
     return figures
 
 
-def main() -> None:
+def main(sites: tuple[int, ...] = (3, 12), rounds: int = 12, slow: int = 2000, turns: int = 2) -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--sites", nargs="+", type=int, default=[3, 12])
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--slow", type=int, default=2000)
-    parser.add_argument("--turns", type=int, default=2)
-    options = parser.parse_args()
-    print("| sites | way | s a round | requests | CPU s, server | CPU s, a waiting site |")
-    print("|---|---|---|---|---|---|")
-    for count in options.sites:
-        sites = [f"site-{i + 1:02d}" for i in range(count)]
-        with tempfile.TemporaryDirectory(prefix="suture-requests-") as folder:
-            root = Path(folder)
-            (root / "project.yml").write_text(yaml.safe_dump(project(sites, []), sort_keys=False))
-            provision(root / "project.yml", root)
-            kits = kits_in(root)
-            server, clients = parties(kits)
-            for name, kit in {"server": server, **clients}.items():
-                make_strict(kit)
-                survive(kit)
-                if name != "server":
-                    prepare(kit, root / "data" / name, options.slow if name == sites[0] else 0)
+
+    def rows() -> Iterator[list[object]]:
+        for count in sites:
+            names = [f"site-{i + 1:02d}" for i in range(count)]
             found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
-            try:
-                begun = start(root, (server, *clients.values()))
-                admin = project_admin(root)
-                missing = wait_for_sites(admin, set(clients), 600, partial(check_alive, begun, kits))
-                if missing:
-                    raise SystemExit(f"{', '.join(sorted(missing))} did not connect")
-                for turn in range(options.turns):
+            with federation(names, slow=slow) as (admin, begun):
+                for turn in range(turns):
                     for way in list(WAYS)[:: 1 if turn else -1]:
                         name = f"{way.replace(' ', '').replace('.', '')}-{turn}"
-                        found[way].append(run(admin, begun, sites, options.rounds, way, name))
-            finally:
-                stop(root)
-        for way, runs in found.items():
-            row = [
-                " / ".join(f"{one[key]:.3g}" for one in runs if key in one)
-                for key in ("seconds", "requests", "server", "site")
-            ]
-            print(f"| {count} | {way} | {' | '.join(row)} |", flush=True)
+                        found[way].append(run(admin, begun, names, rounds, way, name))
+            for way, runs in found.items():
+                cells = (" / ".join(f"{one[key]:.3g}" for one in runs if key in one) for key in FIGURES)
+                yield [count, way, *cells]
+
+    show(("sites", "way", *FIGURES.values()), rows())
 
 
 if __name__ == "__main__":
-    main()
+    command(main, sites=(2,), rounds=4, slow=200, turns=1)

@@ -16,7 +16,6 @@ Beside it: the answers that differ, and the ε that the site's own ledger states
 
 from __future__ import annotations
 
-import csv
 import tempfile
 import time
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from parts.sites import described, hospital
 from torch import Tensor
 
 from suture.data.augmentation import Augmentation
@@ -57,7 +56,8 @@ def averaged(kind: str, defence: str, seed: int) -> dict[str, Any]:
     began = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        _write(home, seed)
+        pixels = np.random.default_rng(seed).integers(0, 256, (IMAGES, SIZE, SIZE), dtype=np.uint8)
+        hospital(home, pixels, [("train", i % 2) for i in range(IMAGES)], ("Mass",), "")
         found, sizes = list[Tensor](), 0
         for number in range(ASKED):
             answer, size = _asked(home, LIMITS[defence], kind, number)
@@ -78,29 +78,14 @@ def averaged(kind: str, defence: str, seed: int) -> dict[str, Any]:
     return {"success": 1 - left, "seconds": seconds, **told}
 
 
-def _write(home: Path, seed: int) -> None:
-    """A hospital of noise images, one a patient."""
-    rng = np.random.default_rng(seed)
-    (home / "images").mkdir()
-    rows = [["image", "patient", "split", "Mass"]]
-    for i in range(IMAGES):
-        pixels = rng.integers(0, 256, (SIZE, SIZE), dtype=np.uint8)
-        Image.fromarray(pixels).save(home / "images" / f"{i}.png")
-        rows.append([f"{i}.png", f"p{i}", "train", str(i % 2)])
-    with (home / "labels.csv").open("w", newline="") as file:
-        csv.writer(file).writerows(rows)
-
-
 def _asked(home: Path, limits: str, kind: str, number: int) -> tuple[Tensor | None, int]:
     """The change that the site answers as one vector, and the bytes; None if it abstains."""
-    (home / "suture.toml").write_text(
-        f'[data]\ndataset = "hospital"\nroot = "images"\ntable = "labels.csv"\n[privacy]\n{limits}'
-    )
+    config = load_site_config(described(home, limits))
     method = SurgicalAggregation(local=LocalTraining(lr=1e-3, batch_size=10), batch_norm="frozen")
     name = f"{kind}-{number if kind == 'new' else 0}"
     plan = Plan(method, ModelSpec("cnn", size=SIZE), Augmentation(), 1, name, code_hash(SurgicalAggregation))
     state = experiment_folder(home / ("clean" if kind == "clean" else "state"), plan.experiment)
-    site = Site("victim", load_site_config(home / "suture.toml"), plan, 1, state)
+    site = Site("victim", config, plan, 1, state)
     site.answer(TaskData("handshake"))
     model = initial(plan, ("Mass",))
     head = {n: t + (number * 1e-6 if kind == "moved" else 0) for n, t in model.head.items()}

@@ -1,4 +1,4 @@
-"""Sites that lie against each merge: `python benchmarks/attacks/liars.py --out FOLDER`.
+"""Sites that lie against each merge; `table.py` runs them.
 
 4 sites with one liar, and 10 with two, train a hidden block and a head on the features of a frozen network,
 on phantoms and on NIH ChestX-ray14 (in SUTURE_DATA); three in four sites annotate a class. A liar trains on
@@ -14,27 +14,20 @@ its own data, then changes what it sends:
     free rider         sends what it received
     free noise         sends noise as long as the mean of the others' changes
 
-Printed, as mean over the seeds: the AUROC on a test set, of all classes; for robust merges without liars the
-difference from the mean with a 95 % interval (t, paired by seed). `--backdoor` trains a small network on
-phantoms instead. The liars put a white square into half of their images and call these `TARGET`; `backdoor
-x10` sends ten times the change besides. Printed: AUROC, and the success, the share of test images without
-`TARGET` that score, with the square, above what 5 % of them exceed without it: 0.05 is chance.
-
-`--seconds` measures one merge of ten updates of ten million numbers. A run that is in FOLDER is not repeated.
+Backdoors train a small network on phantoms instead. The liars put a white square into half of their images
+and call these `TARGET`; `backdoor x10` sends ten times the change besides. Success is the share of test
+images without `TARGET` that score, with the square, above what 5 % of them exceed without it: 0.05 is chance.
 """
 
 from __future__ import annotations
 
-import argparse
-import itertools
-import json
 import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -42,7 +35,6 @@ import secure
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from scipy.stats import t as student
 from torch import Tensor
 
 from suture.core.labels import LabelSet
@@ -66,7 +58,7 @@ from suture.methods.sharing import layout_of
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier, load_tensors
-from suture.protocol.messages import TaskData, Update, ones
+from suture.protocol.messages import TaskData, Update
 from suture.protocol.outliers import outlying
 from suture.protocol.packing import Packed
 from suture.protocol.records import SiteRound
@@ -74,18 +66,6 @@ from suture_synthetic.phantom import FINDINGS
 from suture_synthetic.phantom_scans import Order, PhantomSpec, Scanner
 
 MERGES = ("mean", "clip", "median", "trimmed", "centered", "krum")
-ATTACKS = (
-    "none",
-    "flip",
-    "flip x10",
-    "scale x10",
-    "labels",
-    "noise",
-    "together",
-    "two flip x10",
-    "free rider",
-    "free noise",
-)
 BACKDOORS = ("none", "backdoor", "backdoor x10")
 LIARS = {4: 1, 10: 2}
 """Sites, and the liars among them."""
@@ -117,11 +97,6 @@ class Cell:
         """The names of the sites that lie."""
         number = 0 if self.attack == "none" else 2 if self.attack.startswith("two") else LIARS[self.sites]
         return [f"site{i:02d}" for i in range(number)]
-
-    @property
-    def name(self) -> str:
-        """The name of its file."""
-        return f"{self.data}-{self.sites}-{self.attack}-{self.merge}-{self.seed}".replace(" ", "_")
 
 
 # Data
@@ -372,96 +347,5 @@ def scores(model: GlobalModel, plan: Plan, inputs: Mapping[str, Tensor]) -> NDAr
     return logits
 
 
-# Tables
-
-
-def table(found: Mapping[Cell, dict[str, Any]], attacks: tuple[str, ...], seeds: list[int], key: str) -> None:
-    """Print a table of each data set and number of sites: attack times merge."""
-    for data, sites in dict.fromkeys((c.data, c.sites) for c in found):
-        print(f"\n{data}, {sites} sites, {key}\n\n| attack |" + "".join(f" {m} |" for m in MERGES))
-        print("|---" * (1 + len(MERGES)) + "|")
-        for attack in attacks:
-            line = []
-            for merge in MERGES:
-                values = [found.get(Cell(data, sites, attack, merge, s), {}).get(key) for s in seeds]
-                line.append("–" if None in values else f"{mean(values):.3f}")  # type: ignore[type-var]
-            print(f"| {attack} | {' | '.join(line)} |")
-        if key == "auroc":
-            honest = [
-                [found.get(Cell(data, sites, "none", m, s), {}).get(key) for s in seeds] for m in MERGES
-            ]
-            print(
-                f"| none, minus the mean | – | {' | '.join(paired(h, honest[0]) for h in honest[1:])} |",
-                flush=True,
-            )
-
-
-def paired(one: list[Any], two: list[Any]) -> str:
-    """The mean difference, and its 95 % interval by Student's t."""
-    if None in one or None in two or len(one) < 2:
-        return "–"
-    difference = [a - b for a, b in zip(one, two, strict=True)]
-    half = student.ppf(0.975, len(one) - 1) * stdev(difference) / len(one) ** 0.5
-    return f"{mean(difference):+.3f} ± {half:.3f}"
-
-
-def seconds() -> None:
-    """Print how long each merge takes, for ten updates of ten million numbers."""
-    g, size = torch.Generator().manual_seed(0), 10_000_000
-    previous = GlobalModel(("A",), {"w": torch.zeros(size)}, {"head.bias": torch.zeros(1)})
-    updates = [
-        Update(1, ("A",), {"w": torch.randn(size, generator=g)}, {"head.bias": torch.zeros(1)}, ones(("A",)))
-        for _ in range(10)
-    ]
-    for merge in MERGES:
-        began = time.process_time()
-        sent: Any = updates
-        if merge != "mean":
-            sent = robustly_merged(RobustMerge(merge, 2), previous, previous, updates, {}).updates  # type: ignore[arg-type]
-        SurgicalAggregation().aggregate(previous, sent, None)  # type: ignore[arg-type]
-        print(f"{merge}: {time.process_time() - began:.1f} s of one core", flush=True)
-
-
-def possible(cell: Cell) -> bool:
-    """Whether the merge has enough sites."""
-    kind: Any = cell.merge
-    return kind not in MERGES[1:] or cell.sites >= RobustMerge(kind, LIARS[cell.sites]).fewest
-
-
-def main() -> None:
-    """Run what is missing, and print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--data", nargs="+", default=["phantoms", "nih"])
-    parser.add_argument("--sites", nargs="+", type=int, default=[4, 10])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--backdoor", action="store_true")
-    parser.add_argument("--seconds", action="store_true")
-    asked = parser.parse_args()
-    torch.set_num_threads(1)
-    global CACHE
-    CACHE = asked.out / "cache"
-    CACHE.mkdir(parents=True, exist_ok=True)
-    if asked.seconds:
-        seconds()
-        return
-    data, attacks = (["small phantoms"], BACKDOORS) if asked.backdoor else (asked.data, ATTACKS)
-    found = {}
-    for seed, d, n, attack, merge in itertools.product(asked.seeds, data, asked.sites, attacks, MERGES):
-        cell = Cell(d, n, attack, merge, seed)
-        path = asked.out / f"{cell.name}.json"
-        if possible(cell) and not (asked.backdoor and attack == "none" and merge != "mean"):
-            if not path.exists():
-                path.write_text(json.dumps(run(cell)))
-            found[cell] = json.loads(path.read_text())
-    for key in ("auroc", "success") if asked.backdoor else ("auroc",):
-        table(found, attacks, asked.seeds, key)
-    print(f"\nseconds a run: {mean(one['seconds'] for one in found.values()):.1f}")
-
-
 CACHE = Path()
-
-if __name__ == "__main__":
-    main()
+"""Of images and features."""

@@ -17,8 +17,7 @@ Printed: labels right after a number of answers, with those never asked for gues
 
 from __future__ import annotations
 
-import argparse
-import csv
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,9 +26,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from scipy.optimize import lsq_linear
 from scipy.stats import rankdata
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from harness import command, show
+from parts.sites import hospital
 
 from suture.core.labels import LabelSet
 from suture.data.augmentation import Augmentation
@@ -71,24 +74,15 @@ def victim(folder: Path, seed: int, limits: str = STRICT, rounds: int = 100) -> 
     rng = np.random.default_rng(seed)
     y = rng.permutation(np.arange(IMAGES) % 2 == 0)
     pixels = rng.integers(0, 256, (IMAGES + 4, SIZE, SIZE), dtype=np.uint8)
-    (folder / "images").mkdir(parents=True)
-    rows = [["image", "patient", "split", LABEL]]
-    for i, image in enumerate(pixels):
-        Image.fromarray(image).save(folder / "images" / f"{i:03d}.png")
-        split = "validation" if i < IMAGES else "train"
-        rows.append([f"{i:03d}.png", f"p{i}", split, str(int(y[i])) if i < IMAGES else str(i % 2)])
-    with (folder / "labels.csv").open("w", newline="") as file:
-        csv.writer(file).writerows(rows)
-    (folder / "suture.toml").write_text(
-        f'[data]\ndataset = "hospital"\nroot = "images"\ntable = "labels.csv"\n[privacy]\n{limits}'
-    )
+    rows = [("validation", int(label)) for label in y] + [("train", i % 2) for i in range(4)]
+    config = load_site_config(hospital(folder, pixels, rows, (LABEL,), limits))
     model = ModelSpec("cnn", size=SIZE)
     masks = SecureAggregation() if SECURE in limits else None
     plan = Plan(
         SurgicalAggregation(), model, Augmentation(), 1, "attack", code_hash(), secure_aggregation=masks
     )
     state = experiment_folder(folder / "state", plan.experiment)
-    site = Site("victim", load_site_config(folder / "suture.toml"), plan, rounds, state)
+    site = Site("victim", config, plan, rounds, state)
     return Victim(site, torch.from_numpy(pixels[:IMAGES, None]), y)
 
 
@@ -195,22 +189,20 @@ def right(attack: Attack, limits: str, answers: int, seed: int) -> int:
         return int((guess == target.y).sum())
 
 
-def main() -> None:
-    """Print a Markdown table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--answers", nargs="+", type=int, default=[1, 2, 5, 10, 15, 30, 72])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    asked = parser.parse_args()
+def main(answers: tuple[int, ...] = (1, 2, 5, 10, 15, 30, 72), seeds: tuple[int, ...] = (1, 2, 3)) -> None:
+    """Print a table: labels right, mean over the seeds."""
     torch.set_num_threads(1)
-    print(f"labels of {IMAGES} right, mean over seeds {asked.seeds}; chance {IMAGES // 2}\n")
-    print("| figures | server |" + "".join(f" {t} answers |" for t in asked.answers))
-    print("|---" * (2 + len(asked.answers)) + "|")
-    for limits in (EXACT + "min_count = 0\n", STRICT):
-        for name, attack in ATTACKS.items():
-            found = [np.mean([right(attack, limits, t, s) for s in asked.seeds]) for t in asked.answers]
-            kind = "default limits" if limits == STRICT else "six digits"
-            print(f"| {kind} | {name} |" + "".join(f" {value:.1f} |" for value in found), flush=True)
+    rows = (
+        (
+            "default limits" if limits == STRICT else "six digits",
+            name,
+            *(f"{np.mean([right(attack, limits, count, seed) for seed in seeds]):.1f}" for count in answers),
+        )
+        for limits in (EXACT + "min_count = 0\n", STRICT)
+        for name, attack in ATTACKS.items()
+    )
+    show(("figures", "server", *(f"{count} answers" for count in answers)), rows)
 
 
 if __name__ == "__main__":
-    main()
+    command(main, answers=(1, 5), seeds=(1,))

@@ -1,8 +1,9 @@
-"""Attack times defence: `SUTURE_DATA=... python benchmarks/attacks/table.py --cache FOLDER`.
+"""Attack times defence: `SUTURE_DATA=... python benchmarks/attacks/table.py`.
 
 Each run is a line of records.jsonl (or of `--records`) and is not repeated. `--only` names attacks by their
-beginning, `--minutes` begins no further run after so many minutes of the processor. At the end, and with
-`--render` alone, docs/results/attacks.md is written from the lines. What the attacks do stands at the top of
+beginning, `--minutes` begins no further run after so many minutes of the processor; `--wide`, with records of
+its own, runs every lie against every merge. At the end, and with `--render` alone, docs/results/attacks.md is
+written from the lines; the page of other records is printed. What the attacks do stands at the top of
 the files of this folder:
 
     membership   membership.py    success: share of members found at 1 % false alarms, and [the least ε]
@@ -15,14 +16,18 @@ the files of this folder:
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
+
+import torch
+
+sys.path.append(str(Path(__file__).parents[1]))
 
 import averaging
 import inversion
@@ -30,16 +35,22 @@ import liars
 import membership
 import secure
 import site_labels
-import torch
+from harness import ROOT, command, interval, table
 
-DEFENCES = ("none", "clip", "median", "trimmed", "ε 8", "ε 4", "ε 1", secure.DEFENCE, "limits")
+from suture.methods.robust import RobustMerge
+
+DEFENCES = (
+    *("none", "clip", "median", "trimmed", "ε 8", "ε 4", "ε 1", secure.DEFENCE, "limits"),
+    *("centered", "krum"),
+)
 EPSILONS = ("ε 8", "ε 4", "ε 1")
 MERGES = ("clip", "median", "trimmed")
 LIES = ("flip x10", "scale x10", "labels", "together", "two flip x10", "free rider")
 SEEDS = (1, 2, 3)
 
 RECORDS = Path(__file__).with_name("records.jsonl")
-PAGE = Path(__file__).parents[2] / "docs" / "results" / "attacks.md"
+PAGE = ROOT / "docs" / "results" / "attacks.md"
+RUNS = ROOT / "runs"
 
 Record = dict[str, Any]
 
@@ -54,67 +65,37 @@ class Cell(NamedTuple):
     seed: int
 
 
-def cells() -> Iterator[Cell]:
-    """What is run, the most telling first."""
-    both, masked, lies = ("phantoms", "nih"), secure.DEFENCE, ("honest", *LIES)
-    for defence, seed in itertools.product(("none", masked, "limits"), SEEDS):
-        yield Cell("labels read", "noise images", 1, defence, seed)
-    for data, seed, defence in itertools.product(both, SEEDS, ("none", masked, *EPSILONS)):
-        yield Cell("inversion, feature", data, 4, defence, seed)
-    for defence, data in itertools.product(("none", "ε 8", masked), both):
-        yield Cell("membership", data, 4, defence, 0)
-    for seed, defence in itertools.product(SEEDS, ("none", "ε 8", masked)):
-        if seed == 1 or defence != masked:
-            yield Cell("inversion, step", "phantoms", 4, defence, seed)
-    for attack in lies[:2]:
-        yield Cell(attack, "phantoms", 4, "ε 8", 1)
-    for defence in ("none", "ε 8"):
-        yield Cell("inversion, round", "phantoms", 4, defence, 1)
-    for defence, seed in itertools.product(("median", "clip", "trimmed"), SEEDS):
-        yield Cell("backdoor x10", "small phantoms", 4, defence, seed)
-    yield Cell("backdoor", "small phantoms", 4, masked, 1)
-    for seed, attack in itertools.product(SEEDS, lies[:2]):
-        yield Cell(attack, "phantoms", 4, "ε 8", seed)
-    for seed, attack, defence in itertools.product(SEEDS, liars.BACKDOORS[1:], ("none", *MERGES)):
-        yield Cell(attack, "small phantoms", 4, defence, seed)
-    for data, seed, attack in itertools.product(both, SEEDS, lies[:2]):
-        yield Cell(attack, data, 4, "ε 8", seed)
-    for attack, defence in itertools.product(lies[:7], ("none", *MERGES)):
-        yield Cell(attack, "phantoms", 10, defence, 3)
-    for seed, data, attack in itertools.product(SEEDS, both, lies[:6]):
-        yield Cell(attack, data, 4, masked, seed)
-    for attack, seed in itertools.product(liars.BACKDOORS[1:], SEEDS):
-        yield Cell(attack, "small phantoms", 4, masked, seed)
-    for seed, data, sites, attack in itertools.product(SEEDS, both, (4, 10), lies[:7]):
-        for defence in ("none", *MERGES):
-            yield Cell(attack, data, sites, defence, seed)
-    for defence in ("ε 1", "ε 4"):
-        yield Cell("membership", "nih", 4, defence, 0)
-    for attack, data, seed in itertools.product(lies[2:6], both, SEEDS):
-        yield Cell(attack, data, 4, "ε 8", seed)
-    for seed, data, defence in itertools.product(SEEDS, both, ("none", masked, "ε 8")):
-        yield Cell("inversion, step", data, 4, defence, seed)
-    for defence, data in itertools.product(("none", "ε 8"), both):
-        yield Cell("membership", data, 10, defence, 0)
-    for defence, data in itertools.product(("median", "trimmed"), both):
-        yield Cell("membership", data, 4, defence, 0)
-    for seed, attack in itertools.product(SEEDS, liars.BACKDOORS):
-        for defence in ("none", *MERGES) if attack != "none" else ("none",):
-            yield Cell("honest" if attack == "none" else attack, "small phantoms", 10, defence, seed)
-    for seed, data, defence in itertools.product(SEEDS, both, ("none", "ε 8", masked)):
-        yield Cell("inversion, round", data, 4, defence, seed)
-    for seed, data, attack, defence in itertools.product(SEEDS, both, lies[:6], (masked, "ε 8")):
-        yield Cell(attack, data, 10, defence, seed)
-    for data, seed, defence in itertools.product(both, SEEDS, EPSILONS[1:]):
-        yield Cell("inversion, step", data, 4, defence, seed)
-    for defence, data in itertools.product((masked, "median"), both):
-        yield Cell("membership", data, 10, defence, 0)
-    for seed, data, sites, defence in itertools.product(SEEDS, both, (4, 10), ("none", *MERGES)):
-        yield Cell("free noise", data, sites, defence, seed)
-    for seed, data, attack, defence in itertools.product(SEEDS, both, lies[:2], EPSILONS[1:]):
-        yield Cell(attack, data, 4, defence, seed)
-    for seed, kind, defence in itertools.product(SEEDS, ("same", "moved", "new"), averaging.LIMITS):
-        yield Cell(f"averaging, {kind}", "noise images", 1, defence, seed)
+BOTH, MASKED, SMALL = ("phantoms", "nih"), secure.DEFENCE, ("small phantoms",)
+GRID: tuple[tuple[Sequence[str], Sequence[str], Sequence[int], Sequence[str]], ...] = (
+    (("labels read",), ("noise images",), (1,), ("none", MASKED, "limits")),
+    (("inversion, feature", "inversion, step"), BOTH, (4,), ("none", MASKED, *EPSILONS)),
+    (("inversion, round",), BOTH, (4,), ("none", MASKED, "ε 8")),
+    (("membership",), BOTH, (4, 10), ("none", MASKED, "ε 8", "median")),
+    (("membership",), BOTH, (4,), ("trimmed",)),
+    (("membership",), ("nih",), (4,), EPSILONS[1:]),
+    (liars.BACKDOORS[1:], SMALL, (4, 10), ("none", *MERGES)),
+    (liars.BACKDOORS[1:], SMALL, (4,), (MASKED,)),
+    (("honest",), SMALL, (10,), ("none",)),
+    (("honest", *LIES, "free noise"), BOTH, (4, 10), ("none", *MERGES)),
+    (("honest", *LIES[:5]), BOTH, (4, 10), (MASKED, "ε 8")),
+    (("honest", "flip x10"), BOTH, (4,), EPSILONS[1:]),
+    (("averaging, same", "averaging, moved", "averaging, new"), ("noise images",), (1,), [*averaging.LIMITS]),
+)
+"""What the page shows: attacks, data, numbers of sites, and defences."""
+WIDE = (
+    (("honest", "flip", *LIES, "noise"), BOTH, (4, 10), ("none", *liars.MERGES[1:])),
+    (liars.BACKDOORS[1:], SMALL, (4, 10), ("none", *liars.MERGES[1:])),
+)
+"""Every lie against every merge."""
+
+
+def cells(wide: bool = False) -> Iterator[Cell]:
+    """What is run, once for each seed; merges only where there are enough sites."""
+    for attacks, data, sites, defences in WIDE if wide else GRID:
+        for attack, of, number, defence in itertools.product(attacks, data, sites, defences):
+            if defence != "krum" or number >= RobustMerge("krum", liars.LIARS[number]).fewest:
+                for seed in (0,) if attack == "membership" else SEEDS:
+                    yield Cell(attack, of, number, defence, seed)
 
 
 def records_of(cell: Cell) -> list[Record]:
@@ -182,15 +163,15 @@ def page(records: list[Record]) -> str:
         if attack == "honest" and len(by) > 1:
             line = [difference(by.get(d, []), by["none"]) for d in DEFENCES[1:]]
             honest.append([data, str(sites), *line])
-    text = TEXT + table(("attack", "data", "sites", *DEFENCES), attacks)
+    text = TEXT + markdown(("attack", "data", "sites", *DEFENCES), attacks)
     text += "\n## Honest runs\n\nAUROC minus that without a defence, with 95 % intervals, paired by seed.\n\n"
-    text += table(("data", "sites", *DEFENCES[1:]), honest)
+    text += markdown(("data", "sites", *DEFENCES[1:]), honest)
     text += "\n## Costs\n\nMedian CPU seconds of a run, and kB of an update (averaging: of all answers).\n\n"
     kinds = grouped(records, lambda r: (kind_of(r), r["sites"]))
     costs = [
         [kind, str(sites), *(cost(by.get(d, [])) for d in DEFENCES)] for (kind, sites), by in kinds.items()
     ]
-    return text + table(("run", "sites", *DEFENCES), costs)
+    return text + markdown(("run", "sites", *DEFENCES), costs)
 
 
 def grouped(records: list[Record], key: Callable[[Record], Any]) -> dict[Any, dict[str, list[Record]]]:
@@ -201,11 +182,10 @@ def grouped(records: list[Record], key: Callable[[Record], Any]) -> dict[Any, di
     return found
 
 
-def table(head: Iterable[str], rows: list[list[str]]) -> str:
-    """A Markdown table, without the columns that are empty."""
-    columns = [c for c in zip(head, *rows, strict=True) if set(c[1:]) != {"–"}]
-    lines = [f"| {' | '.join(line)} |" for line in zip(*columns, strict=True)]
-    return "\n".join([lines[0], "|---" * len(columns) + "|", *lines[1:]]) + "\n"
+def markdown(head: Iterable[str], rows: list[list[str]]) -> str:
+    """A table without the columns that are empty."""
+    first, *rest = zip(*(c for c in zip(head, *rows, strict=True) if set(c[1:]) != {"–"}), strict=True)
+    return "\n".join(table(first, rest)) + "\n"
 
 
 def kind_of(one: Record) -> str:
@@ -222,7 +202,9 @@ def difference(of: list[Record], plain: list[Record]) -> str:
     """The difference of honest runs."""
     one, two = ({r["seed"]: r["auroc"] for r in part} for part in (of, plain))
     seeds = sorted(one.keys() & two.keys())
-    text = liars.paired([one[s] for s in seeds], [two[s] for s in seeds])
+    if len(seeds) < 2:
+        return "–"
+    text = interval([one[s] - two[s] for s in seeds])
     return text + ("" if len(seeds) in (0, len(SEEDS)) else f" ({len(seeds)})")
 
 
@@ -255,41 +237,38 @@ def cost(of: list[Record]) -> str:
     return f"{median(r['seconds'] for r in of):.1f}" + (f", {median(sizes) / 1000:.0f}" if sizes else "")
 
 
-def main() -> None:
-    """Run what is missing, and write the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--records", type=Path, default=RECORDS)
-    parser.add_argument("--cache", type=Path, help="folder of images and features")
-    parser.add_argument("--only", nargs="+", default=[""])
-    parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--render", action="store_true", help="run nothing")
-    asked = parser.parse_args()
-    path = asked.records
-    records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    if not asked.render:
-        if asked.cache is None:
-            parser.error("name a folder for images and features: --cache FOLDER")
-        torch.set_num_threads(1)
-        liars.CACHE = asked.cache
-        liars.CACHE.mkdir(parents=True, exist_ok=True)
-        run(path, records, asked.only, asked.minutes)
-    PAGE.write_text(page(records))
+def main(
+    records: Path = RECORDS,
+    cache: Path = RUNS / "attacks",
+    only: tuple[str, ...] = ("",),
+    minutes: float = 60.0,
+    wide: bool = False,
+    render: bool = False,
+) -> None:
+    """Run what is missing, add it to the records, and write the page of the records that are kept.
 
-
-def run(path: Path, records: list[Record], only: list[str], minutes: float) -> None:
-    """Run what is missing, and add it to the records."""
-    there = {Cell(*(r[name] for name in Cell._fields)) for r in records}
+    Args:
+        cache: folder of images and features.
+        render: run nothing.
+    """
+    found = [json.loads(text) for text in records.read_text().splitlines()] if records.exists() else []
+    there = {Cell(*(r[name] for name in Cell._fields)) for r in found}
     there |= {c._replace(attack="membership", seed=0) for c in there if c.attack.startswith("membership")}
-    for cell in dict.fromkeys(cells()):
+    torch.set_num_threads(1)
+    liars.CACHE = cache
+    cache.mkdir(parents=True, exist_ok=True)
+    for cell in () if render else cells(wide):
         if cell not in there and cell.attack.startswith(tuple(only)) and time.process_time() < 60 * minutes:
-            with path.open("a") as file:
+            with records.open("a") as file:
                 for record in records_of(cell):
-                    records.append(record)
+                    found.append(record)
                     file.write(json.dumps(record, ensure_ascii=False) + "\n")
             print(*cell, f"{time.process_time():.0f} s in all", flush=True)
+    if records == RECORDS:
+        PAGE.write_text(page(found))
+    else:
+        print(page(found))
 
 
 if __name__ == "__main__":
-    main()
+    command(main, records=RUNS / "attacks.jsonl", only=("labels read", "averaging, same"), minutes=0.2)

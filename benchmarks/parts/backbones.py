@@ -8,12 +8,13 @@ trains in the same batches, and its evaluation has the best of three.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Literal
 
 import torch
-from figures import Figure
-from measuring import Options, in_turns
+from figures import Figure, Options, Target
+from harness import in_turns
 
 from parts.sites import bare_step, random_site
 from suture.core.labels import LabelSet
@@ -40,8 +41,8 @@ def of_suture(site: SiteContext, batch: int) -> dict[str, Callable[[], object]]:
     """A site's evaluation and an epoch of its training."""
     local = LocalTraining(lr=1e-4, batch_size=batch)
     return {
-        "evaluation": lambda: predict(site, site.samples["test"]),
         "training": lambda: fit(site, on_known(masked_bce), LocalRound(local, "average", 1, 1)),
+        "evaluation": lambda: predict(site, site.samples["test"]),
     }
 
 
@@ -68,21 +69,35 @@ def of_torch(site: SiteContext, batch: int) -> dict[str, Callable[[], object]]:
     return {f"evaluation {size}": partial(evaluate, size) for size in SIZES} | {"training": train}
 
 
-def measured(name: str, side: int, images: int, repeats: int) -> list[Figure]:
-    """A row of each work."""
-    batch = 16 if side > 64 else 64
-    spec = ModelSpec(name, size=side)
-    ours = of_suture(random_site(spec, LABELS, images, Augmentation()), batch)
-    theirs = of_torch(random_site(spec, LABELS, images, Augmentation()), batch)
-    both = {f"suture {work}": do for work, do in ours.items()} | theirs
+def beside_bare(
+    part: str,
+    name: str,
+    unit: Literal["images/s", "images/s of CPU"],
+    images: int,
+    repeats: int,
+    ours: Mapping[str, Callable[[], object]],
+    theirs: Mapping[str, Callable[[], object]],
+    targets: Mapping[str, tuple[Target, ...]],
+) -> list[Figure]:
+    """A row of each work of a site, beside the fastest of bare PyTorch whose name begins like its own."""
+    both = {f"suture {work}": do for work, do in ours.items()} | dict(theirs)
     times = in_turns(repeats, {work: partial(lambda do: do, do) for work, do in both.items()})
-    speed = {work: found.per(images).cpu for work, found in times.items()}
+    per = {work: found.per(images) for work, found in times.items()}
+    speed = {work: found.cpu if unit == "images/s of CPU" else found.clock for work, found in per.items()}
     figures = []
     for work in ours:
         best = max((speed[key] for key in theirs if key.startswith(work)), key=statistics.median)
-        row = (f"{name}, {side} px, {work}", "images/s of CPU", speed[f"suture {work}"])
-        figures.append(Figure("backbones", *row, "bare PyTorch", best, more=True))
+        row = (f"{name}, {work}", unit, speed[f"suture {work}"], "bare PyTorch", best)
+        figures.append(Figure(part, *row, targets.get(work, ()), more=True))
     return figures
+
+
+def measured(name: str, side: int, images: int, repeats: int) -> list[Figure]:
+    """A row of each work."""
+    batch = 16 if side > 64 else 64
+    ours, theirs = (random_site(ModelSpec(name, size=side), LABELS, images, Augmentation()) for _ in range(2))
+    works = (of_suture(ours, batch), of_torch(theirs, batch))
+    return beside_bare("backbones", f"{name}, {side} px", "images/s of CPU", images, repeats, *works, {})
 
 
 def figures(options: Options) -> list[Figure]:

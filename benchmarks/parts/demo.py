@@ -17,8 +17,8 @@ from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 
-from figures import Figure, Target
-from measuring import Options, every, tree_cpu, tree_memory
+from figures import Figure, Options, Target
+from harness import every, tree_cpu, tree_memory
 
 WAYS = {
     "one process": ("--env", "local"),

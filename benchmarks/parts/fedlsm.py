@@ -11,8 +11,8 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from figures import Figure, Target
-from measuring import Options, in_turns
+from figures import Figure, Options, Target
+from harness import in_turns
 
 from parts.sites import bare_step, random_site
 from suture.core.labels import LabelSet, LabelType

@@ -14,8 +14,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from figures import Figure, Target
-from measuring import Options, in_turns
+from figures import Figure, Options, Target
+from harness import in_turns
 
 from parts.sites import random_site
 from suture.core.labels import LabelSet

@@ -11,20 +11,16 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from figures import Figure, Target
-from measuring import Options, in_turns
+from figures import Figure, Options, Target
 from torch import Tensor
 
+from parts.backbones import LABELS, beside_bare, of_suture
 from parts.sites import bare_step, random_site
-from suture.core.labels import LabelSet
 from suture.data.augmentation import Augmentation
-from suture.learning.losses import masked_bce
-from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known, predict
+from suture.learning.training import SiteContext
 from suture.models import ModelSpec
 
-LABELS = LabelSet(tuple("abcdefghijklmn"))
 BATCH = 64
-_LEAST = {"training": (Target("ratio", "≥", 0.9),), "evaluation": ()}
 
 
 def finished(work: Callable[[], object], device: torch.device) -> Callable[[], object]:
@@ -36,15 +32,6 @@ def finished(work: Callable[[], object], device: torch.device) -> Callable[[], o
             torch.cuda.synchronize(device)
 
     return whole
-
-
-def of_suture(site: SiteContext) -> dict[str, Callable[[], object]]:
-    """An epoch, and an evaluation in the batches that a site chooses by itself."""
-    local = LocalTraining(lr=1e-4, batch_size=BATCH)
-    return {
-        "training": lambda: fit(site, on_known(masked_bce), LocalRound(local, "average", 1, 1)),
-        "evaluation": lambda: predict(site, site.samples["test"]),
-    }
 
 
 def of_torch(site: SiteContext) -> dict[str, Callable[[], object]]:
@@ -80,32 +67,14 @@ def of_torch(site: SiteContext) -> dict[str, Callable[[], object]]:
 
 def measured(spec: ModelSpec, device: torch.device, images: int, repeats: int) -> list[Figure]:
     """Images a second of each work."""
-    site = partial(random_site, spec, LABELS, images, Augmentation(), device=device)
-    own = site()
-    own.model.compute_in(torch.bfloat16)
-    works = {"suture": of_suture(own), "bare": of_torch(site())}
-    found = in_turns(
-        repeats,
-        {
-            f"{who} {work}": partial(finished, do, device)
-            for who, pair in works.items()
-            for work, do in pair.items()
-        },
+    ours, theirs = (random_site(spec, LABELS, images, Augmentation(), device=device) for _ in range(2))
+    ours.model.compute_in(torch.bfloat16)
+    own, bare = (
+        {name: finished(work, device) for name, work in works.items()}
+        for works in (of_suture(ours, BATCH), of_torch(theirs))
     )
-    speed = {key: times.per(images).clock for key, times in found.items()}
-    return [
-        Figure(
-            "gpu",
-            f"{spec.name}, {spec.size} px, {work}",
-            "images/s",
-            speed[f"suture {work}"],
-            "bare PyTorch",
-            speed[f"bare {work}"],
-            _LEAST[work],
-            more=True,
-        )
-        for work in works["suture"]
-    ]
+    least = {"training": (Target("ratio", "≥", 0.9),)}
+    return beside_bare("gpu", f"{spec.name}, {spec.size} px", "images/s", images, repeats, own, bare, least)
 
 
 def figures(options: Options) -> list[Figure]:
@@ -116,9 +85,7 @@ def figures(options: Options) -> list[Figure]:
     """
     if not torch.cuda.is_available():
         raise RuntimeError("torch sees no CUDA device here")
-    device = torch.device("cuda")
-    rows = measured(
-        ModelSpec("densenet121", size=224), device, 512 if options.quick else 4096, options.repeats
-    )
+    device, images = torch.device("cuda"), 512 if options.quick else 4096
+    rows = measured(ModelSpec("densenet121", size=224), device, images, options.repeats)
     peak = (torch.cuda.max_memory_allocated(device) / 1e6,)
     return [*rows, Figure("gpu", "memory at the peak, of all of these", "MB", peak)]

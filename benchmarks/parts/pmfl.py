@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from figures import Figure, Target
-from measuring import Options, in_turns
+from figures import Figure, Options, Target
+from harness import in_turns
 from torch import Tensor, nn
 
 from suture.core.files import read_records

@@ -9,16 +9,17 @@ The last federation has two of FLARE's relays between sites and server, to which
 from __future__ import annotations
 
 import statistics
-import subprocess
-import sys
 import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
-from figures import Figure
-from measuring import Options, every, tree_memory
+from figures import Figure, Options
+from harness import every, suture, tree_memory
 
 from parts.sites import write_site
 from suture.core.files import read_records
@@ -26,17 +27,16 @@ from suture.flare.compat.provisioning import provision
 from suture.flare.kit import Kit, kits_in, project_admin
 from suture_admin.poc import free_port, parties, project_of, project_template
 from suture_admin.policy import make_strict, survive
-from suture_admin.processes import check_alive, start, stop
+from suture_admin.processes import Party, check_alive, start, stop
 from suture_admin.session import wait_for_sites
 
 CASES = ((4, 0), (8, 0), (12, 0), (4, 2))
 """Clients and relays; the first is the anchor of the others."""
 
-_WAIT = 300.0
-_SETTINGS = ("model.size=16", "selection=last")
+SETTINGS = ("model.size=16", "selection=last")
 
 
-def project(sites: list[str], relays: list[str]) -> dict[str, Any]:
+def project(sites: list[str], relays: Sequence[str]) -> dict[str, Any]:
     """A project of FLARE; with relays, each site connects to one of them, with TLS as to the server."""
     made = project_of(project_template(), sites, free_port(18_100))
     if relays:
@@ -56,8 +56,15 @@ def project(sites: list[str], relays: list[str]) -> dict[str, Any]:
     return made
 
 
-def measured(sites: list[str], relays: list[str], rounds: int) -> tuple[list[float], dict[str, float]]:
-    """Seconds of the rounds of a federation, and the peak of the memory of each party with its children."""
+@contextmanager
+def federation(
+    sites: list[str], relays: Sequence[str] = (), slow: int = 0
+) -> Iterator[tuple[Kit, list[Party]]]:
+    """A POC that runs within the block: its administrator's kit, and its processes.
+
+    Args:
+        slow: how many training images the first site has beside the two that each has.
+    """
     with tempfile.TemporaryDirectory(prefix="suture-poc-") as folder:
         root = Path(folder)
         (root / "project.yml").write_text(yaml.safe_dump(project(sites, relays), sort_keys=False))
@@ -68,40 +75,35 @@ def measured(sites: list[str], relays: list[str], rounds: int) -> tuple[list[flo
             make_strict(kit)
             survive(kit)
         for name, kit in clients.items():
-            write_site(root / "data" / name, root / "data" / name / "state")
-            text = (root / "data" / name / "suture.toml").read_text()
-            own = text.replace('"images"', f'"{root}/data/{name}/images"')
-            own = own.replace('"labels.csv"', f'"{root}/data/{name}/labels.csv"')
-            (kit.folder / "local" / "suture.toml").write_text(own)
+            config = write_site(root / "data" / name, more=slow if name == sites[0] else 0)
+            (kit.folder / "local" / "suture.toml").write_text(config.read_text())
         between = {name: replace(server, folder=server.folder.parent / name, name=name) for name in relays}
-        peak: dict[str, float] = {}
         try:
             begun = start(root, (server, *between.values(), *clients.values()))
-            check = {**kits, **between}
             admin = project_admin(root)
-            missing = wait_for_sites(admin, set(clients), _WAIT, lambda: check_alive(begun, check))
-            if missing:
-                raise RuntimeError(f"{', '.join(sorted(missing))} did not connect in {_WAIT:.0f} s")
-
-            def weigh() -> None:
-                for party in begun:
-                    peak[party.name] = max(peak.get(party.name, 0.0), tree_memory(party.pid))
-
-            with every(0.5, weigh):
-                run(admin, sites, rounds, root / "out")
+            alive = partial(check_alive, begun, {**kits, **between})
+            if missing := wait_for_sites(admin, set(clients), 600, alive):
+                raise RuntimeError(f"{', '.join(sorted(missing))} did not connect in 600 s")
+            yield admin, begun
         finally:
             stop(root)
-        return [line["seconds"] for line in read_records(root / "out" / "history.jsonl")], peak
 
 
-def run(admin: Kit, sites: list[str], rounds: int, out: Path) -> None:
-    """Run a job over the federation as `suture run` does."""
-    options = ["--env", "poc", "--startup-kit", str(admin.folder), "--sites", ",".join(sites)]
-    settings = [word for one in (*_SETTINGS, f"rounds={rounds}") for word in ("--set", one)]
-    command = [sys.executable, "-m", "suture", "run", "demo", *options, "--out", str(out), *settings]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+def measured(sites: list[str], relays: list[str], rounds: int) -> tuple[list[float], dict[str, float]]:
+    """Seconds of the rounds of a federation, and the peak of the memory of each party with its children."""
+    peak: dict[str, float] = {}
+    settings = [word for one in (*SETTINGS, f"rounds={rounds}") for word in ("--set", one)]
+    with federation(sites, relays) as (admin, begun), tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out"
+        kit = ("--env", "poc", "--startup-kit", str(admin.folder), "--sites", ",".join(sites))
+
+        def weigh() -> None:
+            for party in begun:
+                peak[party.name] = max(peak.get(party.name, 0.0), tree_memory(party.pid))
+
+        with every(0.5, weigh):
+            suture("run", "demo", *kit, "--out", str(out), *settings)
+        return [one["seconds"] for one in read_records(out / "history.jsonl")], peak
 
 
 def figures(options: Options) -> list[Figure]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import tempfile
 import time
 from collections import defaultdict
@@ -22,8 +21,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import psutil
-from figures import Figure, Target
-from measuring import Options, every
+from figures import Figure, Options, Target
+from harness import ROOT, every, program
 from torch import Tensor
 
 from parts.sites import LABELS, write_site
@@ -55,6 +54,7 @@ TARGETS = {
     ("FLARE", "28 MB"): 0.45,
 }
 """Seconds of a round."""
+FLWR = ROOT / ".venv-flwr" / "bin" / "python"
 _FLWR = "flwr's simulation"
 _TENSORS = "tensors alone"
 _TICK = 0.01  # seconds between two looks at the events
@@ -80,23 +80,35 @@ class Idle:
         return Schedule(name="cost", title="cost of a round", rounds=self.rounds)
 
 
-def weigh(peak: dict[str, float]) -> None:
-    """Keep the largest resident set, in MB, of this process's children by role."""
+def by_role(measure: Callable[[psutil.Process], float]) -> dict[str, float]:
+    """The largest figure of this process's children in each role."""
+    found: dict[str, float] = {}
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):  # it has just ended
-            words, memory = " ".join(process.cmdline()), process.memory_info().rss / 1e6
+            words, value = " ".join(process.cmdline()), measure(process)
             role = "site" if "simulator_worker" in words or "ray::ClientApp" in words else "server"
-            peak[role] = max(peak.get(role, 0.0), memory)
+            found[role] = max(found.get(role, 0.0), value)
+    return found
+
+
+def weigh(peak: dict[str, float]) -> None:
+    """Keep the largest resident set, in MB, by role."""
+    for role, memory in by_role(lambda process: float(process.memory_info().rss) / 1e6).items():
+        peak[role] = max(peak.get(role, 0.0), memory)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one federation took: seconds of its rounds, with their saving, bytes of the last, peaks in MB."""
+    """What one federation took: seconds of its rounds, with their saving, bytes of the last, peaks in MB.
+
+    And CPU seconds of a process of each role until round 1.
+    """
 
     rounds: list[float]
     saved: list[float] = field(default_factory=list)
     size: int = 0
     peak: dict[str, float] = field(default_factory=dict)
+    start: dict[str, float] = field(default_factory=dict)
 
 
 def loop(chosen: Idle, out: Path) -> None:
@@ -125,12 +137,15 @@ def run(federation: Callable[[Idle, Path], None], chosen: Idle) -> Cost:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / federation.__name__
         for name in SITES:
-            write_site(out / "sites" / name, out / "sites" / name / "state")
-        write_site(out / "sites" / "server", Path(folder))
+            write_site(out / "sites" / name)
+        write_site(out / "sites" / "server", state=out.parent)
         events, peak, began = out / "events.jsonl", dict[str, float](), list[float]()
+        start: dict[str, float] = {}
 
         def look() -> None:
             rounds = events.read_text().count('"event": "round"') if events.exists() else 0
+            if rounds and not began:
+                start.update(by_role(lambda process: float(sum(process.cpu_times()[:2]))))
             began.extend([time.monotonic()] * (rounds - len(began)))
 
         with installed(Path(folder)), every(_WEIGHED, partial(weigh, peak)), every(_TICK, look):
@@ -138,20 +153,15 @@ def run(federation: Callable[[Idle, Path], None], chosen: Idle) -> Cost:
         lines = read_records(out / "history.jsonl")
     saved = [after - before for before, after in pairwise(began)]
     size = lines[-1]["bytes_down"] + lines[-1]["bytes_up"]
-    return Cost([line["seconds"] for line in lines], saved, size, peak)
+    return Cost([line["seconds"] for line in lines], saved, size, peak, start)
 
 
-def flwr(python: Path, size: str, rounds: int) -> Cost:
+def flwr(size: str, rounds: int) -> Cost:
     """The rounds of flwr's simulation: as many clients return as many bytes without work."""
-    script = Path(__file__).parents[1] / "anchors" / "flwr_round.py"
-    command = [str(python), str(script), size.split()[0], str(rounds), str(len(SITES))]
-    peak: dict[str, float] = {}
+    script, peak = ROOT / "benchmarks" / "anchors" / "flwr_round.py", dict[str, float]()
     with every(_WEIGHED, partial(weigh, peak)):
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
-    found = [line for line in done.stdout.splitlines() if line.startswith("[")]
-    if done.returncode or not found:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    return Cost(json.loads(found[0]), peak=peak)
+        said = program(str(FLWR), str(script), size.split()[0], str(rounds), str(len(SITES)))
+    return Cost(json.loads(next(text for text in said.splitlines() if text.startswith("["))), peak=peak)
 
 
 def tensors_of(model: ModelSpec) -> list[Tensor]:
@@ -183,8 +193,8 @@ def _ways(size: str, options: Options) -> dict[str, Callable[[], Cost]]:
         _TENSORS: lambda: alone(chosen.model, chosen.rounds),
         "FLARE": lambda: run(flare, chosen),
     }
-    if options.flwr.exists():
-        ways[_FLWR] = lambda: flwr(options.flwr, size, chosen.rounds)
+    if FLWR.exists():
+        ways[_FLWR] = lambda: flwr(size, chosen.rounds)
     return ways
 
 
@@ -235,7 +245,7 @@ def _bytes(size: str) -> list[Figure]:
 def figures(options: Options) -> list[Figure]:
     """Time, memory and bytes of a round, by size."""
     rows = []
-    missing = "" if options.flwr.exists() else f"{options.flwr} is absent; `make flwr` adds it"
+    missing = "" if FLWR.exists() else f"{FLWR} is absent; `make flwr` adds it"
     for size in MODELS:
         ways = _ways(size, options)
         found: dict[str, list[Cost]] = defaultdict(list)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
@@ -23,19 +25,45 @@ LABELS = ("Edema", "Mass")
 """Of the small hospital."""
 
 
-def write_site(folder: Path, state: Path) -> None:
-    """A hospital of four images: two to train on, one to validate, one to test."""
+def hospital(
+    folder: Path,
+    pixels: NDArray[np.uint8],
+    rows: Iterable[Sequence[object]],
+    labels: Sequence[str],
+    limits: str,
+) -> Path:
+    """Write a hospital; return its suture.toml.
+
+    Args:
+        pixels: of the images, ``[n, h, w]``, each of a patient of its own.
+        rows: of each image its split, and its labels.
+        limits: what stands in the suture.toml below [privacy].
+    """
     (folder / "images").mkdir(parents=True)
-    rows = [["image", "patient", "split", *LABELS]]
-    for i, split in enumerate(("train", "train", "validation", "test")):
-        Image.fromarray(np.full((16, 16), 60 * i, dtype=np.uint8)).save(folder / "images" / f"{i}.png")
-        rows.append([f"{i}.png", f"p{i}", split, str(i % 2), str((i + 1) % 2)])
     with (folder / "labels.csv").open("w", newline="") as file:
-        csv.writer(file).writerows(rows)
-    (folder / "suture.toml").write_text(
-        '[data]\ndataset = "hospital"\nroot = "images"\ntable = "labels.csv"\n'
-        f'[privacy]\nmin_count = 0\nmin_loss = 0\n[storage]\nstate = "{state}"\n'
-    )
+        table = csv.writer(file)
+        table.writerow(["image", "patient", "split", *labels])
+        for i, (image, row) in enumerate(zip(pixels, rows, strict=True)):
+            Image.fromarray(image).save(folder / "images" / f"{i}.png")
+            table.writerow([f"{i}.png", f"p{i}", *row])
+    return described(folder, limits)
+
+
+def described(folder: Path, limits: str) -> Path:
+    """Write the suture.toml of such a hospital, with what stands below [privacy]."""
+    places = f'root = "{folder / "images"}"\ntable = "{folder / "labels.csv"}"\n'
+    config = folder / "suture.toml"
+    config.write_text(f'[data]\ndataset = "hospital"\n{places}[privacy]\n{limits}')
+    return config
+
+
+def write_site(folder: Path, state: Path | None = None, more: int = 0) -> Path:
+    """A hospital of four images, two to train on, one to validate, one to test, and `more` to train on."""
+    splits = ("train", "train", "validation", "test", *["train"] * more)
+    pixels = np.stack([np.full((16, 16), 60 * i % 256, np.uint8) for i in range(len(splits))])
+    rows = [(split, i % 2, (i + 1) % 2) for i, split in enumerate(splits)]
+    limits = f'min_count = 0\nmin_loss = 0\n[storage]\nstate = "{state or folder / "state"}"\n'
+    return hospital(folder, pixels, rows, LABELS, limits)
 
 
 def random_site(

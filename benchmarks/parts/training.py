@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from figures import Figure, Target
-from measuring import Options, in_turns
+from figures import Figure, Options, Target
+from harness import in_turns
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 

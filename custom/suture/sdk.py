@@ -64,7 +64,7 @@ from suture.simulation.sites import Destination, write_sites
 from suture.simulation.study import StudySites
 
 if TYPE_CHECKING:
-    from suture.flare.client import receive, send
+    from suture.flare.client import gradients, load, receive, send
     from suture.flare.compat.job_packages import installed
     from suture.flare.components import DeclaredResultFilter, MethodAggregator, SiteRowsFilter
     from suture.flare.kit import read_kit
@@ -75,7 +75,9 @@ _OF_FLARE = {
     "LocalSite": "suture.flare.local",
     "MethodAggregator": "suture.flare.components",
     "SiteRowsFilter": "suture.flare.components",
+    "gradients": "suture.flare.client",
     "installed": "suture.flare.compat.job_packages",
+    "load": "suture.flare.client",
     "network": "suture.flare.local",
     "read_kit": "suture.flare.kit",
     "receive": "suture.flare.client",
@@ -153,9 +155,11 @@ __all__ = [
     "fault",
     "fit",
     "generator_for",
+    "gradients",
     "hyperparameters",
     "indicators",
     "installed",
+    "load",
     "mean_of_channel",
     "network",
     "read_kit",

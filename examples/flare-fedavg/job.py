@@ -31,22 +31,24 @@ parser = argparse.ArgumentParser()
 parser.add_argument("where", nargs="?", default="sim", choices=["sim", "poc", "prod", "export"])
 parser.add_argument("--method", default="surgical")
 parser.add_argument(
-    "--client", default=".", help="folder of the sites' script and its network, as with_monai"
+    "--client", default="with_torch", help="folder of the sites' network, or of their script, as with_monai"
 )
 parser.add_argument("--rounds", type=int, default=4, help="the first one collects the classes of the sites")
 parser.add_argument("--kit", help="folder of an administrator's startup kit")
 parser.add_argument("--to", default="workspace", help="folder of the simulator, or of the exported job")
 args = parser.parse_args()
-target, script = Path(args.to).resolve(), HERE / args.client
-if not (script / "client.py").is_file():
-    parser.error(f"--client {args.client}: {script} has no client.py; name a folder such as with_monai")
+target, chosen = Path(args.to).resolve(), HERE / args.client
+if not any((chosen / file).is_file() for file in ("client.py", "net.py")):
+    parser.error(f"--client {args.client}: {chosen} has no net.py or client.py; try with_monai")
+script = next(folder for folder in (chosen, HERE) if (folder / "client.py").is_file())
+net = next(folder for folder in (chosen, HERE / "with_torch") if (folder / "net.py").is_file())
 if args.where == "prod" and not (args.kit and Path(args.kit, "startup", "fed_admin.json").is_file()):
     parser.error("prod needs --kit: the folder of an administrator's kit, with startup/fed_admin.json")
 if args.rounds < 2:
     parser.error("--rounds: give 2 or more, since the first one trains nothing")
 kit = read_kit(Path(args.kit).resolve()) if args.where == "prod" else None
 os.chdir(script)
-sys.path.insert(0, os.getcwd())
+sys.path.insert(0, str(net))
 try:
     from net import HEAD, Net
 
@@ -71,9 +73,8 @@ for site, own in SITES.items():  # or each site names its classes in its own pri
     guard = DeclaredResultFilter(args.method, own, head=HEAD, metrics={"accuracy": [0, 1]})
     recipe.add_client_input_filter(guard, tasks=["train"], clients=[site])
     recipe.add_client_output_filter(guard, tasks=["train"], clients=[site])
-net = "net.py" if Path("net.py").is_file() else str(HERE / "net.py")
-for file in (net, str(HERE / "data.py")):
-    recipe.add_client_file(file)
+for file in (net / "net.py", HERE / "data.py"):
+    recipe.add_client_file(str(file))
 
 if args.where == "export":
     recipe.export(str(target))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,31 +15,11 @@ import torch
 from suture.methods.base import GlobalModel
 from suture.protocol.messages import Update
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture(scope="module")
 def attacks() -> Any:
-    sys.path.insert(0, str(ROOT / "benchmarks" / "attacks"))
-    try:
-        import averaging
-        import inversion
-        import liars
-        import membership
-        import secure
-        import site_labels
-        import table
-    finally:
-        sys.path.pop(0)
-    return SimpleNamespace(
-        averaging=averaging,
-        inversion=inversion,
-        liars=liars,
-        membership=membership,
-        secure=secure,
-        site_labels=site_labels,
-        table=table,
-    )
+    names = ("averaging", "inversion", "liars", "membership", "secure", "site_labels", "table")
+    return SimpleNamespace(**{name: importlib.import_module(name) for name in names})
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 import pytest
-from figures import HEAD, Figure, Target, cells, compared, markdown, number, spread
+from figures import HEAD, Figure, Target, cells, compared, number, spread
 
 ROUND = Figure("rounds", "a round", "s", (2.0, 3.0, 8.0), "flwr", (4.0, 2.0, 4.0))
 
@@ -98,7 +98,3 @@ def test_numbers_have_three_digits() -> None:
         "1,024",
     ]
     assert spread((2.0, 2.0)) == "2.00"
-
-
-def test_markdown_keeps_its_columns() -> None:
-    assert markdown(("a", "b"), [("1|2", "3")]) == "| a | b |\n| --- | --- |\n| 1 2 | 3 |\n"

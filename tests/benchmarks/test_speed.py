@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import speed
 import torch
-from figures import Figure, Target
-from measuring import Options
+from figures import Figure, Options, Target
+from harness import command
 from parts.sites import write_site
 
 from suture.core.files import read_records
@@ -22,7 +22,7 @@ from suture.simulation.job import check_federated
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def speed_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Call the command with one part, `rounds`, which has these figures or raises this error."""
 
     def call(answer: list[Figure] | Exception, *words: str) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         monkeypatch.setattr(speed, "apart", apart)
         out = tmp_path / "speed.json"
         monkeypatch.setattr(sys, "argv", ["speed.py", "--only", "rounds", "--out", str(out), *words])
-        speed.main()
+        command(speed.main)
         return dict(json.loads(out.read_text()))
 
     return call
@@ -44,8 +44,8 @@ LOOP = Figure("rounds", "a round", "s", (1.0, 2.0, 3.0), "tensors", (1.0,), (Tar
 
 
 @pytest.mark.complete
-def test_a_target_that_is_not_reached_is_said_and_no_failure(command: Any, tmp_path: Path) -> None:
-    found = command([LOOP])
+def test_a_target_that_is_not_reached_is_said_and_no_failure(speed_of: Any, tmp_path: Path) -> None:
+    found = speed_of([LOOP])
     assert found["parts"]["rounds"]["torch threads"] == 1
     row = next(line for line in (tmp_path / "speed.md").read_text().splitlines() if "a round" in line)
     assert row == (
@@ -54,9 +54,9 @@ def test_a_target_that_is_not_reached_is_said_and_no_failure(command: Any, tmp_p
 
 
 @pytest.mark.complete
-def test_a_part_that_fails_is_a_row_and_the_exit_code(command: Any, tmp_path: Path) -> None:
+def test_a_part_that_fails_is_a_row_and_the_exit_code(speed_of: Any, tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ended:
-        command(OSError("the disk is full"))
+        speed_of(OSError("the disk is full"))
     assert ended.value.code == 1
     assert "not measured: OSError: the disk is full" in (tmp_path / "speed.md").read_text()
 
@@ -73,33 +73,33 @@ def test_after_a_part_that_fails_the_others_are_measured_and_it_is_named_at_the_
     words = ["--quick", "--only", "rounds", "scale", "poc", "--out", str(tmp_path / "speed.json")]
     monkeypatch.setattr(sys, "argv", ["speed.py", *words])
     with pytest.raises(SystemExit) as ended:
-        speed.main()
+        command(speed.main)
     assert ended.value.code == 1
     assert capsys.readouterr().err.splitlines()[-1] == "not measured, or not whole: rounds, poc"
     assert "| scale | a round | s | 1 | 1.00 |" in (tmp_path / "speed.md").read_text()
 
 
 @pytest.mark.complete
-def test_an_absent_anchor_is_a_row_and_the_exit_code(command: Any, tmp_path: Path) -> None:
+def test_an_absent_anchor_is_a_row_and_the_exit_code(speed_of: Any, tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ended:
-        command([Figure("rounds", "a round", "s", (1.0,), "flwr", missing="`make flwr` adds it")])
+        speed_of([Figure("rounds", "a round", "s", (1.0,), "flwr", missing="`make flwr` adds it")])
     assert ended.value.code == 1
     assert "not measured: `make flwr` adds it" in (tmp_path / "speed.md").read_text()
 
 
 @pytest.mark.complete
-def test_a_run_is_compared_with_an_earlier_one_of_the_same_settings(command: Any, tmp_path: Path) -> None:
-    command([LOOP])
+def test_a_run_is_compared_with_an_earlier_one_of_the_same_settings(speed_of: Any, tmp_path: Path) -> None:
+    speed_of([LOOP])
     before = tmp_path / "before.json"
     (tmp_path / "speed.json").rename(before)
     slow = Figure(LOOP.part, LOOP.name, LOOP.unit, (4.0, 4.0, 4.0), LOOP.anchor, LOOP.beside, LOOP.targets)
-    command([slow], "--against", str(before))
+    speed_of([slow], "--against", str(before))
     assert "| 2.00 slower |" in (tmp_path / "speed.md").read_text()
     with pytest.raises(SystemExit, match="was measured without --quick"):
-        command([slow], "--quick", "--against", str(before))
+        speed_of([slow], "--quick", "--against", str(before))
     before.write_text("{}")
     with pytest.raises(SystemExit, match="holds no figures of an earlier run: KeyError"):
-        command([slow], "--against", str(before))
+        speed_of([slow], "--against", str(before))
 
 
 @pytest.mark.parametrize("part", speed.PARTS)
@@ -109,10 +109,11 @@ def test_each_part_is_a_module_that_has_figures(part: str) -> None:
 
 def test_the_rounds_without_flwr_name_the_command_that_adds_it(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = importlib.import_module("parts.rounds")
+    monkeypatch.setattr(rounds, "FLWR", Path("/no/flwr"))
     monkeypatch.setattr(rounds, "MODELS", {"0.25 MB": rounds.MODELS["0.25 MB"]})
     cost = rounds.Cost([1.0, 1.0, 0.1], [0.1, 0.1, 0.1], 10, {"server": 1.0, "site": 1.0})
     monkeypatch.setattr(rounds, "run", lambda *_: cost)
-    found = rounds.figures(Options(True, Path("/no/flwr")))
+    found = rounds.figures(Options(True))
     absent = [figure for figure in found if figure.anchor == "flwr's simulation"]
     assert len(absent) == 3
     assert all(figure.missing == "/no/flwr is absent; `make flwr` adds it" for figure in absent)
@@ -124,7 +125,7 @@ def test_the_rounds_train_nothing_and_other_processes_find_their_method(tmp_path
         assert method_class("untrained") is untrained.Untrained
         check_federated(untrained.Untrained())
     for site in (*rounds.SITES, "server"):
-        write_site(tmp_path / "run" / "sites" / site, tmp_path / "run" / "sites" / site / "state")
+        write_site(tmp_path / "run" / "sites" / site)
     rounds.loop(rounds.Idle(rounds.MODELS["0.25 MB"], 2), tmp_path / "run")
     lines = read_records(tmp_path / "run" / "history.jsonl")
     assert [line["status"] for line in lines] == ["committed"] * 2
@@ -142,4 +143,4 @@ def test_the_part_of_a_gpu_measures_any_device_and_is_refused_without_one(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "gpu" not in speed.here()
     with pytest.raises(RuntimeError, match="no CUDA device"):
-        gpu.figures(Options(True, Path("/no/flwr")))
+        gpu.figures(Options(True))

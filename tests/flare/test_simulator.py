@@ -17,10 +17,10 @@ import hostile_site
 import psutil
 import pytest
 import torch
-from hostile_hospitals import write_hospitals
 from torch import Tensor
 from typer.testing import CliRunner
 
+from hostile_hospitals import write_hospitals
 from official import Report, write_openi
 from packages import installed
 from rounds import conformant

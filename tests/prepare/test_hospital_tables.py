@@ -1,7 +1,4 @@
-"""Forms of tables of hospitals and archives, each read with the values that it means, or refused.
-
-`benchmarks/hospital_tables.py` has the forms; `benchmarks/own_hospitals.py` counts them.
-"""
+"""Forms of tables of hospitals and archives, each read with the values that it means, or refused."""
 
 from __future__ import annotations
 
@@ -9,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hospital_tables import CASES, Meant, Refused, every, misread, other_case
 
+from hospital_tables import CASES, Meant, Refused, every, misread, other_case
 from suture.core.errors import DataError
 from suture_prepare.discovery import discover
 

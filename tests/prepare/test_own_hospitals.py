@@ -1,7 +1,4 @@
-"""Hospitals as they come go from the folder to a model without an edit; `check` names every planted fault.
-
-`python benchmarks/own_hospitals.py` is the whole of it; its hospitals and faults are used here.
-"""
+"""Hospitals as they come go from the folder to a model without an edit; `check` names every planted fault."""
 
 from __future__ import annotations
 
@@ -10,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hostile_hospitals import CLASSES, write_hospitals
-from planted_faults import FAULTS, Fault, found, sound_study
 from typer.testing import CliRunner
 
+from hostile_hospitals import CLASSES, write_hospitals
+from planted_faults import FAULTS, Fault, found, sound_study
 from suture.cli.app import app
 from suture.cli.common import console
 from suture_results.actions import evaluate

@@ -8,10 +8,10 @@ import shlex
 from pathlib import Path
 
 import pytest
-from hospital_tables import CASES
 from PIL import Image
 from typer.testing import CliRunner
 
+from hospital_tables import CASES
 from hospitals import german, image, listed, plain, table
 from suture.cli.app import app
 from suture.core.errors import ConfigError, DataError, SutureError

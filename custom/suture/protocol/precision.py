@@ -14,7 +14,7 @@ rows of up to 4 numbers, of which float16 has fewer bytes.
 Sites send changes, which are smaller than weights and so lose less; the server adds them to its own weights,
 so that the rounding of what it sends does not add up over the rounds. Gradients travel as they are. Clipping
 and noise come before the rounding, so ε does not change. No error is fed back into the next round: a site
-would have to keep a residual as large as the model, and `benchmarks/transport.py` finds no loss without it.
+would have to keep a residual as large as the model, and `benchmarks/studies.py transport` finds no loss.
 
 A tensor with a number beyond the range of float16 travels in float32, by its values, in either direction.
 Only float32 tensors of ``shared`` and ``head`` are converted: integers, channels and weights of means are

@@ -8,7 +8,7 @@ from net import Net
 from torch.nn.functional import binary_cross_entropy_with_logits as cost
 
 from data import load as load_data
-from suture.flare.client import gradients, load, receive, send
+from suture.sdk import gradients, load, receive, send
 
 flare.init()
 x, y = load_data(flare.get_site_name(), labels := sys.argv[1:])  # the job names to each site its own classes

@@ -33,7 +33,7 @@ def test_each_site_is_told_its_own_classes_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--client", "nope"], "--client nope: .* has no client.py; name a folder such as with_monai"),
+        (["--client", "nope"], "--client nope: .* has no net.py or client.py; try with_monai"),
         (["prod"], "prod needs --kit: the folder of an administrator's kit"),
         (["prod", "--kit", "nope"], "prod needs --kit"),
         (["--rounds", "1"], "--rounds: give 2 or more"),

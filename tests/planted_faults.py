@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from hostile_hospitals import clean, dicom, semicolons
 from PIL import Image
 from pydicom import dcmread
 
+from hostile_hospitals import clean, dicom, semicolons
 from suture_prepare.new_study import look, write_study
 
 SITES = {"alpha": (clean, 100), "beta": (semicolons, 220), "gamma": (dicom, 90)}
