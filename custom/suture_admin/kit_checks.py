@@ -29,7 +29,7 @@ from suture.flare.kit import (
     components_of,
     out_of_date,
     policy_file,
-    read_json,
+    read_kit_json,
 )
 from suture.methods import outside
 from suture.methods.source import class_path, list_entry
@@ -346,7 +346,7 @@ def _logs(kit: Kit) -> Iterator[Finding]:
     if kit.role != "site":
         return
     path = policy_file(kit, "resources")
-    if read_json(path).get("allow_log_streaming", True):
+    if read_kit_json(path).get("allow_log_streaming", True):
         text = f"{path} sends the site's error log to the server; it may name files"
         yield warning("logs", text, f"{_policy(kit)}: sets allow_log_streaming to false")
     else:

@@ -14,7 +14,7 @@ from typing import Any
 from suture.core.errors import ConfigError
 from suture.core.files import write_json
 from suture.flare.compat.deployed import PROCESSES, launchers, mounted_at
-from suture.flare.kit import Kit, Role, change_policy, components_of, policy_file, read_json
+from suture.flare.kit import Kit, Role, change_policy, components_of, policy_file, read_kit_json
 from suture.flare.scopes import FILTER, filtered_scopes
 
 CLASSES: dict[Role, tuple[str, ...]] = {
@@ -127,7 +127,7 @@ def permits(kit: Kit, name: str) -> bool:
 
 def _allow_list(kit: Kit) -> list[str]:
     path = policy_file(kit, "resources")
-    entries = read_json(path).get("class_allow_list", [])
+    entries = read_kit_json(path).get("class_allow_list", [])
     if not isinstance(entries, list):
         raise ConfigError(f"{path}: class_allow_list is not a list")
     return entries
@@ -150,7 +150,7 @@ def code_rights(kit: Kit) -> dict[str, str]:
     """
     path = policy_file(kit, "authorization")
     try:
-        roles: dict[str, Any] = dict(read_json(path)["permissions"])
+        roles: dict[str, Any] = dict(read_kit_json(path)["permissions"])
         return {
             role: rights if isinstance(rights, str) else str(rights.get("byoc", "none"))
             for role, rights in roles.items()
@@ -162,7 +162,7 @@ def code_rights(kit: Kit) -> dict[str, str]:
 def refuse_code(kit: Kit) -> Path:
     """Take the right to bring code from every role; return the file. FLARE reads it at the next start."""
     code_rights(kit)
-    permissions = read_json(policy_file(kit, "authorization"))["permissions"]
+    permissions = read_kit_json(policy_file(kit, "authorization"))["permissions"]
     for role, rights in permissions.items():
         own = dict.fromkeys(_RIGHTS, rights) if isinstance(rights, str) else dict(rights)
         permissions[role] = {**own, "byoc": "none"}
@@ -196,7 +196,7 @@ def survive(kit: Kit) -> Path:
     added = [] if kit.role == "site" and launchers(others) else [component]
     changes: dict[str, Any] = {"components": [*others, *added]}
     if kit.role == "site":
-        changes["client"] = {"communication_timeout": OVERDUE, **read_json(path).get("client", {})}
+        changes["client"] = {"communication_timeout": OVERDUE, **read_kit_json(path).get("client", {})}
     changed = change_policy(kit, "resources", **changes)
     return _private_storage(kit) if kit.role == "server" else changed
 
@@ -209,7 +209,7 @@ def survives(kit: Kit) -> bool:
     placed = any(c.get("path") == component["path"] for c in components_of(path))
     if kit.role == "server":
         return placed
-    repeats = "communication_timeout" in read_json(path).get("client", {})
+    repeats = "communication_timeout" in read_kit_json(path).get("client", {})
     return repeats and (placed or bool(launcher_of(kit)))
 
 
@@ -233,7 +233,7 @@ def plain_json(kit: Kit) -> Path:
         ConfigError: the party has another validator.
     """
     path = policy_file(kit, "resources")
-    if read_json(path).get("app_validator", VALIDATOR) != VALIDATOR:
+    if read_kit_json(path).get("app_validator", VALIDATOR) != VALIDATOR:
         raise ConfigError(
             f"{path} has an app_validator of its own; call {VALIDATOR['path']} there, or remove it"
         )
@@ -250,7 +250,7 @@ def storages(kit: Kit) -> dict[str, Path]:
     """
     if kit.role != "server":
         return {}
-    resources = read_json(policy_file(kit, "resources"))
+    resources = read_kit_json(policy_file(kit, "resources"))
     found = {name: settings.get(key) for name, (settings, key) in _storage_settings(resources).items()}
     inside = mounted_at(resources.get("components", []))
     roots = {name: PurePosixPath(str(root)) for name, root in found.items() if root}
@@ -291,7 +291,7 @@ def _private_storage(kit: Kit) -> Path:
     Returns:
         the file.
     """
-    resources = read_json(policy_file(kit, "resources"))
+    resources = read_kit_json(policy_file(kit, "resources"))
     there = mounted_at(resources.get("components", [])) or kit.folder
     for name, root in storages(kit).items():
         if exposed(root):
@@ -333,7 +333,7 @@ def make_strict(kit: Kit) -> list[Path]:
     listed["class_allow_list"] = [*own_packages, *CLASSES[kit.role]]
     own_logs = {"allow_log_streaming": False} if kit.role == "site" else {}
     resources = change_policy(kit, "resources", **listed, **own_logs)
-    permissions = read_json(refuse_code(kit))["permissions"]
+    permissions = read_kit_json(refuse_code(kit))["permissions"]
     for own in permissions.values():
         own |= {right: "o:site" for right in _SITE_ONLY if own.get(right) == "any"}
     rights = change_policy(kit, "authorization", permissions=permissions)
@@ -350,7 +350,7 @@ def _with_scope(privacy: Path) -> dict[str, Any]:
     """
     if not privacy.exists():
         return PRIVACY
-    own, scopes = read_json(privacy), filtered_scopes(privacy)
+    own, scopes = read_kit_json(privacy), filtered_scopes(privacy)
     name, entries = PRIVACY["default_scope"], own["scopes"]
     if filtered := [scope for scope, has in scopes.items() if has and scope]:
         name = filtered[0]
@@ -367,7 +367,7 @@ def bypasses(kit: Kit) -> Iterator[str]:
     """
     if any(right != "none" for right in code_rights(kit).values()):
         yield "jobs may bring code"
-    resources = read_json(policy_file(kit, "resources"))
+    resources = read_kit_json(policy_file(kit, "resources"))
     if resources.get("class_list_enforcement_mode", "enforce") != "enforce":
         yield "the list of classes is not enforced"
     listed = resources.get("class_allow_list")

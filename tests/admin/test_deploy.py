@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 
 from suture.cli import app
 from suture.flare.compat.deployed import launchers, mounted_at
-from suture.flare.kit import Kit, components_of, policy_file, read_json, read_kit
+from suture.flare.kit import Kit, components_of, policy_file, read_kit, read_kit_json
 from suture_admin.doctor import examine
 from suture_admin.kit_checks import check_policy
 from suture_admin.policy import CLASSES, VALIDATOR, bypasses, storages, survives
@@ -113,7 +113,7 @@ def test_a_site_has_one_launcher_and_the_strict_policy_in_either_order(
     kit = read_kit(done)
     assert flares_launcher(kit) == NAMES[runtime]
     assert launchers(components_of(policy_file(kit, "resources"))) != []
-    resources = read_json(policy_file(kit, "resources"))
+    resources = read_kit_json(policy_file(kit, "resources"))
     assert resources["class_allow_list"] == list(CLASSES["site"])
     assert resources["app_validator"] == VALIDATOR
     assert resources["allow_log_streaming"] is False
@@ -123,7 +123,7 @@ def test_a_site_has_one_launcher_and_the_strict_policy_in_either_order(
     assert not [f for f in found.values() if f.status != "ok"]
     assert NAMES[runtime] in found["launcher"].text
     assert "suture resume" in found["killed processes"].text
-    assert read_json(policy_file(read_kit(policy(done)), "resources")) == resources
+    assert read_kit_json(policy_file(read_kit(policy(done)), "resources")) == resources
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -133,7 +133,7 @@ def test_a_server_keeps_its_policy_and_stores_in_its_own_kit(
 ) -> None:
     folder = make_kit("server", "server")
     path = folder / "local" / "resources.json.default"
-    content = read_json(path)
+    content = read_kit_json(path)
     manager = {"id": "job_manager", "path": "nvflare.SimpleJobDefManager", "args": {"uri_root": "/tmp/jobs"}}
     path.write_text(json.dumps({**content, "components": [*content["components"], manager]}))
     done = deploy(policy(folder), runtime) if first == "policy" else policy(deploy(folder, runtime))
@@ -166,7 +166,7 @@ def test_no_job_chooses_what_a_strict_party_runs(
     """Its container gets the private key and the data. FLARE asks for the right to bring code for each."""
     folder = make_kit(role, "server" if role == "server" else "harbor")
     kit = read_kit(deploy(policy(folder), runtime) if first == "policy" else policy(deploy(folder, runtime)))
-    rights = {"format_version": "1.0", **read_json(policy_file(kit, "authorization"))}
+    rights = {"format_version": "1.0", **read_kit_json(policy_file(kit, "authorization"))}
     monkeypatch.setattr(AuthorizationService, "the_authorizer", FLAuthorizer("trial_org", rights))
     monkeypatch.setattr(AppAuthzService, "app_validator", None)
     monkeypatch.setattr(PrivacyService, "is_scope_allowed", lambda _: True)
@@ -211,7 +211,7 @@ def test_the_image_of_a_party_is_examined(
 
 def test_loose_policies_merge_too(make_kit: MakeKit) -> None:
     kit = read_kit(deploy(policy(make_kit(), "--loose"), "docker"))
-    assert set(CLASSES["site"]) < set(read_json(policy_file(kit, "resources"))["class_allow_list"])
+    assert set(CLASSES["site"]) < set(read_kit_json(policy_file(kit, "resources"))["class_allow_list"])
     assert flares_launcher(kit) == NAMES["docker"]
     assert [f.status for f in check_policy(kit) if f.about == "image"] == ["warning"]
 
@@ -220,7 +220,7 @@ def test_what_an_earlier_version_has_left_is_found_and_repaired(make_kit: MakeKi
     """It added its launcher beside that of Docker: FLARE then starts no job."""
     folder = deploy(make_kit(), "docker")
     path = folder / "local" / "resources.json"
-    content = read_json(folder / "local" / "resources.json.default")
+    content = read_kit_json(folder / "local" / "resources.json.default")
     own = {"id": "process_launcher", "path": "suture.flare.compat.launcher.TolerantLauncher", "args": {}}
     path.write_text(json.dumps({**content, "components": [*content["components"], own]}))
     with pytest.raises(RuntimeError, match="Exactly one job launcher"):
@@ -236,7 +236,7 @@ def test_what_an_earlier_version_has_left_is_found_and_repaired(make_kit: MakeKi
 def test_a_party_without_a_launcher_is_an_error(make_kit: MakeKit) -> None:
     folder = make_kit("server", "server")
     path = folder / "local" / "resources.json.default"
-    path.write_text(json.dumps({**read_json(path), "components": []}))
+    path.write_text(json.dumps({**read_kit_json(path), "components": []}))
     (found,) = (f for f in check_policy(read_kit(folder)) if f.about == "launcher")
     assert (found.status, "no job starts" in found.text) == ("error", True)
 

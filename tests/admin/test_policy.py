@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from suture.cli import app
 from suture.core.errors import ConfigError
-from suture.flare.kit import read_json, read_kit
+from suture.flare.kit import read_kit, read_kit_json
 from suture_admin.policy import (
     CLASSES,
     COMPONENTS,
@@ -178,7 +178,7 @@ def test_the_command_is_strict_without_options(role: str, make_kit: MakeKit) -> 
     assert not list(bypasses(kit))
     assert survives(kit)
     if role == "site":
-        assert read_json(kit.folder / "local" / "resources.json")["allow_log_streaming"] is False
+        assert read_kit_json(kit.folder / "local" / "resources.json")["allow_log_streaming"] is False
 
 
 @pytest.mark.parametrize("role", ["server", "site"])

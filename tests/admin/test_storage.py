@@ -13,7 +13,7 @@ from startup_kits import MakeKit
 from typer.testing import CliRunner
 
 from suture.cli import app
-from suture.flare.kit import Kit, policy_file, read_json, read_kit
+from suture.flare.kit import Kit, policy_file, read_kit, read_kit_json
 from suture_admin.kit_checks import check_policy
 from suture_admin.policy import readable_by_others, storages, survive
 
@@ -31,7 +31,7 @@ def server(make_kit: MakeKit, public: Path) -> Kit:
     """A server's kit with the storage that FLARE's provisioning writes."""
     kit = read_kit(make_kit("server", "server"))
     path = policy_file(kit, "resources")
-    content = read_json(path)
+    content = read_kit_json(path)
     jobs = {"id": "job_manager", "path": "nvflare.Jobs", "args": {"uri_root": str(public / "jobs-storage")}}
     storage = {"path": "nvflare.Storage", "args": {"root_dir": str(public / "snapshots"), "uri_root": "/"}}
     content["components"].append(jobs)
@@ -56,7 +56,9 @@ def test_a_storage_that_everybody_can_read_is_found_and_moved(
     assert storages(server) == {"jobs": own / "jobs", "snapshots": own / "snapshots"}
     assert stat.S_IMODE(own.stat().st_mode) == 0o700
     assert not warned(server)
-    arguments = read_json(policy_file(server, "resources"))["snapshot_persistor"]["args"]["storage"]["args"]
+    arguments = read_kit_json(policy_file(server, "resources"))["snapshot_persistor"]["args"]["storage"][
+        "args"
+    ]
     assert arguments == {"root_dir": str(own / "snapshots"), "uri_root": "/"}
 
 

@@ -14,7 +14,7 @@ from nvflare.apis.fl_context import FLContext
 
 from suture.core.errors import ConfigError, RejectedUpdate
 from suture.flare.filters import EgressFilter
-from suture.flare.kit import policy_file, read_json, read_kit
+from suture.flare.kit import policy_file, read_kit, read_kit_json
 from suture.flare.scopes import check_scope
 from suture_admin.policy import (
     CLASSES,
@@ -39,11 +39,11 @@ def test_a_strict_site_leaves_no_way_round(make_kit: MakeKit) -> None:
     written = make_strict(kit)
     assert {path.name for path in written} == {"resources.json", "authorization.json", "privacy.json"}
     assert not list(bypasses(kit))
-    resources = read_json(kit.folder / "local" / "resources.json")
+    resources = read_kit_json(kit.folder / "local" / "resources.json")
     assert resources["class_allow_list"] == list(CLASSES["site"])
     assert resources["allow_log_streaming"] is False
     assert resources["components"], "FLARE's own settings stay"
-    rights = read_json(kit.folder / "local" / "authorization.json")["permissions"]
+    rights = read_kit_json(kit.folder / "local" / "authorization.json")["permissions"]
     assert rights["project_admin"]["operate"] == rights["project_admin"]["shell_commands"] == "o:site"
     assert set(code_rights(kit).values()) == {"none"}
     before = [path.read_bytes() for path in written]
@@ -51,11 +51,11 @@ def test_a_strict_site_leaves_no_way_round(make_kit: MakeKit) -> None:
 
 
 def test_the_published_files_say_the_same(make_kit: MakeKit) -> None:
-    assert read_json(PUBLISHED / "privacy.json") == PRIVACY
-    resources = read_json(PUBLISHED / "resources.json")
+    assert read_kit_json(PUBLISHED / "privacy.json") == PRIVACY
+    resources = read_kit_json(PUBLISHED / "resources.json")
     kit = read_kit(make_kit("site"))
     make_strict(kit)
-    own = read_json(kit.folder / "local" / "resources.json")
+    own = read_kit_json(kit.folder / "local" / "resources.json")
     assert resources == {key: own[key] for key in resources}
 
 
@@ -71,7 +71,7 @@ def test_what_a_list_leaves_open(change: dict[str, Any], way: str, make_kit: Mak
     kit = read_kit(make_kit("site"))
     make_strict(kit)
     path = policy_file(kit, "resources")
-    path.write_text(json.dumps({**read_json(path), **change}))
+    path.write_text(json.dumps({**read_kit_json(path), **change}))
     (found,) = bypasses(kit)
     assert way in found
 
@@ -80,7 +80,7 @@ def test_a_list_that_is_absent_is_flares_own(make_kit: MakeKit) -> None:
     kit = read_kit(make_kit("site"))
     make_strict(kit)
     path = policy_file(kit, "resources")
-    path.write_text(json.dumps({k: v for k, v in read_json(path).items() if k != "class_allow_list"}))
+    path.write_text(json.dumps({k: v for k, v in read_kit_json(path).items() if k != "class_allow_list"}))
     (found,) = bypasses(kit)
     assert "by default" in found
 
@@ -138,12 +138,12 @@ def test_scopes_of_the_site_itself_stay_beside_the_filtered_one(
     path = kit.folder / "local" / "privacy.json"
     path.write_text(json.dumps(before))
     make_strict(kit)
-    privacy = read_json(path)
+    privacy = read_kit_json(path)
     assert privacy["default_scope"] == default
     assert [scope["name"] for scope in privacy["scopes"]] == names
     assert not list(bypasses(kit))
     make_strict(kit)
-    assert read_json(path) == privacy
+    assert read_kit_json(path) == privacy
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_strict_server_runs_no_code_but_sutures(make_kit: MakeKit) -> None:
     written = make_strict(kit)
     assert {path.name for path in written} == {"resources.json", "authorization.json"}
     assert not list(bypasses(kit))
-    assert read_json(written[0])["class_allow_list"] == list(CLASSES["server"])
+    assert read_kit_json(written[0])["class_allow_list"] == list(CLASSES["server"])
     assert set(code_rights(kit).values()) == {"none"}
     before = [path.read_bytes() for path in written]
     assert [path.read_bytes() for path in make_strict(kit)] == before
@@ -194,22 +194,22 @@ def test_an_administrator_has_no_policy(make_kit: MakeKit) -> None:
 def test_a_strict_party_asks_flare_for_plain_json(role: str, make_kit: MakeKit) -> None:
     kit = read_kit(make_kit(role, "server"))
     (path, *_) = make_strict(kit)
-    assert read_json(path)["app_validator"]["path"] == "suture.flare.compat.plain_json.PlainJson"
-    write = {**read_json(path), "app_validator": {"path": "own.Validator"}}
+    assert read_kit_json(path)["app_validator"]["path"] == "suture.flare.compat.plain_json.PlainJson"
+    write = {**read_kit_json(path), "app_validator": {"path": "own.Validator"}}
     path.write_text(json.dumps(write))
     assert ["fetch addresses" in way for way in bypasses(kit)] == [True]
     with pytest.raises(ConfigError, match="app_validator of its own"):
         make_strict(kit)
-    assert read_json(path) == write
+    assert read_kit_json(path) == write
 
 
 def test_what_an_administrator_has_allowed_stays_so(make_kit: MakeKit) -> None:
     kit = read_kit(make_kit("site"))
     path = policy_file(kit, "resources")
     listed = ["*", "suture.", "nvflare.", "nvflare.app_common.Something", "near.", "near.method.Near"]
-    path.write_text(json.dumps({**read_json(path), "class_allow_list": listed}))
+    path.write_text(json.dumps({**read_kit_json(path), "class_allow_list": listed}))
     make_strict(kit)
-    strict = read_json(policy_file(kit, "resources"))["class_allow_list"]
+    strict = read_kit_json(policy_file(kit, "resources"))["class_allow_list"]
     assert strict == ["near.", "near.method.Near", *CLASSES["site"]]
 
 

@@ -22,7 +22,7 @@ from suture.core.files import read_records
 from suture.data.config import load_server_config
 from suture.federation.ownership import OWNER
 from suture.federation.store import EXPERIMENTS
-from suture.flare.kit import Kit, read_json
+from suture.flare.kit import Kit, read_kit_json
 from suture.flare.recipe import export_job
 from suture.simulation.job import load_job, with_settings
 from suture.simulation.run import run_job
@@ -69,7 +69,7 @@ def experiment(party: Kit, name: str) -> Path:
 
 
 def owner(party: Kit, name: str) -> tuple[str, str, str]:
-    written = read_json(experiment(party, name) / OWNER)
+    written = read_kit_json(experiment(party, name) / OWNER)
     return written["name"], written["org"], written["study"]
 
 
@@ -104,7 +104,7 @@ def test_a_run_gives_the_loops_figures_and_is_its_submitters_alone(
     without = run_job(exact, "local", tmp_path / "exact" / "same")
     assert (out / "metrics.json").read_bytes() != (without / "metrics.json").read_bytes()
 
-    name = read_json(out / "run.json")["experiment"]
+    name = read_kit_json(out / "run.json")["experiment"]
     for party in (server, *federation.sites.values()):
         assert owner(party, name) == (MINE, "coordinator", "heart")
     assert storages(server)["jobs"].is_dir()
@@ -123,7 +123,7 @@ def test_a_run_gives_the_loops_figures_and_is_its_submitters_alone(
     for kit in jobs:
         with connected(kit) as session:
             seen[kit] = {job["job_id"] for job in session.metas()}
-    assert {read_json(out / "run.json")["flare_job"], jobs[theirs]} <= seen[theirs]
+    assert {read_kit_json(out / "run.json")["flare_job"], jobs[theirs]} <= seen[theirs]
     assert jobs[elsewhere] in seen[elsewhere]
     assert not seen[theirs] & seen[elsewhere]
 
@@ -142,9 +142,9 @@ def test_a_package_takes_part_at_a_site_that_lists_it(
         with connected(lungs) as session:
             number = session.submit(folder)
         assert ended(lungs, number, tmp_path / "run") == ""
-    name = read_json(tmp_path / "run" / "run.json")["experiment"]
+    name = read_kit_json(tmp_path / "run" / "run.json")["experiment"]
     assert name == f"demo-{number}"
-    assert read_json(tmp_path / "run" / "metrics.json")["auroc"]
+    assert read_kit_json(tmp_path / "run" / "metrics.json")["auroc"]
     assert "configuration" in (tmp_path / "run" / "events.jsonl").read_text()
     assert [line["status"] for line in read_records(tmp_path / "run" / "history.jsonl")] == ["committed"]
     errors = (beta.folder / "suture" / "errors.jsonl").read_text()

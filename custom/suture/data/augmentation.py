@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
 from suture.core.devices import moved
@@ -19,7 +19,7 @@ from suture.core.validation import STRICT
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class Augmentation:
     """Random changes of training images; all off by default.
 

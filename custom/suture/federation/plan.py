@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StrictBool
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as validated
 
 from suture.core.errors import CodeMismatch, ConfigError, LabelError, shown
 from suture.core.files import named_file
@@ -248,7 +248,7 @@ class Plan:
             raise CodeMismatch(_other_code(party, own, self.code))
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class _Values:
     """`Plan.to_dict`, before the method is known whose hyperparameters it has."""
 
@@ -274,7 +274,7 @@ def _other_code(party: str, own: str, code: str) -> str:
     )
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@validated(frozen=True, kw_only=True, config=STRICT)
 class Schedule:
     """What only the server needs to know.
 

@@ -25,7 +25,7 @@ from suture.simulation.progress import Progress
 _OTHER = re.compile(r"[^\w\- .]|^\.|^ ")
 """What a part of a name may not have; MLflow refuses it."""
 
-log = logging.getLogger(f"custom.{__name__}")
+event_log = logging.getLogger(f"custom.{__name__}")
 """FLARE writes the INFO lines of loggers with this first name into log_fl.txt."""
 
 
@@ -46,7 +46,7 @@ class RunEvents:
         """Follow an event of the record; a failure is logged, and does not fail the round."""
         try:
             if line := self._progress.take(dict(event)):
-                log.info("%s", line)
+                event_log.info("%s", line)
             kind = event["event"]
             if kind == "round":
                 self._fire(AppEventType.ROUND_STARTED, event["round"])
@@ -60,7 +60,7 @@ class RunEvents:
                 if metrics and run.status != "running":
                     self._send(metrics.selected_round or run.rounds, of_test(metrics))
         except Exception as error:  # noqa: BLE001 - a widget of the job may raise anything
-            log.warning("FLARE's events of the run failed (%s: %s)", type(error).__name__, error)
+            event_log.warning("FLARE's events of the run failed (%s: %s)", type(error).__name__, error)
 
     def _send_rounds(self) -> None:
         """Send the committed rounds that are new; all of them where the run went back to an earlier one."""

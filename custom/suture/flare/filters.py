@@ -20,7 +20,7 @@ from suture.protocol.check import AllowedReply, check_reply
 from suture.protocol.messages import Abstain, Reply, TaskData
 from suture.protocol.packing import pack, unpack
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(f"custom.{__name__}")
 
 RETURN_CODES = frozenset(value for name, value in vars(ReturnCode).items() if name.isupper())
 """FLARE's return codes: a return code is text, so any other text could leave in its place."""

@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 
 from suture.core.errors import ConfigError
 from suture.core.plain import read_regular
-from suture.flare.kit import CERTIFICATES, certificate, out_of_date, read_json, read_kit
+from suture.flare.kit import CERTIFICATES, certificate, out_of_date, read_kit, read_kit_json
 from suture.protocol.masking import Identity, MaskingRefused
 
 _RELAY = "relay__resources.json"
@@ -41,7 +41,7 @@ class KitIdentity(Identity):
         kit = read_kit(folder)
         startup, own = kit.folder / "startup", CERTIFICATES[kit.role]
         self._root = certificate(startup / "rootCA.pem")
-        relay = read_json(startup / _RELAY)["relay_config"] if (startup / _RELAY).is_file() else {}
+        relay = read_kit_json(startup / _RELAY)["relay_config"] if (startup / _RELAY).is_file() else {}
         self._no_sites = {kit.identity, *str(relay.get("fqcn", "")).split(".")}
         if not kit.identity:
             raise ConfigError(f"{startup} names no server; provision the kit again")

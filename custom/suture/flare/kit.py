@@ -72,7 +72,7 @@ def read_kit(folder: Path) -> Kit:
             "folder that provisioning made for one party"
         )
     role = found[0]
-    settings = read_json(startup / _FILES[role])
+    settings = read_kit_json(startup / _FILES[role])
     try:
         if role == "admin":
             admin = settings["admin"]
@@ -90,7 +90,7 @@ def read_kit(folder: Path) -> Kit:
         raise ConfigError(f"{startup / _FILES[role]} is broken ({error}); provision the kit again") from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_kit_json(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file of a kit, which is an object.
 
     Raises:
@@ -127,7 +127,7 @@ def change_policy(kit: Kit, name: str, **changes: object) -> Path:
         ConfigError: the party has no such file yet, or a broken one.
     """
     target = kit.folder / "local" / f"{name}.json"
-    content = {**read_json(policy_file(kit, name)), **changes}
+    content = {**read_kit_json(policy_file(kit, name)), **changes}
     write_json(target, content)
     default = target.with_name(f"{name}.json.default")
     if name == "resources" and default.exists():
@@ -141,7 +141,7 @@ def components_of(resources: Path) -> list[dict[str, Any]]:
     Raises:
         ConfigError: the file is absent or broken, or lists none.
     """
-    components = read_json(resources).get("components")
+    components = read_kit_json(resources).get("components")
     if not isinstance(components, list) or not all(isinstance(c, dict) for c in components):
         raise ConfigError(f"{resources} lists no components; restore it from the startup kit's archive")
     return components

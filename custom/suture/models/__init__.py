@@ -9,7 +9,7 @@ from typing import Annotated
 
 import torch
 from pydantic import AfterValidator, Field, StrictBool
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
 from suture.core.entry_points import MODEL_GROUP, Registry, package_of, registered
@@ -127,7 +127,7 @@ _Modality = Annotated[str, AfterValidator(_code_string)]
 """A Modality (0008,0060), a code string of DICOM (PS3.5, 6.2)."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class ModelSpec:
     """Which model, and its input.
 

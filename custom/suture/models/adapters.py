@@ -22,7 +22,7 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as validated
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -38,7 +38,7 @@ _Inputs = tuple[Tensor, ...]
 """The inputs of an encoder, in their order."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class Adapters:
     """Which part of an encoder is trained with ``model.train = "adapters"``.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as validated
 
 from suture.core.codes import GENERAL, Stated, codes_of
 from suture.core.errors import LabelError
@@ -14,13 +14,13 @@ from suture.core.files import read_json
 from suture.core.validation import OPEN, parse
 
 
-@dataclass(frozen=True, config=OPEN)
+@validated(frozen=True, config=OPEN)
 class _Code:
     system: str
     code: str
 
 
-@dataclass(frozen=True, config=OPEN)
+@validated(frozen=True, config=OPEN)
 class _Facts:
     """Of model.json: the classes, their codes, and what its sites call them where that is another name."""
 

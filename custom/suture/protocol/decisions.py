@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, FiniteFloat
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as validated
 
 from suture.core.validation import MOST_ATTRIBUTES, OPEN, STRICT
 
@@ -28,7 +28,7 @@ CELLS = len(GRID) + 1
 """Cells of a histogram: below the first edge, between two edges, and from the last edge on."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class Calibration:
     """An increasing line from the log-odds of a model's probabilities to those of calibrated ones.
 
@@ -40,7 +40,7 @@ class Calibration:
     intercept: FiniteFloat = 0.0
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class Operating:
     """By what a class is decided, at one site or over all.
 
@@ -55,7 +55,7 @@ class Operating:
     prevalence: Probability
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class Decision:
     """By what a site decides a class.
 
@@ -73,7 +73,7 @@ class Decision:
         return self.own or self.pooled
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class Decided:
     """How well test images of a class are decided at a threshold; None where withheld or undefined.
 
@@ -86,7 +86,7 @@ class Decided:
     specificity: Probability | None
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class DecidedGroup:
     """How well the test images with one value of the site's attribute are decided.
 
@@ -105,7 +105,7 @@ class DecidedGroup:
     specificity: Probability | None
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class DecidedClass:
     """How well a site's test images of a class are decided and calibrated.
 
@@ -129,7 +129,7 @@ class DecidedClass:
     )
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class Diagrams:
     """What the counts of scores of validation images, of a site or of all, show of a class.
 
@@ -153,7 +153,7 @@ class Diagrams:
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class DecisionSettings:
     """How a job turns scores into decisions.
 
@@ -171,7 +171,7 @@ class DecisionSettings:
     calibration: Kind = "platt"
 
 
-@dataclass(frozen=True, config=OPEN)
+@validated(frozen=True, config=OPEN)
 class Decisions:
     """By what a model decides: ``decisions`` of its model.json.
 

@@ -79,7 +79,7 @@ def apart(numbers: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def fixed_of(tensors: Mapping[str, Tensor]) -> str:
     """Return the digest of what all sites are sent once; empty where that is nothing."""
-    return _digest(tensors).hex() if tensors else ""
+    return _tensor_digest(tensors).hex() if tensors else ""
 
 
 def received_of(
@@ -100,22 +100,22 @@ def received_of(
     """
     known, key = {} if known is None else known, id(next(iter(task.shared.values()), None))
     if key not in known:
-        known[key] = _digest(task.shared)
+        known[key] = _tensor_digest(task.shared)
     at = {label: i for i, label in enumerate(task.labels)}
     forms = egress.forms("down", "facts")
     by_row = {n: t for n, t in task.channels.items() if n in forms and forms[n][0][:1] == (CLASSES,)}
     whole = {n: t for n, t in task.channels.items() if n not in by_row}
     rows = {
-        number: _digest({n: t[at[label]] for n, t in {**task.head, **by_row}.items()})
+        number: _tensor_digest({n: t[at[label]] for n, t in {**task.head, **by_row}.items()})
         for label, number in numbers.items()
         if label in at
     }
-    parts = known[key] + _digest(whole) + f"{task.phase} {task.committed} {fixed}".encode()
-    parts += _digest({**task.head, **by_row}) if every else b""
+    parts = known[key] + _tensor_digest(whole) + f"{task.phase} {task.committed} {fixed}".encode()
+    parts += _tensor_digest({**task.head, **by_row}) if every else b""
     return Received(hashlib.sha256(parts).digest(), rows)
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> bytes:
+def _tensor_digest(tensors: Mapping[str, Tensor]) -> bytes:
     return bytes.fromhex(digest(Packed(tensors, {})))
 
 

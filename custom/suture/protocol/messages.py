@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from pydantic import AfterValidator, Field, FiniteFloat, StringConstraints
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
 from suture.core.codes import SYSTEMS, check_code
@@ -164,7 +164,7 @@ class ClassScore:
 KEYS = ("accuracy", "balanced_accuracy", "precision", "recall", "f1")
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class Figures:
     """Figures of a model on a set of images.
 
@@ -179,7 +179,7 @@ class Figures:
     overall: dict[Word, FiniteFloat | None] = Field(default_factory=dict, max_length=MOST)
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class Metrics:
     """The metrics of a model on one split of a site's data.
 
@@ -214,7 +214,7 @@ class Metrics:
     loss_step: Step = None
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class SiteInfo:
     """A site's answer to the handshake.
 
@@ -255,7 +255,7 @@ class SiteInfo:
     one_sided: Annotated[Labels, Field(exclude_if=lambda names: not names)] = ()
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class Spent:
     """What a site has released in all its experiments, by its own ledger: the server cannot know it.
 
@@ -278,7 +278,7 @@ class Spent:
     missing: Count = 0
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class MaskKeys:
     """The keys of a site for one attempt, signed by its startup kit's key; the other sites receive them.
 
@@ -308,7 +308,7 @@ class MaskKeys:
 Roster = Annotated[dict[SiteName, MaskKeys], Field(max_length=MOST_SITES)]
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class MaskTask:
     """What the server sends to a site for one step of an attempt of secure aggregation.
 
@@ -330,7 +330,7 @@ class MaskTask:
     signatures: BySite = Field(default_factory=dict)
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class TaskData:
     """What the server sends to one site.
 
@@ -392,7 +392,7 @@ RECORDED = ("weight", *(field.name for field in dataclasses.fields(SiteNumbers))
 """The numbers of an update that the server writes into the site's part of the round's record."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class Update(SiteNumbers):
     """Everything that leaves a site after local training.
 
@@ -429,7 +429,7 @@ class Update(SiteNumbers):
     ledger: Digest | None = None
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class Masking:
     """A site's answer to `mask`, one step of secure aggregation: nothing that depends on data.
 
@@ -453,7 +453,7 @@ class Masking:
     secrets: BySite = Field(default_factory=dict)
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class Scores:
     """A site's answer to `calibrate`.
 
@@ -475,7 +475,7 @@ class Scores:
     ledger: Digest | None = None
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class Evaluation:
     """A site's answer to `evaluate`.
 
@@ -493,7 +493,7 @@ class Evaluation:
     ledger: Digest | None = None
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class Abstain:
     """A site could not perform a task. The answer names no path, no patient and no text of an error.
 

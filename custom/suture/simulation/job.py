@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as validated
 
 from suture.core.atlas import study_atlas
 from suture.core.errors import ConfigError, SutureError, shown, unknown
@@ -67,7 +67,7 @@ TUNED = "tuned.json"
 """File of a run folder with the figures of fine-tuning."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class FineTuning:
     """How a trained model is trained further on a learning task that no site has (PMFL, arXiv:2112.05321).
 
@@ -91,7 +91,7 @@ class FineTuning:
     start: Literal["model", "fresh"] = "model"
 
 
-@dataclass(frozen=True, kw_only=True, config=STRICT)
+@validated(frozen=True, kw_only=True, config=STRICT)
 class Job(Schedule):
     """One federated training job: what its server needs to know, and what all parties do.
 

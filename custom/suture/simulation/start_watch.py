@@ -152,7 +152,7 @@ LONGEST = 600.0
 _EACH = 30.0
 """.. how many more for each site: its imports take 5 s of a core."""
 
-_LOOK = 1.0
+_WATCH_LOOK = 1.0
 _ENDED = ("finished", "failed", "interrupted")
 
 
@@ -244,7 +244,7 @@ def watch_start(process: subprocess.Popen[bytes], out: Path, sites: Collection[s
         seen = Seen(still.note(look(process.pid)), _those(events, "fetched"), _those(events, "answer"))
         if lost := calls.lost(seen, time.monotonic()):
             return lost
-        time.sleep(_LOOK)
+        time.sleep(_WATCH_LOOK)
     return None
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import StrictBool
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as validated
 
 from suture.core.errors import ConfigError, unknown
 from suture.core.names import check_sites
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # a study is written and checked without torch
     from suture.methods.base import Method
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class StudySites:
     """The sites of a study folder, on this machine.
 

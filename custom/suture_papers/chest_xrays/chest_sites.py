@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as validated
 
 from suture.core.errors import ConfigError
 from suture.core.validation import JOB_PATH, LARGEST_SEED, LIMIT, STRICT
@@ -28,7 +28,7 @@ from suture_papers.public_data import data_folder, images_in
 NihSplit = Literal["patients", "official"]
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class NihSites(PartitionedSites):
     """NIH ChestX-ray14 partitioned by patients among K sites, as in the simulations of Surgical Aggregation.
 
@@ -85,7 +85,7 @@ SHARED = tuple(name for name in NIH if name in CHEXPERT)
 """The seven findings that both data sets annotate, of twenty."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class ChestSites(SimulatedSites):
     """NIH ChestX-ray14 at one site and CheXpert at the other, each divided 70/10/20 by patient.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as validated
 
 from suture.core.errors import ConfigError
 from suture.core.validation import LIMIT, STRICT
@@ -18,7 +18,7 @@ from suture_papers.chest_xrays.openi import FINDINGS, THIRTEEN, OpeniConfig
 from suture_papers.public_data import data_folder
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class OpeniSites(PartitionedSites):
     """Open-i's reports at K sites; the most frequent findings, of which each site knows some.
 

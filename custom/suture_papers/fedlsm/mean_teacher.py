@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field, PlainValidator
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
@@ -242,7 +242,7 @@ EMA = 0.999
 """How much of the teacher stays in a step."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class Teaching:
     """How a site learns what it does not know.
 

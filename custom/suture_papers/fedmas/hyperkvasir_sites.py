@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as validated
 
 from suture.core.validation import JOB_PATH, LIMIT, STRICT
 from suture.data.readers import load_table
@@ -17,7 +17,7 @@ from suture_papers.fedmas.hyperkvasir import FOLDS, HyperKvasirConfig
 from suture_papers.public_data import data_folder, images_in, lists_folder, official
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class HyperKvasirSites(ReleasedSites):
     """The 23 classes of HyperKvasir at K sites that know them all; one of five official folds is for testing.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as validated
 
 from suture.core.errors import ConfigError
 from suture.core.validation import LIMIT, STRICT
@@ -18,7 +18,7 @@ from suture.simulation.sites import PartitionedSites
 from suture_papers.public_data import data_folder
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class EicuSites(PartitionedSites):
     """eICU's drugs and past history at K sites; groups of 100 stays or more, of which each site codes some.
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, StrictBool
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as validated
 
 from suture.core.errors import ConfigError, DataError, check_known
 from suture.core.labels import LabelSet, canonical
@@ -48,7 +48,7 @@ _REPORTS = ("mimic-cxr-reports.zip", "mimic-cxr-reports.tar.gz")
 First = Literal["positives", "negatives"]
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class SingleTargetSites:
     """Sites of one disease each, with disjoint documents, half of them positive, as in PMFL.
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as validated
 
 from suture.core.errors import ConfigError
 from suture.core.validation import JOB_PATH, LIMIT, STRICT
@@ -34,7 +34,7 @@ DOMINANCE = 0.9
 FOLDS = 5
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class FlambySites(ReleasedSites):
     """Fed-ISIC2019: one site for each centre. All know eight classes; some centres have no image of some.
 
@@ -110,7 +110,7 @@ class FlambySites(ReleasedSites):
         return tuple(split.tolist())
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class AttributeSites(ReleasedSites):
     """ISIC 2019 at four clients of different skin tones, each divided 70/15/15, as in Fed-MAS.
 

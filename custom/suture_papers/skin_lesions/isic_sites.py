@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as validated
 
 from suture.core.errors import ConfigError
 from suture.core.validation import LIMIT, STRICT
@@ -18,7 +18,7 @@ from suture_papers.public_data import data_folder, images_in
 from suture_papers.skin_lesions.isic import METADATA, TRUTH, IsicConfig
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class IsicSites(PartitionedSites):
     """ISIC 2018 Task 3 partitioned among K sites that know some of its seven diagnoses, as in FedLSM.
 

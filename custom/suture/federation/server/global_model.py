@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as validated
 
 from suture.core.errors import ConfigError, as_word
 from suture.core.labels import LabelSet, LabelType
@@ -64,7 +64,7 @@ def pack_model(model: GlobalModel, header: Mapping[str, Any]) -> Packed:
     return Packed(tensors, {**header, "labels": list(model.labels), "label_type": model.label_type})
 
 
-@dataclass(frozen=True, config=OPEN)
+@validated(frozen=True, config=OPEN)
 class _Classes:
     """The part of a state's header that `pack_model` writes."""
 

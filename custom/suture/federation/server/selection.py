@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 
 from pydantic import FiniteFloat
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as validated
 
 from suture.core.validation import OPEN
 from suture.federation.plan import Selection
@@ -25,7 +25,7 @@ MEASURED_HERE: dict[Selection, str] = {
 """The figure of `HeldOut.validate` that decides, for each selection that the server measures itself."""
 
 
-@dataclass(frozen=True, config=OPEN)
+@validated(frozen=True, config=OPEN)
 class Best:
     """The best round so far.
 
@@ -85,7 +85,7 @@ def lower_loss(best: Best | None, candidate: Best) -> Best:
     return candidate if candidate.auroc >= best.auroc - _SAME else best
 
 
-@dataclass(frozen=True, config=OPEN)
+@validated(frozen=True, config=OPEN)
 class ModelSelection:
     """The best round so far, of the federation and of each site.
 

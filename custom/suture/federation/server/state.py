@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from pydantic import Field, FiniteFloat
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as validated
 
 from suture.core.validation import OPEN, parse
 from suture.federation.plan import Plan
@@ -24,7 +24,7 @@ from suture.protocol.packing import Packed
 from suture.protocol.records import Round
 
 
-@dataclass(frozen=True, config=OPEN)
+@validated(frozen=True, config=OPEN)
 class RunState:
     """What the server commits with the model of a round.
 
@@ -64,14 +64,14 @@ class RunState:
         return parse(cls, header, where)
 
 
-@dataclass(frozen=True, config=OPEN)
+@validated(frozen=True, config=OPEN)
 class _BegunMember:
     """A site of the experiment so far, with the federation's names of its classes."""
 
     names: tuple[Label, ...] = ()
 
 
-@dataclass(frozen=True, config=OPEN)
+@validated(frozen=True, config=OPEN)
 class _Began:
     """What the experiment began with: the digest of its frozen network, None without one; and what sites have
     stated so far, the codes of its classes and, by site, the federation's names of their own.
@@ -90,7 +90,7 @@ class _Began:
         return found
 
 
-@dataclass(frozen=True, config=OPEN)
+@validated(frozen=True, config=OPEN)
 class _Begun:
     """What the header of a state says of the experiment as a whole."""
 

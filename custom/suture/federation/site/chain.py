@@ -19,7 +19,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from blake3 import blake3
 from pydantic import TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as validated
 from pydantic_core import from_json, to_jsonable_python
 
 from suture.core.errors import ConfigError
@@ -36,7 +36,7 @@ ANCHOR = "ledger.json"
 """File of the `Anchor` in the folder of an experiment."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class Mark:
     """A line of the ledger that is no release.
 
@@ -61,7 +61,7 @@ class Mark:
     digest: Digest | None = None
 
 
-@dataclass(frozen=True, config=OPEN)
+@validated(frozen=True, config=OPEN)
 class Anchor:
     """What an experiment's folder notes of the ledger.
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as validated
 
 from suture.core.files import read_json, write_json
 from suture.core.labels import LabelSet
@@ -24,7 +24,7 @@ FIRST_COUNTS = "counts.json"
 _SentCounts = dict[Label, Counts | None]
 
 
-@dataclass(frozen=True, config=OPEN)
+@validated(frozen=True, config=OPEN)
 class _Sent:
     """The content of `FIRST_COUNTS`.
 

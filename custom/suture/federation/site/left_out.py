@@ -10,7 +10,7 @@ from pathlib import Path
 from suture.core.files import read_json, write_json
 from suture.federation.store import experiment_folder
 
-FILE = "left_out.json"
+LEFT_OUT_FILE = "left_out.json"
 
 
 def write_left_out(folder: Path, sentences: list[str]) -> None:
@@ -22,7 +22,7 @@ def write_left_out(folder: Path, sentences: list[str]) -> None:
     Raises:
         DiskError: the folder cannot be written.
     """
-    write_json(folder / FILE, {"left_out": sentences}, private=True)
+    write_json(folder / LEFT_OUT_FILE, {"left_out": sentences}, private=True)
 
 
 def read_left_out(run: Path, experiment: str) -> list[str]:
@@ -36,7 +36,7 @@ def read_left_out(run: Path, experiment: str) -> list[str]:
     """
     found: list[str] = []
     for site in sorted((run / "sites").glob("*")):
-        path = experiment_folder(site / "state", experiment) / FILE
+        path = experiment_folder(site / "state", experiment) / LEFT_OUT_FILE
         sentences = read_json(path, "left_out")["left_out"] if path.is_file() else ()
         found += [f"{site.name}: {sentence}" for sentence in sentences]
     return found

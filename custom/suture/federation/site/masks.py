@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as validated
 
 from suture.core.errors import RejectedUpdate
 from suture.core.files import append_line, hold, read_json, read_records, write_json
@@ -57,7 +57,7 @@ class ReusedSeed(MaskingRefused):
     """The site has masked the same update before; another seed makes another. The server sees this name."""
 
 
-@dataclass(frozen=True, config=OPEN)
+@validated(frozen=True, config=OPEN)
 class _Said:
     """The content of `FILE`.
 

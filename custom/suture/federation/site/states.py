@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
 from suture.core.errors import ConfigError, SutureError
@@ -29,7 +29,7 @@ from suture.protocol.messages import Count, Labels, TaskData
 from suture.protocol.packing import Packed, load, save
 
 
-@dataclass(frozen=True, config=OPEN)
+@validated(frozen=True, config=OPEN)
 class _Header:
     """The facts of a site's state; a site that has none yet has an empty one."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from pydantic import Field
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as validated
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -38,7 +38,7 @@ MOST_BYTES = 2**33
 """Most memory for an encoder and what it computes of one image: as much as a saved model may have."""
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class Description:
     """An encoder but for its weights; `ModelSpec.encoder_config` holds it as JSON.
 

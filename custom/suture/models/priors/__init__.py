@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
-from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass as validated
 from safetensors import SafetensorError
 from safetensors.torch import save
 
@@ -157,7 +157,7 @@ PRIORS: Registry[PriorEntry] = Registry(
 )
 
 
-@dataclass(frozen=True, config=STRICT)
+@validated(frozen=True, config=STRICT)
 class PriorSpec:
     """Which prior.
 

@@ -31,7 +31,7 @@ from suture.models.priors.prior import Prior
 
 LOG = logging.getLogger(__name__)
 
-_FORMAT = 3
+_CACHE_FORMAT = 3
 """The format of an entry; a new number invalidates every older entry."""
 
 BATCH = 64
@@ -75,7 +75,7 @@ def cached_features(
         return prior.features(moved(images[rows], device))
 
     shape = (len(images), prior.width)
-    how = key("prior", _FORMAT, prior.digest, device_name(device), torch.get_num_threads())
+    how = key("prior", _CACHE_FORMAT, prior.digest, device_name(device), torch.get_num_threads())
     return cached(folder, how, digests({"image": images}), shape, features, site, "the prior")
 
 
