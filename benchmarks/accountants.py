@@ -17,7 +17,7 @@ import subprocess
 
 from harness import command, machine
 
-from suture.federation.accounting import Mechanism, composed
+from suture.privacy.differential_privacy import Mechanism, composed
 
 _OTHER = """
 import json, sys

@@ -27,14 +27,14 @@ from PIL import Image
 from sklearn.metrics import roc_auc_score
 
 from suture.data.config import load_site_config
+from suture.execution.job import Job
+from suture.execution.study import StudySites
 from suture.learning.calibration import calibrated
 from suture.learning.decisions import decided
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.protocol.decisions import DecisionSettings
-from suture.simulation.job import Job
-from suture.simulation.study import StudySites
 from suture_papers.chest_xrays.chest_sites import nih_release
 from suture_results.decided_predictions import read_decisions
 from suture_results.saved_models import evaluate

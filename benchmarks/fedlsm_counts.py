@@ -14,7 +14,7 @@ from pathlib import Path
 from suture.core.files import atomic_write
 from suture.data.readers import load_table
 from suture.data.table import Table
-from suture.simulation.partition import class_lists, partition_table
+from suture.execution.partition import class_lists, partition_table
 from suture_papers.chest_xrays.nih import NihConfig
 from suture_papers.skin_lesions.isic import IsicConfig
 

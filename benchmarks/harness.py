@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args, ge
 import psutil
 
 if TYPE_CHECKING:
-    from suture.simulation.job import Job
+    from suture.execution.job import Job
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -86,8 +86,8 @@ def commit() -> str:
 
 def machine() -> str:
     """Processor, cores, torch threads, load, versions and commit; every process measured has one thread."""
-    from suture.core.cores import usable_cores
-    from suture.core.environment import versions
+    from suture.core.processes import usable_cores
+    from suture.core.runtime import versions
 
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
@@ -247,7 +247,7 @@ def tree_cpu(pid: int) -> dict[int, float]:
 @contextmanager
 def ran(job: Job) -> Iterator[Path]:
     """Run a job as a plain loop; its folder is there within the block."""
-    from suture.simulation.run import run_job
+    from suture.execution.run import run_job
 
     with tempfile.TemporaryDirectory() as folder:
         yield run_job(job, out=Path(folder) / "run")

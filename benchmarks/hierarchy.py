@@ -6,7 +6,7 @@ children, one some of both. The runs of each seed differ in nothing but the labe
 - `without`: no atlas, so that parents and children are unrelated classes;
 - `naive`: a site takes its children's labels as labels of the parent, absent where all of them are absent;
 - `atlas`: the site names an atlas and sets `ancestors`: a child's presence is its parent's, and where all of
-  the site's children of it are absent, training expects the parent as `suture.learning.one_sided` says;
+  the site's children of it are absent, training expects the parent as `suture.learning.evaluation` says;
 - `complete`: every site annotates both parents, which bounds what relations can give.
 
 With `--nih` the images are NIH ChestX-ray14 (64 px, SUTURE_DATA), with parents as CheXpert has them. With
@@ -34,20 +34,20 @@ from pydantic.dataclasses import dataclass as validated
 from sklearn.metrics import roc_auc_score
 
 from suture.core.labels import LabelSet
-from suture.core.seeds import seed_for
+from suture.core.runtime import seed_for
 from suture.core.validation import STRICT
-from suture.data.augmentation import MILD, Augmentation
+from suture.data.batch import MILD, Augmentation
 from suture.data.config import load_site_config
 from suture.data.readers import load_table
 from suture.data.readers.hospital import HospitalConfig
 from suture.data.split import by_patient
 from suture.data.table import Table
+from suture.execution.job import Job
+from suture.execution.sites import Destination, SimulatedSites, write_site, write_sites
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
 from suture.methods.base import Method
 from suture.models import ModelSpec
-from suture.simulation.job import Job
-from suture.simulation.sites import Destination, SimulatedSites, write_site, write_sites
 from suture_papers.chest_xrays.chest_sites import nih_config
 from suture_papers.public_data import data_folder
 from suture_results.saved_models import evaluate

@@ -27,13 +27,11 @@ from sklearn.metrics import balanced_accuracy_score
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
-from suture.core.seeds import seeded
+from suture.core.runtime import seeded
 from suture.data.config import load_site_config
 from suture.learning.samples import load_samples, pooled
 from suture.models import MODELS, ModelSpec
-from suture.models.priors import Prior, PriorSpec, load_prior
-from suture.models.priors.feature_cache import cached_features
-from suture.models.priors.prior import freeze
+from suture.models.priors import Prior, PriorSpec, cached_features, freeze, load_prior
 
 PENALTIES = (0.001, 0.01, 0.1, 1.0)
 SEEDS = (1, 2, 3)

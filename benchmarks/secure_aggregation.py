@@ -17,8 +17,8 @@ from suture import ModelSpec
 from suture.federation.plan import Plan
 from suture.learning.training import LocalTraining
 from suture.methods.base import GlobalModel
-from suture.methods.secure_aggregation import SecureAggregation
 from suture.methods.surgical import SurgicalAggregation
+from suture.privacy.secure_aggregation import SecureAggregation
 from suture_synthetic import trial
 from suture_synthetic.trial import Trial
 

@@ -22,8 +22,8 @@ import torch
 from figures import HEAD, Figure, Options, cells, compared
 from harness import ROOT, apart, command, machine, table
 
-from suture.core.allocator import keep_memory
 from suture.core.files import write_json
+from suture.core.processes import keep_memory
 
 Part = Literal["rounds", "demo", "training", "backbones", "fedlsm", "fedmas", "pmfl", "scale", "poc", "gpu"]
 PARTS: tuple[Part, ...] = get_args(Part)

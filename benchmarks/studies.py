@@ -34,14 +34,13 @@ from harness import apart, command, interval, outcome, ran, ranged, recorded, sh
 from suture.core.files import read_json
 from suture.core.labels import LabelSet
 from suture.core.privacy import PrivacyConfig
-from suture.data.augmentation import Augmentation
-from suture.data.batch import FEATURES
-from suture.methods.sharing import SharingSpec
+from suture.data.batch import FEATURES, Augmentation
+from suture.execution.job import Job, load_job, with_settings
+from suture.methods.base import SharingSpec
 from suture.models import ModelSpec, build
 from suture.models.adapters import Adapters
 from suture.models.classifier import Trains
-from suture.protocol.precision import Transport
-from suture.simulation.job import Job, load_job, with_settings
+from suture.protocol.packing import Transport
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ from harness import command, show, tree_cpu
 from parts.poc import SETTINGS, federation
 
 from suture.core.files import read_json, read_records, write_json
+from suture.execution.job import load_job, with_settings
 from suture.flare.kit import Kit
 from suture.flare.recipe import export_job
-from suture.simulation.job import load_job, with_settings
 from suture_admin.processes import Party
 from suture_admin.session import NoAnswer, connected
 

@@ -22,7 +22,7 @@ import hypothesis_profiles  # noqa: F401 - chooses one, before any test asks for
 from cpu_limit import pytest_runtest_protocol  # noqa: F401  a hook
 from example_run import history_records, metrics_record, run_record, write_run
 from small_hospitals import LABELS, write_hospital
-from suture.data.augmentation import Augmentation
+from suture.data.batch import Augmentation
 from suture.data.config import SiteConfig, load_site_config
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan, Schedule, code_hash

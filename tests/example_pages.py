@@ -19,8 +19,8 @@ from example_run import (
     write_run,
 )
 from stored_by_hand import result, store, table_spec
-from suture.core.atlas import Atlas, Decision
 from suture.core.labels import LabelSet
+from suture.core.ontology import Atlas, Decision
 from suture.core.vocabulary import listed
 from suture.data.table import Table
 from suture_papers.tables.outcome import collect

@@ -12,10 +12,10 @@ import numpy as np
 
 from suture.core.files import write_json
 from suture.federation.server.results import AT_SERVER, Results
-from suture.federation.server.scores import across_sites
+from suture.federation.server.selection import across_sites
 from suture.learning.decisions import operating
 from suture.learning.diagrams import diagrams
-from suture.learning.score_counts import Counts, Curves, histogram
+from suture.learning.metrics import Counts, Curves, histogram
 from suture.protocol.decisions import Decided, DecidedClass, Decisions, DecisionSettings, Operating
 from suture.protocol.messages import ClassScore, Metrics
 

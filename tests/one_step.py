@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from suture.core.labels import LabelSet, LabelType
 from suture.data.batch import Batch
-from suture.methods.roles import Step
+from suture.methods.composed import Step
 
 
 class Answers(nn.Module):

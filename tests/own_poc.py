@@ -17,8 +17,8 @@ import yaml
 from suture.cli import app
 from suture.cli.common import guarded, literal
 from suture.core.errors import FederationError
+from suture.execution.job import Job
 from suture.flare.kit import Kit, kits_in, lead
-from suture.simulation.job import Job
 from suture_admin.poc import free_port, parties, provision
 from suture_admin.processes import Party, check_alive, start, stop
 from suture_admin.remote import Submission, download, submit

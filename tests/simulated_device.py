@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import suture
 from cuda_autocast import register
-from suture.core.devices import DEVICES
+from suture.core.runtime import DEVICES
 
 NAME = "simulated"
 """The device, as torch and a site's configuration name it."""

@@ -1,9 +1,9 @@
 """The smallest job that runs: for tests of what happens around a run."""
 
+from suture.execution.job import Job
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.simulation.job import Job
 from suture_synthetic.phantom_hospitals import PhantomSites
 
 SMALL = Job(

@@ -36,15 +36,15 @@ from dicom_files import dicom
 from example_run import history_records, metrics_record, run_record, write_run
 from hostile_names import CODE, PERMITTED, REFUSED
 from suture.core.errors import ConfigError, LabelError, RejectedUpdate, SutureError
+from suture.core.escaping import as_cell, escaped, from_cell, printable, printable_lines
 from suture.core.files import read_json, write_json
-from suture.core.labels import LabelSet, canonical
-from suture.core.names import check_label
-from suture.core.printable import escaped, printable, printable_lines
-from suture.core.spreadsheets import as_cell, from_cell
+from suture.core.labels import LabelSet, canonical, check_label
 from suture.data.config import load_site_config
 from suture.data.readers import read_table
 from suture.data.reading import read_sheet
 from suture.data.table import SPLITS, Table
+from suture.execution.job import load_job
+from suture.execution.sites import write_site
 from suture.federation.loop import federate
 from suture.federation.plan import Schedule
 from suture.federation.server.global_model import unpack_model
@@ -57,8 +57,6 @@ from suture.protocol.messages import SiteInfo, TaskData
 from suture.protocol.packing import Packed, pack, unpack
 from suture.protocol.records import Metrics, Run
 from suture.protocol.records import parse as parse_record
-from suture.simulation.job import load_job
-from suture.simulation.sites import write_site
 from suture_papers.tables.cells import Grid
 from suture_papers.tables.render import markdown
 from suture_prepare.description import Discovery
@@ -628,7 +626,7 @@ def test_command_lines_hold_a_path_as_one_word(tmp_path: Path) -> None:
 def test_what_libraries_warn_and_log_reaches_a_terminal_without_control_characters() -> None:
     script = """
 import logging, warnings
-from suture.core.printable import clean_warnings
+from suture.core.escaping import clean_warnings
 clean_warnings()
 warnings.warn("a\\x1b[2J\\nerror: forged")
 logging.getLogger("pydicom").warning("b\\x1b[2J\\x9bc")

@@ -18,7 +18,8 @@ ROOMS = [
     "learning",
     "methods",
     "federation",
-    "simulation",
+    "privacy",
+    "execution",
     "flare",
     "cli",
 ]

@@ -26,7 +26,7 @@ import torch
 from parts.sites import described, hospital
 from torch import Tensor
 
-from suture.data.augmentation import Augmentation
+from suture.data.batch import Augmentation
 from suture.data.config import load_site_config
 from suture.federation.plan import Plan, code_hash
 from suture.federation.server.global_model import initial

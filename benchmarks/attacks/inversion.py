@@ -38,13 +38,13 @@ from torch.func import functional_call
 
 from suture.core.labels import LabelSet
 from suture.data.batch import FEATURES, Batch
-from suture.federation.accounting import Mechanism, multiplier_for
 from suture.federation.site.patient_privacy import count_mechanism
 from suture.learning.losses import masked_bce
 from suture.learning.patient_privacy import PatientPrivacy
 from suture.learning.training import on_known
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier
+from suture.privacy.differential_privacy import Mechanism, multiplier_for
 
 SIZE, SITES, VICTIMS, SEARCH, LR = 16, 4, 1, 300, 0.05
 MODEL = ModelSpec("cnn", size=SIZE)

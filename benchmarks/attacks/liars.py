@@ -38,28 +38,24 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from suture.core.labels import LabelSet
-from suture.data.augmentation import Augmentation
-from suture.data.batch import FEATURES, ROW, Samples
+from suture.data.batch import FEATURES, ROW, Augmentation, Samples
 from suture.data.config import SiteConfig
 from suture.data.table import Split
-from suture.federation.accounting import Mechanism, multiplier_for
 from suture.federation.plan import Plan, code_hash, round_context
-from suture.federation.server.direction import cosines
 from suture.federation.server.global_model import initial
-from suture.federation.server.norm_bound import Measure
+from suture.federation.server.norm_bound import Measure, cosines
 from suture.federation.site.patient_privacy import count_mechanism
 from suture.learning.metrics import auroc
 from suture.learning.patient_privacy import PatientPrivacy
 from suture.learning.samples import load_samples
 from suture.learning.training import LocalTraining, SiteContext
-from suture.methods.base import GlobalModel, local_round
-from suture.methods.robust import RobustMerge, robustly_merged
-from suture.methods.sharing import layout_of
+from suture.methods.base import GlobalModel, layout_of, local_round
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.classifier import Classifier, load_tensors
+from suture.privacy.differential_privacy import Mechanism, multiplier_for
+from suture.privacy.robust import RobustMerge, outlying, robustly_merged
 from suture.protocol.messages import TaskData, Update
-from suture.protocol.outliers import outlying
 from suture.protocol.packing import Packed
 from suture.protocol.records import SiteRound
 from suture_synthetic.phantom import FINDINGS

@@ -36,8 +36,7 @@ from scipy.stats import beta, norm
 from torch import Tensor
 
 from suture.core.labels import LabelSet
-from suture.data.augmentation import Augmentation
-from suture.data.batch import FEATURES, ROW, Samples
+from suture.data.batch import FEATURES, ROW, Augmentation, Samples
 from suture.data.table import Split
 from suture.federation.plan import Plan, code_hash, round_context
 from suture.federation.server.global_model import initial
@@ -45,10 +44,10 @@ from suture.learning.metrics import auroc
 from suture.learning.patient_privacy import PatientPrivacy
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import GlobalModel, local_round
-from suture.methods.robust import RobustMerge, robustly_merged
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier, load_tensors
+from suture.privacy.robust import RobustMerge, robustly_merged
 from suture.protocol.messages import TaskData
 from suture.protocol.packing import Packed
 

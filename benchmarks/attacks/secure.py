@@ -1,6 +1,6 @@
 """One round of secure aggregation: what the server learns in place of the updates.
 
-All messages of an attempt are real (`suture.protocol.masking`), without FLARE and files; no site drops out.
+All messages of an attempt are real (`suture.privacy.masking`), without FLARE and files; no site drops out.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from suture.methods.base import GlobalModel
-from suture.methods.robust import Counted
-from suture.protocol.masked_updates import apart, in_ring
-from suture.protocol.masking import (
+from suture.privacy.masking import (
     Attempt,
     Identity,
     Participant,
@@ -23,6 +21,8 @@ from suture.protocol.masking import (
     sorted_out,
     unmasked,
 )  # fmt: skip
+from suture.privacy.robust import Counted
+from suture.privacy.secure_aggregation import apart, in_ring
 from suture.protocol.messages import Update, ones
 
 DEFENCE = "secure aggregation"

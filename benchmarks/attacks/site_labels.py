@@ -35,15 +35,15 @@ from harness import command, show
 from parts.sites import hospital
 
 from suture.core.labels import LabelSet
-from suture.data.augmentation import Augmentation
+from suture.data.batch import Augmentation
 from suture.data.config import load_site_config
 from suture.federation.plan import Plan, code_hash
 from suture.federation.site.site import Site
 from suture.federation.store import experiment_folder
-from suture.methods.secure_aggregation import SecureAggregation
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
 from suture.models.classifier import split_state
+from suture.privacy.secure_aggregation import SecureAggregation
 from suture.protocol.check import check_reply
 from suture.protocol.messages import Evaluation, Metrics, TaskData
 from suture.protocol.packing import unpack

@@ -37,7 +37,7 @@ import secure
 import site_labels
 from harness import ROOT, command, interval, table
 
-from suture.methods.robust import RobustMerge
+from suture.privacy.robust import RobustMerge
 
 DEFENCES = (
     *("none", "clip", "median", "trimmed", "ε 8", "ε 4", "ε 1", secure.DEFENCE, "limits"),

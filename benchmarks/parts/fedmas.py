@@ -19,7 +19,7 @@ from harness import in_turns
 
 from parts.sites import random_site
 from suture.core.labels import LabelSet
-from suture.data.augmentation import Augmentation
+from suture.data.batch import Augmentation
 from suture.learning.training import LocalTraining, SiteContext, predict
 from suture.methods.base import Method, Phase, RoundContext, local_round
 from suture.methods.fedavg import FedAvg

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from parts.backbones import LABELS, beside_bare, of_suture
 from parts.sites import bare_step, random_site
-from suture.data.augmentation import Augmentation
+from suture.data.batch import Augmentation
 from suture.learning.training import SiteContext
 from suture.models import ModelSpec
 

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from suture.core.files import read_records
 from suture.core.labels import LabelSet
 from suture.core.privacy import PrivacyConfig
-from suture.data.augmentation import Augmentation
-from suture.data.batch import Batch, Samples
+from suture.data.batch import Augmentation, Batch, Samples
 from suture.data.config import SiteConfig, StorageConfig
 from suture.data.readers.hospital import HospitalConfig
 from suture.data.text import clinical_vocabulary

@@ -29,8 +29,9 @@ from parts.sites import LABELS, write_site
 from parts.untrained import Untrained, installed
 from suture.core.files import read_records, write_json
 from suture.core.labels import LabelSet
-from suture.data.augmentation import Augmentation
+from suture.data.batch import Augmentation
 from suture.data.config import load_site_config
+from suture.execution.simulator import simulate
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan, Schedule, code_hash
 from suture.federation.server.record import Record, describe
@@ -39,8 +40,7 @@ from suture.federation.site.site import Site
 from suture.federation.store import experiment_folder
 from suture.models import ModelSpec, build
 from suture.models.classifier import NormPolicy
-from suture.protocol.precision import Transport
-from suture.simulation.simulator import simulate
+from suture.protocol.packing import Transport
 
 SITES = ("a", "b", "c", "d")
 MODELS = {

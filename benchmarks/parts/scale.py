@@ -25,14 +25,14 @@ from figures import Figure, Options, Target
 from harness import apart, in_turns
 from torch import Tensor, nn
 
-from suture.data.augmentation import Augmentation
+from suture.data.batch import Augmentation
 from suture.federation.plan import Plan, Schedule, code_hash
 from suture.federation.server.server import open_server
 from suture.methods.averaging import WeightedMean
 from suture.methods.base import GlobalModel
-from suture.methods.robust import RobustMerge, robustly_merged
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import MODELS, Backbone, ModelSpec
+from suture.privacy.robust import RobustMerge, robustly_merged
 from suture.protocol.messages import SiteInfo, TaskData, Update, ones
 from suture.protocol.packing import Packed, load, pack, save, unpack
 

@@ -15,8 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from suture.core.labels import LabelSet
-from suture.data.augmentation import Augmentation
-from suture.data.batch import Samples
+from suture.data.batch import Augmentation, Samples
 from suture.data.table import Split
 from suture.learning.training import SiteContext
 from suture.models import ModelSpec, build

@@ -20,9 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from parts.sites import bare_step
 from suture.core.labels import LabelSet
-from suture.data.augmentation import MILD, augment
-from suture.data.batch import Batch, Samples, parts
-from suture.data.prefetch import prefetch
+from suture.data.batch import MILD, Batch, Samples, augment, parts, prefetch
 from suture.learning.losses import masked_bce
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known
 from suture.models import ModelSpec, build

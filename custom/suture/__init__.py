@@ -25,7 +25,12 @@ from suture.core import VERSION
 if TYPE_CHECKING:
     from suture import testing as testing
     from suture.core.errors import SutureError as SutureError
-    from suture.data.augmentation import Augmentation as Augmentation
+    from suture.data.batch import Augmentation as Augmentation
+    from suture.execution.job import Job as Job
+    from suture.execution.job import load_job as load_job
+    from suture.execution.notebook import known_methods as known_methods
+    from suture.execution.notebook import register as register
+    from suture.execution.notebook import run as run
     from suture.learning.training import LocalTraining as LocalTraining
     from suture.methods.averaging import LocalAveraging as LocalAveraging
     from suture.methods.base import About as About
@@ -33,11 +38,6 @@ if TYPE_CHECKING:
     from suture.methods.base import Method as Method
     from suture.methods.base import hyperparameters as hyperparameters
     from suture.models import ModelSpec as ModelSpec
-    from suture.simulation.job import Job as Job
-    from suture.simulation.job import load_job as load_job
-    from suture.simulation.notebook import known_methods as known_methods
-    from suture.simulation.notebook import register as register
-    from suture.simulation.notebook import run as run
     from suture_prepare.actions import check as check
     from suture_prepare.actions import init as init
     from suture_results.actions import compare as compare
@@ -56,8 +56,8 @@ __version__ = VERSION
 
 _HOMES = {
     "About": "suture.methods.base:About",
-    "Augmentation": "suture.data.augmentation:Augmentation",
-    "Job": "suture.simulation.job:Job",
+    "Augmentation": "suture.data.batch:Augmentation",
+    "Job": "suture.execution.job:Job",
     "LabelUse": "suture.methods.base:LabelUse",
     "LocalAveraging": "suture.methods.averaging:LocalAveraging",
     "LocalTraining": "suture.learning.training:LocalTraining",
@@ -65,10 +65,10 @@ _HOMES = {
     "ModelSpec": "suture.models:ModelSpec",
     "SutureError": "suture.core.errors:SutureError",
     "hyperparameters": "suture.methods.base:hyperparameters",
-    "load_job": "suture.simulation.job:load_job",
-    "known_methods": "suture.simulation.notebook:known_methods",
-    "register": "suture.simulation.notebook:register",
-    "run": "suture.simulation.notebook:run",
+    "load_job": "suture.execution.job:load_job",
+    "known_methods": "suture.execution.notebook:known_methods",
+    "register": "suture.execution.notebook:register",
+    "run": "suture.execution.notebook:run",
     "testing": "suture.testing",
 }
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from suture.core.errors import ConfigError, DataError, RejectedUpdate, SutureError
 from suture.core.labels import LabelSet, canonical
-from suture.core.seeds import generator_for
+from suture.core.runtime import generator_for
 from suture.data.batch import Batch, viewed
 from suture.data.dataset import DatasetConfig
 from suture.data.published import PublishedTable
@@ -27,6 +27,8 @@ from suture.data.reading import (
 )
 from suture.data.split import by_patient
 from suture.data.table import SPLITS, Table
+from suture.execution.sites import Destination, Simulation, write_sites
+from suture.execution.study import StudySites
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit
 from suture.methods.averaging import LocalAveraging, WeightedMean, mean_of_channel, trained, weighted_mean
 from suture.methods.base import (
@@ -37,13 +39,13 @@ from suture.methods.base import (
     Method,
     Phase,
     RoundContext,
+    Share,
+    SharingSpec,
     hyperparameters,
 )
-from suture.methods.composed import Composed
-from suture.methods.roles import Component, LossTerm, Requirements, Step, Supervised
-from suture.methods.sharing import Share, SharingSpec
+from suture.methods.composed import Component, Composed, LossTerm, Requirements, Step, Supervised
 from suture.models import ModelSpec
-from suture.models.encoders.backbone import Backbone
+from suture.models.encoders import Backbone
 from suture.models.priors import PriorEntry
 from suture.protocol.egress import (
     CLASSES,
@@ -59,9 +61,6 @@ from suture.protocol.egress import (
     strip_prefix,
 )
 from suture.protocol.messages import TaskData, Update, align_rows
-from suture.simulation.kinds import Simulation
-from suture.simulation.sites import Destination, write_sites
-from suture.simulation.study import StudySites
 
 if TYPE_CHECKING:
     from suture.flare.client import gradients, load, receive, send

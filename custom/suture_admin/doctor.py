@@ -18,9 +18,9 @@ from shlex import quote
 import torch
 
 from suture.core import VERSION
-from suture.core.devices import device_name, unusable
 from suture.core.errors import ConfigError, SutureError
-from suture.core.printable import number_of
+from suture.core.escaping import number_of
+from suture.core.runtime import device_name, unusable
 from suture.data.config import (
     SiteConfig,
     find_server_config,

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
+from suture.core.escaping import markdown_table
 from suture.core.labels import LabelSet
-from suture.core.targets import markdown_table
 from suture.core.validation import attribute_texts
 from suture.methods import METHODS
 from suture.methods.base import Method

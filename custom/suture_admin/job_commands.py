@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from suture.cli.common import Detach, FlareStudy, StartupKit, print_line
+from suture.core.escaping import printable
 from suture.core.files import read_json, write_json
-from suture.core.names import check_experiment, shown_name
-from suture.core.printable import printable
+from suture.core.labels import check_experiment, shown_name
 from suture_results.report_command import show_run
 
 if TYPE_CHECKING:
+    from suture.execution.job import Job
     from suture.flare.kit import Kit
-    from suture.simulation.job import Job
 
 Env = Annotated[str, typer.Option(help="poc or prod.")]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run; by default runs/EXPERIMENT.")]
@@ -103,8 +103,8 @@ def run_remotely(
         experiment: the name under which the parties store their states.
         how: the fields of a `Submission`.
     """
+    from suture.execution.job import check_federated, check_finetuning
     from suture.flare.kit import admin_kit
-    from suture.simulation.job import check_federated, check_finetuning
     from suture_admin.poc import check_study
     from suture_admin.remote import Submission, submit
 
@@ -135,7 +135,7 @@ def _mark_synthetic(folder: Path) -> None:
 
 def _tune(job: Job, poc: Path | None, folder: Path) -> None:
     """Fine-tune on the tasks of the job's simulation, which a POC has; in production their owner does it."""
-    from suture.simulation.run import finetune_on
+    from suture.execution.run import finetune_on
     from suture_admin.poc import data_of
 
     if poc is None or not finetune_on(job, folder, data_of(job, poc)):

@@ -17,7 +17,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from suture.core.errors import ConfigError, SutureError
-from suture.core.plain import read_regular
+from suture.core.files import read_regular
 from suture.federation.ownership import DEFAULT_STUDY
 from suture.flare.compat.deployed import images, launchers, mounted_at
 from suture.flare.compat.registration import refusal

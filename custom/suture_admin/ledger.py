@@ -14,14 +14,12 @@ from pathlib import Path
 from rich.table import Table
 
 from suture.core.errors import ConfigError
-from suture.core.printable import number_of
+from suture.core.escaping import number_of, rich
 from suture.core.privacy import PrivacyConfig
-from suture.core.targets import rich
 from suture.data.config import load_site_config
-from suture.federation.accounting import epsilon
-from suture.federation.site.chain import ANCHOR, Mark
-from suture.federation.site.ledger import FILE, Ledger, Release, tally_of
+from suture.federation.site.ledger import ANCHOR, FILE, Ledger, Mark, Release, tally_of
 from suture.federation.store import EXPERIMENTS
+from suture.privacy.differential_privacy import epsilon
 from suture.protocol.messages import Spent
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from suture.simulation.progress import Progress
+from suture.execution.progress import Progress
 from suture_admin.session import Connection, sites_of
 
 _FACTS = ("job_id", "name", "status", "submit_time_iso", "duration")

@@ -10,9 +10,8 @@ from typing import Annotated
 import typer
 
 from suture.cli.common import console, print_line
+from suture.core.escaping import printable, rich
 from suture.core.files import atomic_write
-from suture.core.printable import printable
-from suture.core.targets import rich
 
 Workspace = Annotated[
     Path, typer.Argument(help="The party's FLARE workspace: the folder with startup/ and local/.")

@@ -13,16 +13,15 @@ from typing import Any
 import yaml
 
 from suture.core.errors import ConfigError, unknown
-from suture.core.files import atomic_write, make_folder, replacing
-from suture.core.plain import read_regular
+from suture.core.files import atomic_write, make_folder, read_regular, replacing
 from suture.data.config import CONFIG, SiteConfig, load_server_config
+from suture.execution.job import Job
+from suture.execution.partition import SERVER
+from suture.execution.study import StudySites
 from suture.flare.compat.provisioning import provision
 from suture.flare.kit import Kit, kits_in, poc_folder
 from suture.methods import entry_of
 from suture.methods.source import list_entry
-from suture.simulation.job import Job
-from suture.simulation.partition import SERVER
-from suture.simulation.study import StudySites
 from suture_admin.policy import (
     allow_classes,
     allow_packages,

@@ -19,7 +19,7 @@ from suture.flare.scopes import FILTER, filtered_scopes
 
 CLASSES: dict[Role, tuple[str, ...]] = {
     "server": ("suture.flare.controller.FederationController",),
-    "site": ("suture.flare.executor.SiteExecutor", "suture.flare.filters.EgressFilter"),
+    "site": ("suture.flare.executor.SiteExecutor", "suture.flare.executor.EgressFilter"),
 }
 """The classes that a job of suture names, and that a party must allow where the package is installed."""
 

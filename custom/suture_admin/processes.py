@@ -14,11 +14,10 @@ from pathlib import Path
 
 import psutil
 
-from suture.core.allocator import keeping_memory
 from suture.core.errors import FederationError
-from suture.core.files import write_json
-from suture.core.plain import read_regular
-from suture.core.printable import printable
+from suture.core.escaping import printable
+from suture.core.files import read_regular, write_json
+from suture.core.processes import keeping_memory
 from suture.flare.kit import Kit
 
 STARTED = "suture-poc.json"

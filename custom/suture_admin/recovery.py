@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from suture.core.errors import ConfigError, FederationError
+from suture.core.escaping import printable
 from suture.core.files import read_json
-from suture.core.names import check_experiment, shown_name
-from suture.core.printable import printable
+from suture.core.labels import check_experiment, shown_name
 from suture.data.config import find_server_config
 from suture.federation.ownership import NotOwner, may_use
 from suture.federation.server.record import Record

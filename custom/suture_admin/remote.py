@@ -14,19 +14,26 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from suture.core.errors import ConfigError, FederationError, SutureError
-from suture.core.files import append_line, make_folder, read_json, read_records, replacing, writing
-from suture.core.names import check_experiment, shown_name
-from suture.core.plain import read_regular
-from suture.core.printable import printable
+from suture.core.escaping import printable
+from suture.core.files import (
+    append_line,
+    make_folder,
+    read_json,
+    read_records,
+    read_regular,
+    replacing,
+    writing,
+)
+from suture.core.labels import check_experiment, shown_name
 from suture.data.config import load_site_config
+from suture.execution.job import Job, check_federated
+from suture.execution.progress import following
+from suture.execution.run import check_folder, locked, preparing
 from suture.federation.ownership import may_use
 from suture.federation.server.record import Record, describe
 from suture.federation.site.abstention import first_recorded
 from suture.federation.store import experiment_folder
 from suture.flare.kit import Kit
-from suture.simulation.job import Job, check_federated
-from suture.simulation.progress import following
-from suture.simulation.run import check_folder, locked, preparing
 from suture_admin.recovery import experiment_of, how_to_continue, state_on_this_machine
 from suture_results.card import write_pages
 from suture_results.report import try_report

@@ -29,7 +29,7 @@ from nvflare.fuel.flare_api.api_spec import (
 from nvflare.fuel.flare_api.flare_api import Session
 
 from suture.core.errors import ConfigError, FederationError
-from suture.core.plain import read_regular
+from suture.core.files import read_regular
 from suture.flare import GROUP
 from suture.flare.compat.cells import stop
 from suture.flare.kit import Kit, check_valid_now

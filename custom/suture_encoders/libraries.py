@@ -13,14 +13,16 @@ from torch import nn
 
 from suture.core.entry_points import needed
 from suture.core.errors import ConfigError, as_word, check_known, shown, unknown
-from suture.models.encoders.backbone import (
+from suture.models.encoders import (
     BUILD_ERRORS,
     Backbone,
+    bounded,
+    check_footprint,
     checked,
+    read_config,
     refused,
     without_classifier,
 )
-from suture.models.encoders.described import bounded, check_footprint, read_config
 from suture.models.weights import fill, load_weights, read_weights, within
 
 if TYPE_CHECKING:

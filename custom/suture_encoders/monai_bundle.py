@@ -12,7 +12,7 @@ from torch import nn
 
 from suture.core.errors import ConfigError, check_known, shown
 from suture.core.validation import parse
-from suture.models.encoders.described import Description, bounded, channels_of, normalised, read_config
+from suture.models.encoders import Description, bounded, channels_of, normalised, read_config
 from suture_encoders.libraries import MONAI_CHANNELS, MONAI_NETS, filled_monai, monai_network
 
 if TYPE_CHECKING:

@@ -18,10 +18,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from suture.core.entry_points import needed
 from suture.core.errors import ConfigError, as_word, check_known, shown, unknown
-from suture.core.plain import parse_json, read_bounded
+from suture.core.files import parse_json, read_bounded
 from suture.core.validation import parse
-from suture.models.encoders.backbone import BUILD_ERRORS
-from suture.models.encoders.described import MOST_BYTES, Description, bounded, read_config
+from suture.models.encoders import BUILD_ERRORS, MOST_BYTES, Description, bounded, read_config
 from suture.models.weights import fill, read_weights
 from suture_encoders.tokenisers import made_tokeniser, without_panic
 from suture_encoders.transformers_weights import filled

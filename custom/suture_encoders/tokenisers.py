@@ -12,7 +12,7 @@ from typing import Any
 
 from suture.core.entry_points import needed
 from suture.core.errors import ConfigError, as_word
-from suture.core.plain import parse_json
+from suture.core.files import parse_json
 
 _PARTS = {
     *("BertNormalizer", "BertPreTokenizer", "BertProcessing", "ByteLevel", "Digits", "Lowercase"),

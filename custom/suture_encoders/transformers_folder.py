@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from suture.core.entry_points import needed
 from suture.core.errors import ConfigError, check_known, shown, unknown
 from suture.core.validation import parse
-from suture.models.encoders.backbone import checked
-from suture.models.encoders.described import Description, bounded, channels_of, read_config
+from suture.models.encoders import Description, bounded, channels_of, checked, read_config
 from suture.models.weights import read_weights
 from suture_encoders.text_folder import TEXT_NETWORKS, build_text_network, read_text_folder
 from suture_encoders.transformers_weights import filled

@@ -13,10 +13,9 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from suture.core.errors import ConfigError, as_word
-from suture.core.plain import named_regular, parse_json
+from suture.core.files import named_regular, parse_json
 from suture.core.validation import parse
-from suture.models.encoders.backbone import checked
-from suture.models.encoders.described import Description, normalised
+from suture.models.encoders import Description, checked, normalised
 from suture.models.weights import load_weights
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from torch import Tensor
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.methods.base import About, hyperparameters
-from suture.methods.composed import Composed
-from suture.methods.roles import BalancedSoftmax, CrossEntropy, Supervised
+from suture.methods.composed import BalancedSoftmax, Composed, CrossEntropy, Supervised
 from suture_papers.drift.fedprox import Proximal
 from suture_papers.drift.moon import Contrastive
 from suture_papers.missing_labels.condist import Distillation

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from suture.simulation.study import StudySites
+from suture.execution.study import StudySites
 from suture_prepare.description import Answers
 from suture_prepare.new_study import by_column, look, refuse_existing, write_study
 from suture_prepare.quality import Findings

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from suture.core.atlas import Atlas
 from suture.core.errors import LabelError
 from suture.core.files import atomic_write
-from suture.core.relations import Relations, implied
+from suture.core.ontology import Atlas, Relations, implied
 from suture.core.vocabulary import AREAS
 from suture.data.table import Table
 from suture_prepare.study_labels import LabelLists

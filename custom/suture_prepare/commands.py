@@ -13,11 +13,10 @@ import typer
 
 from suture.cli.common import Trust, console, print_line
 from suture.core.errors import ConfigError, SutureError
-from suture.core.printable import escaped, number_of
-from suture.core.targets import rich
+from suture.core.escaping import escaped, number_of, rich
 
 if TYPE_CHECKING:
-    from suture.core.atlas import Decision
+    from suture.core.ontology import Decision
     from suture_prepare.description import Answers, Discovery
     from suture_prepare.study_labels import LabelLists
 
@@ -231,8 +230,8 @@ def labels(
     ] = None,
 ) -> None:
     """Compare the label lists of the sites of a study, and record decisions about names in labels.toml."""
-    from suture.core.atlas import LABELS, record, study_atlas, write_excerpt
     from suture.core.labels import canonical
+    from suture.core.ontology import LABELS, record, study_atlas, write_excerpt
     from suture_prepare.study_labels import atlas_faults, read_tables, render_lists, study_lists
 
     tables = read_tables(study)
@@ -283,9 +282,9 @@ def _decided(
     """
     import datetime
 
-    from suture.core.atlas import Decision
     from suture.core.errors import nearest, unknown
     from suture.core.labels import canonical
+    from suture.core.ontology import Decision
     from suture.core.validation import parse
     from suture.core.vocabulary import CANONICAL
 

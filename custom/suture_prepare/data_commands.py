@@ -9,8 +9,8 @@ import typer
 
 from suture.cli.common import Device, JobName, Sets, Trust, console, job_with, print_line
 from suture.core.errors import ConfigError, DataError, SutureError
+from suture.core.escaping import number_of
 from suture.core.files import atomic_write
-from suture.core.printable import number_of
 
 Tokeniser = Literal["unicode", "pmfl"]
 """As `suture.data.text.Tokeniser`, without the time that its import takes."""
@@ -27,9 +27,9 @@ def simulate(
     trust: Trust = False,
 ) -> None:
     """Write the sites of a job's simulation as ordinary hospital folders, for a POC on this machine."""
-    from suture.simulation.run_files import claim
-    from suture.simulation.sites import compute_on
-    from suture.simulation.study import StudySites
+    from suture.execution.run import claim
+    from suture.execution.sites import compute_on
+    from suture.execution.study import StudySites
 
     compute_on(device)
     chosen = job_with(job, settings, trust)
@@ -46,7 +46,7 @@ def simulate(
 def check(config: Annotated[Path, typer.Argument(help="A site's suture.toml.")]) -> None:
     """Check a site's configuration and data: counts, unreadable images, empty classes, split leaks."""
     from suture.data.config import load_site_config
-    from suture.simulation.exact_figures import forecast
+    from suture.execution.exact_figures import forecast
     from suture_prepare.quality import check as check_data
     from suture_prepare.quality import render
 

@@ -11,16 +11,14 @@ from operator import not_
 from typing import Any
 
 from suture.core.errors import DataError
-from suture.core.labels import canonical_or_none
-from suture.core.names import without_signs
-from suture.core.printable import number_of
-from suture.data.cells import Cells
-from suture.data.image_columns import ImageColumn, Images, expect_column, other_images
+from suture.core.escaping import number_of
+from suture.core.labels import canonical_or_none, without_signs
+from suture.data.images import ImageColumn, Images, expect_column, other_images
 from suture.data.patient_columns import patient_columns, plain_words
 from suture.data.published import HOSPITAL
 from suture.data.readers.image_list import SPLIT_WORDS
-from suture.data.reading import Sheet, fault, rows_text
-from suture.data.table_form import Form
+from suture.data.reading import Form, Sheet, fault, rows_text
+from suture.data.table import Cells
 from suture_prepare.gathering import with_column, with_patients, with_splits
 from suture_prepare.label_discovery import Labels, discover_labels
 

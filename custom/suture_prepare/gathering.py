@@ -14,16 +14,23 @@ from pathlib import Path
 from typing import Any
 
 from suture.core.errors import DataError
-from suture.core.printable import number_of
-from suture.core.spreadsheets import from_cell
-from suture.data.cells import Cells
-from suture.data.image_names import loosely, stem
-from suture.data.images import ImageSource
+from suture.core.escaping import from_cell, number_of
+from suture.data.images import ImageSource, loosely, stem
 from suture.data.patient_columns import patient_columns
-from suture.data.readers.hospital_labels import listed_names
+from suture.data.readers.hospital import listed_names
 from suture.data.readers.image_list import SPLIT_WORDS
-from suture.data.reading import Sheet, read_text, readable_table, rows_text
-from suture.data.table_form import DELIMITERS, JSON, Form, encoding_of, read_form
+from suture.data.reading import (
+    DELIMITERS,
+    JSON,
+    Form,
+    Sheet,
+    encoding_of,
+    read_form,
+    read_text,
+    readable_table,
+    rows_text,
+)
+from suture.data.table import Cells
 from suture.data.workbooks import is_workbook, workbook_sheets
 
 _IMAGE, _SPLIT, _CLASS, _PATIENT_COLUMN = "image", "split", "class", "patient"
@@ -368,7 +375,7 @@ def of_headers(form: Form, root: Path, images: Collection[str]) -> Form | None:
 
     None where no column does.
     """
-    from suture.data.dicom import IDENTIFIERS, identifiers  # whose library only these tables need
+    from suture.data.decoding import IDENTIFIERS, identifiers  # whose library only these tables need
 
     paths = sorted(images)
     with ImageSource(root) as source:

@@ -13,23 +13,22 @@ from typing import Any
 import numpy as np
 
 from suture.core.errors import DataError, LabelError
+from suture.core.escaping import number_of
 from suture.core.labels import canonical, canonical_or_none, is_generic
-from suture.core.printable import number_of
 from suture.core.vocabulary import CANONICAL
-from suture.data.cells import Cells, Meaning
 from suture.data.patient_columns import plain_words
-from suture.data.readers.hospital import HospitalConfig
-from suture.data.readers.hospital_labels import (
+from suture.data.readers.hospital import (
     FEW,
     NO_FINDING,
+    HospitalConfig,
     blank_findings,
     find_labels,
     inline,
     listed_names,
     values_line,
 )
-from suture.data.reading import Sheet
-from suture.data.table_form import Form
+from suture.data.reading import Form, Sheet
+from suture.data.table import Cells, Meaning
 from suture_prepare.gathering import legend_of
 
 _LIST_SEPARATORS = ("|", ";", ",")

@@ -14,16 +14,15 @@ from statistics import median
 import tomli_w
 
 from suture.core.errors import ConfigError, DataError, LabelError
+from suture.core.escaping import as_csv, escaped, number_of, printable
 from suture.core.files import atomic_write
-from suture.core.names import as_job
-from suture.core.printable import escaped, number_of, printable
-from suture.core.spreadsheets import as_csv
+from suture.core.labels import as_job
 from suture.data.config import CONFIG, SiteConfig, StorageConfig, parse_data
 from suture.data.patient_columns import without_accents
 from suture.data.readers import read_table
-from suture.data.readers.hospital_labels import inline
+from suture.data.readers.hospital import inline
 from suture.data.table import Split, Which
-from suture.simulation.study import check_names
+from suture.execution.study import check_names
 from suture_prepare.description import MOST_SITES, Answers, Discovery
 from suture_prepare.discovery import discover
 from suture_prepare.label_discovery import CONSTANT

@@ -17,9 +17,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 
 from suture.core.errors import DataError, SutureError
+from suture.core.escaping import number_of, rich
 from suture.core.labels import LabelType, is_generic, lookalikes
-from suture.core.printable import number_of
-from suture.core.targets import rich
 from suture.core.vocabulary import CANONICAL
 from suture.data.config import SiteConfig
 from suture.data.images import ImageSource, read_all

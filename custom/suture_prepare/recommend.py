@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 from suture.cli.common import JobName, Sets, Trust, job_with, print_line
 from suture.core.errors import ConfigError, DataError, SutureError
-from suture.core.printable import number_of
+from suture.core.escaping import number_of
 
 if TYPE_CHECKING:
     from suture.core.labels import LabelSet
     from suture.data.config import SiteConfig
-    from suture.simulation.job import Job
+    from suture.execution.job import Job
 
 METHODS: dict[str, tuple[str, ...]] = {
     "surgical": ("method=surgical",),
@@ -67,7 +67,7 @@ def recommend(job: JobName, settings: Sets = None, trust: Trust = False) -> None
 def configs_of(job: Job, folder: Path) -> dict[str, SiteConfig]:
     """Return the configuration of each site of a study, or of a simulation that is written to `folder`."""
     from suture.data.config import load_site_config
-    from suture.simulation.study import StudySites
+    from suture.execution.study import StudySites
 
     if job.simulation is None:
         raise ConfigError(f"{job.name} has no sites on this machine; name the folder of a study")
@@ -128,9 +128,9 @@ def share_of_missing_labels(facts: Mapping[str, SiteFacts]) -> float:
 
 def _refused(job: Job, configs: Mapping[str, SiteConfig], labels: Mapping[str, LabelSet]) -> dict[str, str]:
     """Return the methods that a site or the labels refuse, and the first reason."""
-    from suture.simulation.job import with_settings
-    from suture.simulation.refusals import refusals
-    from suture.simulation.study import StudySites
+    from suture.execution.job import with_settings
+    from suture.execution.refusals import refusals
+    from suture.execution.study import StudySites
 
     if not isinstance(job.simulation, StudySites):
         return {}
@@ -164,7 +164,7 @@ def commands(
     job: str, chosen: Job, settings: Sequence[str], methods: Sequence[str], trust: bool = False
 ) -> Iterator[str]:
     """Return the command that compares methods on a study, or one for each of them on simulated sites."""
-    from suture.simulation.study import StudySites
+    from suture.execution.study import StudySites
 
     def line(names: Sequence[str], *more: str) -> str:
         kept = [word for word in settings if word.partition("=")[0] not in ("method", "method.name")]

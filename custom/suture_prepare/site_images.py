@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from suture.core.printable import number_of
+from suture.core.escaping import number_of
 from suture.data.config import SiteConfig
 from suture_prepare.quality import Case, Document, Findings
 

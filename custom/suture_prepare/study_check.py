@@ -8,22 +8,20 @@ from dataclasses import dataclass, field
 from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 
+from suture.core.escaping import number_of, rich
 from suture.core.labels import LabelSet, canonical, is_generic, lookalikes
-from suture.core.printable import number_of
 from suture.core.privacy import PrivacyConfig
-from suture.core.targets import rich
 from suture.data.config import SiteConfig
 from suture.data.decoding import other_modality
 from suture.data.inspection import counted_modalities, size_notes, stated_modalities
 from suture.data.table import SPLITS, Split
-from suture.federation.server.classes import ClassConflict, one_name, statements
+from suture.execution.exact_figures import forecast
+from suture.execution.job import Job
+from suture.execution.refusals import owners_of, refusals, rows_sent
+from suture.execution.study import StudySites, exact
 from suture.federation.server.notes import unprotected_note
-from suture.federation.server.registry import shared_generic
+from suture.federation.server.registry import ClassConflict, one_name, shared_generic, statements
 from suture.models import own_words
-from suture.simulation.exact_figures import forecast
-from suture.simulation.job import Job
-from suture.simulation.refusals import owners_of, refusals, rows_sent
-from suture.simulation.study import StudySites, exact
 from suture_prepare.quality import Count, Findings
 from suture_prepare.site_images import SUMMARY, Shared, describe, differences, shared, summarise
 from suture_results.sentences import EXPERIMENTAL, sentence

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 
-from suture.core.atlas import LABELS, Atlas, Relation, study_atlas
 from suture.core.errors import ConfigError
+from suture.core.escaping import rich
 from suture.core.labels import LabelSet, key, lookalikes
-from suture.core.targets import rich
+from suture.core.ontology import LABELS, Atlas, Relation, study_atlas
 from suture.core.vocabulary import AREAS, CANONICAL, SYNONYMS
 from suture.data.readers import read_table
 from suture.data.table import Table
-from suture.simulation.study import StudySites
+from suture.execution.study import StudySites
 
 LEAST = 0.8
 """Smallest score of a proposal that two names mean the same."""
@@ -68,7 +68,7 @@ class Proposal:
     """What two names may have to do with each other; a person decides.
 
     Attributes:
-        name, relation, of: as in `suture.core.atlas.Decision`.
+        name, relation, of: as in `suture.core.ontology.Decision`.
         score: 0 to 1.
         by_meaning: whether it is the cosine of an encoder's vectors, not of letters or words.
     """

@@ -11,8 +11,8 @@ from suture.data.config import SiteConfig
 from suture.data.decoding import decode_image, resize_pad
 from suture.data.images import ImageSource
 from suture.data.table import SPLITS
+from suture.execution.job import Job, load_job
 from suture.models import ModelSpec
-from suture.simulation.job import Job, load_job
 from suture_prepare.quality import Findings, Picture
 from suture_prepare.site_images import SUMMARY
 from suture_prepare.study_check import Together, matrix

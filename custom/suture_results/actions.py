@@ -13,19 +13,18 @@ import numpy as np
 
 from suture.core.entry_points import hook
 from suture.core.errors import ConfigError, DataError
+from suture.core.escaping import number_of
 from suture.core.files import model_folder, read_json, write_json
-from suture.core.printable import number_of
 from suture.core.validation import parse
 from suture.data.config import SiteConfig, load_site_config, site_files
 from suture.data.table import Split, Which
+from suture.execution.job import TUNED, FineTuning
 from suture.learning.calibration import log_odds
 from suture.learning.decisions import operating
-from suture.learning.metrics import rates
+from suture.learning.metrics import Curves, histogram, rates
 from suture.learning.operating_points import exact_thresholds
-from suture.learning.score_counts import Curves, histogram
 from suture.protocol.decisions import Decisions, DecisionSettings
 from suture.protocol.messages import FEW
-from suture.simulation.job import TUNED, FineTuning
 from suture_results import comparison, saved_models
 from suture_results.card import try_card
 from suture_results.comparison import Compared

@@ -14,12 +14,10 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from suture.core.errors import DataError, is_bug
-from suture.core.files import atomic_write, read_json
-from suture.core.plain import read_regular
-from suture.core.printable import printable
-from suture.core.targets import markdown
+from suture.core.escaping import markdown, printable
+from suture.core.files import atomic_write, read_json, read_regular
 from suture.core.validation import parse
-from suture.learning.proportions import Estimate
+from suture.learning.metrics import Estimate
 from suture.models import encoder_of
 from suture.models.saved import load_spec, weights_digest
 from suture.protocol.decisions import Decisions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from suture.core.relations import Relations
+from suture.core.ontology import Relations
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from suture.cli.common import (
 )
 from suture.core.entry_points import needed
 from suture.core.errors import ConfigError, DataError
+from suture.core.escaping import number_of
 from suture.core.files import write_json
-from suture.core.printable import number_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -390,7 +390,7 @@ def finetune(
     and tuned.json lists the cases that each run was tested on. Learning rate, batch size, device, threads and
     precision are those of [training] in the suture.toml.
     """
-    from suture.simulation.job import TUNED
+    from suture.execution.job import TUNED
     from suture_results import actions
     from suture_results.finetuning_results import finetuning_table
 

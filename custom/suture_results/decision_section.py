@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from suture.core.errors import ConfigError, unknown
+from suture.learning.metrics import Estimate, difference, wilson
 from suture.learning.operating_points import predictive
-from suture.learning.proportions import Estimate, difference, wilson
 from suture.protocol.decisions import (
     Decided,
     DecidedGroup,

@@ -19,17 +19,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from suture.core.devices import check_device
 from suture.core.errors import ConfigError, DataError
 from suture.core.files import write_json
 from suture.core.labels import LabelSet, canonical
-from suture.core.seeds import seed_for
-from suture.data.augmentation import Augmentation
-from suture.data.batch import Samples
+from suture.core.runtime import check_device, seed_for
+from suture.data.batch import Augmentation, Samples
 from suture.data.config import SiteConfig, load_site_config
 from suture.data.readers import load_table
 from suture.data.split import by_patient
 from suture.data.table import Split
+from suture.execution.job import TUNED, FineTuning
+from suture.execution.sites import TARGETS
 from suture.learning.losses import masked_bce
 from suture.learning.metrics import auroc, youden
 from suture.learning.samples import TARGET, load_samples, single_target
@@ -39,8 +39,6 @@ from suture.models.class_names import class_names
 from suture.models.classifier import AMP_DTYPES, HEADS, Classifier, load_tensors
 from suture.models.saved import load_model, load_spec, save_model
 from suture.protocol.messages import Labels
-from suture.simulation.job import TUNED, FineTuning
-from suture.simulation.sites import TARGETS
 
 log = logging.getLogger(__name__)
 

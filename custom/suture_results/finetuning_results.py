@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from rich.table import Table
 
+from suture.core.escaping import rich
 from suture.core.files import read_json
-from suture.core.targets import rich
 from suture.learning.metrics import mean_sd
 from suture.protocol.records import Metrics, parse
 from suture_results.charts import Chart, Series, line_chart
@@ -69,7 +69,7 @@ class TunedTask:
 
 @dataclass(frozen=True)
 class How:
-    """The settings of fine-tuning that the report shows; see `suture.simulation.job.FineTuning`."""
+    """The settings of fine-tuning that the report shows; see `suture.execution.job.FineTuning`."""
 
     runs: int
     epochs: int

@@ -11,7 +11,7 @@ import pandas as pd
 from rich.table import Table
 
 from suture.core.errors import DataError
-from suture.core.printable import printable
+from suture.core.escaping import printable
 from suture.protocol.records import Metrics, Round, Run, read_history, read_metrics, read_run
 from suture_results.finetuning_results import finetuning_table, nothing_measured, read_finetuning_results
 from suture_results.notes import Sentences, read_sentences

@@ -17,15 +17,13 @@ from typing import Literal
 
 from suture.core.entry_points import hook
 from suture.core.errors import ConfigError, DataError
-from suture.core.files import contained
-from suture.core.plain import open_regular
+from suture.core.files import contained, open_regular
 from suture.data.config import load_site_config, site_files
 from suture.data.decoding import SUFFIXES
-from suture.data.image_columns import Images, best_column
-from suture.data.images import ARCHIVES, ImageSource
+from suture.data.images import ARCHIVES, Images, ImageSource, best_column
 from suture.data.limits import MOST_ENCODED, MOST_TEXT, file_bytes
 from suture.data.readers import read_table
-from suture.data.table_form import JSON, TABLES, Form, read_form
+from suture.data.reading import JSON, TABLES, Form, read_form
 
 Kind = Literal["image", "text"]
 

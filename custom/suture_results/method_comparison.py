@@ -15,19 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suture.core.errors import ConfigError, DataError
+from suture.core.escaping import as_csv
 from suture.core.files import atomic_write, read_json, write_json
-from suture.core.seeds import seed_for
-from suture.core.spreadsheets import as_csv
+from suture.core.runtime import seed_for
 from suture.data.config import CONFIG, SiteConfig, write_site_config
 from suture.data.readers import read_table
 from suture.data.readers.image_list import ImageListConfig
+from suture.execution.exact_figures import hidden_names
+from suture.execution.job import Job, settings_of, with_settings
+from suture.execution.refusals import refusals
+from suture.execution.run import run_job
+from suture.execution.sites import this_machine
+from suture.execution.study import StudySites
 from suture.learning.metrics import Floats, patient_draws, weighted_auroc
-from suture.simulation.exact_figures import hidden_names
-from suture.simulation.job import Job, settings_of, with_settings
-from suture.simulation.refusals import refusals
-from suture.simulation.run import run_job
-from suture.simulation.sites import this_machine
-from suture.simulation.study import StudySites
 from suture_results.report import templates
 from suture_results.saved_models import GLOBAL, Evaluated, evaluate, models_of
 

@@ -6,11 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from suture.federation.server.scores import coarsest
-from suture.federation.server.selection import MEASURED_HERE
+from suture.federation.server.selection import MEASURED_HERE, coarsest
 from suture.learning.metrics import mean_defined
+from suture.privacy.robust import SiteUpdates, site_updates
 from suture.protocol.messages import Spent
-from suture.protocol.outliers import SiteUpdates, site_updates
 from suture.protocol.records import Metrics, Round, Run, SiteRound, read_history, read_metrics, read_run
 from suture_results.sentences import listed, sentence, why_unmeasured
 

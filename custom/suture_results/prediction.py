@@ -20,17 +20,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from suture.core.cores import usable_cores
-from suture.core.devices import moved, repeatable, unusable
 from suture.core.errors import ConfigError, DataError, DiskError
-from suture.core.files import make_folder, replacing
-from suture.core.plain import read_regular
-from suture.core.printable import number_of
-from suture.core.spreadsheets import as_cell
+from suture.core.escaping import as_cell, number_of
+from suture.core.files import make_folder, read_regular, replacing
+from suture.core.processes import usable_cores
+from suture.core.runtime import moved, repeatable, unusable
 from suture.data.decoding import needed_bits, open_image, readable, resize_pad
 from suture.data.inspection import size_notes
-from suture.learning.batch_size import evaluation_batch, that_fits
 from suture.learning.losses import probabilities
+from suture.learning.training import evaluation_batch, that_fits
 from suture.models import ModelSpec, encoder_of
 from suture.models.classifier import Classifier, Preprocessing
 from suture.models.documents import document_inputs, strange

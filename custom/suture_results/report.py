@@ -21,15 +21,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from suture.core.errors import SutureError, is_bug
+from suture.core.escaping import escaped
 from suture.core.files import atomic_write
-from suture.core.printable import escaped
-from suture.core.relations import Relations
-from suture.data.augmentation import Augmentation
+from suture.core.ontology import Relations
+from suture.data.batch import Augmentation
 from suture.data.split import HEAD, TAIL
 from suture.learning.metrics import mean_defined
 from suture.methods import method_class
 from suture.models import ModelSpec
-from suture.protocol.outliers import LONG, OPPOSED, site_updates
+from suture.privacy.robust import LONG, OPPOSED, site_updates
 from suture.protocol.records import (
     Metrics,
     Round,

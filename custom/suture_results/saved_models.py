@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from suture.core.errors import DataError, FederationError
+from suture.core.escaping import as_cell
 from suture.core.files import atomic_write, read_json
 from suture.core.labels import LabelSet
-from suture.core.seeds import generator_for
-from suture.core.spreadsheets import as_cell
-from suture.data.augmentation import Augmentation
-from suture.data.batch import Samples, columns
+from suture.core.runtime import generator_for
+from suture.data.batch import Augmentation, Samples, columns
 from suture.data.config import SiteConfig
 from suture.data.images import ImageSource
 from suture.data.table import Split

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from suture.core.printable import number_of
+from suture.core.escaping import number_of
 
 EXPERIMENTAL = (
     "[secure_aggregation] is experimental: nobody outside of this project has reviewed it, and a server that "

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from rich.padding import Padding
 from rich.table import Table
 
-from suture.core.printable import printable
-from suture.core.targets import rich
+from suture.core.escaping import printable, rich
 from suture.protocol.messages import few
 from suture.protocol.records import Metrics, Note, Run
 from suture_results.formatting import DASH, FEW_NOTE, area, count, interval, stepped

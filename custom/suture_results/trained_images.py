@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from suture.core.errors import SutureError
-from suture.core.printable import number_of
+from suture.core.escaping import number_of
 from suture.data.config import CONFIG, SiteConfig, load_site_config
 from suture.data.images import ImageSource
 from suture.data.readers import read_table
 from suture.data.table import Table
-from suture.simulation.partition import SERVER
+from suture.execution.partition import SERVER
 from suture_results.finetuning_results import read_finetuning_results
 
 _NOT_HERE = (

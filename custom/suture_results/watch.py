@@ -18,9 +18,9 @@ from socketserver import ThreadingTCPServer
 from typing import Any
 
 from suture.core.errors import ConfigError, SutureError
+from suture.core.escaping import printable
 from suture.core.files import read_json, whole_lines
-from suture.core.printable import printable
-from suture.simulation.progress import Progress
+from suture.execution.progress import Progress
 from suture_results.report import Live, render_report, render_waiting
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from suture.core.labels import LabelSet
 from suture.models import MODELS, ModelSpec, build
 from suture.models.classifier import Classifier
-from suture.models.encoders.backbone import Backbone
+from suture.models.encoders import Backbone
 
 _NAME = "encoder under check"
 

@@ -32,18 +32,19 @@ from suture.methods.base import (
     Method,
     Phase,
     RoundContext,
+    check_channels,
+    layout_of,
     learns_one_sided,
     local_round,
+    with_channels,
 )
 from suture.methods.retraining import Retraining
-from suture.methods.robust import RobustMerge, robustly_merged, unfit
-from suture.methods.sharing import check_channels, layout_of, with_channels
 from suture.models import ModelSpec
 from suture.models.classifier import Layout, split_state
+from suture.privacy.robust import RobustMerge, robustly_merged, unfit
 from suture.protocol.egress import CLASSES, Shapes, add_prefix, check_declared, resolve_shape, zeros
 from suture.protocol.messages import TaskData, Update, ones
-from suture.protocol.packing import Packed, load, tensors_of, unpack
-from suture.protocol.precision import Transport
+from suture.protocol.packing import Packed, Transport, load, tensors_of, unpack
 from suture_synthetic.trial import SITES, Trial, least_rounds
 from suture_synthetic.variants import alternatives, changed, names, numbers, with_value, within
 

@@ -18,16 +18,16 @@ from pydantic.dataclasses import dataclass as validated
 from suture.core.errors import DataError
 from suture.core.files import make_folder, read_json, remove_leftovers, temporary_beside, write_json, writing
 from suture.core.labels import LabelSet
-from suture.core.seeds import seed_for
+from suture.core.runtime import seed_for
 from suture.core.validation import LARGEST_SEED, LIMIT, STRICT
-from suture.data.prefetch import prefetch
+from suture.data.batch import prefetch
 from suture.data.readers import DataConfig
 from suture.data.readers.hospital import HospitalConfig
 from suture.data.split import by_patient
 from suture.data.table import Table
+from suture.execution.partition import SERVER
+from suture.execution.sites import Destination, SimulatedSites, write_site, write_sites
 from suture.methods.base import Method
-from suture.simulation.partition import SERVER
-from suture.simulation.sites import Destination, SimulatedSites, write_site, write_sites
 from suture_synthetic.phantom import FINDINGS
 from suture_synthetic.phantom_scans import HOSPITALS, Hospital, Order, Part, PhantomSpec, drawing
 

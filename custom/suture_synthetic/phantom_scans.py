@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
-from suture.core.cores import usable_cores
 from suture.core.errors import SutureError
-from suture.core.processes import python_child
+from suture.core.processes import python_child, usable_cores
 from suture_synthetic.phantom import FINDINGS, Anatomy, Image, Rng, chest
 
 _MANY = 2_000

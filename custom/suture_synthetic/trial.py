@@ -18,29 +18,26 @@ from suture.core.errors import ConfigError
 from suture.core.files import read_json, read_records
 from suture.core.labels import LabelSet, LabelType
 from suture.core.privacy import PrivacyConfig
-from suture.core.seeds import seed_for
-from suture.data.augmentation import Augmentation
-from suture.data.batch import Samples, columns
+from suture.core.runtime import seed_for
+from suture.data.batch import Augmentation, Samples, columns
 from suture.data.config import SiteConfig
 from suture.data.table import SPLITS, Split
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan, Schedule
 from suture.federation.server.record import describe
 from suture.federation.server.server import Server
-from suture.federation.site.releases import Answer
 from suture.federation.site.site import Site
+from suture.federation.site.store import Answer
 from suture.federation.store import experiment_folder
 from suture.learning.samples import SiteSamples
 from suture.learning.training import SiteContext
-from suture.methods.base import Method
-from suture.methods.sharing import layout_of
+from suture.methods.base import Method, layout_of
 from suture.methods.source import code_hash
 from suture.models import ModelSpec, build
 from suture.models.classifier import load_tensors, split_state
 from suture.protocol.egress import CLASSES as OF_CLASSES
 from suture.protocol.messages import TaskData, Update
-from suture.protocol.packing import Packed, unpack
-from suture.protocol.precision import Transport, received, restored
+from suture.protocol.packing import Packed, Transport, received, restored, unpack
 
 CLASSES = ("Fibrosis", "Hernia", "Mass", "Nodule")
 SITES = {"alpha": ("Mass", "Nodule"), "beta": ("Hernia", "Nodule"), "gamma": ("Fibrosis", "Mass", "Nodule")}

@@ -8,9 +8,9 @@ from operator import attrgetter
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from suture.core.errors import SutureError
+from suture.execution.job import leaves, with_setting
 from suture.methods.base import Method
 from suture.models import ModelSpec
-from suture.simulation.job import leaves, with_setting
 
 
 def names(method: Method) -> list[str]:

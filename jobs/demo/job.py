@@ -6,11 +6,11 @@ python jobs/demo/job.py --rounds 3
 """
 
 from suture.cli import run_job_file
-from suture.data.augmentation import MILD
+from suture.data.batch import MILD
+from suture.execution.job import Job
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.simulation.job import Job
 from suture_synthetic.phantom_hospitals import PhantomSites
 
 JOB = Job(

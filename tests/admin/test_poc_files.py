@@ -15,8 +15,8 @@ from own_poc import own_port
 from small_hospitals import small_study
 from suture.core.errors import ConfigError
 from suture.data.config import load_site_config
+from suture.execution.job import Job, load_job, with_settings
 from suture.flare.kit import kits_in
-from suture.simulation.job import Job, load_job, with_settings
 from suture_admin.poc import (
     _set_policies,
     check_study,

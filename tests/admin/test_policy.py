@@ -129,7 +129,7 @@ def test_an_entry_that_can_be_added_is_one_that_flare_takes(entry: str) -> None:
 def test_our_rule_is_flares(entries: list[str]) -> None:
     from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer as Flare
 
-    name = "suture.flare.filters.EgressFilter"
+    name = "suture.flare.executor.EgressFilter"
     listed = Flare._normalize_allow_list(entries)
     theirs = "*" in listed or any(Flare._path_matches_prefix(name, entry) for entry in listed)
     assert allowed(name, entries) == theirs

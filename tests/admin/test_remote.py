@@ -14,13 +14,13 @@ import pytest
 from startup_kits import MakeKit
 
 from suture.core.errors import ConfigError, DataError, FederationError
+from suture.execution.job import load_job
 from suture.federation.ownership import Submitter, claim
 from suture.federation.server.record import Record, describe
 from suture.federation.store import EXPERIMENTS
 from suture.flare import EXPERIMENT, SHARED_WITH
 from suture.flare.kit import Kit, read_kit
 from suture.methods.surgical import SurgicalAggregation
-from suture.simulation.job import load_job
 from suture_admin.job_commands import status
 from suture_admin.remote import Submission, Tail, download, state, submit
 

@@ -13,7 +13,7 @@ from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.fl_context import FLContext
 
 from suture.core.errors import ConfigError, RejectedUpdate
-from suture.flare.filters import EgressFilter
+from suture.flare.executor import EgressFilter
 from suture.flare.kit import policy_file, read_kit, read_kit_json
 from suture.flare.scopes import check_scope
 from suture_admin.policy import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fedlsm_counts import page
 
-from suture.simulation.partition import class_lists
+from suture.execution.partition import class_lists
 from suture_papers.chest_xrays.nih import LABELS as NIH
 from suture_papers.skin_lesions.isic import LABELS as ISIC
 

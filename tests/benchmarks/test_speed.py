@@ -16,9 +16,9 @@ from harness import command
 from parts.sites import write_site
 
 from suture.core.files import read_records
+from suture.execution.job import check_federated
 from suture.methods import method_class
 from suture.models import ModelSpec
-from suture.simulation.job import check_federated
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 from suture.cli import app
 from suture.core.errors import ConfigError, DataError
 from suture.data.text import clinical_vocabulary, read_vocabulary
-from suture.simulation.job import load_job
+from suture.execution.job import load_job
 
 PMFL = ("--patients", 1, "--tokeniser", "pmfl")
 

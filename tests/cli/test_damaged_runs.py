@@ -17,10 +17,9 @@ from suture.cli import app
 from suture.cli.common import guarded
 from suture.core import VERSION
 from suture.core.errors import ConfigError, DataError
+from suture.execution.run import begin_here, check_folder
 from suture.federation.server.record import Record
 from suture.protocol.records import read_history
-from suture.simulation.run import check_folder
-from suture.simulation.run_files import begin_here
 from suture_results.report import write_report
 
 JOB = replace(SMALL, rounds=3, simulation=None)

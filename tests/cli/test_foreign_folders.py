@@ -12,14 +12,13 @@ import suture as api
 from small_hospitals import small_study
 from suture.cli.app import app
 from suture.core.errors import ConfigError
-from suture.simulation import job_files
-from suture.simulation.job import load_job
-from suture.simulation.job_files import known_jobs
+from suture.execution import job as job_files
+from suture.execution.job import known_jobs, load_job
 
 PLANTED = """\
 from pathlib import Path
 Path({mark!r}).write_text("run")
-from suture.simulation.job import load_job
+from suture.execution.job import load_job
 JOB = load_job("demo")
 """
 REFUSED = r"job\.py is code.*--trust.*job\.toml"
@@ -134,7 +133,7 @@ def test_what_is_run_is_the_file_and_no_bytecode_beside_it(study: Path, mark: Pa
     job = study / "job.py"
     cached = importlib.util.cache_from_source(str(job))
     py_compile.compile(str(job), cached, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
-    job.write_text('from suture.simulation.job import load_job\nJOB = load_job("demo")\n')
+    job.write_text('from suture.execution.job import load_job\nJOB = load_job("demo")\n')
     assert load_job(job).name == "demo"
     assert not mark.exists()
 

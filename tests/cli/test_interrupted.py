@@ -79,7 +79,7 @@ def test_an_interruption_before_the_run_leaves_nothing(
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("suture.simulation.run._begin", stop)
+    monkeypatch.setattr("suture.execution.run._begin", stop)
     done = CliRunner().invoke(app, ["run", "demo", "--env", "local", "--out", str(tmp_path / "r")])
     assert done.exit_code == 130
     assert "no files are left" in done.output
@@ -93,7 +93,7 @@ def test_an_interruption_after_the_end_names_the_report(
         (tmp_path / "run.json").write_text('{"status": "finished"}')
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("suture.simulation.run.run_job", stop)
+    monkeypatch.setattr("suture.execution.run.run_job", stop)
     done = CliRunner().invoke(app, ["run", "demo", "--env", "local", "--out", str(tmp_path)])
     assert (done.exit_code, done.output.strip()) == (
         130,
@@ -107,7 +107,7 @@ def test_every_option_of_the_run_is_in_the_command(tmp_path: Path, monkeypatch: 
         (tmp_path / "r" / "run.json").write_text("{}")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("suture.simulation.run.run_job", stop)
+    monkeypatch.setattr("suture.execution.run.run_job", stop)
     given = [
         "--env",
         "sim",

@@ -75,12 +75,12 @@ MODES = {"mode", "newline", "encoding"}
 CHECKED = ("file", "opened", "source", "io.BytesIO", "BytesIO", "f'/dev/fd/", "listed", "workbook")
 
 OWN = {
-    "core/plain.py": "opens for all others",
-    "core/cores.py": "/sys",
+    "core/files.py": "opens for all others",
+    "core/processes.py": "/sys",
     "core/vocabulary.py": "files of this package",
-    "simulation/start_watch.py": "/proc",
-    "simulation/partition.py": "a file of this package",
-    "simulation/catalogue.py": "files of this package",
+    "execution/simulator.py": "/proc",
+    "execution/partition.py": "a file of this package",
+    "execution/catalogue.py": "files of this package",
     "data/embedding.py": "a file of this package",
     "plots.py": "a file of this package",
     "tables/render.py": "figures that this process has drawn",

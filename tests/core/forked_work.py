@@ -8,7 +8,7 @@ import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from suture.core.fork_server import ForkServer
+from suture.core.processes import ForkServer
 
 
 def answer(line: Connection) -> None:

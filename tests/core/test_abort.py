@@ -7,9 +7,8 @@ import threading
 import pytest
 import torch
 
-from suture.core.abort import abortable, check_abort
-from suture.core.devices import moved
 from suture.core.errors import Aborted
+from suture.core.runtime import abortable, check_abort, moved
 
 
 def test_what_moves_a_batch_ends_where_the_job_is_aborted() -> None:

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from suture.core.allocator import keep_memory, keeping_memory
+from suture.core.processes import keep_memory, keeping_memory
+from suture.execution import simulator
 from suture.flare.kit import Kit
-from suture.simulation import simulator
 from suture_admin import processes
 
 # Takes and frees 64 MB twenty times, written to, and counts the pages that the kernel had to give.
 FAULTS = """
 import resource, threading
-from suture.core.allocator import keep_memory
+from suture.core.processes import keep_memory
 {first}
 def use():
     for _ in range(20):

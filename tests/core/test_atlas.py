@@ -11,19 +11,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from suture.core.atlas import (
+from suture.core.errors import ConfigError
+from suture.core.labels import LabelSet, canonical, key
+from suture.core.ontology import (
     LABELS,
     Atlas,
     Decision,
+    Relations,
     excerpt,
+    implied,
     read_atlas,
     record,
     study_atlas,
     write_excerpt,
 )
-from suture.core.errors import ConfigError
-from suture.core.labels import LabelSet, canonical, key
-from suture.core.relations import Relations, implied
 from suture.core.vocabulary import AREAS, CANONICAL, ENTRIES, SYNONYMS, groups, listed, rows
 
 ON = datetime.date(2026, 11, 25)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from suture.core import vocabulary
-from suture.core.codes import GENERAL, SYSTEMS, Code, check_code, check_stated, codes_of, stated_codes
 from suture.core.errors import LabelError
+from suture.core.ontology import GENERAL, SYSTEMS, Code, check_code, check_stated, codes_of, stated_codes
 from suture.core.vocabulary import CANONICAL
 
 EVERY = codes_of(CANONICAL)

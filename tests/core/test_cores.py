@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from suture.core import cores
-from suture.core.cores import usable_cores
+from suture.core import processes as cores
+from suture.core.processes import usable_cores
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from rounds import configured
-from suture.core.devices import device_name, out_of_memory, repeatable, unusable
 from suture.core.errors import ConfigError
-from suture.federation.server.held_out import HeldOut
+from suture.core.runtime import device_name, out_of_memory, repeatable, unusable
+from suture.federation.server.checks import HeldOut
 from suture.federation.site.abstention import reason_of
 from suture.federation.site.site import Site, check_consent
-from suture.learning.batch_size import that_fits
+from suture.learning.training import that_fits
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import SiteInfo, TaskData
 from suture_results.finetuning import FineTuning, tune

@@ -14,10 +14,10 @@ from suture.cli.common import command_of
 from suture.core.entry_points import registered
 from suture.core.errors import ConfigError
 from suture.data.config import load_site_config
+from suture.execution.catalogue import rows
+from suture.execution.job import load_job
 from suture.methods import method_class
 from suture.models.priors import PriorSpec, load_prior
-from suture.simulation.catalogue import rows
-from suture.simulation.job import load_job
 
 GROUPS = ("methods", "datasets", "priors", "simulations", "commands", "catalogue")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from suture.core.errors import SutureError
-from suture.models.backbones import efficientnet_lite0
+from suture.models.encoders import efficientnet_lite0
 from suture_results.example_images import example_images
 from suture_results.model_export.pictures import explain_files
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from forked_work import answer
 
-from suture.core.fork_server import ForkServer
+from suture.core.processes import ForkServer
 
 pytestmark = pytest.mark.complete
 

@@ -9,18 +9,17 @@ from pathlib import Path
 import pytest
 
 from suture.core.errors import ConfigError, LabelError, RejectedUpdate, SutureError
-from suture.core.labels import canonical
-from suture.core.names import check_experiment, check_label, check_sites
-from suture.data.augmentation import Augmentation
+from suture.core.labels import canonical, check_experiment, check_label, check_sites
+from suture.data.batch import Augmentation
 from suture.data.config import load_site_config
+from suture.execution.job import load_job
+from suture.execution.run import run_job
 from suture.federation.plan import Plan
 from suture.flare.recipe import export_job
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.protocol.messages import SiteInfo
 from suture.protocol.packing import Packed, pack, unpack
-from suture.simulation.job import load_job
-from suture.simulation.run import run_job
 
 BAD = [
     "",

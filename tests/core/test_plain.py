@@ -9,16 +9,19 @@ from pathlib import Path
 import pytest
 
 from suture.core.errors import ConfigError, DataError, as_word, shown
-from suture.core.files import append_line, read_json, read_records, whole_lines
-from suture.core.plain import (
+from suture.core.files import (
     DEEPEST,
     LARGEST_FILE,
     LARGEST_TOML,
     MOST_VALUES,
+    append_line,
     check_plain,
     parse_json,
+    read_json,
+    read_records,
     read_regular,
     read_toml,
+    whole_lines,
 )
 from suture.core.validation import parse
 from suture.federation.plan import Schedule
@@ -138,7 +141,7 @@ def test_the_lines_of_a_long_run_have_no_bound_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The history of 1,300 rounds of twenty sites is larger than any other file of JSON."""
-    monkeypatch.setattr("suture.core.plain.LARGEST_FILE", 100)
+    monkeypatch.setattr("suture.core.files.LARGEST_FILE", 100)
     path = tmp_path / "history.jsonl"
     path.write_text('{"round": 1}\n' * 20)
     assert len(read_records(path)) == 20
@@ -243,6 +246,6 @@ def test_the_records_of_a_file_are_bounded_together(tmp_path: Path, monkeypatch:
     path = tmp_path / "history.jsonl"
     path.write_text('{"round": 1}\n' * 20)
     assert len(read_records(path)) == 20
-    monkeypatch.setattr("suture.core.plain.LARGEST_WHOLE", 100)
+    monkeypatch.setattr("suture.core.files.LARGEST_WHOLE", 100)
     with pytest.raises(DataError, match="it is larger than"):
         read_records(path)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from suture.core.errors import RejectedUpdate
-from suture.core.printable import LONGEST_LINE, printable, printable_lines, printable_values
+from suture.core.escaping import LONGEST_LINE, printable, printable_lines, printable_values
 
 FORGED = "lost\x1b[1A\x1b[2K\r\nround 99/99  1.0 s\x9b2J\u202e\u2028end"
 
@@ -44,7 +44,7 @@ def test_the_text_of_a_rejection_is_one_short_line() -> None:
 def test_a_library_that_sets_up_logging_does_not_change_the_lines_of_ours() -> None:
     """opacus does so where it is imported."""
     program = (
-        "import logging; from suture.core.printable import clean_warnings; clean_warnings()\n"
+        "import logging; from suture.core.escaping import clean_warnings; clean_warnings()\n"
         "logging.basicConfig(format='%(asctime)s THEIRS %(message)s', datefmt='%m/%d/%Y')\n"
         "logging.getLogger('opacus').info('unseen'); logging.getLogger('suture').warning('a\\x1b line')"
     )

@@ -14,16 +14,23 @@ from typer.testing import CliRunner
 
 from suture.cli.app import app
 from suture.core.errors import SutureError
-from suture.core.files import read_json, read_records, whole_lines
+from suture.core.files import (
+    named_regular,
+    open_regular,
+    read_bounded,
+    read_json,
+    read_records,
+    read_regular,
+    read_toml,
+    whole_lines,
+)
 from suture.core.labels import LabelSet
-from suture.core.plain import named_regular, open_regular, read_bounded, read_regular, read_toml
 from suture.data.archives import reports
 from suture.data.images import ImageSource
 from suture.data.limits import file_bytes
-from suture.data.reading import read_lines, read_sheet, read_text, stream_columns
-from suture.data.table_form import read_form
+from suture.data.reading import read_form, read_lines, read_sheet, read_text, stream_columns
 from suture.models import ModelSpec, build
-from suture.models.heads import name_vectors
+from suture.models.classifier import name_vectors
 from suture.models.saved import load_model, save_model
 from suture.models.weights import read_weights
 from suture.protocol import packing

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 
 from hypothesis_profiles import examples
-from suture.core import relations
-from suture.core.atlas import read_atlas
+from suture.core import ontology as relations
 from suture.core.errors import LabelError
-from suture.core.relations import Relations, implied
+from suture.core.ontology import Relations, implied, read_atlas
 
 NAN = np.nan
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suture.core import secret_sharing
-from suture.core.secret_sharing import PRIME, SHARE, combine, split
+from suture.privacy import masking as secret_sharing
+from suture.privacy.masking import PRIME, SHARE, combine, split
 
 
 def test_shares_are_values_of_a_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suture.core.spreadsheets import as_cell, from_cell, no_formula
+from suture.core.escaping import as_cell, from_cell, no_formula
 
 
 @pytest.mark.parametrize("text", ["", "a.png", "ward 7/ä;b,c.png", 'a"b', "P-17", "Barrett's", "0-1"])

@@ -13,8 +13,8 @@ import tomli_w
 from rounds import conformant
 from suture.core.errors import ConfigError
 from suture.core.validation import flat, parse
+from suture.execution.job import load_job, with_settings
 from suture.methods import METHODS
-from suture.simulation.job import load_job, with_settings
 from suture_papers.tables.claims import Claims
 from suture_papers.tables.spec import TableSpec
 

@@ -14,8 +14,7 @@ from PIL import Image
 
 from suture.core.errors import DataError
 from suture.data import archives
-from suture.data.image_columns import images_of
-from suture.data.images import ImageSource
+from suture.data.images import ImageSource, images_of
 from suture_results.inputs import find_inputs
 
 Change = Callable[[tarfile.TarInfo], None]

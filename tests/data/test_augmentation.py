@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suture.data import augmentation
-from suture.data.augmentation import MILD, STRONG, SURGICAL, WEAK, Augmentation, augment, resample
-from suture.models.backbones import IMAGENET
+from suture.data import batch as augmentation
+from suture.data.batch import MILD, STRONG, SURGICAL, WEAK, Augmentation, augment, resample
+from suture.models.encoders import IMAGENET
 
 
 def images(n: int = 4) -> torch.Tensor:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from suture.data import decoder_warnings
-from suture.data.decoder_warnings import warned_of
+from suture.data import decoding as decoder_warnings
+from suture.data.decoding import warned_of
 
 PREDICTED = """
 import sys

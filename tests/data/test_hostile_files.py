@@ -40,14 +40,14 @@ from pydicom.uid import (
 
 import suture.data.decoding as decoding
 from suture.core.errors import DataError
-from suture.data import dicom as dicom_module
+from suture.data import decoding as dicom_module
 from suture.data import images
 from suture.data.archives import reports, tar_members, unpacking
 from suture.data.decoding import decode_image
-from suture.data.image_cache import decode
 from suture.data.images import ImageSource, read_all
 from suture.data.limits import MOST_LISTED, MOST_PIXELS, file_bytes
 from suture.data.reading import read_columns, read_sheet, read_text
+from suture.learning.samples import decode
 from suture_results.inputs import find_inputs
 
 PEAK = 600

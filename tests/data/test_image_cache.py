@@ -1,4 +1,4 @@
-"""suture.data.image_cache: images decoded once."""
+"""suture.learning.samples: images decoded once."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import suture.data.image_cache as cache
+import suture.learning.samples as cache
 from killing import forked
 from suture.core.errors import DataError
 from suture.core.labels import LabelSet
-from suture.data.image_cache import decode
 from suture.data.images import ImageSource
 from suture.data.table import Table
+from suture.learning.samples import decode
 
 N = 40
 

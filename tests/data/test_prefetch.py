@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from suture.core.errors import DataError
-from suture.data.prefetch import prefetch
+from suture.data.batch import prefetch
 
 
 def threads() -> list[str]:

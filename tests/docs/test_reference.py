@@ -11,8 +11,8 @@ from reference import FIRST, _family, _rows, _sections, pages, write_pages
 
 from suture.cli.app import documented
 from suture.data.config import SiteConfig
+from suture.execution import catalogue
 from suture.methods import METHODS
-from suture.simulation import catalogue
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 ROOT = documented()

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
-from suture.methods.sharing import SharingSpec
+from suture.methods.base import SharingSpec
 from suture.models import ModelSpec, build
+from suture.models import encoders as described
 from suture.models.classifier import Classifier
-from suture.models.encoders import described
 from suture.models.saved import load_model, save_model
 from suture.models.weights import fill
 

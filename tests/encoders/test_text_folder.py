@@ -21,11 +21,11 @@ from torch import Tensor
 from sentence_folder import SMALL, WORDS, changed, network, sentence_folder, static_folder, tokeniser
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
+from suture.execution.catalogue import model_facts
 from suture.models import ModelSpec, build, check_portable, encoder_of, self_contained
 from suture.models.classifier import Classifier
 from suture.models.documents import document_inputs, with_digest
 from suture.models.saved import load_model, save_model
-from suture.simulation.catalogue import model_facts
 from suture_encoders import text_folder
 from suture_encoders.text_folder import TEXT_NETWORKS
 

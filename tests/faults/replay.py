@@ -10,13 +10,13 @@ from typing import Any
 from poc import Poc, digest
 
 from suture.data.config import load_site_config
+from suture.execution.job import Job
 from suture.federation.loop import Loop, federate
 from suture.federation.server.collector import Receiver
 from suture.federation.server.server import open_server
 from suture.federation.site.site import Site
 from suture.protocol.messages import TaskData, TaskName
 from suture.protocol.packing import Packed, unpack
-from suture.simulation.job import Job
 
 Absent = frozenset[tuple[str, int]]
 """Sites and rounds in which they did not count."""

@@ -17,8 +17,8 @@ from suture.federation.loop import Loop, federate
 from suture.federation.server.collector import Receiver
 from suture.federation.site.site import Site
 from suture.learning.training import LocalTraining
-from suture.methods.secure_aggregation import SecureAggregation
 from suture.methods.surgical import SurgicalAggregation
+from suture.privacy.secure_aggregation import SecureAggregation
 from suture.protocol.messages import Masking, TaskData, TaskName
 from suture.protocol.packing import Packed, load, unpack
 

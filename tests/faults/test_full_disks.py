@@ -23,14 +23,14 @@ from example_run import history_records, metrics_record, run_record, write_run
 from small_job import SMALL
 from suture.core.errors import SutureError
 from suture.core.labels import LabelSet
-from suture.data.image_cache import decode
 from suture.data.table import Table
+from suture.execution import run as running
 from suture.federation.store import Rounds
 from suture.flare.recipe import export_job
+from suture.learning.samples import decode
 from suture.models import ModelSpec, build
 from suture.models.saved import save_model
 from suture.protocol.packing import Packed
-from suture.simulation import run as running
 from suture_results.report import write_report
 from suture_synthetic.phantom_hospitals import PhantomSites
 

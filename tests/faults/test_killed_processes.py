@@ -23,7 +23,7 @@ from ledger import Found, rounds_lost
 from poc import PROXIED, Poc, digest, small_job, tree, until
 from replay import absent, clean, replayed
 
-from suture.simulation.job import Job, with_settings
+from suture.execution.job import Job, with_settings
 from suture_admin.recovery import resume
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]

@@ -17,9 +17,9 @@ from killing import killing
 from small_job import SMALL
 from suture.core.errors import ConfigError
 from suture.core.files import atomic_write, make_folder
-from suture.simulation import run as running
-from suture.simulation.job import with_settings
-from suture.simulation.run_files import MADE, begin_here
+from suture.execution import run as running
+from suture.execution.job import with_settings
+from suture.execution.run import MADE, begin_here
 from suture_synthetic.phantom_hospitals import PhantomSites
 
 JOB = replace(SMALL, simulation=PhantomSites())

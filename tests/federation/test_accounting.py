@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from suture.federation.accounting import MULTIPLIERS, Mechanism, composed, epsilon, multiplier_for
+from suture.privacy.differential_privacy import MULTIPLIERS, Mechanism, composed, epsilon, multiplier_for
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -13,16 +13,15 @@ from torch import Tensor
 from rounds import reply_of
 from strangers.scaffold import Scaffold
 from suture.core.errors import ConfigError, RejectedUpdate
-from suture.federation.differential_privacy import Noise
 from suture.federation.loop import Loop
 from suture.federation.server.global_model import read_model
 from suture.federation.server.norm_bound import Measure
 from suture.federation.server.record import what_leaves
 from suture.federation.server.server import Server
 from suture.learning.training import LocalTraining
-from suture.methods.base import GlobalModel, hyperparameters
-from suture.methods.sharing import layout_of
+from suture.methods.base import GlobalModel, hyperparameters, layout_of
 from suture.models.classifier import Layout
+from suture.privacy.differential_privacy import Noise
 from suture.protocol.check import check_reply
 from suture.protocol.egress import CLASSES, SCALE_OF_MODEL, Channel, Egress, strip_prefix
 from suture.protocol.messages import Abstain, TaskData, Update, ones

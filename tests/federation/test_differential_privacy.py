@@ -20,14 +20,12 @@ from hypothesis import strategies as st
 from hypothesis_profiles import examples
 from noted import noted
 from suture.core.errors import ConfigError
-from suture.core.noise import gaussian
 from suture.core.privacy import PrivacyConfig
-from suture.federation.accounting import Mechanism, rounded_up
-from suture.federation.accounting import epsilon as epsilon_of
-from suture.federation.differential_privacy import Noise
-from suture.learning.optimisers import NonFiniteLoss
-from suture.learning.training import LocalTraining
+from suture.learning.patient_privacy import gaussian
+from suture.learning.training import LocalTraining, NonFiniteLoss
 from suture.methods.surgical import SurgicalAggregation
+from suture.privacy.differential_privacy import Mechanism, Noise, rounded_up
+from suture.privacy.differential_privacy import epsilon as epsilon_of
 from suture.protocol.messages import Spent, TaskData, Update, ones
 from suture_results.notes import describe_spent
 

@@ -14,11 +14,11 @@ import torch
 from PIL import Image
 
 from suture.core.errors import ConfigError
+from suture.execution.job import load_job
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import Plan
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
-from suture.simulation.job import load_job
 from suture_results.model_export.explanation import explain
 from suture_results.prediction import open_model
 

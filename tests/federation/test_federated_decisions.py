@@ -19,9 +19,9 @@ from rounds import reply_of
 from suture.core.errors import RejectedUpdate
 from suture.federation.loop import federate
 from suture.federation.server.server import Server
-from suture.federation.site.first_counts import FirstCounts
+from suture.federation.site.store import FirstCounts
 from suture.learning.diagrams import diagrams
-from suture.learning.score_counts import Curves
+from suture.learning.metrics import Curves
 from suture.learning.training import LocalTraining
 from suture.methods.pfl import PersonalisedFL
 from suture.methods.surgical import SurgicalAggregation

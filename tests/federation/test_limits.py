@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from suture.core.privacy import PrivacyConfig
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
-from suture.protocol.disclosure import BOUND, may_be
+from suture.protocol.egress import BOUND, may_be
 from suture.protocol.records import read_history
 
 pytestmark = pytest.mark.complete

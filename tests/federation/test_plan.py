@@ -11,7 +11,7 @@ import pytest
 
 from small_job import SMALL
 from suture.core.errors import CodeMismatch, ConfigError
-from suture.data.augmentation import Augmentation
+from suture.data.batch import Augmentation
 from suture.federation.plan import Plan, Schedule, code_hash, needed
 from suture.federation.server.server import open_server
 from suture.methods import METHODS

@@ -17,8 +17,7 @@ from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.protocol.messages import TaskData, Update
-from suture.protocol.packing import Packed, digest, pack, unpack
-from suture.protocol.precision import Transport, narrow
+from suture.protocol.packing import Packed, Transport, digest, narrow, pack, unpack
 from suture_synthetic.trial import Trial
 
 SMALL = ModelSpec("cnn", size=16)

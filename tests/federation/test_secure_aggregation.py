@@ -19,6 +19,8 @@ from hypothesis_profiles import examples
 from noted import noted
 from suture.core.errors import ConfigError, FederationError, InUse
 from suture.core.files import hold, read_records
+from suture.execution.job import load_job, with_settings
+from suture.execution.run import run_job
 from suture.federation.loop import federate
 from suture.federation.server.checks import check_same_classes
 from suture.federation.server.server import Server
@@ -28,17 +30,14 @@ from suture.federation.site.site import Site
 from suture.federation.store import EXPERIMENTS
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
-from suture.methods.secure_aggregation import SecureAggregation
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.models.classifier import Layout
-from suture.protocol import masking
-from suture.protocol.masked_updates import apart, received_of, ring_of
-from suture.protocol.masking import Attempt, Masked, MaskingRefused, from_fixed_point, sorted_out, unmasked
+from suture.privacy import masking
+from suture.privacy.masking import Attempt, Masked, MaskingRefused, from_fixed_point, sorted_out, unmasked
+from suture.privacy.secure_aggregation import SecureAggregation, apart, received_of, ring_of
 from suture.protocol.messages import Abstain, Masking, MaskKeys, MaskTask, TaskData, Update
 from suture.protocol.packing import Packed, load, pack, unpack
-from suture.simulation.job import load_job, with_settings
-from suture.simulation.run import run_job
 from suture_results.report import write_report
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))

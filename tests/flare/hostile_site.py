@@ -13,7 +13,7 @@ from nvflare.apis.shareable import make_reply
 from suture.flare import recipe, simulate
 from suture.flare.codec import from_shareable_
 from suture.flare.compat.allow_list import allowing
-from suture.flare.filters import EgressFilter
+from suture.flare.executor import EgressFilter
 from suture.protocol.messages import Update
 from suture.protocol.packing import unpack
 

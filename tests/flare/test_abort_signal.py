@@ -12,11 +12,10 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 
 from rounds import conformant
-from suture.core.devices import moved
+from suture.core.runtime import moved
 from suture.flare import PLAN
 from suture.flare.codec import to_shareable
-from suture.flare.executor import ALLOWED, SiteExecutor
-from suture.flare.filters import EgressFilter
+from suture.flare.executor import ALLOWED, EgressFilter, SiteExecutor
 from suture.models import ModelSpec
 from suture.protocol.messages import TaskData
 from suture.protocol.packing import pack

@@ -18,13 +18,12 @@ from one_site import OneSite
 from PIL import Image
 
 from suture.core.errors import RescueFactorError
-from suture.data.augmentation import Augmentation
+from suture.data.batch import Augmentation
 from suture.federation.plan import Plan, Schedule, code_hash
 from suture.federation.server.server import open_server
 from suture.flare.codec import from_shareable_
 from suture.flare.compat.tensors import register
-from suture.learning.optimisers import GradientOverflow, NonFiniteLoss
-from suture.learning.training import LocalTraining
+from suture.learning.training import GradientOverflow, LocalTraining, NonFiniteLoss
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.protocol.messages import Abstain, TaskData, Update

@@ -20,7 +20,7 @@ from suture.core.errors import ConfigError
 from suture.flare.client import gradients, load, receive, send
 from suture.flare.components import MethodAggregator
 from suture.flare.local import network
-from suture.methods.sharing import Share
+from suture.methods.base import Share
 from suture.protocol.messages import RECORDED
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "flare-fedavg"

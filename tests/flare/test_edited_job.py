@@ -15,6 +15,7 @@ from nvflare.apis.workspace import Workspace
 
 from job_app import place_app
 from suture.core.errors import ConfigError
+from suture.execution.job import load_job
 from suture.flare import PLAN, SCHEDULE
 from suture.flare.controller import FederationController
 from suture.flare.executor import SiteExecutor
@@ -23,7 +24,6 @@ from suture.flare.workspace import fingerprint, read_settings
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Abstain, SiteInfo, TaskData
 from suture.protocol.packing import unpack
-from suture.simulation.job import load_job
 
 Edit = dict[str, Any]
 

@@ -28,7 +28,7 @@ from rounds import conformant
 from suture.core.errors import FederationError
 from suture.federation.loop import Loop, federate
 from suture.federation.server.record import describe
-from suture.flare.events import RunEvents, of_round, of_test, part_of_name
+from suture.flare.controller import RunEvents, of_round, of_test, part_of_name
 from suture.models import ModelSpec
 from suture.protocol.records import read_history, read_metrics
 from suture_synthetic.trial import Trial

@@ -16,6 +16,7 @@ from nvflare.apis.workspace import Workspace
 
 from job_app import place_app
 from suture.core.errors import SutureError
+from suture.execution.job import load_job, with_settings
 from suture.federation.loop import Loop, federate
 from suture.federation.ownership import NotOwner
 from suture.federation.plan import code_hash
@@ -28,7 +29,6 @@ from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import Abstain, SiteInfo, TaskData
 from suture.protocol.packing import unpack
-from suture.simulation.job import load_job, with_settings
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))
 MINE, THEIRS = ("lead@a.org", "a"), ("lead@b.org", "b")

@@ -15,8 +15,7 @@ from nvflare.fuel.utils import fobs
 from suture.core.errors import RejectedUpdate
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.tensors import register
-from suture.flare.executor import ALLOWED
-from suture.flare.filters import EgressFilter
+from suture.flare.executor import ALLOWED, EgressFilter
 from suture.protocol.check import AllowedReply
 from suture.protocol.egress import Egress
 from suture.protocol.messages import Abstain, TaskData, Update, ones

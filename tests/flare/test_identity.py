@@ -22,9 +22,9 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import NameOID
 
 from suture.core.errors import ConfigError
-from suture.flare.identity import KitIdentity
 from suture.flare.kit import kits_in
-from suture.protocol.masking import MaskingRefused
+from suture.flare.workspace import KitIdentity
+from suture.privacy.masking import MaskingRefused
 from suture_admin.poc import project_of, project_template, provision
 
 Key = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey

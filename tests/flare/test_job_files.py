@@ -12,6 +12,7 @@ from one_site import OneSite
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
+from suture.execution.job import Job, load_job
 from suture.federation.plan import Plan
 from suture.flare import PLAN
 from suture.flare.codec import from_shareable_
@@ -24,7 +25,6 @@ from suture.models.priors import PriorSpec
 from suture.models.saved import load_model, load_spec, save_model
 from suture.protocol.messages import Abstain, TaskData
 from suture.protocol.packing import unpack
-from suture.simulation.job import Job, load_job
 from suture_papers.fedmas.fedmas import FedMAS
 from suture_results.prediction import open_model
 

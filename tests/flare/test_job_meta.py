@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from suture.cli import app
 from suture.data.config import load_site_config
+from suture.execution.job import load_job, with_settings
 from suture.flare.recipe import export_job
 from suture.flare.workspace import on_assigned
-from suture.simulation.job import load_job, with_settings
 
 
 def meta_of(folder: Path, *settings: str, sites: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:

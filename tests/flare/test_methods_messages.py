@@ -15,13 +15,11 @@ from suture.federation.loop import Loop, federate
 from suture.federation.site.site import Site
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.tensors import register
-from suture.flare.executor import ALLOWED
-from suture.flare.filters import EgressFilter
+from suture.flare.executor import ALLOWED, EgressFilter
 from suture.methods.base import Method
 from suture.models import ModelSpec
 from suture.protocol.messages import TaskData
-from suture.protocol.packing import Packed, unpack
-from suture.protocol.precision import Transport
+from suture.protocol.packing import Packed, Transport, unpack
 from suture_synthetic.trial import Trial
 
 pytestmark = pytest.mark.complete

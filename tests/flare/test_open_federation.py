@@ -20,12 +20,12 @@ from outside_method import NAME, install, on_path
 from own_poc import Federation, own_port, provisioned, suture, with_keys_of_their_own
 from small_hospitals import write_hospital
 from suture.data.config import load_site_config
+from suture.execution.job import Job, load_job, with_settings
 from suture.federation.loop import Loop, federate
 from suture.federation.server.server import open_server
 from suture.federation.site.site import Site
 from suture.flare.kit import change_policy
-from suture.models.checkpoints import read_checkpoint
-from suture.simulation.job import Job, load_job, with_settings
+from suture.models.weights import read_checkpoint
 from suture_admin.kit_checks import check_connection
 from suture_admin.poc import project_of, project_template
 from suture_admin.policy import SHARED, allow_classes, make_strict, missing_classes, storages, survive

@@ -20,6 +20,8 @@ from job_app import place_app
 from outside_method import CLASS, DISTRIBUTION, METADATA, MODULE, NAME, install, on_path
 from suture.core.entry_points import PACKAGES
 from suture.core.errors import CodeMismatch, ConfigError, FederationError
+from suture.execution.job import Job, check_federated, load_job, with_settings
+from suture.execution.run import run_job
 from suture.federation.plan import Plan
 from suture.flare import PLAN, SCHEDULE
 from suture.flare.codec import from_shareable_
@@ -31,8 +33,6 @@ from suture.methods import method_class, outside
 from suture.methods.source import code_hash
 from suture.protocol.messages import Abstain, TaskData
 from suture.protocol.packing import unpack
-from suture.simulation.job import Job, check_federated, load_job, with_settings
-from suture.simulation.run import run_job
 from suture_admin.policy import CLASSES
 
 SMALL = ["rounds=1", "simulation.images=60", "simulation.held_out=60", "model.size=16", "epochs=1"]

@@ -22,14 +22,13 @@ from nvflare.private.fed.client.client_json_config import ClientJsonConfigurator
 from nvflare.private.fed.server.server_json_config import ServerJsonConfigurator
 
 from suture.core.errors import ConfigError
+from suture.execution.job import Job, jobs_folder, known_jobs, load_job, with_settings
 from suture.federation.plan import Plan, Schedule
 from suture.flare import EXPERIMENT, PLAN, SCHEDULE, recipe
 from suture.flare.compat.bell import TaskNotifier
 from suture.flare.compat.plain_json import SIGNED
-from suture.flare.filters import EgressFilter
+from suture.flare.executor import EgressFilter
 from suture.flare.recipe import export_job, recipe_of
-from suture.simulation.job import Job, load_job, with_settings
-from suture.simulation.job_files import jobs_folder, known_jobs
 
 TASKS = ["handshake", "mask", "train", "calibrate", "evaluate"]
 JOBS = ["demo", "surgical_nih"]

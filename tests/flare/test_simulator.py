@@ -28,13 +28,12 @@ from shadows import plant
 from small_hospitals import write_hospital
 from suture.cli.app import app
 from suture.core.errors import FederationError
+from suture.execution import simulator as start_watch
+from suture.execution.job import FineTuning, Job, load_job, with_settings
+from suture.execution.run import files_of_run, run_job
+from suture.execution.study import StudySites
 from suture.models import ModelSpec
 from suture.protocol.packing import load
-from suture.simulation import start_watch
-from suture.simulation.job import FineTuning, Job, load_job, with_settings
-from suture.simulation.run import run_job
-from suture.simulation.run_files import files_of_run
-from suture.simulation.study import StudySites
 from suture_papers.metafl.pmfl import PMFL
 from suture_papers.metafl.single_target import SingleTargetSites
 from suture_synthetic.phantom_hospitals import PhantomSites
@@ -220,7 +219,7 @@ def test_neither_a_site_that_hangs_at_its_start_nor_one_that_flare_cannot_decode
     def hostile(command: list[str], **how: Any) -> Any:
         return popen([command[0], hostile_site.__file__, *command[3:]], **how)
 
-    monkeypatch.setattr("suture.simulation.simulator.subprocess.Popen", hostile)
+    monkeypatch.setattr("suture.execution.simulator.subprocess.Popen", hostile)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     monkeypatch.setattr(start_watch, "STILL", 8)
     threading.Thread(target=stop_once, args=["lakeside"], daemon=True).start()
@@ -228,7 +227,7 @@ def test_neither_a_site_that_hangs_at_its_start_nor_one_that_flare_cannot_decode
     assert json.loads((out / "run.json").read_text())["status"] == "finished"
 
     # The simulator was started again without the site that hung, and the run then had all three.
-    [said] = [line for name, _, line in caplog.record_tuples if name == "suture.simulation.simulator"]
+    [said] = [line for name, _, line in caplog.record_tuples if name == "suture.execution.simulator"]
     lost = "lakeside: its process in FLARE's simulator did not fetch a task before the first round"
     assert said == f"{lost}; it starts again"
 

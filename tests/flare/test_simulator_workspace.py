@@ -22,12 +22,12 @@ from small_job import SMALL
 from suture.cli import app
 from suture.core.errors import ConfigError
 from suture.data.config import find_site_config, load_server_config, load_site_config
+from suture.execution.job import load_job, with_settings
+from suture.execution.run import run_job
 from suture.flare.recipe import export_job, recipe_of
 from suture.flare.simulate import simulator_workspace
 from suture.models import ModelSpec
 from suture.protocol.packing import load
-from suture.simulation.job import load_job, with_settings
-from suture.simulation.run import run_job
 
 
 def test_each_party_finds_its_own_configuration_in_the_one_local_folder(tmp_path: Path) -> None:

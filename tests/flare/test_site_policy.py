@@ -23,17 +23,16 @@ from nvflare.private.privacy_manager import PrivacyService
 from nvflare.security.security import FLAuthorizer
 from one_site import POLICY, OneSite
 
+from suture.execution.job import load_job
 from suture.flare import PLAN
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.tensors import register
-from suture.flare.executor import SiteExecutor
-from suture.flare.filters import EgressFilter
+from suture.flare.executor import EgressFilter, SiteExecutor
 from suture.flare.recipe import export_job
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import SiteInfo, TaskData, Update
 from suture.protocol.packing import Packed, pack, unpack
-from suture.simulation.job import load_job
 from suture_admin.policy import CLASSES
 
 METHOD = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8))

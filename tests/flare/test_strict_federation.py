@@ -20,12 +20,12 @@ from small_hospitals import small_study
 from suture.core.errors import ConfigError, FederationError
 from suture.core.files import read_records
 from suture.data.config import load_server_config
+from suture.execution.job import load_job, with_settings
+from suture.execution.run import run_job
 from suture.federation.ownership import OWNER
 from suture.federation.store import EXPERIMENTS
 from suture.flare.kit import Kit, read_kit_json
 from suture.flare.recipe import export_job
-from suture.simulation.job import load_job, with_settings
-from suture.simulation.run import run_job
 from suture_admin.doctor import examine
 from suture_admin.kit_checks import check_connection
 from suture_admin.poc import _set_policies, place_configs, project_of, project_template, simulate

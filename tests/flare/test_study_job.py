@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from small_hospitals import JOB_TOML, LABELS, small_study
+from suture.execution.job import load_job, with_settings
 from suture.flare.recipe import export_job
 from suture.flare.simulate import simulator_workspace
-from suture.simulation.job import load_job, with_settings
 
 
 @pytest.mark.parametrize("bundle", [False, True])

@@ -91,7 +91,7 @@ def ask(tmp_path: Path) -> Ask:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A site has a fifth of a second to fetch its task."""
-    monkeypatch.setattr("suture.federation.server.attendance.PATIENCE", 0.2)
+    monkeypatch.setattr("suture.federation.server.collector.PATIENCE", 0.2)
 
 
 def good() -> Any:
@@ -114,7 +114,7 @@ def test_a_lost_site_is_not_waited_for_by_default_and_the_reason_says_so(
     events: list[dict[str, Any]] = []
     monkeypatch.setattr("suture.flare.controller._LOOK", 0.01)
     for name in ("SILENT", "GRACE", "WAIT"):
-        monkeypatch.setattr(f"suture.federation.server.attendance.{name}", 0.01)
+        monkeypatch.setattr(f"suture.federation.server.collector.{name}", 0.01)
     collector = UpdateCollector(tmp_path / "spool", lambda _, **facts: events.append(facts))
     collector.attendance.heard("c")
     allowed = AllowedReply(TaskData("train", 1, labels=("Mass",)), EGRESS, ("Mass",))
@@ -192,7 +192,7 @@ def test_a_refused_answer_ends_its_own_task_at_once_and_keeps_the_reason(tmp_pat
 
 
 def test_a_site_is_gone_until_it_fetches_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("suture.federation.server.attendance.PATIENCE", 0.0)
+    monkeypatch.setattr("suture.federation.server.collector.PATIENCE", 0.0)
     events: list[str] = []
     collector = UpdateCollector(tmp_path / "spool", lambda kind, **_: events.append(kind))
     fl_ctx: Any = SimpleNamespace(get_engine=lambda: silent(asked_to_stop=False))

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from fuzz import Target
 from suture.core.errors import RejectedUpdate
 from suture.core.labels import LabelSet
-from suture.data.augmentation import Augmentation
+from suture.data.batch import Augmentation
 from suture.data.config import TrainingConfig, load_server_config, load_site_config
 from suture.federation.plan import Plan, Schedule, round_context
 from suture.federation.server.collector import UpdateCollector
@@ -34,20 +34,18 @@ from suture.federation.server.registry import SiteRegistry
 from suture.federation.server.selection import Best, ModelSelection
 from suture.federation.server.server import Server
 from suture.federation.server.state import read_newest
-from suture.federation.site.first_counts import FirstCounts
-from suture.federation.site.states import States
+from suture.federation.site.store import FirstCounts, States
 from suture.flare.codec import from_shareable_, to_shareable
 from suture.flare.compat.tensors import register
-from suture.learning.optimisers import load_optimiser_state, optimiser_of
-from suture.learning.training import LocalTraining
+from suture.learning.training import LocalTraining, load_optimiser_state, optimiser_of
 from suture.methods.fedavg import FedAvg
 from suture.methods.pfl import PersonalisedFL as PFL
 from suture.methods.source import code_hash
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import MODELS, Backbone, ModelSpec, build, check_portable, encoder_of, self_contained
+from suture.models import encoders as described
 from suture.models.classifier import Layout, load_tensors, split_state
 from suture.models.documents import document_inputs
-from suture.models.encoders import described
 from suture.models.saved import save_model, weights_digest
 from suture.protocol import packing
 from suture.protocol.check import AllowedReply

@@ -10,10 +10,8 @@ import torch
 from PIL import Image
 
 from suture.core.labels import LabelSet
-from suture.data.augmentation import Augmentation
-from suture.data.batch import Samples
-from suture.learning.batch_size import evaluation_batch, that_fits
-from suture.learning.training import SiteContext, predict
+from suture.data.batch import Augmentation, Samples
+from suture.learning.training import SiteContext, evaluation_batch, predict, that_fits
 from suture.models import ModelSpec, build
 from suture.models.saved import save_model
 from suture_results.prediction import open_model

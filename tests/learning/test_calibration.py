@@ -16,7 +16,7 @@ from suture.learning.calibration import (
     fit,
     log_odds,
 )
-from suture.learning.score_counts import Curves, histogram
+from suture.learning.metrics import Curves, histogram
 from suture.protocol.decisions import Calibration
 
 

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
-from suture.data.augmentation import MILD
-from suture.data.batch import Samples
-from suture.learning import compiling
-from suture.learning.compiling import compile_backbone
+from suture.data.batch import MILD, Samples
+from suture.federation.site import diagnostics as compiling
+from suture.federation.site.diagnostics import compile_backbone
 from suture.learning.losses import masked_bce
 from suture.learning.training import SiteContext, on_known
 from suture.models import ModelSpec, build

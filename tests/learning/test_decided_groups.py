@@ -18,7 +18,7 @@ from suture.data.batch import Samples
 from suture.learning.decisions import decided_classes, decided_groups, shown_groups
 from suture.learning.evaluation import NOTHING, by_attribute, class_scores
 from suture.protocol.decisions import Decided, DecidedGroup, Decision, Operating
-from suture.protocol.disclosure import near
+from suture.protocol.egress import near
 
 OPEN = PrivacyConfig.of_public_data("own")
 FIVE = OPEN.model_copy(update={"min_count": 5})

@@ -10,9 +10,9 @@ from suture.core.labels import LabelSet
 from suture.core.privacy import PrivacyConfig
 from suture.data.batch import Samples
 from suture.learning.decisions import decided, decided_classes, operating, score_counts
-from suture.learning.score_counts import Curves
+from suture.learning.metrics import Curves
 from suture.protocol.decisions import CELLS, Calibration, Decided, Decision, DecisionSettings, Operating
-from suture.protocol.disclosure import may_be
+from suture.protocol.egress import may_be
 
 OPEN = PrivacyConfig.of_public_data("own")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hypothesis_profiles import examples
 from suture.learning.diagrams import diagrams
-from suture.learning.score_counts import Curves, histogram
+from suture.learning.metrics import Curves, histogram
 from suture.protocol.decisions import GRID, JOINED, Calibration, Decision, Operating, Rule
 
 

@@ -20,8 +20,7 @@ from fixed import Fixed
 from hypothesis_profiles import examples
 from suture.core.labels import LabelSet, LabelType
 from suture.core.privacy import PrivacyConfig
-from suture.data.augmentation import Augmentation
-from suture.data.batch import Samples
+from suture.data.batch import Augmentation, Samples
 from suture.learning.evaluation import (
     NOTHING,
     Measurement,
@@ -38,7 +37,7 @@ from suture.learning.metrics import auroc, multiclass_metrics
 from suture.learning.training import SiteContext
 from suture.models import ModelSpec
 from suture.protocol.decisions import Decision, Operating, Rule
-from suture.protocol.disclosure import (
+from suture.protocol.egress import (
     BOUND,
     bounded,
     complementary,

@@ -12,8 +12,7 @@ import torch
 from fixed import Fixed
 from suture.core.labels import LabelSet, LabelType
 from suture.core.privacy import PrivacyConfig
-from suture.data.augmentation import Augmentation
-from suture.data.batch import Samples
+from suture.data.batch import Augmentation, Samples
 from suture.learning.evaluation import (
     NOTHING,
     Measurement,
@@ -25,12 +24,11 @@ from suture.learning.evaluation import (
     overall,
     ranking,
 )
-from suture.learning.optimisers import NonFiniteLoss
-from suture.learning.training import SiteContext
+from suture.learning.training import NonFiniteLoss, SiteContext
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
 from suture.models import ModelSpec
-from suture.protocol.disclosure import on_grid
+from suture.protocol.egress import on_grid
 from suture.protocol.messages import KEYS, ClassScore, Figures, Metrics, rounded
 
 NAN = float("nan")

@@ -11,18 +11,17 @@ import pytest
 import torch
 from torch import Tensor
 
-import suture.models.priors.feature_cache as cache
+import suture.models.priors as cache
 from between import Between
 from rounds import conformant
 from suture.core.errors import ConfigError
 from suture.core.files import read_records
 from suture.core.labels import LabelSet
-from suture.data.augmentation import MILD, STRONG, Augmentation
-from suture.data.batch import FEATURES, ROW, Samples
+from suture.data.batch import FEATURES, MILD, ROW, STRONG, Augmentation, Samples
 from suture.data.config import load_site_config
 from suture.federation.loop import federate
+from suture.federation.server.checks import HeldOut
 from suture.federation.server.global_model import initial
-from suture.federation.server.held_out import HeldOut
 from suture.learning.features import FeatureStore
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS

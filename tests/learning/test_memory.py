@@ -10,10 +10,8 @@ from torch import Tensor, nn
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
-from suture.data.augmentation import MILD
-from suture.data.batch import Batch, Samples
-from suture.learning.memory import activations, check_memory
-from suture.learning.training import SiteContext
+from suture.data.batch import MILD, Batch, Samples
+from suture.learning.training import SiteContext, activations, check_memory
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier
 

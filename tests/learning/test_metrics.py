@@ -13,9 +13,9 @@ from suture.learning.metrics import (
     bootstrap_mean,
     mean_defined,
     score_classes,
+    wilson,
     youden,
 )
-from suture.learning.proportions import wilson
 from suture.protocol.messages import ClassScore
 
 Y = [0, 0, 1, 1, 0, 1]

@@ -10,23 +10,22 @@ import torch
 
 from simulated_device import NAME, OPERATIONS, WAITS, Simulated, live_bytes
 from suture.core.labels import LabelSet
-from suture.data.augmentation import STRONG, Augmentation, augment
-from suture.data.batch import Samples
+from suture.data.batch import STRONG, Augmentation, Samples, augment
+from suture.federation.site.diagnostics import OPTIONS, compile_backbone
 from suture.learning import training
-from suture.learning.compiling import OPTIONS, compile_backbone
 from suture.learning.losses import masked_bce
-from suture.learning.memory import activations
 from suture.learning.training import (
     LocalRound,
     LocalTraining,
     SiteContext,
+    activations,
     fit,
     on_known,
     predict,
     training_batches,
 )
 from suture.models import ModelSpec, build
-from suture.models.backbones import TextLSTM
+from suture.models.encoders import TextLSTM
 from suture_papers.fedmas.pretraining import Pretraining, Trainer
 from suture_results.finetuning import FineTuning, finetune
 from suture_results.model_export.explanation import explain

@@ -11,8 +11,8 @@ from hypothesis import given
 
 from federated import ROUND
 from suture.core.labels import LabelSet
-from suture.learning import one_sided
-from suture.learning.one_sided import as_trained, expected, given_absent
+from suture.learning import evaluation as one_sided
+from suture.learning.evaluation import as_trained, expected, given_absent
 from suture.methods.surgical import SurgicalAggregation
 from suture_synthetic.method_checks import SMALL
 from suture_synthetic.trial import Trial

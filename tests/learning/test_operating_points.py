@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy.special import expit
 
 from suture.learning.calibration import log_odds
+from suture.learning.metrics import Curves, histogram
 from suture.learning.operating_points import exact_thresholds, predictive_values, thresholds
-from suture.learning.score_counts import Curves, histogram
 
 
 def curves(positives: np.ndarray, negatives: np.ndarray, min_count: int = 0) -> Curves:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from suture.learning import optimisers
+from suture.learning import training as optimisers
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "Adam": {"lr": 0.01, "betas": (0.8, 0.99), "weight_decay": 0.1},
@@ -46,7 +46,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from small_job import SMALL
-from suture.simulation.run import run_job
+from suture.execution.run import run_job
 run_job(SMALL, "local", Path(sys.argv[1]))
 print("compiler:", "torch._dynamo" in sys.modules)
 """

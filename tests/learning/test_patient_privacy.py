@@ -17,13 +17,10 @@ from torch import Tensor, nn
 from hypothesis_profiles import examples
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
-from suture.core.noise import gaussian, uniform
-from suture.data.augmentation import MILD, Augmentation
-from suture.data.batch import Batch, Samples
+from suture.data.batch import MILD, Augmentation, Batch, Samples
 from suture.learning.losses import masked_bce
-from suture.learning.optimisers import NonFiniteLoss
-from suture.learning.patient_privacy import PatientPrivacy, example_gradients
-from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known
+from suture.learning.patient_privacy import PatientPrivacy, example_gradients, gaussian, uniform
+from suture.learning.training import LocalRound, LocalTraining, NonFiniteLoss, SiteContext, fit, on_known
 from suture.models import ModelSpec, build
 from suture.models.classifier import train_mode
 

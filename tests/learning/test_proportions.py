@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
+from suture.learning.metrics import Estimate, difference, wilson
 from suture.learning.operating_points import predictive, predictive_values
-from suture.learning.proportions import Estimate, difference, wilson
 
 
 @given(st.integers(1, 10_000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))

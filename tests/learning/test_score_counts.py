@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hypothesis_profiles import examples
-from suture.learning.score_counts import Curve, Curves, histogram
+from suture.learning.metrics import Curve, Curves, histogram
 from suture.protocol.decisions import CELLS, GRID, JOINED
-from suture.protocol.disclosure import near
+from suture.protocol.egress import near
 
 
 def everyone(n: int) -> np.ndarray:

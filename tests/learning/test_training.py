@@ -13,14 +13,15 @@ import torch
 
 from suture.core.errors import ConfigError, DataError, SutureError
 from suture.core.labels import LabelSet
-from suture.core.seeds import generator_for
-from suture.data.augmentation import MILD
-from suture.data.batch import Batch, Samples
+from suture.core.runtime import generator_for
+from suture.data.batch import MILD, Batch, Samples
 from suture.learning.losses import masked_bce
-from suture.learning.optimisers import READ_EVERY, GradientOverflow, NonFiniteLoss
 from suture.learning.training import (
+    READ_EVERY,
+    GradientOverflow,
     LocalRound,
     LocalTraining,
+    NonFiniteLoss,
     Objective,
     SiteContext,
     fit,

@@ -17,7 +17,7 @@ from suture.learning.losses import weighted_bce
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
 from suture.methods.base import ClassFacts, LabelStatistics
-from suture.methods.class_weights import NAME, class_weights, received_weights
+from suture.methods.composed import NAME, class_weights, received_weights
 from suture.models.classifier import Layout
 from suture.protocol.messages import TaskData
 

@@ -15,11 +15,10 @@ import suture_papers
 from suture.core.errors import ConfigError
 from suture.learning.training import Fitted
 from suture.methods.averaging import LocalAveraging
-from suture.methods.base import About, LabelUse, Method, hyperparameters
+from suture.methods.base import About, LabelUse, Method, Share, SharingSpec, hyperparameters
 from suture.methods.composed import Composed
 from suture.methods.fedavg import FedAvg
 from suture.methods.pfl import PersonalisedFL
-from suture.methods.sharing import Share, SharingSpec
 
 MEMBERS = {
     *("about", "labels", "local", "sharing", "phases", "adapted", "egress"),

@@ -22,9 +22,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from rounds import configured, conformant
 from simulated_device import NAME, OPERATIONS, WAITS, Simulated, live_bytes
 from suture.core.labels import LabelType
-from suture.data.augmentation import MILD, STRONG, SURGICAL, Augmentation, augment
-from suture.federation.site.site import Site
-from suture.federation.site.trainer import Trainer
+from suture.data.batch import MILD, STRONG, SURGICAL, Augmentation, augment
+from suture.federation.site.site import Site, Trainer
 from suture.methods import METHODS
 from suture.methods.base import Method
 from suture.methods.fedavg import FedAvg
@@ -45,7 +44,7 @@ SITE = "alpha"
 SITES = {name: trial.SITES[name] for name in (SITE, "gamma")}
 """Two, so that each has classes that it does not know."""
 
-EACH_EPOCH = "learning/optimisers.py: StepLosses.read"
+EACH_EPOCH = "learning/training.py: StepLosses.read"
 
 NEEDED = {
     # The received model decides which images are distilled, and their mean is over these alone.

@@ -14,8 +14,7 @@ from torch import Tensor
 from hypothesis_profiles import examples
 from suture.methods import METHODS
 from suture.methods.averaging import WeightedMean
-from suture.methods.base import GlobalModel, Phase, RoundContext
-from suture.methods.sharing import with_channels
+from suture.methods.base import GlobalModel, Phase, RoundContext, with_channels
 from suture.protocol.messages import Labels, Update, ones
 
 CLASSES: Labels = ("Edema", "Hernia", "Mass", "Nodule", "Pneumonia")

@@ -12,14 +12,13 @@ import torch
 from rounds import context_of
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
-from suture.core.seeds import seed_for
+from suture.core.runtime import seed_for
 from suture.federation.plan import round_context
 from suture.learning.training import BestEpoch, LocalTraining, fit, validation_loss
 from suture.methods.base import Phase, RoundContext, local_round, loss_of, settled
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec, build
-from suture.models.classifier import reinitialise_head
-from suture.models.heads import head_rows
+from suture.models.classifier import head_rows, reinitialise_head
 from suture.protocol.messages import TaskData
 from suture.protocol.packing import Packed
 from suture_synthetic.trial import Trial

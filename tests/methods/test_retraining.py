@@ -17,21 +17,20 @@ from federated import LOCAL, same
 from rounds import train_round
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
-from suture.core.seeds import generator_for, seed_for
+from suture.core.runtime import generator_for, seed_for
 from suture.data.batch import class_aware
+from suture.execution.job import load_job, with_settings
 from suture.federation.loop import Loop, federate
 from suture.federation.plan import round_context
 from suture.federation.server.server import Server
 from suture.learning.training import LocalRound, SiteContext
 from suture.methods.base import GlobalModel, Method, RoundContext
-from suture.methods.composed import Composed
+from suture.methods.composed import Composed, LossTerm, Step, Value
 from suture.methods.fedavg import FedAvg
 from suture.methods.retraining import RETRAINING, Retraining
-from suture.methods.roles import LossTerm, Step, Value
 from suture.models import ModelSpec
-from suture.models.heads import head_rows
+from suture.models.classifier import head_rows
 from suture.protocol.messages import Update
-from suture.simulation.job import load_job, with_settings
 from suture_papers.fedmas.fedmas import FedMAS
 from suture_papers.rare_classes.crt import Decoupling
 from suture_papers.rare_classes.ldam import LDAM

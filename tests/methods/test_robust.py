@@ -15,10 +15,11 @@ from torch import Tensor
 
 from rounds import conformant
 from suture.core.errors import ConfigError
-from suture.methods import METHODS, robust
+from suture.methods import METHODS
 from suture.methods.base import GlobalModel, Phase, RoundContext
-from suture.methods.robust import Merged, RobustMerge, check_fits, robustly_merged
 from suture.methods.surgical import SurgicalAggregation
+from suture.privacy import robust
+from suture.privacy.robust import Merged, RobustMerge, check_fits, robustly_merged
 from suture.protocol.messages import Update, ones
 
 FIRST = RoundContext(1, Phase("main", 1), 0)

@@ -17,7 +17,7 @@ from torch import Tensor
 from strangers.fedadam import FedAdam
 from strangers.feddyn import FedDyn
 from strangers.scaffold import Scaffold
-from suture.core.seeds import generator_for
+from suture.core.runtime import generator_for
 from suture.federation.loop import Loop
 from suture.learning.losses import masked_loss
 from suture.learning.training import LocalTraining, SiteContext, training_batches

@@ -11,12 +11,11 @@ import torch
 from torch import nn
 
 from suture.core.labels import LabelSet
-from suture.data.augmentation import Augmentation
-from suture.data.batch import Samples
+from suture.data.batch import Augmentation, Samples
 from suture.learning.losses import masked_bce
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit, on_known
 from suture.models import MODELS, ModelSpec, build
-from suture.models.backbones import channels_last
+from suture.models.encoders import channels_last
 from suture.protocol.packing import Packed, load, save
 
 

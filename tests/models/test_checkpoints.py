@@ -19,8 +19,7 @@ import safetensors.torch
 import torch
 
 from suture.core.errors import ConfigError
-from suture.models.checkpoints import read_checkpoint
-from suture.models.weights import read_weights
+from suture.models.weights import read_checkpoint, read_weights
 from suture_papers.fedmas.priors import _read_part
 
 

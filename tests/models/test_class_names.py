@@ -11,9 +11,9 @@ import pytest
 from small_hospitals import small_study
 from suture import compare, decide, evaluate
 from suture.core.errors import ConfigError, LabelError
+from suture.execution.job import load_job, with_settings
+from suture.execution.run import run_job
 from suture.models.class_names import class_names
-from suture.simulation.job import load_job, with_settings
-from suture.simulation.run import run_job
 from suture_results.method_comparison import compare_methods
 
 

@@ -11,10 +11,9 @@ from torch import nn
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.core.validation import parse
-from suture.methods.sharing import SharingSpec
+from suture.methods.base import SharingSpec
 from suture.models import ModelSpec, build
-from suture.models.classifier import Classifier, Layout, relabelled, split_state
-from suture.models.heads import head_rows
+from suture.models.classifier import Classifier, Layout, head_rows, relabelled, split_state
 
 AB = LabelSet(("Edema", "Mass"))
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from suture.core.errors import ConfigError
-from suture.models.backbones import small_cnn, small_resnet
+from suture.models.encoders import small_cnn, small_resnet
 
 Make = Callable[..., tuple[nn.Module, int]]
 

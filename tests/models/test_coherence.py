@@ -13,9 +13,9 @@ from hypothesis import given
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
-from suture.core.relations import Relations
+from suture.core.ontology import Relations
 from suture.models import ModelSpec, build
-from suture.models.coherence import Coherence, Coherent, classes_below
+from suture.models.classifier import Coherence, Coherent, classes_below
 from suture.models.saved import save_model
 from suture_results.model_export.program import Program, write_torch
 from suture_results.prediction import open_model

@@ -12,7 +12,7 @@ import torch
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.models import ModelSpec, build
-from suture.models.backbones import densenet121
+from suture.models.encoders import densenet121
 
 LABELS = LabelSet(("Edema",))
 

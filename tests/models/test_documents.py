@@ -14,8 +14,8 @@ from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.data.embedding import tfidf_vectors
 from suture.models import ModelSpec, build
+from suture.models import priors as feature_cache
 from suture.models.documents import document_inputs, with_digest
-from suture.models.priors import feature_cache
 
 SPEC = ModelSpec("vectors")
 

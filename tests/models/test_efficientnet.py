@@ -10,7 +10,7 @@ import torch
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
-from suture.methods.sharing import SharingSpec
+from suture.methods.base import SharingSpec
 from suture.models import ModelSpec, build
 
 LABELS = LabelSet(("Edema",))

@@ -13,8 +13,7 @@ from safetensors.torch import save_file
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.models import ModelSpec, build
-from suture.models.classifier import relabelled
-from suture.models.heads import head_rows, make_head, name_vectors
+from suture.models.classifier import head_rows, make_head, name_vectors, relabelled
 from suture.models.saved import load_model, save_model
 
 NAMES = ("Hernia", "Pleural Effusion", "Pleural Thickening")

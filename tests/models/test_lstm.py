@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.models import ModelSpec, build
-from suture.models.backbones import TextLSTM
+from suture.models.encoders import TextLSTM
 
 TOKENS = torch.randint(0, 50, (5, 12), generator=torch.Generator().manual_seed(0))
 LENGTH = torch.tensor([12, 1, 7, 3, 9])

@@ -8,7 +8,7 @@ from torch import nn
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
-from suture.methods.sharing import SharingSpec
+from suture.methods.base import SharingSpec
 from suture.models import ModelSpec, build
 from suture.models.classifier import train_mode
 

@@ -10,7 +10,7 @@ import torch
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
 from suture.models import ModelSpec, build
-from suture.models.backbones import Block
+from suture.models.encoders import Block
 
 LABELS = LabelSet(("Edema", "Mass"))
 

@@ -12,12 +12,12 @@ import torch
 from federated import LOCAL, federated, same
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
+from suture.execution.job import load_job, settings_of, with_settings
 from suture.learning.training import LocalRound
 from suture.methods.base import Method
 from suture.methods.fedavg import FedAvg
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.simulation.job import load_job, settings_of, with_settings
 from suture_papers.combined import Combined
 from suture_papers.drift.fedprox import FedProx, Proximal
 from suture_papers.missing_labels.condist import ConDist, Distillation

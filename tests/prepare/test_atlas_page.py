@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from suture.core.atlas import Atlas, Decision
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
+from suture.core.ontology import Atlas, Decision
 from suture.data.table import Table
 from suture_prepare.atlas_page import Cell, _cells, all_relations, write_atlas_page
 from suture_prepare.study_labels import study_lists

@@ -18,8 +18,7 @@ from hospitals import german, image, listed, plain, table
 from suture.core.errors import DataError
 from suture.core.labels import canonical
 from suture.data.config import parse_data
-from suture.data.image_names import stem
-from suture.data.images import ImageSource
+from suture.data.images import ImageSource, stem
 from suture.data.readers import read_table
 from suture_prepare.description import Answers, Discovery
 from suture_prepare.discovery import discover

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from suture.cli.app import app
 from suture.core.errors import ConfigError
-from suture.simulation.job import load_job
+from suture.execution.job import load_job
 
 RUNNER = CliRunner()
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from small_hospitals import EVERY, LABELS, small_study, write_hospital
 from suture.cli.app import app
 from suture.core.errors import ConfigError, DataError
-from suture.simulation.job import load_job, with_settings
+from suture.execution.job import load_job, with_settings
 from suture_prepare.recommend import METHODS, SiteFacts, commands, facts_of, reasons
 
 

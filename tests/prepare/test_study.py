@@ -17,7 +17,7 @@ from suture.cli.app import app
 from suture.core.errors import ConfigError, DataError, SutureError
 from suture.data.config import load_site_config
 from suture.data.readers import read_table
-from suture.simulation.job import load_job
+from suture.execution.job import load_job
 from suture_prepare.quality import check
 from suture_results.actions import labelled_data
 

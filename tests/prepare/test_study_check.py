@@ -13,12 +13,12 @@ from small_job import SMALL
 from suture.data.config import SiteConfig
 from suture.data.inspection import ImageFacts
 from suture.data.table import SPLITS, Split
+from suture.execution.study import StudySites
 from suture.methods.fedavg import FedAvg
-from suture.methods.robust import RobustMerge
-from suture.methods.secure_aggregation import SecureAggregation
 from suture.methods.surgical import SurgicalAggregation
 from suture.methods.vanilla import VanillaFL
-from suture.simulation.study import StudySites
+from suture.privacy.robust import RobustMerge
+from suture.privacy.secure_aggregation import SecureAggregation
 from suture_papers.missing_labels.condist import ConDist
 from suture_papers.rare_classes.focal import FocalFedAvg
 from suture_prepare.quality import Count, Findings, Picture

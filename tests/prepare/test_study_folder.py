@@ -18,10 +18,10 @@ from suture.core.errors import ConfigError, DataError, FederationError
 from suture.core.files import hold
 from suture.data.config import load_site_config
 from suture.data.readers import load_table
+from suture.execution.job import load_job, with_settings
+from suture.execution.run import run_job
 from suture.federation.site.ledger import FILE
 from suture.flare.simulate import simulator_workspace
-from suture.simulation.job import load_job, with_settings
-from suture.simulation.run import run_job
 from suture_admin.ledger import read_statement
 from suture_admin.poc import simulate
 from suture_prepare.new_study import look, write_study
@@ -31,8 +31,8 @@ JOB_PY = """\
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
-from suture.simulation.study import StudySites
-from suture.simulation.job import Job
+from suture.execution.study import StudySites
+from suture.execution.job import Job
 
 JOB = Job(
     name="study",

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from sentence_folder import sentence_folder
-from suture.core.atlas import Atlas, Decision
 from suture.core.errors import ConfigError
 from suture.core.labels import canonical
+from suture.core.ontology import Atlas, Decision
 from suture_prepare import study_labels
 from suture_prepare.study_labels import compare_lists, misspelt
 
@@ -264,7 +264,7 @@ SYLLABLES = ["ca", "ti", "lo", "pne", "mo", "ple", "ra", "ver", "te", "bra", "st
 @pytest.mark.complete
 def test_pairs_do_not_depend_on_the_order_in_which_python_hashes() -> None:
     code = (
-        "from suture.core.atlas import Atlas\n"
+        "from suture.core.ontology import Atlas\n"
         "from suture_prepare.study_labels import compare_lists\n"
         "names = [f'{a}{b}osis' for a in ('bar', 'car', 'dar', 'ear') for b in 'abcdefghij']\n"
         "print(compare_lists({'a': names[::2], 'b': names[1::2]}, Atlas()).proposals)"

@@ -14,7 +14,7 @@ from PIL import Image
 from hospitals import image, table
 from suture.core.errors import DiskError
 from suture.data.inspection import ImageFacts
-from suture.simulation.study import StudySites
+from suture.execution.study import StudySites
 from suture_prepare.new_study import look, write_study
 from suture_prepare.quality import Picture, check
 from suture_prepare.study_check import compare

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from suture.core.errors import ConfigError
-from suture.data.augmentation import Augmentation
+from suture.data.batch import Augmentation
 from suture.federation.plan import Plan
 from suture.methods import METHODS
 from suture.methods.averaging import LocalAveraging

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suture.protocol import masking
-from suture.protocol.masking import (
+from suture.privacy import masking
+from suture.privacy.masking import (
     FRACTION,
     Attempt,
     Identity,

@@ -14,16 +14,17 @@ from suture.core.errors import RejectedUpdate
 from suture.protocol.check import AllowedReply, check_reply
 from suture.protocol.egress import Egress, Layout
 from suture.protocol.messages import TaskData, Update
-from suture.protocol.packing import pack, unpack
-from suture.protocol.precision import (
+from suture.protocol.packing import (
     BLOCK,
     Narrow,
     Transport,
     check_narrowed,
     narrow,
+    pack,
     received,
     restored,
     sent,
+    unpack,
 )
 
 LABELS = ("Edema", "Mass")

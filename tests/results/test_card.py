@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from example_run import LABELS, SITES, metrics_record, run_record
 from suture.cli.app import app
 from suture.core.errors import DataError
+from suture.core.escaping import markdown
 from suture.core.labels import LabelSet
-from suture.core.targets import markdown
 from suture.models import ModelSpec, build
 from suture.models.saved import save_model, stated_digest
 from suture_results.card import PAGE, rounded, try_card, write_card

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from example_run import history_records, metrics_record, run_record, write_run
-from suture.core.relations import Relations
+from suture.core.ontology import Relations
 from suture_results.class_tree import Node, class_tree, related_classes
 from suture_results.report import write_report
 

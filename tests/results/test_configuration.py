@@ -2,7 +2,7 @@ import json
 from dataclasses import asdict, replace
 
 from example_run import run_record
-from suture.data.augmentation import Augmentation
+from suture.data.batch import Augmentation
 from suture.methods import method_class
 from suture.models import ModelSpec
 from suture.protocol.records import Run, parse

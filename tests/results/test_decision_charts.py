@@ -10,7 +10,7 @@ import pytest
 
 from example_run import write_decided_run
 from suture.core.files import write_json
-from suture.learning.proportions import wilson
+from suture.learning.metrics import wilson
 from suture.protocol.decisions import Diagrams
 from suture_results.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
 from suture_results.decision_section import class_charts, class_curves

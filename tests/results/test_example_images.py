@@ -20,7 +20,7 @@ from suture.core.errors import ConfigError, DataError, SutureError
 from suture.core.files import write_json
 from suture.data.config import load_server_config
 from suture.data.readers import load_table
-from suture.simulation.run import run_job
+from suture.execution.run import run_job
 from suture_results.example_images import SHOWN, SIDE, example_images, png_uri
 from suture_results.prediction import Model, open_model
 from suture_results.report import Example, Examples, render_report

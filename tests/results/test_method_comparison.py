@@ -13,8 +13,8 @@ from small_hospitals import small_study
 from suture.cli import app
 from suture.core.errors import ConfigError
 from suture.data.readers import read_table
-from suture.simulation.job import load_job, with_settings
-from suture.simulation.study import StudySites
+from suture.execution.job import load_job, with_settings
+from suture.execution.study import StudySites
 from suture_results.method_comparison import _fold, compare_methods
 from suture_results.saved_models import evaluate, models_of
 

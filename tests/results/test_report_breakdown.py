@@ -9,7 +9,7 @@ import pytest
 from test_report import Page, page
 
 from example_run import LABELS, OVERALL, history_records, metrics_record, run_record, write_run
-from suture.federation.server.scores import by_attribute, by_frequency, local_and_global
+from suture.federation.server.selection import by_attribute, by_frequency, local_and_global
 
 HEADINGS = (
     "Common and rare classes",

@@ -5,7 +5,7 @@ from rich.console import Console
 
 from example_run import OVERALL, metrics_record, run_record
 from suture.core.errors import DataError
-from suture.federation.server.scores import by_frequency
+from suture.federation.server.selection import by_frequency
 from suture.protocol.records import Metrics, Run, parse
 from suture_results.tables import class_table
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from example_run import SITES, history_records, run_record
-from suture.federation.server.scores import weighting
+from suture.federation.server.selection import weighting
 from suture.protocol.records import Round, Run, Weighting, parse
 from suture_results.charts import HEIGHT, Chart
 from suture_results.method_sections import meaning_of_weights, weight_charts

@@ -16,7 +16,7 @@ from rounds import conformant
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.data.batch import Batch
-from suture.federation.server.assignments import Assigner, Task
+from suture.federation.server.exchanges import Assigner, Task
 from suture.learning.training import Fitted, LocalRound, LocalTraining, SiteContext
 from suture.methods import METHODS
 from suture.methods.averaging import LocalAveraging
@@ -24,7 +24,7 @@ from suture.methods.base import About, GlobalModel, LabelUse, RoundContext, hype
 from suture.models.classifier import Classifier
 from suture.protocol.egress import Channel, Egress, Layout, add_prefix, strip_prefix
 from suture.protocol.messages import TaskData, Update
-from suture.protocol.precision import Transport
+from suture.protocol.packing import Transport
 from suture.testing import check_method
 from suture_synthetic import method_checks as checks
 from suture_synthetic.method_checks import subject_of

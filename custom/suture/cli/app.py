@@ -17,10 +17,10 @@ from typer.core import TyperGroup
 from suture.cli.common import command_of, console, guarded, literal, plain_table, print_line
 from suture.cli.run import demo, export, run
 from suture.core import VERSION
-from suture.core.allocator import keep_memory
 from suture.core.entry_points import found
 from suture.core.errors import ConfigError, unknown
-from suture.core.printable import clean_warnings
+from suture.core.escaping import clean_warnings
+from suture.core.processes import keep_memory
 
 PANELS = {
     "Start": ("demo", "init", "check", "labels", "list"),
@@ -121,7 +121,7 @@ def list_(
     if kind == "methods":
         _list_methods()
         return
-    from suture.simulation.catalogue import rows
+    from suture.execution.catalogue import rows
 
     table = plain_table("kind", "name", "description")
     for of, *row in rows():
@@ -134,7 +134,7 @@ def _describe(kind: Kind | None, name: str) -> None:
     """Print the input, the size and the weights of a model."""
     if kind != "models":
         raise ConfigError(f"{name}: only a model is described; write suture list models NAME")
-    from suture.simulation.catalogue import model_facts
+    from suture.execution.catalogue import model_facts
 
     table = plain_table("", "")
     table.show_header = False
@@ -145,7 +145,7 @@ def _describe(kind: Kind | None, name: str) -> None:
 
 def _list_methods() -> None:
     """Print the methods by question: paper, labels, what a site sends and what a round costs."""
-    from suture.simulation.catalogue import by_question, rows
+    from suture.execution.catalogue import by_question, rows
 
     table = plain_table("method", "paper", "labels an image", "a site sends", "cost")
     listed = set()

@@ -15,12 +15,12 @@ from rich.table import Table
 
 from suture.core.entry_points import load
 from suture.core.errors import FULL, LOCKED, MISPLACED, ConfigError, DiskError, SutureError
+from suture.core.escaping import printable_lines
 from suture.core.files import model_folder, run_folder
-from suture.core.printable import printable_lines
 
 if TYPE_CHECKING:
     from suture.data.config import SiteConfig
-    from suture.simulation.job import Job
+    from suture.execution.job import Job
 
 console = Console(emoji=False)  # a name such as ":x:" is none
 
@@ -31,7 +31,7 @@ Part = Literal["train", "validation", "test"]
 
 def known_names(incomplete: str) -> list[str]:
     """Return the jobs that a word may become: those of jobs/, and the studies of the working directory."""
-    from suture.simulation.job_files import known_jobs
+    from suture.execution.job import known_jobs
 
     names = {*known_jobs(), *(path.parent.name for path in Path().glob("*/job.toml"))}
     return sorted(name for name in names if name.startswith(incomplete))
@@ -100,10 +100,10 @@ def job_with(name: str, settings: list[str] | None, trust: bool = False) -> Job:
     Raises:
         ConfigError: there is no such job, it is code that may not be run, or a setting does not fit.
     """
-    from suture.simulation.catalogue import check_names
+    from suture.execution.catalogue import check_names
 
     check_names(name, settings or [], trust)  # first: the next line imports torch, which takes seconds
-    from suture.simulation.job import load_job, with_settings
+    from suture.execution.job import load_job, with_settings
 
     return with_settings(load_job(name, trust=trust), settings or [])
 
@@ -114,7 +114,7 @@ def device_of(option: str | None) -> str:
     Raises:
         ConfigError: torch does not know it, or cannot use it here, or there are several for one model.
     """
-    from suture.simulation.sites import compute_on, this_machine
+    from suture.execution.sites import compute_on, this_machine
 
     if option and "," in option:
         raise ConfigError(f"--device {option}: give one device; several are for simulated sites only")

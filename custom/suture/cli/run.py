@@ -29,14 +29,14 @@ from suture.cli.common import (
     literal,
     print_line,
 )
-from suture.core.cores import usable_cores
 from suture.core.entry_points import hook, if_installed
 from suture.core.errors import ConfigError
 from suture.core.files import read_json
-from suture.simulation.job_files import preset_settings
+from suture.core.processes import usable_cores
+from suture.execution.job import preset_settings
 
 if TYPE_CHECKING:
-    from suture.simulation.job import Job
+    from suture.execution.job import Job
 
 
 Env = Literal["local", "sim", "poc", "prod"]
@@ -223,8 +223,8 @@ def _with_limits(job: Job, env: Env) -> Job:
     Raises:
         ConfigError: they apply anyhow, or the sites have none.
     """
-    from suture.simulation.job import with_settings
-    from suture.simulation.study import StudySites
+    from suture.execution.job import with_settings
+    from suture.execution.study import StudySites
 
     if env in ("poc", "prod"):
         raise ConfigError(f"the sites' limits always apply with --env {env}; leave out --limits")
@@ -239,7 +239,7 @@ def _compute_on(env: Env, device: str | None, threads: int | None, amp: bool) ->
     Raises:
         ConfigError: torch cannot use the device, or the sites are not simulated.
     """
-    from suture.simulation.sites import compute_on
+    from suture.execution.sites import compute_on
 
     if env in ("local", "sim"):
         compute_on(device, threads, amp)
@@ -301,7 +301,7 @@ def execute(
 
     The others are the options of `suture run` of that name.
     """
-    from suture.simulation.run import run_folder, run_job
+    from suture.execution.run import run_folder, run_job
 
     if env == "poc" or env == "prod":
         if workers is not None:
@@ -329,7 +329,7 @@ def execute(
 
 def _say_who_can_join() -> None:
     """Say who else can join FLARE's simulator on this machine, once a command."""
-    from suture.simulation.simulator import open_to_others
+    from suture.execution.simulator import open_to_others
 
     if note := open_to_others():
         print_line(note, style="yellow")
@@ -404,7 +404,7 @@ def _export(
 
 def run_job_file(job: Job) -> None:
     """Run the command line of a job.py: the options of `suture run` without the job's name."""
-    from suture.simulation.job import beside, with_settings
+    from suture.execution.job import beside, with_settings
 
     job = beside(job, Path(sys.argv[0]).resolve().parent)
     file_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -7,7 +7,7 @@ import errno
 import reprlib
 from collections.abc import Collection, Iterable
 
-from suture.core.printable import printable
+from suture.core.escaping import printable
 
 
 class SutureError(Exception):

@@ -13,8 +13,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, Validat
 from pydantic_core import InitErrorDetails
 
 from suture.core.errors import ConfigError, LabelError, as_word, nearest, shown
+from suture.core.files import check_plain
 from suture.core.labels import canonical
-from suture.core.plain import check_plain
 
 T = TypeVar("T")
 

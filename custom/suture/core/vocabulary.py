@@ -2,7 +2,7 @@
 
 ``classes.csv`` has the canonical names with their direct parents and the published lists that have them,
 ``synonyms.csv`` other spellings, ``acronyms.csv`` words that stay in capitals, ``groups.csv`` exhaustive and
-exclusive groups, ``codes.csv`` codes (see `suture.core.codes`) and ``sources.csv`` where all of it is from.
+exclusive groups, ``codes.csv`` codes (see `suture.core.ontology`), ``sources.csv`` where all of it is from.
 
 A synonym is listed only where both names mean the same in the data sets that use them. HAM10000's ``akiec``
 covers actinic keratosis and intraepithelial carcinoma, so it is a class of its own. A parent is listed only

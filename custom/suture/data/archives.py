@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from suture.core.errors import DataError
-from suture.core.plain import open_regular
+from suture.core.files import open_regular
 from suture.data.limits import (
     MOST_DOCUMENT,
     MOST_ENCODED,

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from suture.core.atlas import Atlas, read_atlas
 from suture.core.errors import ConfigError
+from suture.core.escaping import number_of
 from suture.core.labels import LabelSet
-from suture.core.printable import number_of
-from suture.core.relations import implied
+from suture.core.ontology import Atlas, implied, read_atlas
 from suture.data.dataset import DatasetConfig
 from suture.data.reading import Reading, rows_text
 from suture.data.table import Table

@@ -20,8 +20,7 @@ import tomli_w
 from pydantic import Field, StrictBool, TypeAdapter, ValidationError
 
 from suture.core.errors import ConfigError, as_word, nearest, shown
-from suture.core.files import atomic_write
-from suture.core.plain import read_toml
+from suture.core.files import atomic_write, read_toml
 from suture.core.privacy import PrivacyConfig
 from suture.core.validation import Section, in_words, with_numbers
 from suture.data.dataset import DatasetConfig, SitePath

@@ -7,10 +7,9 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, Field, StrictBool, ValidationInfo, model_validator
 
-from suture.core.codes import stated_codes
 from suture.core.errors import LabelError
 from suture.core.labels import MOST_SYNONYMS, Synonyms, canonical
-from suture.core.relations import Settle
+from suture.core.ontology import Settle, stated_codes
 from suture.core.validation import LabelName, Section
 from suture.core.vocabulary import AREAS
 from suture.data.split import FrequencyGroup

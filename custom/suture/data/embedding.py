@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from suture.core.errors import ConfigError
-from suture.core.plain import sha256_of
+from suture.core.files import sha256_of
 from suture.data.text import Tokeniser, tokenise
 
 TFIDF = "tfidf"

@@ -1,35 +1,147 @@
-"""Images as arrays: from a folder, a tar archive or a folder of archives, in the formats of radiology."""
+"""Where the images of a hospital are, and which column of a table names them.
+
+From the cells of a table to the names of images within a root.
+
+Images as arrays: from a folder, a tar archive or a folder of archives, in the formats of radiology.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import tarfile
 import threading
+import unicodedata
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import unquote
 
 import numpy as np
 
-from suture.core.cores import usable_cores
 from suture.core.errors import DataError
-from suture.core.files import contained
+from suture.core.files import contained, open_regular
+from suture.core.processes import usable_cores
 from suture.data.archives import Unpacked, inner_path, tar_members, unpacking
 from suture.data.decoding import SUFFIXES, Pixels, decode_image
-from suture.data.image_names import stem, unique
 from suture.data.limits import FOLLOW, MOST_ENCODED, file_bytes
-from suture.data.table import Table
+from suture.data.patient_columns import names_patients, plain_words
+from suture.data.reading import Form, Sheet, is_hidden
+from suture.data.table import Cells, Table
+
+_ABSOLUTE = re.compile(r"/|[A-Za-z]:/")
+
+_SUFFIX = re.compile(
+    r"\.(png|jpe?g|jfif|dcm|dicom|ima|tiff?|bmp|npy|nii(\.gz)?|gif|webp|jp2|j2k|mh[ad]|nrrd)$", re.IGNORECASE
+)
+
+"""Those of images, also of formats that a table names and the folder has in another."""
+
+_MOST_PARTS = 64
+
+"""Folders of an absolute path that are looked at."""
+
+
+def is_foreign(cell: str) -> bool:
+    """Whether a cell is an absolute path, or one with the backslashes of Windows."""
+    return "\\" in cell or _ABSOLUTE.match(cell) is not None
+
+
+def image_name(cell: str, root: Path, images: Container[str]) -> str:
+    r"""Return the name of an image within a root, from a cell that may be an absolute path, or of Windows.
+
+    An absolute path of another machine is found by its end: the longest that is an image of the root.
+
+    Args:
+        images: the images of the root.
+
+    >>> image_name(r"C:\study\ward 7\a.png", Path("/data"), {"ward 7/a.png"})
+    'ward 7/a.png'
+    """
+    name = cell.removeprefix(f"{root}/").removeprefix("./")
+    if name in images or not is_foreign(name):
+        return name
+    name = name.replace("\\", "/").removeprefix("./")
+    if not _ABSOLUTE.match(name):
+        return name
+    parts = [part for part in name.split("/") if part][-_MOST_PARTS:]
+    ends = ("/".join(parts[start:]) for start in range(len(parts)))
+    return next((end for end in ends if end in images), parts[-1] if parts else cell)
+
+
+def unique(paths: Iterable[str], part: Callable[[str], str]) -> dict[str, str]:
+    """The paths by a part of each, where no other path has the same."""
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        found.setdefault(part(path), []).append(path)
+    return {name: only[0] for name, only in found.items() if len(only) == 1}
+
+
+def stem(cell: str) -> str:
+    """Return the file name of a cell without the suffix of an image format.
+
+    Only known suffixes are cut: the last number of a UID without one names the image, and what is before it
+    the series.
+
+    >>> stem("a/1.2.840.113.7.png"), stem("1.2.840.113.7"), stem("scan.v2.NII.GZ")
+    ('1.2.840.113.7', '1.2.840.113.7', 'scan.v2')
+    """
+    name = cell.replace("\\", "/").rpartition("/")[2]
+    return _SUFFIX.sub("", name, count=1)
+
+
+_GROUPED = re.compile(r"\d{1,3}(?:[,.' \u00a0\u202f]\d{3})+")
+
+_WHOLE = re.compile(r"0*(\d+?)(?:[.,]0)?")
+
+
+def loosely(paths: Iterable[str]) -> Callable[[str], str | None]:
+    """Return what finds an image by a cell that spells its path otherwise; None where none or several fit.
+
+    The same are: upper and lower case, composed and decomposed accents, any suffix of an image, zeros before
+    a number, separators of thousands (1,017 for 00001017), outer blanks, and characters as in an address
+    (%20). Of a path the first folders may be absent
+    from `paths`; a name without a folder is found in any folder.
+    """
+    found: dict[str, set[str]] = {}
+    for path in paths:
+        folded = _folded(path)
+        for spelling in {folded, folded.rpartition("/")[2]}:
+            found.setdefault(spelling if spelling == folded else f"*/{spelling}", set()).add(path)
+
+    def find(cell: str) -> str | None:
+        parts = _folded(cell).split("/")[-_MOST_PARTS:]
+        ends = ["/".join(parts[start:]) for start in range(len(parts))]
+        ends += [f"*/{parts[0]}"] if len(parts) == 1 else []
+        fitting = next((found[end] for end in ends if end in found), set[str]())
+        return next(iter(fitting)) if len(fitting) == 1 else None
+
+    return find
+
+
+def _folded(cell: str) -> str:
+    """A path as `loosely` compares it."""
+    path = unicodedata.normalize("NFC", unicodedata.normalize("NFC", unquote(cell).strip()).casefold())
+    folder, _, _ = path.replace("\\", "/").rpartition("/")
+    name = stem(path).strip()
+    if _GROUPED.fullmatch(name):
+        name = re.sub(r"\D", "", name)
+    name = number[1] if (number := _WHOLE.fullmatch(name)) else name
+    return f"{folder.strip('/')}/{name}" if folder else name
+
 
 _T = TypeVar("_T")
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz")
 
 _CHUNK = 256
+
 """Most encoded images held in memory at a time by `read_all`."""
 
 
@@ -312,3 +424,213 @@ def _unread(member: tarfile.TarInfo, path: str) -> str:
     if member.issparse():  # fewer bytes are stored than its size says
         return "a sparse file; pack it again without tar's option for sparse files"
     return "" if member.isreg() or member.isdir() else "a link or device within an archive"
+
+
+_INDEX = re.compile(r"^(unnamed.*|index|row|#)$", re.IGNORECASE)
+
+_MASKS = r"masks?|seg|segmentations?|gt|ground[ _-]?truth|annotations?|roi|contours?|overlay"
+
+_MASK_FOLDER = re.compile(rf"(.*[ _-])?({_MASKS})([ _-].*)?")
+
+_MASK_FILE = re.compile(rf"(.+?)[ ._-]+({_MASKS})([ ._-]?\d+)?")
+
+_LOOKED_AT = 1_000
+
+"""Files of the folders beside that of a site."""
+
+_OTHER_THAN_IMAGES = re.compile(rf"\b({_MASKS}|crop(ped)?|patch|thumb(nail)?|preview|heat ?map)\b")
+
+"""In the name of a column: its files are made of images."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images of a site.
+
+    Attributes:
+        root: the folder or archive that holds them.
+        paths: of the images within it.
+        above: the folder above, where cells of a table may begin; the same as `root` where there is none.
+        linked: images, or folders, that are links out of it.
+        masks: files below `above` that are left out, since they are masks of images.
+    """
+
+    root: Path
+    paths: frozenset[str]
+    above: Path
+    linked: int = 0
+    masks: frozenset[str] = frozenset()
+
+
+def images_of(folder: Path) -> Images:
+    """The images of a folder.
+
+    Raises:
+        DataError: it has none.
+    """
+    archives = sorted(p for p in folder.iterdir() if p.name.endswith(ARCHIVES) and not is_hidden(p.name))
+    unread: list[OSError] = []
+    found = _images_below(folder, unread)
+    if len(archives) == 1 and not found:
+        with ImageSource(archives[0]) as source:
+            return Images(archives[0], frozenset(source.paths()), archives[0])
+    linked = [path for path in folder.iterdir() if path.is_symlink() and path.is_dir()]
+    if not found and len(linked) == 1:
+        folder = linked[0]  # a `root` may be a link
+        found = _images_below(folder, unread)
+    if not found:
+        closed = "".join(f"; {error.filename} cannot be read: {error.strerror}" for error in unread)
+        zips = sorted(path.name for path in folder.glob("*.zip"))
+        closed += f"; unpack {', '.join(zips)} there" if zips else ""
+        arrays = sorted(path.name for path in folder.glob("*.np[z]"))
+        closed += (
+            f"; save each image in {', '.join(arrays)} as a PNG in a folder of its class" if arrays else ""
+        )
+        beside = islice(folder.parent.glob("*/*"), _LOOKED_AT)
+        if above := next((path for path in beside if path.name.lower().endswith(SUFFIXES)), None):
+            closed += f"; {above.parent} has some: give {folder.parent}, or move the table beside them"
+        raise DataError(f"{folder} contains no image ({', '.join(SUFFIXES)}){closed}")
+    masks = _masks(found)
+    found -= masks
+    root, top = folder, {name.partition("/")[0] for name in found}
+    if len(top) == 1 and all("/" in name for name in found):
+        root = folder / top.pop()
+        found = {name.partition("/")[2] for name in found}
+    inside = contained(root)
+    out = sum((root / name).is_symlink() and not inside(root / name) for name in found)
+    return Images(root, frozenset(found), folder, out, frozenset(masks))
+
+
+def _masks(paths: Collection[str]) -> set[str]:
+    """The paths that are masks: NAME_mask beside NAME, and in a folder of masks those that name an image."""
+
+    def parts(path: str) -> tuple[str, str, str]:
+        folder, name = path.casefold().rpartition("/")[0], stem(path).casefold()
+        match = _MASK_FILE.fullmatch(name)
+        return folder, name, match[1] if match else name
+
+    split = {path: parts(path) for path in paths}
+    apart = {
+        path for path, (folder, *_) in split.items() if any(map(_MASK_FOLDER.fullmatch, folder.split("/")))
+    }
+    beside = {(folder, name) for folder, name, _ in split.values()}
+    images = {name for path, (_, name, _) in split.items() if path not in apart}
+    return {
+        path
+        for path, (folder, name, of) in split.items()
+        if (of != name and (folder, of) in beside) or (path in apart and of in images)
+    }
+
+
+def _images_below(folder: Path, unread: list[OSError]) -> set[str]:
+    """The paths of the images below a folder; folders that cannot be read are added to `unread`."""
+    found = set()
+    for at, folders, names in os.walk(folder, onerror=unread.append):
+        folders[:] = [name for name in folders if not is_hidden(name)]
+        paths = (Path(at, name) for name in names if not is_hidden(name))
+        found |= {path.relative_to(folder).as_posix() for path in paths if _is_image(path)}
+    return found
+
+
+def named_elsewhere(forms: Sequence[Form]) -> Path | None:
+    """The folder of the images that a table names by absolute paths; None where it names none so."""
+    for column in (column for form in forms for column in form.sheet.columns().values()):
+        cells = [*filter(None, column)]
+        if cells and all(cell.startswith("/") for cell in cells) and any(map(os.path.isfile, cells)):
+            return Path(os.path.commonpath([os.path.dirname(cell) for cell in cells]))
+    return None
+
+
+def _is_image(path: Path) -> bool:
+    """Whether a file is an image by its suffix, or a DICOM whose name has none, such as 1.2.840.7."""
+    if path.name.lower().endswith(SUFFIXES):
+        return True
+    if path.suffix.strip(".").isalpha() or path.name == "DICOMDIR" or not path.is_file():
+        return False
+    with open_regular(path) as file:
+        return file.read(132)[128:] == b"DICM"
+
+
+@dataclass(frozen=True)
+class ImageColumn:
+    """The column that names the images, or the documents.
+
+    Attributes:
+        match: as [data] image_match.
+        found: rows that name an image.
+        root: where their paths start.
+        find: returns the path of the image that a cell names; None where it names none.
+        text: the column of the documents.
+    """
+
+    name: str
+    match: str
+    found: int
+    root: Path
+    find: Callable[[str], str | None]
+    text: str = ""
+
+
+def best_column(form: Form, images: Images) -> ImageColumn | None:
+    """The column with the most cells that name an image, in the strictest way; None where none names any."""
+    here = unique(images.paths, lambda path: path.rpartition("/")[2]) | {path: path for path in images.paths}
+    stems = unique(images.paths, stem)
+
+    def from_above(cell: str) -> str | None:
+        name = cell.removeprefix("./").removeprefix(f"{images.root.name}/")
+        return name if name != cell and name in images.paths else None
+
+    ways: list[tuple[str, Path, Callable[[str], str | None]]] = [
+        ("path", images.root, lambda cell: here.get(image_name(cell, images.root, here))),
+        *([("path", images.above, from_above)] if images.above != images.root else []),
+        ("stem", images.root, lambda cell: stems.get(stem(cell))),
+        ("loose", images.root, loosely(images.paths)),
+    ]
+    best, most = None, (False, 0, 0)
+    for match, root, find in ways:
+        for name, column in form.sheet.columns().items():
+            cells = Counter(filter(None, column))
+            index = match == "loose" and (_INDEX.match(name) or names_patients(name))
+            if index or (match != "path" and _is_label(cells)):
+                continue  # whose numbers may be those of images by chance
+            rows = Counter({cell: n for cell, n in cells.items() if find(cell) is not None})
+            whole = rows.total() > 0 and not _OTHER_THAN_IMAGES.search(plain_words(name))
+            found = whole, len(set(map(find, rows))), rows.total()
+            if found > most and (match != "loose" or 2 * rows.total() > cells.total()):
+                best, most = ImageColumn(name, match, rows.total(), root, find), found
+    return best
+
+
+def expect_column(form: Form, images: Images) -> ImageColumn:
+    """The column of images of a table that was put together."""
+    column = best_column(form, images)
+    assert column is not None
+    return column
+
+
+def by_chance(form: Form, column: ImageColumn, best: ImageColumn) -> bool:
+    """Whether a table has numbers that are those of a few images, such as a legend of classes."""
+    numbers = all(cell.isdigit() for cell in form.sheet.column(column.name, ""))
+    return column.match == "loose" and numbers and (best.match != "loose" or 4 * column.found < best.found)
+
+
+def other_images(
+    sheet: Sheet, columns: Sequence[str], images: ImageColumn, used: Collection[str | None]
+) -> Iterator[tuple[str, int]]:
+    """The columns that name other images than the one of images, and how many."""
+    for name in (name for name in columns if not _OTHER_THAN_IMAGES.search(plain_words(name))):
+        cells = {*sheet.first(name)} - {""}
+        words = [cell for cell in cells if not (images.text or cell.replace(".", "").isdigit())]
+        others = {*map(images.find, words)} - {None, *used}
+        if 2 * len(others) > len(cells):
+            yield name, len(others)
+
+
+def _is_label(cells: Counter[str]) -> bool:
+    """Whether cells are 1 and 0, in more rows than images have."""
+    return all(Cells({}).number(cell) is not None for cell in cells) and cells.total() > 2 * len(cells)
+
+
+def like_images(cells: Sequence[str]) -> int:
+    """How many cells look like the name of an image."""
+    return sum(cell.lower().endswith(SUFFIXES) for cell in cells)

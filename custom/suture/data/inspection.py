@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from suture.core.errors import DataError
-from suture.core.printable import number_of
+from suture.core.escaping import number_of
 from suture.data.decoding import needed_bits, open_image, readable
 from suture.data.images import ImageSource
 

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from suture.core.errors import DataError
-from suture.core.plain import open_regular
+from suture.core.files import open_regular
 
 MOST_PIXELS = 40_000_000
 """Pixels of an image; the largest films of public mammography have 38 million."""

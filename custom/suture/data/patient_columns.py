@@ -7,8 +7,8 @@ import re
 import unicodedata
 from collections.abc import Collection, Sequence
 
-from suture.data.cells import Cells
 from suture.data.reading import Sheet
+from suture.data.table import Cells
 
 _PATIENTS = tuple(
     re.compile(words)

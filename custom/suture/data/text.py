@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from suture.core.errors import ConfigError
-from suture.core.plain import read_regular
+from suture.core.files import read_regular
 
 UNKNOWN = 0
 """The index of every word that a vocabulary lacks, and of what pads a document."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from suture.core.errors import DataError
-from suture.core.plain import open_regular
+from suture.core.files import open_regular
 from suture.core.processes import limit_memory, limit_seconds, python_child
 from suture.data.limits import LONGEST_LINE, MOST_CELLS, MOST_TEXT, ROW
 

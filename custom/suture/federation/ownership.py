@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from suture.core.errors import ConfigError
-from suture.core.files import write_json
-from suture.core.plain import parse_json, read_bounded
+from suture.core.files import parse_json, read_bounded, write_json
 
 OWNER = "owner.json"
 """File of the owner in the folder of an experiment, at the server and at each site."""

@@ -15,19 +15,18 @@ from pydantic.dataclasses import dataclass as validated
 
 from suture.core.errors import CodeMismatch, ConfigError, LabelError, shown
 from suture.core.files import named_file
-from suture.core.labels import canonical
-from suture.core.names import check_experiment
-from suture.core.relations import Relations
+from suture.core.labels import canonical, check_experiment
+from suture.core.ontology import Relations
 from suture.core.validation import LIMIT, STRICT, LabelName, changed, flat, parse, with_paths
-from suture.data.augmentation import Augmentation
+from suture.data.batch import Augmentation
 from suture.data.embedding import TFIDF
 from suture.methods import METHODS, method_class
 from suture.methods.base import Method, RoundContext
-from suture.methods.robust import RobustMerge
-from suture.methods.secure_aggregation import SecureAggregation, check_secure
 from suture.methods.source import code_hash as code_hash
 from suture.models import RANDOM, ModelSpec, check_portable, encoder_of
-from suture.models.coherence import Coherence
+from suture.models.classifier import Coherence
+from suture.privacy.robust import RobustMerge
+from suture.privacy.secure_aggregation import SecureAggregation, check_secure
 from suture.protocol.decisions import DecisionSettings
 from suture.protocol.egress import Egress, Layout, Transport, check_declared
 from suture.protocol.messages import Word
@@ -67,7 +66,7 @@ class Plan:
             experiment continues it.
         code: hash of the package that created the job, or of its server's.
         transport: the type in which float32 weights and gradients travel in the rounds: ``float16`` halves
-            the bytes, ``int8`` takes about 0.26 of them. See `suture.protocol.precision`.
+            the bytes, ``int8`` takes about 0.26 of them. See `suture.protocol.packing`.
         secure_aggregation: the server learns sums of the sites' updates only; None lets it see each.
 
     Raises:

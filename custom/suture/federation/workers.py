@@ -19,10 +19,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from queue import SimpleQueue
 
-from suture.core.allocator import keep_memory
 from suture.core.errors import FederationError
 from suture.core.files import make_folder
-from suture.core.fork_server import ForkServer
+from suture.core.processes import ForkServer, keep_memory
 from suture.federation.loop import answered
 from suture.federation.server.collector import Receiver
 from suture.federation.site.abstention import kind

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from suture.core.errors import ConfigError
 from suture.flare.components.contract import CHANNELS, COUNTS, IMAGES, LABELS, as_tensor
-from suture.methods.sharing import Share
+from suture.methods.base import Share
 from suture.protocol.messages import rounded
 
 

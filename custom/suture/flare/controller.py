@@ -1,9 +1,15 @@
-"""The server's half of a federation as a FLARE controller, with one FLARE task per site."""
+"""The server's half of a federation as a FLARE controller, with one FLARE task per site.
+
+The course of a run as FLARE's events at its server, for FLARE's monitoring, metric files and tracking.
+
+They carry what the run folder holds, and stay at the server: no site streams anything.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 import threading
 import time
@@ -11,27 +17,34 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsData, AnalyticsDataType
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
-from suture.core.abort import abortable
 from suture.core.entry_points import if_installed
 from suture.core.errors import Aborted, DiskError, RejectedUpdate, SutureError
+from suture.core.escaping import printable
 from suture.core.files import hold, make_folder, replacing, whole_lines
-from suture.core.printable import printable
+from suture.core.runtime import abortable
 from suture.data.config import find_server_config
+from suture.execution.job import check_federated
+from suture.execution.progress import Progress
+from suture.execution.simulator import tell_over
 from suture.federation.loop import federate
 from suture.federation.plan import Plan, Schedule, code_hash
 from suture.federation.server.collector import Receiver
-from suture.federation.server.ledgers import LEDGERS
-from suture.federation.server.record import LOCK, TAKEOVER
+from suture.federation.server.record import LEDGERS, LOCK, TAKEOVER
 from suture.federation.server.server import Server, open_server
 from suture.federation.store import experiment_folder
 from suture.flare import CODE, FINGERPRINT, GROUP
@@ -41,9 +54,8 @@ from suture.flare.compat.heartbeats import on_heartbeat
 from suture.flare.compat.job_guard import JobGuard, asked_to_stop
 from suture.flare.compat.tensor_files import written_once
 from suture.flare.compat.tensors import LARGE, register
-from suture.flare.events import RunEvents
-from suture.flare.identity import KitIdentity
 from suture.flare.workspace import (
+    KitIdentity,
     check_allowed,
     claim_experiment,
     fingerprint,
@@ -56,18 +68,123 @@ from suture.flare.workspace import (
 from suture.methods import method_class
 from suture.protocol.messages import TaskName
 from suture.protocol.packing import Packed
-from suture.simulation.job import check_federated
-from suture.simulation.simulator import tell_over
+from suture.protocol.records import Metrics, Round, read_history, read_metrics, read_run
+
+_OTHER = re.compile(r"[^\w\- .]|^\.|^ ")
+
+"""What a part of a name may not have; MLflow refuses it."""
+
+event_log = logging.getLogger(f"custom.{__name__}")
+
+"""FLARE writes the INFO lines of loggers with this first name into log_fl.txt."""
+
+
+class RunEvents:
+    """Fires FLARE's events of a run: ROUND_STARTED, ROUND_DONE, and each figure of a round as analytics.
+
+    Args:
+        component: of the job; it fires the events.
+        folder: of the run; figures come from its history and metrics, each once.
+    """
+
+    def __init__(self, component: FLComponent, fl_ctx: FLContext, folder: Path) -> None:
+        self._component, self._fl_ctx, self._folder = component, fl_ctx, folder
+        self._progress = Progress("", "")
+        self._sent: list[Round] = []
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Follow an event of the record; a failure is logged, and does not fail the round."""
+        try:
+            if line := self._progress.take(dict(event)):
+                event_log.info("%s", line)
+            kind = event["event"]
+            if kind == "round":
+                self._fire(AppEventType.ROUND_STARTED, event["round"])
+            elif kind in ("committed", "unchanged"):
+                self._fire(AppEventType.ROUND_DONE, event["round"])
+            elif kind in ("validated", "rolled_back"):
+                self._send_rounds()
+            elif kind == "finished":
+                self._send_rounds()
+                run, metrics = read_run(self._folder), read_metrics(self._folder)
+                if metrics and run.status != "running":
+                    self._send(metrics.selected_round or run.rounds, of_test(metrics))
+        except Exception as error:  # noqa: BLE001 - a widget of the job may raise anything
+            event_log.warning("FLARE's events of the run failed (%s: %s)", type(error).__name__, error)
+
+    def _send_rounds(self) -> None:
+        """Send the committed rounds that are new; all of them where the run went back to an earlier one."""
+        rounds = [line for line in read_history(self._folder) if line.status == "committed"]
+        new = len(self._sent) if rounds[: len(self._sent)] == self._sent else 0
+        for line in rounds[new:]:
+            self._send(line.round, of_round(line))
+        self._sent = rounds
+
+    def _send(self, step: int, scalars: Mapping[str, float]) -> None:
+        for name, number in scalars.items():
+            data = AnalyticsData(name, number, AnalyticsDataType.SCALAR, global_step=step)
+            figure = data.to_dxo().to_shareable()
+            self._fl_ctx.set_prop(FLContextKey.EVENT_DATA, figure, private=True, sticky=False)
+            self._component.fire_event(ANALYTIC_EVENT_TYPE, self._fl_ctx)
+        model = FLModel(metrics=dict(scalars), current_round=step)
+        self._fl_ctx.set_prop(AppConstants.AGGREGATION_RESULT, model, private=True, sticky=False)
+        self._fire(AppEventType.AFTER_AGGREGATION, step)
+
+    def _fire(self, event_type: str, round_: int) -> None:
+        self._fl_ctx.set_prop(AppConstants.CURRENT_ROUND, round_, private=True, sticky=True)
+        self._component.fire_event(event_type, self._fl_ctx)
+
+
+def part_of_name(name: str) -> str:
+    """Return a name as a part of a path that MLflow takes: ``Mass (left)`` is ``Mass _28_left_29_``."""
+    return _OTHER.sub(lambda found: f"_{ord(found[0]):x}_", name)
+
+
+def of_round(line: Round) -> dict[str, float]:
+    """Return the numbers of a committed round by name: its validation, costs, and those of each site."""
+    accepted = sum(site.status == "accepted" for site in line.sites.values())
+    found = {
+        **_named("validation", vars(line.validation)),
+        **_named("round", {"seconds": line.seconds, "accepted": accepted}),
+        **_named("round", {"bytes_down": line.bytes_down, "bytes_up": line.bytes_up}),
+    }
+    for name, site in line.sites.items():
+        found |= _named(f"sites/{part_of_name(name)}", {**site.scalars, **vars(site)})
+    return found
+
+
+def of_test(metrics: Metrics) -> dict[str, float]:
+    """Return the final figures by name: over all classes, by class, group and site."""
+    found = {
+        **_named("test", {"mean_auroc": metrics.mean_auroc, "loss": metrics.loss}),
+        **_named("test/auroc", metrics.auroc),
+        **_named("test/recall", metrics.recall),
+        **_named("test/groups", metrics.groups),
+        **_named("test/overall", metrics.overall),
+    }
+    for site, values in metrics.sites.items():
+        found |= _named(f"test/sites/{part_of_name(site)}", values)
+    return found
+
+
+def _named(prefix: str, values: Mapping[str, object]) -> dict[str, float]:
+    """The numbers among some values, by name."""
+    numbers = {key: float(value) for key, value in values.items() if isinstance(value, (int, float))}
+    return {f"{prefix}/{part_of_name(key)}": number for key, number in numbers.items()}
+
 
 log = logging.getLogger(__name__)
 
 _LOOK = 0.1
+
 """Seconds between two looks at what else than an answer ends an exchange."""
 
 _NEWEST = 100
+
 """Largest number of events in one reply."""
 
 RESULTS = ("run.json", "history.jsonl", "events.jsonl", "metrics.json", "report.html", "model")
+
 """The part of a run folder that FLARE's job download contains."""
 
 

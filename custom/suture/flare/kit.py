@@ -13,8 +13,7 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from suture.core.errors import ConfigError
-from suture.core.files import write_json
-from suture.core.plain import read_regular
+from suture.core.files import read_regular, write_json
 from suture.federation.ownership import DEFAULT_STUDY
 
 Role = Literal["server", "site", "admin"]

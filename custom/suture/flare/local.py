@@ -17,12 +17,11 @@ import torch
 from nvflare.app_common.abstract.fl_model import FLModel
 from torch import Tensor
 
-from suture.core.devices import repeatable
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet, LabelType
+from suture.core.runtime import repeatable
 from suture.core.validation import parse
-from suture.data.augmentation import Augmentation
-from suture.data.batch import Samples, columns
+from suture.data.batch import Augmentation, Samples, columns
 from suture.federation.plan import round_context
 from suture.flare.components import contract
 from suture.learning.training import SiteContext, predict

@@ -23,18 +23,17 @@ from suture.core import VERSION
 from suture.core.entry_points import GROUP, PACKAGES
 from suture.core.errors import ConfigError
 from suture.core.files import read_json, write_json, writing
-from suture.core.names import check_sites
+from suture.core.labels import check_sites
 from suture.core.privacy import NO_ENCRYPTION
 from suture.core.validation import changed, with_paths
+from suture.execution.job import Job, check_federated
 from suture.federation.plan import Plan, Schedule, needed
 from suture.flare import EXPERIMENT, PLAN, SCHEDULE, SHARED_WITH
 from suture.flare.compat.plain_json import SIGNED
 from suture.flare.controller import FederationController
-from suture.flare.executor import SiteExecutor
-from suture.flare.filters import EgressFilter
+from suture.flare.executor import EgressFilter, SiteExecutor
 from suture.methods.source import Source, source_of
 from suture.models import own_words
-from suture.simulation.job import Job, check_federated
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from suture.core.errors import ConfigError
-from suture.core.plain import read_regular
+from suture.core.files import read_regular
 
-FILTER = "suture.flare.filters.EgressFilter"
+FILTER = "suture.flare.executor.EgressFilter"
 
 
 def filtered_scopes(path: Path) -> dict[str, bool]:

@@ -17,9 +17,12 @@ from nvflare import SimulatorRunner
 
 from suture.core.errors import ConfigError
 from suture.core.files import make_folder, read_json, write_json, writing
-from suture.core.names import check_job
+from suture.core.labels import check_job
 from suture.core.validation import with_paths
 from suture.data.config import load_server_config, write_site_config
+from suture.execution.job import Job, located
+from suture.execution.run import with_vocabulary
+from suture.execution.simulator import check_paths
 from suture.federation.plan import Plan, Schedule
 from suture.federation.server.record import Record
 from suture.flare.compat.allow_list import allowing
@@ -27,9 +30,6 @@ from suture.flare.recipe import FederationRecipe
 from suture.methods import entry_of
 from suture.methods.base import Method
 from suture.methods.source import list_entry
-from suture.simulation.job import Job, located
-from suture.simulation.run import with_vocabulary
-from suture.simulation.simulator import check_paths
 
 
 def main(folder: Path, threads: int) -> None:

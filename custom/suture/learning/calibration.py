@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import expit, logit
 
-from suture.learning.metrics import Floats
-from suture.learning.score_counts import Curves
+from suture.learning.metrics import Curves, Floats
 from suture.protocol.decisions import GRID, Calibration, Kind
 
 BINS = 10

@@ -4,7 +4,7 @@ How the images with each value of a site's attribute are decided, as far as it m
 
 A group that is shown has at least `min_count` images with, and as many without, each class that is shown of
 it. The groups make up the images of a class, whose number is known; so further groups are withheld where the
-number of one would follow (`suture.protocol.disclosure.complementary`). Where each image has one label, the
+number of one would follow (`suture.protocol.egress.complementary`). Where each image has one label, the
 classes make up a group as well: it is shown for all classes or for none, and must then also have `min_count`
 images of the other classes together, or the site none. These are all classes that the site shows, decided or
 not: else a server would ask for one class at a time, and subtract.
@@ -28,9 +28,8 @@ from suture.core.privacy import PrivacyConfig
 from suture.data.batch import Samples
 from suture.learning.calibration import brier, calibrated, expected_calibration_error, fit, log_odds
 from suture.learning.losses import probabilities
-from suture.learning.metrics import Floats, rates
+from suture.learning.metrics import Curves, Floats, histogram, rates
 from suture.learning.operating_points import thresholds
-from suture.learning.score_counts import Curves, histogram
 from suture.protocol.decisions import (
     CELLS,
     Decided,
@@ -41,7 +40,7 @@ from suture.protocol.decisions import (
     Operating,
     Rule,
 )
-from suture.protocol.disclosure import complementary, near, on_grid, share, without_one
+from suture.protocol.egress import complementary, near, on_grid, share, without_one
 from suture.protocol.messages import Labels, few, rounded
 
 _Cells = Mapping[str, tuple[int, int]]
@@ -132,7 +131,7 @@ def _group(
 def score_counts(
     part: Samples, logits: Tensor, labels: LabelSet, names: Iterable[str], limits: PrivacyConfig
 ) -> tuple[Labels, dict[str, Tensor]]:
-    """Return the histograms of a site's scores as they may leave it; see `suture.learning.score_counts`.
+    """Return the histograms of a site's scores as they may leave it; see `suture.learning.metrics`.
 
     Args:
         part: the samples; the columns of their y, and of the logits ``[n, c]``, are those of `labels`.

@@ -6,8 +6,7 @@ import numpy as np
 from scipy.special import expit
 
 from suture.learning.calibration import BINS, calibrated, cells, log_odds
-from suture.learning.metrics import Floats
-from suture.learning.score_counts import Curves
+from suture.learning.metrics import Curves, Floats
 from suture.protocol.decisions import GRID, Calibration, Decision, Diagrams, Operating, Rule
 
 _STEP = 0.04

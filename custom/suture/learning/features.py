@@ -13,14 +13,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from suture.core.devices import device_name, moved
-from suture.core.seeds import generator_for
-from suture.data.augmentation import Augmentation, Source, augment
-from suture.data.batch import FEATURES, ROW, Samples
+from suture.core.runtime import device_name, generator_for, moved
+from suture.data.batch import FEATURES, ROW, Augmentation, Samples, Source, augment
 from suture.data.table import Split
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier
-from suture.models.priors.feature_cache import cached, digests, key
+from suture.models.priors import cached, digests, key
 from suture.protocol.packing import Packed, digest
 
 _FORMAT = 3

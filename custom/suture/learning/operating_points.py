@@ -10,9 +10,7 @@ import math
 import numpy as np
 from scipy.special import expit
 
-from suture.learning.metrics import Floats
-from suture.learning.proportions import Estimate
-from suture.learning.score_counts import Curves
+from suture.learning.metrics import Curves, Estimate, Floats
 from suture.protocol.decisions import GRID, Rule
 
 

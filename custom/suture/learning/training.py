@@ -1,42 +1,56 @@
-"""The training loop that every method uses, and prediction, at a site."""
+"""The training loop that every method uses, and prediction, at a site.
+
+torch's optimisers without its compiler, their steps, and their state, which a site keeps between rounds.
+
+torch excludes some of their functions from compilation, and the first call of any imports its compiler for
+that: 1 to 1.7 s in every process that trains. Nothing here compiles a step of an optimiser, so these classes
+have the functions as torch wrote them, before it wrapped them.
+
+How many images are computed at a time where nothing is trained.
+
+What a training step needs of a GPU's memory at least, before the first one is taken.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from inspect import unwrap
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
-from torch import Tensor
+from torch import Tensor, nn
 
-from suture.core.devices import repeatable
 from suture.core.errors import ConfigError, SutureError
-from suture.core.seeds import seed_for, seeded
+from suture.core.runtime import out_of_memory, repeatable, seed_for, seeded
 from suture.core.validation import LIMIT, STRICT
-from suture.data.augmentation import Augmentation, augment
-from suture.data.batch import ROW, Batch, Samples, class_aware, endless, parts, viewed
-from suture.data.prefetch import prefetch
+from suture.data.batch import (
+    ROW,
+    Augmentation,
+    Batch,
+    Samples,
+    augment,
+    class_aware,
+    endless,
+    parts,
+    prefetch,
+    viewed,
+)
 from suture.data.table import Split
-from suture.learning.batch_size import evaluation_batch, that_fits
 from suture.learning.features import FeatureStore
 from suture.learning.losses import Objective as Objective
-from suture.learning.optimisers import (
-    LossScale,
-    NonFiniteLoss,
-    StepLosses,
-    load_optimiser_state,
-    optimiser_of,
-    optimiser_state_of,
-)
 from suture.learning.patient_privacy import PatientPrivacy, refuse_batch_norm
 from suture.models.classifier import (
+    HEADS,
     Classifier,
     NormPolicy,
     Preprocessing,
@@ -45,18 +59,356 @@ from suture.models.classifier import (
     train_mode,
     train_parameters,
 )
-from suture.models.priors.prior import Prior
+from suture.models.priors import Prior
+from suture.protocol.messages import LARGEST
+
+log = logging.getLogger(__name__)
+
+_Kind = TypeVar("_Kind", bound=torch.optim.Optimizer)
+
+
+def _plain(kind: type[_Kind]) -> type[_Kind]:
+    """Return the class with its own functions; `step` still computes without gradients."""
+    own = {name: unwrap(getattr(kind, name)) for name in ("add_param_group", "zero_grad", "step")}
+    return cast(type[_Kind], type(kind.__name__, (kind,), {**own, "step": torch.no_grad()(own["step"])}))
+
+
+Adam, AdamW, SGD = _plain(torch.optim.Adam), _plain(torch.optim.AdamW), _plain(torch.optim.SGD)
+
+
+def optimiser_of(
+    model: nn.Module, local: LocalTraining, head_lr: float | None = None
+) -> torch.optim.Optimizer:
+    """The optimiser of the trainable parameters; it clips the gradient of each step where `clip` is set.
+
+    Args:
+        head_lr: learning rate of the head's rows; None for `local.lr`.
+    """
+    decay = local.weight_decay
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    rows = [p for name, p in named if name.startswith(HEADS)]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for name, p in named if not name.startswith(HEADS)]},
+        {"params": rows, "lr": local.lr if head_lr is None else head_lr},
+    ]
+    optimiser: torch.optim.Optimizer
+    if local.optimiser == "sgd":
+        nesterov = local.momentum > 0
+        optimiser = SGD(groups, local.lr, local.momentum, 0, decay, nesterov)
+    else:
+        adam = AdamW if local.optimiser == "adamw" else Adam
+        optimiser = adam(groups, local.lr, local.betas, weight_decay=decay)
+    if (limit := local.clip) is not None:
+
+        def clip(*_: object) -> None:
+            nn.utils.clip_grad_norm_([p for _, p in named], limit)
+
+        optimiser.register_step_pre_hook(clip)
+    return optimiser
+
+
+def optimiser_state_of(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """The optimiser's state as ``parameter/field`` tensors."""
+    return {
+        f"{name}/{field}": value.detach().cpu()
+        for name, parameter in model.named_parameters()
+        for field, value in optimiser.state.get(parameter, {}).items()
+        if value is not None
+    }
+
+
+def load_optimiser_state(
+    optimiser: torch.optim.Optimizer, model: nn.Module, optimiser_state: Mapping[str, Tensor]
+) -> None:
+    """Hands saved moments over to the optimiser, which goes on to change them in place.
+
+    Those of a parameter whose shape changed (new classes) start afresh.
+    """
+    trained = {id(p) for group in optimiser.param_groups for p in group["params"]}
+    of: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    for key, value in optimiser_state.items():
+        name, _, moment = key.rpartition("/")
+        of[name][moment] = value
+    for name, parameter in model.named_parameters():
+        saved = of.get(name)
+        if not saved or id(parameter) not in trained:
+            continue
+        if any(v.dim() and v.shape != parameter.shape for v in saved.values()):
+            shape = tuple(parameter.shape)
+            log.warning("the optimiser's moments of %s are reset, because its shape is now %s", name, shape)
+            continue
+        optimiser.state[parameter] = {
+            k: v if k == "step" else v.to(parameter.device) for k, v in saved.items()
+        }
+
+
+LOSS_SCALE = "loss scale"
+
+"""In place of a parameter's name, in the optimiser's state."""
+
+_STATE = {f"{LOSS_SCALE}/scale": "scale", f"{LOSS_SCALE}/steps": "_growth_tracker"}
+
+"""The tensors of a site's state: the scale, and how many steps it has been the same; their names in torch."""
+
+
+class GradientOverflow(SutureError):
+    """In fp16 the gradients of a round were beyond the range of numbers, so its steps were skipped.
+
+    Args:
+        scale: of the loss, after the round.
+    """
+
+    def __init__(self, text: str, scale: float) -> None:
+        super().__init__(text)
+        self.scale = scale
+
+
+class LossScale:
+    """Takes the steps of a round; in fp16 the loss is scaled, because small gradients would be 0.
+
+    (Micikevicius et al., ICLR 2018.)
+    A step whose gradients overflow is skipped, and the scale halved. The next round begins with the last one.
+
+    Args:
+        half: the short type of mixed precision; None for none.
+        optimiser_state: of the round before.
+        first: the scale to begin with in place of that round's last one; None for that.
+    """
+
+    def __init__(
+        self,
+        half: torch.dtype | None,
+        device: torch.device,
+        optimiser_state: Mapping[str, Tensor],
+        first: float | None = None,
+    ) -> None:
+        self._scaler = torch.amp.GradScaler(device.type, enabled=half == torch.float16)
+        if self._scaler.is_enabled():
+            own = {_STATE[name]: t.item() for name, t in optimiser_state.items() if name in _STATE}
+            own |= {} if first is None else {"scale": first}
+            self._scaler.load_state_dict(self._scaler.state_dict() | own)
+        self._before = self._scaler.get_scale()
+
+    def step(self, loss: Tensor, optimiser: torch.optim.Optimizer) -> Tensor:
+        """Take the step that lowers the loss, a scalar; return it without its graph, still on the device.
+
+        Nothing here waits for the device, but in fp16, where the gradients are looked at.
+        """
+        optimiser.zero_grad(set_to_none=True)
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        if self._scaler.is_enabled():
+            self._scaler.unscale_(optimiser)  # before the optimiser clips
+        self._scaler.step(optimiser)
+        self._scaler.update()
+        return loss.detach()
+
+    def state(self, site: str, round_: int, steps: int) -> dict[str, Tensor]:
+        """Return what the next round begins with; nothing in other precisions.
+
+        Raises:
+            GradientOverflow: none of the `steps` was taken, or gradients overflow that are not scaled at all.
+        """
+        state = self._scaler.state_dict()
+        if not state:
+            return {}
+        scale, all_skipped = state["scale"], self._before * state["backoff_factor"] ** steps
+        if steps and (scale <= all_skipped or scale < 1):
+            raise GradientOverflow(
+                f"{site}: the gradients of round {round_} overflow in fp16, and "
+                f"{'every step was' if scale <= all_skipped else 'steps were'} skipped; set half = "
+                '"bf16" under [training], let the round have more steps, or look for broken images',
+                scale,
+            )
+        return {name: torch.tensor(state[key]) for name, key in _STATE.items()}
+
+
+class NonFiniteLoss(SutureError):
+    """The loss of a local step stopped being a number."""
+
+
+READ_EVERY = 32
+
+"""Steps after which their losses are read from the device."""
+
+
+class StepLosses:
+    """The losses of steps, which wait on the device: to read one, the host waits until a GPU has computed it.
+
+    They are read `READ_EVERY` at a time, by `read`, and at the end of the block that this is the context
+    manager of; also where a step has failed, because that may follow from an earlier loss that was no number.
+    So up to `READ_EVERY` - 1 steps may follow one whose loss is no number.
+
+    Args:
+        fault: the text of the error, from the number of the step (from 1) and its loss.
+
+    Attributes:
+        steps: whose losses were read.
+    """
+
+    def __init__(self, fault: Callable[[int, float], str]) -> None:
+        self._fault = fault
+        self._waiting: list[Tensor] = []
+        self._total, self.steps = 0.0, 0
+
+    def __enter__(self) -> StepLosses:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or issubclass(kind, Exception):
+            self.read()
+
+    def add(self, loss: Tensor) -> None:
+        """Keep the loss of the next step, a scalar.
+
+        Raises:
+            NonFiniteLoss: see `read`.
+        """
+        self._waiting.append(loss.detach())
+        if len(self._waiting) == READ_EVERY:
+            self.read()
+
+    def read(self) -> None:
+        """Read the losses that wait.
+
+        Raises:
+            NonFiniteLoss: one is no number, or larger than any that is sent; names the first such step.
+        """
+        values: list[float] = torch.stack(self._waiting).tolist() if self._waiting else []
+        self._waiting.clear()
+        for value in values:
+            self.steps += 1
+            if not abs(value) <= LARGEST:
+                raise NonFiniteLoss(self._fault(self.steps, value))
+            self._total += value
+
+    @property
+    def mean(self) -> float | None:
+        """The mean of the losses that were read, added up in the order of the steps; None without any."""
+        return self._total / self.steps if self.steps else None
+
+
+_MOST = 256
+
+"""Images, or documents, of a batch of an evaluation."""
+
+_PIXELS = 2**20
+
+"""Of a batch on the CPU: 256 images of 64 px. The largest activation of a DenseNet121 or a ResNet-18 has 16
+values a pixel, 64 MiB in all; larger batches are not faster (`benchmarks/parts/backbones.py`)."""
+
+_Result = TypeVar("_Result")
+
+
+def evaluation_batch(inputs: Mapping[str, Tensor], device: torch.device | str, most: int = _MOST) -> int:
+    """Return how many inputs are computed at a time: `most`, and on the CPU no more than `_PIXELS` of images.
+
+    It depends on nothing that is measured, because the last bits of a result depend on the batch.
+
+    Args:
+        inputs: as of a batch; images ``[n, channels, h, w]``.
+    """
+    image = inputs.get("image")
+    if image is None or torch.device(device).type != "cpu":
+        return most
+    return max(1, min(most, _PIXELS // image.shape[2:].numel()))
+
+
+def that_fits(compute: Callable[[int], _Result], size: int) -> _Result:
+    """Return the result in batches of `size`, or of half as long as the memory of the device is too small.
+
+    Raises:
+        Exception: of `compute`; that memory is full, where it is too small even for batches of one.
+    """
+    while True:
+        try:
+            return compute(size)
+        except (RuntimeError, MemoryError, OSError) as error:
+            if size <= 1 or not out_of_memory(error):
+                raise
+        # Outside the handler, because its traceback holds the tensors that filled the memory.
+        size //= 2
+        log.warning("the memory of the device is full; computing in batches of %d", size)
+
+
+_COPIES = {"adam": 4, "adamw": 4, "sgd": 3}
+
+"""Tensors of a weight's size in a step: weight, gradient and the optimiser's moments."""
+
+
+def activations(site: SiteContext, objective: Objective) -> float:
+    """The bytes that a forward pass keeps for the backward pass, for each image: of four less two, by two."""
+    state = {name: tensor.clone() for name, tensor in site.model.state_dict().items()}
+    site.model.train()
+    with seeded(0, site.device):
+        two, four = (_kept(site, objective, n) for n in (2, 4))
+    site.model.load_state_dict(state)  # batch norm has seen the images
+    return (four - two) / 2
+
+
+def _kept(site: SiteContext, objective: Objective, n: int) -> int:
+    """The bytes of all that is kept, a storage that several operations keep counted once."""
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    train = site.samples["train"]
+    batch = ready_inputs(site, train.batch(torch.arange(n) % len(train)))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        graph = objective(site.model, batch)
+    del graph  # held until here, that no storage takes the place of another
+    return sum(kept.values())
+
+
+def check_memory(
+    site: SiteContext, objective: Objective, optimiser: str, size: int, free: int | None = None
+) -> None:
+    """Refuse a batch that cannot fit on the site's GPU; elsewhere, or without images, nothing is checked.
+
+    What must be there at once is counted: weights, gradients, moments and activations, but no working memory.
+    So a batch that passes may still not fit, and one that is refused does not.
+
+    Args:
+        size: images of the smallest batch that the site would try.
+        free: bytes, by default those of the GPU.
+
+    Raises:
+        ConfigError: names what is needed and free, and the batch that may fit.
+    """
+    if (free is None and site.device.type != "cuda") or not len(site.samples["train"]):
+        return
+    if free is None:
+        free = torch.cuda.mem_get_info(site.device)[0] + torch.cuda.memory_reserved(site.device)
+    copies = ((_COPIES[optimiser] if p.requires_grad else 1, p) for p in site.model.parameters())
+    weights = sum(n * p.numel() * p.element_size() for n, p in copies)
+    each = activations(site, objective)
+    needed = weights + size * each
+    if needed <= free:
+        return
+    fits = int((free - weights) / each)
+    remedy = f"set batch_size below {fits + 1}" if fits >= 2 else "take a smaller model or another device"
+    raise ConfigError(
+        f"{site.name}: a step of {size} images needs at least {needed / 2**30:.3g} GiB of {site.device}, "
+        f"where {free / 2**30:.3g} GiB are free; {remedy} under [training], or end what else uses it"
+    )
+
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+
 """Logits, y and known ``[n, c]`` to a scalar."""
 
 Observer = Callable[[Tensor, Tensor], None]
+
 """Called with rows ``[m]`` and their positive pseudo-labels ``[m, c]``."""
 
 Batches = Callable[[torch.Generator, torch.Generator], Iterable[Batch]]
+
 """The batches of an epoch, from a generator for their order and one for their augmentation."""
 
 _LOGITS = 2**24
+
 """Logits that are kept on the device before they are copied to the CPU: 64 MiB."""
 
 

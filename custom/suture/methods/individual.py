@@ -12,8 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from suture.methods.averaging import LocalAveraging
-from suture.methods.base import About, LabelUse, hyperparameters
-from suture.methods.sharing import SharingSpec
+from suture.methods.base import About, LabelUse, SharingSpec, hyperparameters
 
 
 @hyperparameters

@@ -15,34 +15,39 @@ from torch import Tensor
 from suture.core.entry_points import MODEL_GROUP, Registry, package_of, registered
 from suture.core.errors import ConfigError, as_word, unknown
 from suture.core.labels import LabelSet
-from suture.core.seeds import seed_for, seeded
+from suture.core.runtime import seed_for, seeded
 from suture.core.validation import NAMED_FILE, STRICT
 from suture.data.embedding import TFIDF
 from suture.data.text import EVERYBODY, Tokeniser, Vocabulary, clinical_vocabulary, read_vocabulary
 from suture.models.adapters import Adapters, add_adapters, merged
-from suture.models.backbones import (
+from suture.models.classifier import (
+    Classifier,
+    HeadKind,
+    Mean,
+    Preprocessing,
+    RowInit,
+    Std,
+    Trains,
+    head_rows,
+    load_tensors,
+    set_momentum,
+)
+from suture.models.encoders import (
+    FAMILIES,
     IMAGENET,
     LITE,
     TextLSTM,
     densenet121,
     efficientnet_lite0,
+    family_encoder,
+    family_of,
+    is_stored,
     resnet18,
     small_cnn,
     small_resnet,
     vector_mlp,
 )
-from suture.models.classifier import (
-    Classifier,
-    Mean,
-    Preprocessing,
-    Std,
-    Trains,
-    load_tensors,
-    set_momentum,
-)
-from suture.models.encoders import FAMILIES, family_encoder, family_of, is_stored
-from suture.models.encoders.backbone import Backbone as Backbone
-from suture.models.heads import HeadKind, RowInit, head_rows
+from suture.models.encoders import Backbone as Backbone
 
 RANDOM = "random"
 """As `ModelSpec.weights`: begin without pretraining, although a model has weights at hand, or is frozen."""

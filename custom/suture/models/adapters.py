@@ -28,7 +28,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from suture.core.entry_points import needed
 from suture.core.errors import ConfigError, shown
-from suture.core.seeds import generator_for, seeded
+from suture.core.runtime import generator_for, seeded
 from suture.core.validation import STRICT
 
 _IN_PROJ = "in_proj_weight"

@@ -8,9 +8,9 @@ from pathlib import Path
 from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 
-from suture.core.codes import GENERAL, Stated, codes_of
 from suture.core.errors import LabelError
 from suture.core.files import read_json
+from suture.core.ontology import GENERAL, Stated, codes_of
 from suture.core.validation import OPEN, parse
 
 

@@ -1,43 +1,240 @@
-"""A backbone with a head whose rows belong to classes, and which of its batch-norm tensors sites share."""
+"""A backbone with a head whose rows belong to classes, and which of its batch-norm tensors sites share.
+
+The head of a classifier: what its logits are made of, and where its rows begin.
+
+Vectors of class names: where the rows of a head begin that has its classes' names as anchors.
+
+Coherent predictions: the probability of a class is at least that of each class below it.
+
+The head has a row for each class, and nothing relates them. With ``max`` a class gets the largest
+probability of itself and of all classes below it. With ``noisy-or`` it is absent where it and each class
+below it are, independently: P = 1 - prod (1 - p), each class once, also where several paths lead to it.
+"""
 
 from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Literal, Self, cast
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from suture.core.errors import ConfigError, as_word
-from suture.core.labels import LabelSet
-from suture.core.seeds import seeded
+from suture.core.labels import LabelSet, canonical
+from suture.core.ontology import Relations
+from suture.core.runtime import generator_for, seeded
 from suture.core.validation import STRICT
 from suture.data.batch import FEATURES
-from suture.models.coherence import Coherent
-from suture.models.heads import HeadKind, RowInit, head_rows, make_head
+from suture.data.embedding import signs
+from suture.models.weights import dense
 from suture.protocol.egress import Layout as Layout
+from suture.protocol.packing import read_tensors
+
+_GRAMS = (3, 4, 5)
+
+"""Lengths of the runs of letters that a name is taken apart into."""
+
+
+def name_vectors(names: Sequence[str], width: int, file: str | None = None) -> Tensor:
+    """Return a vector of length 1 for each class name.
+
+    By default the number of times that each run of 3 to 5 characters occurs in the name, in small letters
+    with a space before and behind, through a random projection to +-1 (Achlioptas, J. Comput. Syst. Sci.
+    66:671, 2003) whose signs are the bits of the run's SHAKE-256: so equal on every machine, under every
+    seed. Names that share words are close; meanings are unknown to it.
+
+    Args:
+        width: of the vectors.
+        file: a safetensors file with a vector ``[width]`` for each name, from an embedding of text.
+
+    Returns:
+        float32 ``[len(names), width]``.
+
+    Raises:
+        ConfigError: the file cannot be read, or lacks a name, or its vectors have another width.
+    """
+    found = _hashed(names, width) if file is None else _read(Path(file).expanduser(), names, width)
+    return F.normalize(found, dim=1).float()
+
+
+def _hashed(names: Sequence[str], width: int) -> Tensor:
+    rows = np.zeros((len(names), width))
+    for row, name in zip(rows, names, strict=True):
+        text = f" {name.lower()} "
+        for n in _GRAMS:
+            for start in range(len(text) - n + 1):
+                row += signs(text[start : start + n], width)
+    return torch.from_numpy(rows)
+
+
+def _read(path: Path, names: Sequence[str], width: int) -> Tensor:
+    key = "model.name_vectors"
+    if not path.exists():
+        raise ConfigError(f"{key}: {path} does not exist; name a safetensors file of vectors by class name")
+    try:
+        tensors = read_tensors(path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{key}: {path} cannot be read as safetensors: {as_word(error)}") from error
+    vectors = {canonical(name): dense(name, vector, str(path)) for name, vector in tensors.items()}
+    for name in names:
+        if name not in vectors:
+            raise ConfigError(f"{key}: {path} has no vector for the class {name!r}; add it, under that name")
+        shape = tuple(vectors[name].shape)
+        if shape != (width,):
+            raise ConfigError(
+                f"{key}: the vector of {name!r} in {path} has the shape {shape}, and a row of the head has "
+                f"{width} numbers; set model.neck to the width of the vectors"
+            )
+        if not bool(torch.isfinite(vectors[name]).all() and vectors[name].any()):
+            raise ConfigError(f"{key}: the vector of {name!r} in {path} is 0 or not finite; compute it again")
+    return torch.stack([vectors[name].double() for name in names])
+
+
+HeadKind = Literal["linear", "dot", "cosine", "anchors"]
+
+"""linear: h . w_c + b_c. dot: h . w_c, without a bias. cosine: `SCALE` times the cosine of h and w_c.
+anchors: h . w_c, and h . w_c / |w_c| where an image has one label (FedAlign)."""
+
+RowInit = Literal["random", "named"]
+
+"""random: from a seed of the class name. named: the vector of the class name, see `names.py`."""
+
+SCALE = 30.0
+
+"""The factor of a cosine head (Cao et al., LDAM, NeurIPS 2019): a softmax of numbers within 1 is too flat."""
+
+
+class _CosineHead(nn.Linear):
+    """Logits ``[n, c]`` are the scaled cosines of features ``[n, d]`` and rows ``[c, d]``."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the logits."""
+        return SCALE * F.linear(F.normalize(input, dim=1), F.normalize(self.weight, dim=1))
+
+
+class _UnitRows(nn.Linear):
+    """Logits ``[n, c]`` are features ``[n, d]`` times rows ``[c, d]`` that are scaled to the length 1."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the logits."""
+        return F.linear(input, F.normalize(self.weight, dim=1))
+
+
+def make_head(kind: HeadKind, features: int, labels: LabelSet) -> nn.Linear:
+    """Return a head with one row for each class."""
+    made: type[nn.Linear] = nn.Linear
+    if kind == "cosine":
+        made = _CosineHead
+    elif kind == "anchors" and labels.label_type == "multiclass":
+        made = _UnitRows
+    return made(features, len(labels), bias=kind == "linear")
+
+
+def head_rows(
+    labels: LabelSet,
+    features: int,
+    seed: int,
+    head: str = "head",
+    start: RowInit = "random",
+    vectors: str | None = None,
+) -> dict[str, Tensor]:
+    """Return the initial rows of a head, each from its class name.
+
+    So the row of a class does not depend on the other classes, nor on their order.
+
+    Args:
+        start: of the rows of the head that predicts; others are random, as is every bias.
+        vectors: see `name_vectors`.
+
+    Returns:
+        ``head.weight`` [c, features] and ``head.bias`` [c], or those of another head by its name: uniform in
+        +-1/sqrt(features) as in `nn.Linear`, or named.
+
+    Raises:
+        ConfigError: see `name_vectors`.
+    """
+    bound = features**-0.5
+    rows = [
+        torch.empty(features + 1).uniform_(-bound, bound, generator=generator_for(seed, head, name))
+        for name in labels.names
+    ]
+    stacked = torch.stack(rows)
+    weight = stacked[:, :-1].contiguous()
+    if start == "named" and head == "head":
+        weight = name_vectors(labels.names, features, vectors)
+    return {f"{head}.weight": weight, f"{head}.bias": stacked[:, -1].contiguous()}
+
+
+Coherence = Literal["none", "max", "noisy-or"]
+
+
+def classes_below(labels: LabelSet, relations: Relations) -> dict[str, tuple[str, ...]]:
+    """Return the classes below each class that has any, by all paths of the relations."""
+    below: dict[str, tuple[str, ...]] = {}
+    for name in labels:
+        for above in sorted(relations.ancestors.get(name, frozenset()).intersection(labels)):
+            below[above] = (*below.get(above, ()), name)
+    return below
+
+
+class Coherent(nn.Module):
+    """Logits ``[n, c]`` to coherent ones; the others stay as they are.
+
+    Args:
+        below: the classes below each class, as `classes_below` returns them.
+    """
+
+    def __init__(self, rule: Coherence, labels: LabelSet, below: Mapping[str, tuple[str, ...]]) -> None:
+        super().__init__()
+        self.rule = rule
+        # A class has more classes below it than each of them has: fewer first, from the leaves upwards.
+        order = sorted(below, key=lambda name: len(below[name]))
+        self.groups = [(labels.index(name), [labels.index(child) for child in below[name]]) for name in order]
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """In the exported graphs, too: each step is a standard operator."""
+        columns = list(logits.unbind(dim=1))
+        for at, below in self.groups:
+            largest = torch.stack([columns[at], *(columns[child] for child in below)], dim=1).amax(dim=1)
+            if self.rule == "noisy-or":
+                # -ln prod (1 - p); the logit of 1 - exp(-s) is s + ln(1 - exp(-s)).
+                s = F.softplus(logits[:, [at, *below]]).sum(dim=1)
+                # Rounding, and s = 0, must not make it smaller than one of them.
+                largest = torch.maximum(s + torch.log(-torch.expm1(-s)), largest)
+            columns[at] = largest
+        return torch.stack(columns, dim=1)
+
 
 AMP_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
 """The short types of mixed precision, by their names in a site's configuration."""
 
 HEADS = ("head.", "second_head.")
+
 """Prefixes of the names of tensors whose rows belong to classes."""
 
 ENCODER = "backbone."
+
 """Prefix of the names of the backbone's tensors."""
 
 Trains = Literal["all", "adapters", "head"]
+
 """The part of a model that is trained: all of it; or what comes after the backbone, which is then a frozen
 encoder, in eval mode with its statistics of batch norm; or that and the encoder's adapters."""
 
-
 Mean = Annotated[float, Field(ge=-1e3, le=1e3)]
+
 Std = Annotated[float, Field(ge=1e-4, le=1e3)]
+
 """Normalisation of values in [0, 1]; a smaller standard deviation would leave single precision."""
 
 
@@ -308,6 +505,7 @@ def check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], w
 
 
 NormPolicy = Literal["average", "local", "frozen"]
+
 """average: FedAvg, all four arrays are averaged. local: FedBN, they stay at the site (Li et al. 2021,
 arXiv:2102.07623). frozen: FedBN+, they stay at their pretrained values (Kulkarni et al. 2023,
 arXiv:2303.06180)."""

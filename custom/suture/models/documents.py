@@ -14,7 +14,7 @@ from suture.core.labels import LabelSet
 from suture.data.embedding import TFIDF, clinical_frequencies, folder_digest, tfidf_vectors
 from suture.data.text import words_of
 from suture.models import ModelSpec, build, encoder_of, vocabulary_of
-from suture.models.priors.feature_cache import cached, digests_of, key
+from suture.models.priors import cached, digests_of, key
 
 _FORMAT = 2
 """The format of an entry of the cache; a new number invalidates every older entry."""

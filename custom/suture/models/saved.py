@@ -22,14 +22,12 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from suture.core import VERSION
 from suture.core.errors import ConfigError, DataError, SutureError, as_word
-from suture.core.files import read_json, replacing, write_json
+from suture.core.escaping import printable
+from suture.core.files import open_regular, read_json, replacing, write_json
 from suture.core.labels import LabelSet, LabelType
-from suture.core.plain import open_regular
-from suture.core.printable import printable
 from suture.core.validation import OPEN, parse
 from suture.models import ModelSpec, build, check_portable, self_contained, without_adapters
-from suture.models.classifier import Classifier, Preprocessing, check_tensors
-from suture.models.coherence import Coherence, Coherent
+from suture.models.classifier import Classifier, Coherence, Coherent, Preprocessing, check_tensors
 from suture.protocol.messages import Labels
 from suture.protocol.packing import read_tensors
 

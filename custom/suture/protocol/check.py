@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from suture.core.codes import check_stated
 from suture.core.errors import LabelError, RejectedUpdate
+from suture.core.ontology import check_stated
 from suture.core.privacy import PrivacyConfig
 from suture.protocol.decisions import CELLS, JOINED, Decided, DecidedGroup
-from suture.protocol.disclosure import BOUND, is_multiple, may_be
 from suture.protocol.egress import (
+    BOUND,
     CLASSES,
     NUM_SAMPLES,
     SCALE_OF_MODEL,
@@ -25,6 +25,8 @@ from suture.protocol.egress import (
     Range,
     Shapes,
     Transport,
+    is_multiple,
+    may_be,
     resolve_shape,
 )
 from suture.protocol.messages import (
@@ -47,7 +49,7 @@ from suture.protocol.messages import (
     fields_with,
     rounded,
 )
-from suture.protocol.precision import VARIANCE, check_narrowed
+from suture.protocol.packing import VARIANCE, check_narrowed
 
 _ANSWERS: dict[TaskName, type[Reply]] = {
     "handshake": SiteInfo,

@@ -20,10 +20,9 @@ from pydantic import AfterValidator, Field, FiniteFloat, StringConstraints
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
-from suture.core.codes import SYSTEMS, check_code
 from suture.core.errors import LabelError
-from suture.core.labels import LabelType, check_spelling
-from suture.core.names import LONGEST, check_value
+from suture.core.labels import LONGEST, LabelType, check_spelling, check_value
+from suture.core.ontology import SYSTEMS, check_code
 from suture.core.privacy import Protected, check_protection
 from suture.core.validation import MOST_ATTRIBUTES, STRICT, checked
 from suture.protocol.decisions import DecidedClass, Decision, Rule
@@ -60,7 +59,7 @@ Value = Annotated[str, StringConstraints(max_length=LONGEST), checked(check_valu
 
 CodeText = Annotated[str, StringConstraints(max_length=40), AfterValidator(_code)]
 Codes = Annotated[tuple[CodeText, ...], Field(min_length=1, max_length=len(SYSTEMS))]
-"""Codes of a class, of different systems; see `suture.core.codes`."""
+"""Codes of a class, of different systems; see `suture.core.ontology`."""
 
 Tensors = Annotated[dict[Word, Tensor], Field(max_length=MOST)]
 TensorPath = Annotated[

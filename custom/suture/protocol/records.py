@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import FiniteFloat, NonNegativeInt, ValidationError
 
 from suture.core.errors import DataError
-from suture.core.plain import check_count, read_bounded, read_lines
+from suture.core.files import check_count, read_bounded, read_lines
 from suture.core.validation import adapter_of, in_words
 from suture.protocol.decisions import DecidedClass, DecisionSettings, Diagrams, Operating
 from suture.protocol.messages import SiteNumbers, Spent
@@ -284,7 +284,7 @@ class LocalModels:
 
 @dataclass(frozen=True)
 class Weighting:
-    """How much each site counted in the mean; see `suture.federation.server.scores.weighting`."""
+    """How much each site counted in the mean; see `suture.federation.server.selection.weighting`."""
 
     rounds: list[int] = field(default_factory=list)
     weights: dict[str, list[Number]] = field(default_factory=dict)

@@ -11,14 +11,14 @@ from pydantic.dataclasses import dataclass as validated
 from suture.core.errors import ConfigError
 from suture.core.validation import JOB_PATH, LARGEST_SEED, LIMIT, STRICT
 from suture.data.readers import DataConfig, load_table
-from suture.methods.base import Method
-from suture.simulation.partition import subset
-from suture.simulation.sites import (
+from suture.execution.partition import subset
+from suture.execution.sites import (
     Destination,
     PartitionedSites,
     SimulatedSites,
     write_sites,
 )
+from suture.methods.base import Method
 from suture_papers.chest_xrays.chexpert import LABELS as CHEXPERT
 from suture_papers.chest_xrays.chexpert import ChexpertConfig
 from suture_papers.chest_xrays.nih import LABELS as NIH

@@ -35,8 +35,14 @@ from pydantic import Field
 from torch import Tensor
 
 from suture.core.errors import ConfigError, RejectedUpdate
-from suture.learning.batch_size import evaluation_batch
-from suture.learning.training import Fitted, LocalRound, LocalTraining, SiteContext, ready_inputs
+from suture.learning.training import (
+    Fitted,
+    LocalRound,
+    LocalTraining,
+    SiteContext,
+    evaluation_batch,
+    ready_inputs,
+)
 from suture.methods.averaging import owned, update_of
 from suture.methods.base import About, GlobalModel, LabelUse, Method, RoundContext, hyperparameters
 from suture.models import ModelSpec

@@ -26,8 +26,7 @@ from torch import Tensor
 from suture.core.validation import STRICT
 from suture.learning.training import LocalRound, SiteContext
 from suture.methods.base import About, hyperparameters
-from suture.methods.composed import Composed
-from suture.methods.roles import LossTerm, Step, Value
+from suture.methods.composed import Composed, LossTerm, Step, Value
 
 
 @validated(frozen=True, config=STRICT)

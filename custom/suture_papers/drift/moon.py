@@ -29,8 +29,7 @@ from torch import Tensor
 from suture.core.validation import STRICT
 from suture.learning.training import LocalRound, SiteContext
 from suture.methods.base import About, hyperparameters
-from suture.methods.composed import Composed
-from suture.methods.roles import LossTerm, Step, Value
+from suture.methods.composed import Composed, LossTerm, Step, Value
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier, Layout, frozen_copy, load_tensors, split_state
 from suture.protocol.egress import Channel, add_prefix, strip_prefix

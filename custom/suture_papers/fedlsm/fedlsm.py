@@ -33,7 +33,7 @@ from suture.core.labels import LabelType
 from suture.learning.training import LocalRound, LocalTraining, SiteContext, fit
 from suture.methods.averaging import WHY, LocalAveraging, owned, trained
 from suture.methods.base import About, ClassFacts, LabelStatistics, LabelUse, hyperparameters
-from suture.methods.class_weights import (
+from suture.methods.composed import (
     ClassWeights,
     class_weights,
     counted,

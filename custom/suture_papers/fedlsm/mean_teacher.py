@@ -30,11 +30,9 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
-from suture.core.seeds import generator_for, seed_for
+from suture.core.runtime import generator_for, seed_for
 from suture.core.validation import LIMIT, STRICT
-from suture.data.augmentation import STRONG, WEAK, Augmentation
-from suture.data.batch import Batch, endless, viewed
-from suture.data.prefetch import prefetch
+from suture.data.batch import STRONG, WEAK, Augmentation, Batch, endless, prefetch, viewed
 from suture.learning.losses import probabilities, weighted_bce
 from suture.learning.training import LocalRound, SiteContext, predict, ready_inputs, view
 from suture.models.classifier import Classifier, frozen_copy

@@ -90,8 +90,7 @@ def _pretrain(
     configs: list[Path], spec: Pretraining, out: Path, seed: int, device: str, licence: str | None
 ) -> Path:
     """Train a prior and write it into OUT; return the path of its .json."""
-    from suture.models.priors import save_prior
-    from suture.models.priors.prior import freeze
+    from suture.models.priors import freeze, save_prior
     from suture_papers.fedmas.pretraining import pretrain as train
 
     images, data = _images(configs, spec.size, spec.color)

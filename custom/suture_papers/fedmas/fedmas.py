@@ -36,12 +36,12 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError, RescueFactorError
 from suture.data.batch import Batch, Samples
-from suture.learning.batch_size import evaluation_batch
 from suture.learning.losses import balanced_ce, masked_ce, masked_loss
 from suture.learning.training import (
     LocalRound,
     LocalTraining,
     SiteContext,
+    evaluation_batch,
     fit,
     on_known,
     ready_inputs,
@@ -52,9 +52,7 @@ from suture.methods.base import SEVERAL, About, LabelUse, Phase, hyperparameters
 from suture.methods.retraining import RETRAINED_TYPES, RETRAINING, Retraining, then_retrained
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier, Layout
-from suture.models.priors import PRIORS, Prior, PriorSpec
-from suture.models.priors.feature_cache import cached_features
-from suture.models.priors.prior import check_width
+from suture.models.priors import PRIORS, Prior, PriorSpec, cached_features, check_width
 from suture.protocol.egress import NUM_SAMPLES, WEIGHT, Egress
 from suture.protocol.messages import TaskData, Update, ones
 

@@ -21,15 +21,14 @@ from pydantic import Field, StrictBool
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor, nn
 
-from suture.core.devices import moved, repeatable
 from suture.core.errors import ConfigError, DataError, check_known
-from suture.core.seeds import generator_for, seed_for, seeded
+from suture.core.runtime import generator_for, moved, repeatable, seed_for, seeded
 from suture.core.validation import LIMIT, STRICT
-from suture.data.augmentation import Share, chosen, padded, resample, spread
-from suture.learning.optimisers import SGD, StepLosses
+from suture.data.batch import Share, chosen, padded, resample, spread
+from suture.learning.training import SGD, StepLosses
 from suture.models import MODELS, ModelSpec
 from suture.models.classifier import Preprocessing, by_channel
-from suture.models.priors.prior import LUMA
+from suture.models.priors import LUMA
 
 _BACKBONES = ("cnn", "resnet_small", "resnet18")
 

@@ -15,12 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from suture.core.errors import ConfigError
-from suture.models.backbones import IMAGENET, LITE, efficientnet_lite0
-from suture.models.checkpoints import read_checkpoint
 from suture.models.classifier import Preprocessing
-from suture.models.priors import PriorEntry
-from suture.models.priors.prior import Prior, freeze
-from suture.models.weights import fill
+from suture.models.encoders import IMAGENET, LITE, efficientnet_lite0
+from suture.models.priors import Prior, PriorEntry, freeze
+from suture.models.weights import fill, read_checkpoint
 
 SIZE = 224
 """Side of the images with which the networks of this module were trained, in pixels."""

@@ -22,17 +22,23 @@ from pydantic.dataclasses import dataclass as validated
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from suture.core.abort import check_abort
 from suture.core.errors import ConfigError, DataError
-from suture.core.seeds import generator_for
+from suture.core.runtime import check_abort, generator_for
 from suture.core.validation import LIMIT, STRICT
 from suture.data.batch import Batch
 from suture.learning.losses import LabelLoss
-from suture.learning.optimisers import SGD, Adam, NonFiniteLoss
-from suture.learning.training import Fitted, LocalRound, LocalTraining, SiteContext, ready_inputs
+from suture.learning.training import (
+    SGD,
+    Adam,
+    Fitted,
+    LocalRound,
+    LocalTraining,
+    NonFiniteLoss,
+    SiteContext,
+    ready_inputs,
+)
 from suture.methods.averaging import WeightedMean, update_of
-from suture.methods.base import GlobalModel, LabelUse, Method, RoundContext, hyperparameters
-from suture.methods.sharing import SharingSpec
+from suture.methods.base import GlobalModel, LabelUse, Method, RoundContext, SharingSpec, hyperparameters
 from suture.models.classifier import NormPolicy, load_tensors, split_state, train_mode, train_parameters
 from suture.protocol.egress import Channel, Egress, Layout
 from suture.protocol.messages import TaskData, Update

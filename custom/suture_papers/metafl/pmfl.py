@@ -21,8 +21,7 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from suture.methods.base import About, hyperparameters
-from suture.methods.sharing import Share
+from suture.methods.base import About, Share, hyperparameters
 from suture_papers.metafl.inner_loop import MetaLearning
 
 

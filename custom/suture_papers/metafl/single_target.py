@@ -14,15 +14,15 @@ from pydantic.dataclasses import dataclass as validated
 
 from suture.core.errors import ConfigError, DataError, check_known
 from suture.core.labels import LabelSet, canonical
-from suture.core.seeds import seed_for
+from suture.core.runtime import seed_for
 from suture.core.validation import JOB_PATH, LARGEST_SEED, LIMIT, STRICT
 from suture.data.config import SiteConfig, parse_data, write_site_config
 from suture.data.readers import DataConfig, load_table
 from suture.data.readers.hospital import HospitalConfig
 from suture.data.split import by_patient
 from suture.data.table import Table
+from suture.execution.sites import TARGETS, TEXT, Destination, this_machine, write_site, write_sites
 from suture.methods.base import Method
-from suture.simulation.sites import TARGETS, TEXT, Destination, this_machine, write_site, write_sites
 from suture_papers.chest_xrays.mimic import MimicReportsConfig
 from suture_papers.chest_xrays.openi import FINDINGS, OpeniConfig
 from suture_papers.metafl.eicu import TEXTS, EicuText

@@ -35,8 +35,7 @@ from suture.core.validation import STRICT
 from suture.data.batch import Batch
 from suture.learning.training import LocalRound, SiteContext
 from suture.methods.base import About, hyperparameters
-from suture.methods.composed import Composed
-from suture.methods.roles import LossTerm, Requirements, Step, Value
+from suture.methods.composed import Composed, LossTerm, Requirements, Step, Value
 
 Distance = Literal["cross_entropy", "mse", "dice"]
 

@@ -28,13 +28,11 @@ from torch import Tensor
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
 from suture.core.validation import STRICT
-from suture.data.augmentation import STRONG, WEAK, Augmentation
-from suture.data.batch import Batch
+from suture.data.batch import STRONG, WEAK, Augmentation, Batch
 from suture.learning.losses import probabilities
 from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.base import hyperparameters
-from suture.methods.composed import Composed
-from suture.methods.roles import LossTerm, Requirements, Step, Supervised, Value
+from suture.methods.composed import Composed, LossTerm, Requirements, Step, Supervised, Value
 from suture.protocol.messages import TaskData
 
 Probability = Annotated[float, Field(ge=0, le=1)]

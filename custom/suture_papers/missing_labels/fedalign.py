@@ -4,7 +4,7 @@
     Name-Anchored Federated Learning Framework. KDD 2023, arXiv:2301.00489.
 
 The logit of class c is z_c = f(x) . e_c. The anchor e_c is the row of a head without a bias; it begins as the
-vector of the class's name (models/heads.py).
+vector of the class's name (models/classifier.py).
 
     at site k:   received model:  z of all training images; F1_c on the validation images, c in I_k
                  c not in I_k:    y_c = 1 above max(.5, 99.9th percentile), if F1_c > .75
@@ -59,8 +59,7 @@ from suture.methods.averaging import WHY, LocalAveraging, WeightedMean, owned
 from suture.methods.base import About, GlobalModel, LabelUse, RoundContext, hyperparameters
 from suture.models import ModelSpec
 from suture.models.classifier import Classifier, Layout
-from suture.protocol.disclosure import on_grid, share
-from suture.protocol.egress import CLASSES, OWNED_CLASSES, Channel, Egress
+from suture.protocol.egress import CLASSES, OWNED_CLASSES, Channel, Egress, on_grid, share
 from suture.protocol.messages import TaskData, Update
 from suture_papers.missing_labels.confident import of_no_other_class
 from suture_papers.missing_labels.prototypes import along

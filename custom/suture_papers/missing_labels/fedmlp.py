@@ -36,8 +36,7 @@ from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
 from suture.core.validation import LIMIT, STRICT
-from suture.data.augmentation import Augmentation
-from suture.data.batch import Batch, viewed
+from suture.data.batch import Augmentation, Batch, viewed
 from suture.learning.training import (
     LocalRound,
     LocalTraining,
@@ -59,9 +58,7 @@ from suture.methods.base import (
     hyperparameters,
     in_two,
 )
-from suture.methods.class_weights import ClassWeights
-from suture.methods.composed import Composed
-from suture.methods.roles import Component, Requirements
+from suture.methods.composed import ClassWeights, Component, Composed, Requirements
 from suture.models.classifier import Classifier, Layout, frozen_copy
 from suture.protocol.egress import Egress
 from suture.protocol.messages import TaskData, Update

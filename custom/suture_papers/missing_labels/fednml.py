@@ -34,14 +34,12 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
-from suture.core.seeds import seed_for
+from suture.core.runtime import seed_for
 from suture.core.validation import LIMIT, STRICT
 from suture.data.batch import Batch
 from suture.learning.training import LocalRound, LocalTraining, Objective, SiteContext, fit, predict
 from suture.methods.base import About, Phase, hyperparameters, in_two
-from suture.methods.class_weights import ClassWeights
-from suture.methods.composed import Composed
-from suture.methods.roles import Component, Requirements
+from suture.methods.composed import ClassWeights, Component, Composed, Requirements
 from suture.models.classifier import Classifier, Layout, frozen_copy
 from suture.protocol.egress import CLASSES, Channel, Egress
 from suture.protocol.messages import TaskData, Update

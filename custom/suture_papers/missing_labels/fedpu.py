@@ -34,8 +34,7 @@ from suture.data.batch import Batch
 from suture.learning.training import LocalRound, SiteContext
 from suture.methods.averaging import owned
 from suture.methods.base import About, hyperparameters
-from suture.methods.composed import Composed
-from suture.methods.roles import LossTerm, Requirements, Step, Value, all_labelled
+from suture.methods.composed import Composed, LossTerm, Requirements, Step, Value, all_labelled
 
 _SMOOTH = 1e-6
 """Of the published program: l_i is finite where p_i is 1."""

@@ -28,8 +28,7 @@ from suture.core.validation import STRICT
 from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.averaging import owned
 from suture.methods.base import About, hyperparameters
-from suture.methods.composed import Composed
-from suture.methods.roles import Component, Requirements, Supervised, class_counts
+from suture.methods.composed import Component, Composed, Requirements, Supervised, class_counts
 from suture.protocol.messages import TaskData
 
 

@@ -32,8 +32,16 @@ from suture.core.validation import STRICT
 from suture.learning.losses import masked_ce
 from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.base import About, hyperparameters
-from suture.methods.composed import Composed
-from suture.methods.roles import LossTerm, Requirements, Step, Supervised, Value, all_labelled, class_counts
+from suture.methods.composed import (
+    Composed,
+    LossTerm,
+    Requirements,
+    Step,
+    Supervised,
+    Value,
+    all_labelled,
+    class_counts,
+)
 from suture.protocol.messages import TaskData
 
 _ABSENT = 1e-9

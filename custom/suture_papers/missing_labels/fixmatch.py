@@ -32,7 +32,7 @@ from suture.core.labels import LabelType
 from suture.core.validation import STRICT
 from suture.data.batch import Batch
 from suture.methods.base import About, hyperparameters
-from suture.methods.roles import Step
+from suture.methods.composed import Step
 from suture_papers.missing_labels.confident import Confident, ConfidentLabels, Thresholds, multilabel_targets
 
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from suture.core.seeds import generator_for
+from suture.core.runtime import generator_for
 from suture.data.batch import Batch
 from suture.learning.training import LocalRound, Loss, SiteContext, fit, training_batches
 from suture.methods.base import About, hyperparameters

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from suture.core.validation import STRICT
 from suture.methods.base import About, hyperparameters
-from suture.methods.roles import Step
+from suture.methods.composed import Step
 from suture_papers.missing_labels.confident import Confident, ConfidentLabels
 
 

@@ -13,12 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from suture.data.batch import Batch
-from suture.learning.batch_size import evaluation_batch
-from suture.learning.training import SiteContext, ready_inputs
+from suture.learning.training import SiteContext, evaluation_batch, ready_inputs
 from suture.methods.averaging import WeightedMean, owned
 from suture.models.classifier import Layout
-from suture.protocol.disclosure import near
-from suture.protocol.egress import CLASSES, NUM_SAMPLES, SCALE_OF_MODEL, Channel, Egress
+from suture.protocol.egress import CLASSES, NUM_SAMPLES, SCALE_OF_MODEL, Channel, Egress, near
 from suture.protocol.messages import Labels, Update
 
 PROTOTYPES, DEGREE = "prototypes", "learning_degree"

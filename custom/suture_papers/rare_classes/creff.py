@@ -31,7 +31,7 @@ One augmentation for all images of a batch, so that what differs between them is
     Zhao, Bilen. Dataset Condensation with Differentiable Siamese Augmentation. ICML 2021.
 
 The ranges are those of CReFF's published program. What comes into view beyond the border is the border
-continued, as in `suture.data.augmentation`, and black there.
+continued, as in `suture.data.batch`, and black there.
 """
 
 from __future__ import annotations
@@ -49,18 +49,15 @@ from torch import Tensor
 
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
-from suture.core.seeds import generator_for, seed_for
+from suture.core.runtime import generator_for, seed_for
 from suture.core.validation import LIMIT, STRICT
-from suture.data.augmentation import resample
+from suture.data.batch import resample
 from suture.learning.training import LocalRound, SiteContext, ready_inputs
 from suture.methods.averaging import WeightedMean
 from suture.methods.base import About, GlobalModel, RoundContext, hyperparameters
-from suture.methods.class_weights import ClassWeights
-from suture.methods.composed import Composed
-from suture.methods.roles import Component, Requirements, class_counts
+from suture.methods.composed import ClassWeights, Component, Composed, Requirements, class_counts
 from suture.models import ModelSpec
-from suture.models.classifier import Layout
-from suture.models.heads import head_rows
+from suture.models.classifier import Layout, head_rows
 from suture.protocol.egress import CLASSES, Channel, Egress
 from suture.protocol.messages import TaskData, Update, align_rows
 

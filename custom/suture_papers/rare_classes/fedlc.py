@@ -24,8 +24,7 @@ from suture.core.validation import STRICT
 from suture.learning.losses import masked_ce
 from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.base import About, hyperparameters
-from suture.methods.composed import Composed
-from suture.methods.roles import Requirements, Supervised, class_counts
+from suture.methods.composed import Composed, Requirements, Supervised, class_counts
 from suture.protocol.messages import TaskData
 
 _FEWEST = 1e-8

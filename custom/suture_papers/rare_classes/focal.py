@@ -23,8 +23,7 @@ from suture.core.validation import STRICT
 from suture.learning.losses import ce_of_rows
 from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.base import About, hyperparameters
-from suture.methods.composed import Composed
-from suture.methods.roles import Requirements, Supervised
+from suture.methods.composed import Composed, Requirements, Supervised
 from suture.protocol.messages import TaskData
 
 

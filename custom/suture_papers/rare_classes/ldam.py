@@ -29,10 +29,9 @@ from suture.core.validation import STRICT
 from suture.learning.losses import ce_of_rows
 from suture.learning.training import LocalRound, Loss, SiteContext
 from suture.methods.base import About, hyperparameters
-from suture.methods.composed import Composed
-from suture.methods.roles import Requirements, Supervised, class_counts
+from suture.methods.composed import Composed, Requirements, Supervised, class_counts
 from suture.models import ModelSpec
-from suture.models.heads import SCALE
+from suture.models.classifier import SCALE
 from suture.protocol.messages import TaskData
 
 

@@ -19,7 +19,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from suture.core.errors import check_known
-from suture.core.plain import read_toml
+from suture.core.files import read_toml
 from suture.core.validation import STRICT, parse
 from suture_papers.tables.cells import DASH, mean_of
 from suture_papers.tables.loading import load_spec

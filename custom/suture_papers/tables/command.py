@@ -54,7 +54,7 @@ def table(
 ) -> None:
     """Do the missing runs of a paper's table or figure, and render it."""
     from suture.core.errors import ConfigError
-    from suture.simulation.sites import compute_on
+    from suture.execution.sites import compute_on
     from suture_papers.tables.conduct import Session, compare_classes, conduct
     from suture_papers.tables.figures import write_plots
     from suture_papers.tables.loading import load_spec

@@ -19,10 +19,10 @@ from typing import Any
 from suture.core.errors import ConfigError, FederationError, SutureError
 from suture.core.files import make_folder, read_json
 from suture.data.config import SiteConfig, StorageConfig, load_site_config
+from suture.execution.job import job_file, refuse_code
+from suture.execution.run import delete, files_of_run
+from suture.execution.sites import this_machine
 from suture.protocol.messages import ClassScore
-from suture.simulation.job_files import job_file, refuse_code
-from suture.simulation.run_files import delete, files_of_run
-from suture.simulation.sites import this_machine
 from suture_papers.tables.external_tests import absent_tests, check_tests, test_models
 from suture_papers.tables.outcome import Outcome, chosen, collect, compared_runs, comparison_name
 from suture_papers.tables.plan import register

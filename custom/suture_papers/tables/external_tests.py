@@ -11,8 +11,8 @@ from suture.core.errors import DataError, SutureError
 from suture.core.files import read_json
 from suture.data.config import SiteConfig, StorageConfig, parse_data
 from suture.data.readers import load_table
+from suture.execution.sites import this_machine
 from suture.protocol.messages import ClassScore
-from suture.simulation.sites import this_machine
 from suture_papers.chest_xrays.chest_sites import nih_release
 from suture_papers.tables.spec import DATA, ExternalTest
 from suture_results.saved_models import Evaluated, evaluate, models_of

@@ -11,7 +11,7 @@ import numpy as np
 from suture.core.files import atomic_write
 from suture.data.config import SiteConfig
 from suture.data.readers import load_table
-from suture.simulation.sites import this_machine
+from suture.execution.sites import this_machine
 from suture_papers.tables.cells import DASH, Estimate, Line, lines, over_series
 from suture_papers.tables.conduct import Session
 from suture_papers.tables.external_tests import absent_tests, site_config

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from suture.core.entry_points import found, load
 from suture.core.errors import ConfigError, check_known, unknown
-from suture.core.plain import read_toml
+from suture.core.files import read_toml
 from suture.core.validation import parse
 from suture_papers.tables.spec import TableSpec
 

@@ -8,9 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from suture.core import targets
-from suture.core.files import atomic_write, writing
-from suture.core.plain import read_regular
+from suture.core import escaping as targets
+from suture.core.files import atomic_write, read_regular, writing
 from suture.federation.server.results import AT_SERVER
 from suture_papers.tables.cells import (
     DASH,

@@ -23,19 +23,18 @@ import torch
 from numpy.typing import NDArray
 
 from suture.core.errors import ConfigError, DataError
-from suture.core.files import read_json
+from suture.core.files import named_regular, read_json, read_toml
 from suture.core.labels import LabelType
-from suture.core.plain import named_regular, read_toml
-from suture.core.seeds import seed_for
-from suture.data.augmentation import Augmentation
+from suture.core.runtime import seed_for
+from suture.data.batch import Augmentation
 from suture.data.config import load_site_config
+from suture.execution.partition import SERVER
 from suture.learning.evaluation import ranking
 from suture.learning.features import FeatureStore
 from suture.learning.metrics import Floats, auroc, bootstrap_auroc, weighted_auroc
 from suture.learning.samples import load_samples
 from suture.learning.training import SiteContext, predict
 from suture.models.saved import load_model, load_spec
-from suture.simulation.partition import SERVER
 from suture_papers.tables.spec import Metric
 from suture_papers.tables.statistics import clustered_delong
 from suture_results.saved_models import models_of

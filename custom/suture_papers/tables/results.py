@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from suture.core.errors import ConfigError, DataError
-from suture.core.files import atomic_write, hold, read_json, read_records
-from suture.core.plain import read_regular
+from suture.core.files import atomic_write, hold, read_json, read_records, read_regular
 from suture.core.validation import STRICT, flat, parse
+from suture.execution.job import load_job, with_settings
 from suture.learning.metrics import mean_defined
-from suture.simulation.job import load_job, with_settings
 from suture_papers.tables.runs import Run
 from suture_papers.tables.spec import DATA
 

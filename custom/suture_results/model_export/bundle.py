@@ -16,8 +16,8 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from suture.core.errors import ConfigError
+from suture.core.escaping import markdown, monai
 from suture.core.files import atomic_write, make_folder, read_json, temporary_beside, write_json, writing
-from suture.core.targets import markdown, monai
 from suture.models.saved import weights_digest
 from suture_results.decided_predictions import ALL, decisions_of
 from suture_results.model_export.program import write_torch

@@ -28,11 +28,10 @@ from pydicom.sr.coding import Code
 from pydicom.uid import UID, generate_uid
 
 from suture.core.errors import DataError, as_word
+from suture.core.escaping import dicom, printable
 from suture.core.files import atomic_write, make_folder, read_json
-from suture.core.printable import printable
-from suture.core.targets import dicom
 from suture.core.validation import OPEN, parse
-from suture.data.decoder_warnings import warned_of
+from suture.data.decoding import warned_of
 from suture.models.saved import weights_digest
 from suture_results.decided_predictions import ALL, NOT_VALIDATED, STATED, read_decisions, threshold_of
 from suture_results.inputs import Input

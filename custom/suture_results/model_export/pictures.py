@@ -16,18 +16,17 @@ from typing import Any
 
 from suture.core.entry_points import needed
 from suture.core.errors import ConfigError, DataError
+from suture.core.escaping import as_cell, printable
 from suture.core.files import (
     atomic_write,
     make_folder,
     note_own,
     own_note,
     replacing,
+    sha256_of,
     temporary_beside,
     writing,
 )
-from suture.core.plain import sha256_of
-from suture.core.printable import printable
-from suture.core.spreadsheets import as_cell
 from suture.data.decoding import Pixels, open_image, readable
 from suture.data.inspection import size_notes
 from suture_results.inputs import Input, find_inputs

@@ -17,8 +17,7 @@ from typing import Any
 
 from suture.core.entry_points import needed
 from suture.core.errors import ConfigError, DataError
-from suture.core.files import read_json
-from suture.core.plain import read_regular
+from suture.core.files import read_json, read_regular
 from suture.models.saved import stated_digest, weights_digest
 
 _SIGNATURE = "model.sig"

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from noted import noted
-from suture.data.augmentation import Augmentation
+from suture.data.batch import Augmentation
 from suture.federation.plan import Plan
-from suture.federation.server.assignments import Assigner, Task
+from suture.federation.server.exchanges import Assigner, Task
 from suture.federation.server.registry import Agreement, agree
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS

@@ -9,8 +9,16 @@ import pytest
 import torch
 
 from own_clock import own_clock
-from suture.federation.server.attendance import GRACE, LATE, MOST_LATE, PATIENCE, SILENT, WAIT
-from suture.federation.server.collector import Receiver, UpdateCollector
+from suture.federation.server.collector import (
+    GRACE,
+    LATE,
+    MOST_LATE,
+    PATIENCE,
+    SILENT,
+    WAIT,
+    Receiver,
+    UpdateCollector,
+)
 from suture.protocol.check import AllowedReply
 from suture.protocol.egress import Egress
 from suture.protocol.messages import Evaluation, Metrics, TaskData, Update, ones

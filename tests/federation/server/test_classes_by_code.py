@@ -9,8 +9,15 @@ import pytest
 
 from steps import steps
 from suture.core.errors import FederationError
-from suture.federation.server.classes import ClassConflict, Statement, one_name
-from suture.federation.server.registry import Agreement, SiteRegistry, agree, misfits
+from suture.federation.server.registry import (
+    Agreement,
+    ClassConflict,
+    SiteRegistry,
+    Statement,
+    agree,
+    misfits,
+    one_name,
+)
 from suture.protocol.messages import SiteInfo
 
 PTX, OTHER = "SCT:36118008", "SCT:16838000"

@@ -13,13 +13,12 @@ from torch import Tensor
 from between import Between
 from noted import noted
 from suture.federation.loop import federate
-from suture.federation.server.direction import Direction, class_signs, cosines
-from suture.federation.server.norm_bound import Measure
+from suture.federation.server.norm_bound import Direction, Measure, class_signs, cosines
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
+from suture.privacy.robust import site_updates
 from suture.protocol.egress import Egress
 from suture.protocol.messages import Labels, TaskData, Update, ones
-from suture.protocol.outliers import site_updates
 from suture.protocol.packing import Packed, pack, unpack
 from suture.protocol.records import read_history
 from suture_results.report import write_report

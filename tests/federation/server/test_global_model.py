@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from suture.data.augmentation import Augmentation
+from suture.data.batch import Augmentation
 from suture.federation.plan import Plan
 from suture.federation.server.global_model import classifier, initial, pack_model, unpack_model, with_labels
 from suture.methods.surgical import SurgicalAggregation

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suture.federation.server.scores import interval_of_mean, interval_over_sites
+from suture.federation.server.selection import interval_of_mean, interval_over_sites
 from suture.learning.metrics import score_classes
 from suture.protocol.messages import ClassScore
 

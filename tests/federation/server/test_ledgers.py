@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from suture.federation.server.ledgers import LEDGERS, SiteLedgers
+from suture.federation.server.record import LEDGERS, SiteLedgers
 
 
 @pytest.mark.complete

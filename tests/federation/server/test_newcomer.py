@@ -13,7 +13,7 @@ from suture.core.errors import FederationError, LabelError
 from suture.federation.loop import Loop, federate
 from suture.federation.server.registry import Agreement, agree, misfits
 from suture.federation.server.results import Results
-from suture.federation.server.scores import mean_over_sites
+from suture.federation.server.selection import mean_over_sites
 from suture.federation.server.server import Server
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation

@@ -19,8 +19,7 @@ from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.egress import Egress
 from suture.protocol.messages import TaskData, Update, ones
-from suture.protocol.packing import Packed, pack, unpack
-from suture.protocol.precision import VARIANCE
+from suture.protocol.packing import VARIANCE, Packed, pack, unpack
 from suture_synthetic.method_checks import SMALL
 from suture_synthetic.trial import Trial
 

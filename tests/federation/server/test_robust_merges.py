@@ -15,6 +15,7 @@ from torch import Tensor
 from between import Between
 from noted import noted
 from suture.core.errors import ConfigError, FederationError
+from suture.execution.job import with_settings
 from suture.federation.loop import Loop, federate
 from suture.federation.server import collector
 from suture.federation.server.collector import Receiver
@@ -24,7 +25,6 @@ from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation
 from suture.protocol.messages import TaskData, TaskName, Update
 from suture.protocol.packing import Packed, pack, unpack
-from suture.simulation.job import with_settings
 from suture_papers.missing_labels.fedalign import FedAlign
 from suture_results.report import write_report
 
@@ -186,7 +186,7 @@ def test_a_site_that_opposes_the_others_is_named_in_the_events(tiny: Any) -> Non
 
 
 def test_the_settings_of_a_merge_can_be_set_on_the_command_line() -> None:
-    from suture.simulation.job import load_job
+    from suture.execution.job import load_job
 
     job = with_settings(load_job("demo"), ["robust.kind=krum", "robust.liars=1"])
     assert (job.robust.kind, job.robust.fewest) == ("krum", 5)  # type: ignore[union-attr]

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from suture.federation.server.scores import (
+from suture.federation.server.selection import (
     across_sites,
     by_attribute,
     by_frequency,

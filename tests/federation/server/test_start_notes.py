@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from noted import noted
+from suture.execution.progress import following
 from suture.federation.loop import Loop, federate
 from suture.federation.server.global_model import initial
 from suture.federation.server.notes import method_notes
@@ -17,7 +18,6 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.models.classifier import NormPolicy
 from suture.protocol.records import Note
-from suture.simulation.progress import following
 from suture_results.report import write_report
 
 FROZEN = SurgicalAggregation(local=LocalTraining(lr=1e-2, batch_size=8), batch_norm="frozen")

@@ -14,14 +14,14 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook
 
 from rounds import conformant, context_of
-from suture.core.abort import abortable
 from suture.core.errors import Aborted
+from suture.core.runtime import abortable
 from suture.federation.loop import Loop, federate
 from suture.learning.training import predict
 from suture.methods import METHODS
 from suture.models import ModelSpec
+from suture.models import priors as feature_cache
 from suture.models.classifier import Classifier
-from suture.models.priors import feature_cache
 from suture_synthetic.trial import Trial
 
 SMALL = ModelSpec("cnn", size=16, weights="random")

@@ -17,10 +17,9 @@ from typer.testing import CliRunner
 from suture.cli import app
 from suture.core.errors import ConfigError
 from suture.core.privacy import PrivacyConfig
-from suture.federation.site import chain
+from suture.federation.site import ledger as chain
 from suture.federation.site.abstention import LedgerBroken
-from suture.federation.site.chain import read_anchor
-from suture.federation.site.ledger import Ledger, Release
+from suture.federation.site.ledger import Ledger, Release, read_anchor
 from suture.federation.store import EXPERIMENTS
 from suture.learning.training import LocalTraining
 from suture.methods.surgical import SurgicalAggregation

@@ -18,6 +18,9 @@ from suture.data.config import SiteConfig, load_site_config
 from suture.data.readers import load_table
 from suture.data.readers.hospital import HospitalConfig
 from suture.data.table import Table
+from suture.execution.job import Job, with_settings
+from suture.execution.run import run_job
+from suture.execution.sites import write_site
 from suture.federation.loop import Loop, federate
 from suture.federation.site.diagnostics import FILE, Diagnostics, collect
 from suture.learning.training import LocalTraining
@@ -25,9 +28,6 @@ from suture.methods.surgical import SurgicalAggregation
 from suture.models import ModelSpec
 from suture.protocol.messages import TaskData, Update
 from suture.protocol.packing import Packed, unpack
-from suture.simulation.job import Job, with_settings
-from suture.simulation.run import run_job
-from suture.simulation.sites import write_site
 from suture_papers.chest_xrays.chest_sites import NihSites
 from suture_papers.fedlsm.fedlsm import FedLSM
 from suture_papers.fedlsm.mean_teacher import Teaching

@@ -13,18 +13,18 @@ import torch
 from noted import noted
 from rounds import reply_of
 from suture.core.errors import Aborted, ConfigError
-from suture.core.noise import gaussian
 from suture.core.privacy import PrivacyConfig
-from suture.data.augmentation import MILD
-from suture.federation.accounting import Mechanism, composed
+from suture.data.batch import MILD
 from suture.federation.site.ledger import Ledger
 from suture.federation.site.patient_privacy import check_protected, mechanism_of_round
 from suture.federation.site.site import Site
 from suture.federation.store import EXPERIMENTS
+from suture.learning.patient_privacy import gaussian
 from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg
 from suture.methods.pfl import PersonalisedFL
 from suture.methods.surgical import SurgicalAggregation
+from suture.privacy.differential_privacy import Mechanism, composed
 from suture.protocol.messages import Abstain, SiteInfo, Spent, TaskData, Update
 from suture.protocol.packing import unpack
 from suture_admin.ledger import state_of
@@ -38,7 +38,7 @@ EPSILON = {"epsilon": 8.0, "clip": 1.0, "min_count": 0, "min_loss": 0}
 @pytest.fixture(autouse=True)
 def _exact_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test but one gives the accountant the same rates, which takes seconds once."""
-    monkeypatch.setattr("suture.federation.site.releases.gaussian", torch.zeros)
+    monkeypatch.setattr("suture.federation.site.store.gaussian", torch.zeros)
 
 
 def protected(federation: Any, **privacy: Any) -> Any:
@@ -273,8 +273,8 @@ def test_a_changed_epsilon_holds_from_the_next_answer_on(tiny: Any) -> None:
 @pytest.mark.complete
 def test_the_number_of_patients_is_sent_once_with_noise(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # With too few patients for a batch, as noise may have it, there would be no answer.
-    monkeypatch.setattr("suture.federation.site.releases.gaussian", lambda shape: gaussian(shape).abs())
-    monkeypatch.setattr("suture.federation.site.releases.planned_multiplier", lambda *_: 20.0)
+    monkeypatch.setattr("suture.federation.site.store.gaussian", lambda shape: gaussian(shape).abs())
+    monkeypatch.setattr("suture.federation.site.store.planned_multiplier", lambda *_: 20.0)
     federation = protected(tiny(METHOD, ALPHA), epsilon=1.0)
     site, told = site_of(federation, "one"), set()
     for _ in range(2):

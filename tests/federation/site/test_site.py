@@ -16,10 +16,10 @@ from suture.data.batch import Batch
 from suture.data.config import TrainingConfig
 from suture.federation.loop import Loop, federate
 from suture.federation.server.collector import UpdateCollector
+from suture.federation.site import diagnostics as compiling
 from suture.federation.site.site import Site
-from suture.learning import compiling, training
-from suture.learning.memory import check_memory
-from suture.learning.training import LocalTraining
+from suture.learning import training
+from suture.learning.training import LocalTraining, check_memory
 from suture.methods.base import Method
 from suture.methods.fedavg import FedAvg
 from suture.methods.pfl import PersonalisedFL
@@ -154,7 +154,7 @@ def test_a_batch_beyond_the_gpu_is_told_before_the_first_step(
         sizes.append(args[3])
         check_memory(*args, free=0)
 
-    monkeypatch.setattr("suture.federation.site.trainer.check_memory", check)
+    monkeypatch.setattr("suture.federation.site.site.check_memory", check)
     answer = reply_of(site, _train_task(tiny))
     assert isinstance(answer, Abstain)
     assert answer.reason == "configuration"

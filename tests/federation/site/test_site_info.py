@@ -12,8 +12,8 @@ import pytest
 from rounds import reply_of
 from suture.core.errors import SutureError
 from suture.core.labels import LabelSet
-from suture.federation.site.first_counts import FIRST_COUNTS, FirstCounts
 from suture.federation.site.site import Site
+from suture.federation.site.store import FIRST_COUNTS, FirstCounts
 from suture.learning.evaluation import NOTHING
 from suture.learning.training import LocalTraining
 from suture.methods.fedavg import FedAvg

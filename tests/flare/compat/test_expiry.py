@@ -73,7 +73,7 @@ from suture.flare.compat.task_client import client_of
 from suture.flare.components import SiteRowsFilter
 
 PACKAGE = Path(suture.__file__).parent
-SIMULATOR = [PACKAGE / "simulation" / name for name in ("simulator.py", "start_watch.py")]
+SIMULATOR = [PACKAGE / "execution" / name for name in ("simulator.py",)]
 FILES = [*sorted((PACKAGE / "flare" / "compat").glob("[!_]*.py")), *SIMULATOR]
 
 
@@ -347,7 +347,7 @@ def test_flare_deletes_the_folder_in_which_it_prepares_a_poc(
     assert not data.exists(), "provisioning.py may go"
 
 
-# suture.simulation.start_watch and .simulator
+# suture.execution.simulator and .simulator
 
 
 @pytest.fixture
@@ -379,14 +379,14 @@ def test_flares_simulator_does_not_start_the_process_of_a_site_again(
     started: list[list[str]], sleeps: list[float], tmp_path: Path
 ) -> None:
     simulator(tmp_path).run_client_thread(1, None, threading.Lock(), False)
-    assert len(started) == 1, "suture.simulation.start_watch may go"
+    assert len(started) == 1, "suture.execution.simulator may go"
 
 
 def test_flares_simulator_divides_its_commands_at_blanks(
     started: list[list[str]], sleeps: list[float], tmp_path: Path
 ) -> None:
     simulator(tmp_path / "a b").run_client_thread(1, None, threading.Lock(), False)
-    assert str(tmp_path / "a") in started[0], "check_paths of suture.simulation.simulator may go"
+    assert str(tmp_path / "a") in started[0], "check_paths of suture.execution.simulator may go"
 
 
 # deployed.py

@@ -30,11 +30,10 @@ from nvflare.private.fed.utils.app_authz import AppAuthzService
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 from nvflare.private.privacy_manager import PrivacyService
 
+from suture.execution.job import jobs_folder, load_job, with_settings
 from suture.flare import SCHEDULE
 from suture.flare.compat.plain_json import PlainJson, references
 from suture.flare.recipe import export_job
-from suture.simulation.job import load_job, with_settings
-from suture.simulation.job_files import jobs_folder
 from suture_admin.policy import CLASSES
 from suture_admin.remote import refusals
 
@@ -199,7 +198,7 @@ def strict(root: Path, *classes: str, role: str = "client", **more: Any) -> Path
     [
         ("app_server", "suture.flare.controller.FederationController"),
         ("app_alpha", "suture.flare.executor.SiteExecutor"),
-        ("app_alpha", "suture.flare.filters.EgressFilter"),
+        ("app_alpha", "suture.flare.executor.EgressFilter"),
     ],
 )
 def test_a_component_that_is_not_allowed_is_refused_with_its_name_when_the_job_is_deployed(

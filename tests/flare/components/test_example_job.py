@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from flare_example import EXAMPLE, job_py
-from suture.models.checkpoints import read_checkpoint
+from suture.models.weights import read_checkpoint
 
 APPS = "app_server", "app_site-1", "app_site-2"
 SITES = {"site-1": {"Mass", "Nodule"}, "site-2": {"Hernia", "Nodule"}, "site-3": {"Edema", "Mass", "Nodule"}}

@@ -32,8 +32,7 @@ from suture.federation.plan import round_context
 from suture.flare.components import MethodAggregator
 from suture.flare.components.aggregator import _Updates
 from suture.methods import METHODS
-from suture.methods.base import GlobalModel, Method
-from suture.methods.sharing import layout_of, with_channels
+from suture.methods.base import GlobalModel, Method, layout_of, with_channels
 from suture.protocol.egress import NUM_SAMPLES, OWNED_CLASSES, SCALE_OF_MODEL, WEIGHT, Channel
 from suture.protocol.messages import Update
 

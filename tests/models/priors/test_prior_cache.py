@@ -1,4 +1,4 @@
-"""suture.models.priors.feature_cache: a prior reads each image once."""
+"""suture.models.priors: a prior reads each image once."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import suture.models.priors.feature_cache as cache
+import suture.models.priors as cache
 from suture.core.errors import DataError
 from suture.models.classifier import Preprocessing
-from suture.models.priors import Prior
-from suture.models.priors.feature_cache import cached_features
-from suture.models.priors.prior import freeze
+from suture.models.priors import Prior, cached_features, freeze
 
 N = 192
 """Three batches."""
@@ -166,7 +164,7 @@ def test_memory_does_not_grow_with_the_number_of_rows(tmp_path: Path) -> None:
     code = """
 import re, sys, torch
 from pathlib import Path
-from suture.models.priors.feature_cache import cached
+from suture.models.priors import cached
 import numpy as np
 shape, most = (100_000, 1024), []
 of = np.arange(200_000).view(np.uint8).reshape(-1, 16)

@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from suture.core.errors import ConfigError
-from suture.core.seeds import seeded
+from suture.core.runtime import seeded
 from suture.models import MODELS, ModelSpec
-from suture.models.priors import PRIORS, Prior, PriorSpec, load_prior
-from suture.models.priors.prior import digest_of, freeze
+from suture.models.priors import PRIORS, Prior, PriorSpec, digest_of, freeze, load_prior
 
 GRAY = ModelSpec("cnn", 16).preprocessing
 TENSORS = {"a": torch.arange(4.0), "b": torch.tensor(3), "c": torch.ones(2, 3, dtype=torch.bfloat16)}

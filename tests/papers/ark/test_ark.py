@@ -14,8 +14,7 @@ from rounds import conformant
 from suture.core.labels import LabelType
 from suture.data.batch import Batch
 from suture.learning.training import Fitted, SiteContext
-from suture.methods.base import GlobalModel, Phase, RoundContext
-from suture.methods.sharing import with_channels
+from suture.methods.base import GlobalModel, Phase, RoundContext, with_channels
 from suture.methods.surgical import SurgicalAggregation
 from suture.models.classifier import frozen_copy
 from suture.protocol.egress import add_prefix, strip_prefix

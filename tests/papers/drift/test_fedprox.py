@@ -11,10 +11,10 @@ from torch import nn
 
 from federated import LOCAL, at_site, federated, moved, objective_of, random_batch, same
 from suture.core.labels import LabelType
+from suture.execution.job import load_job, with_settings
 from suture.learning.training import LocalTraining
+from suture.methods.composed import Step
 from suture.methods.fedavg import FedAvg
-from suture.methods.roles import Step
-from suture.simulation.job import load_job, with_settings
 from suture_papers.drift.fedprox import FedProx, Proximal
 from suture_synthetic.method_checks import SMALL
 from suture_synthetic.trial import Trial

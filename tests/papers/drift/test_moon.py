@@ -17,14 +17,14 @@ from federated import LOCAL, ROUND, at_site, federated, moved, objective_of, ran
 from official import Report, write_openi
 from rounds import conformant, reply_of
 from suture.core.labels import LabelType
+from suture.execution.job import load_job, with_settings
+from suture.execution.run import run_job
 from suture.federation.loop import Loop, federate
 from suture.learning.training import SiteContext
 from suture.methods.fedavg import FedAvg
 from suture.models.classifier import split_state
 from suture.protocol.messages import TaskData
 from suture.protocol.packing import load, unpack
-from suture.simulation.job import load_job, with_settings
-from suture.simulation.run import run_job
 from suture_papers.chest_xrays.openi import FINDINGS
 from suture_papers.drift.moon import MOON, Contrastive, contrast
 from suture_synthetic.method_checks import SMALL

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from rounds import train_round
 from suture.core.labels import LabelSet, LabelType
-from suture.core.seeds import generator_for, seed_for
-from suture.data.augmentation import Augmentation, augment
-from suture.data.batch import Samples, endless
+from suture.core.runtime import generator_for, seed_for
+from suture.data.batch import Augmentation, Samples, augment, endless
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import Phase, RoundContext
 from suture.models import ModelSpec, build

@@ -15,8 +15,8 @@ import suture_papers.fedmas.fedmas as fedmas
 from rounds import context_of, train_round
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet, LabelType
-from suture.core.seeds import generator_for
-from suture.data.augmentation import MILD, Augmentation
+from suture.core.runtime import generator_for
+from suture.data.batch import MILD, Augmentation
 from suture.federation.plan import Plan
 from suture.federation.server.global_model import initial
 from suture.learning.losses import balanced_ce
@@ -24,8 +24,7 @@ from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import GlobalModel, Phase, RoundContext, settled
 from suture.models import ModelSpec
 from suture.models.classifier import Preprocessing
-from suture.models.priors import PriorSpec
-from suture.models.priors.prior import freeze
+from suture.models.priors import PriorSpec, freeze
 from suture.protocol.messages import TaskData, Update
 from suture_papers.fedmas.fedmas import FedMAS, by_class, distance, rescue_factor
 

@@ -14,8 +14,7 @@ from suture.core.labels import LabelSet
 from suture.federation.server.registry import Agreement, agree
 from suture.learning.training import LocalTraining
 from suture.models import ModelSpec, build
-from suture.models.priors import PriorSpec, save_prior
-from suture.models.priors.prior import freeze
+from suture.models.priors import PriorSpec, freeze, save_prior
 from suture.protocol.messages import SiteInfo
 from suture.protocol.packing import load
 from suture_papers.fedmas.fedmas import FedMAS

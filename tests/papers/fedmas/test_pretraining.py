@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from suture.cli import app
 from suture.core.errors import ConfigError, DataError
-from suture.learning.optimisers import NonFiniteLoss
+from suture.learning.training import NonFiniteLoss
 from suture.models.priors import PriorSpec, load_prior, read_prior
 from suture_papers.fedmas.pretraining import (
     Encoder,

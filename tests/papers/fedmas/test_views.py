@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from suture.data.augmentation import resample
+from suture.data.batch import resample
 from suture_papers.fedmas import pretraining
 from suture_papers.fedmas.pretraining import (
     Views,

@@ -9,7 +9,7 @@ import pytest
 from suture.core.errors import ConfigError
 from suture.data.config import load_site_config
 from suture.data.readers import load_table
-from suture.simulation.job import load_job, with_settings
+from suture.execution.job import load_job, with_settings
 from suture_papers.metafl.eicu_sites import EicuSites
 
 GROUPS = ("renal|failure", "pulmonary|failure", "neurologic|stroke")

@@ -12,17 +12,14 @@ from torch import Tensor
 
 from rounds import train_round
 from suture.core.labels import LabelSet
-from suture.core.seeds import generator_for
-from suture.data.augmentation import Augmentation
-from suture.data.batch import Batch, Samples
+from suture.core.runtime import generator_for
+from suture.data.batch import Augmentation, Batch, Samples
 from suture.learning.losses import masked_loss
 from suture.learning.training import SiteContext
-from suture.methods.base import GlobalModel, Phase, RoundContext
-from suture.methods.sharing import with_channels
+from suture.methods.base import GlobalModel, Phase, RoundContext, with_channels
 from suture.models import ModelSpec, build
-from suture.models.backbones import TextLSTM
-from suture.models.classifier import Classifier, load_tensors, split_state
-from suture.models.heads import head_rows
+from suture.models.classifier import Classifier, head_rows, load_tensors, split_state
+from suture.models.encoders import TextLSTM
 from suture.protocol.messages import TaskData, Update, ones
 from suture_papers.metafl.fl import FL
 from suture_papers.metafl.inner_loop import INNER, ServerStep, adapt, stepped, twice_differentiable

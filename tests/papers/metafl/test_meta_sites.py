@@ -12,13 +12,12 @@ import torch
 from rounds import reply_of
 from suture.core.errors import ConfigError, DataError, FederationError
 from suture.core.labels import LabelSet
-from suture.core.seeds import generator_for
-from suture.data.augmentation import Augmentation
-from suture.data.batch import Samples
+from suture.core.runtime import generator_for
+from suture.data.batch import Augmentation, Samples
 from suture.data.config import TrainingConfig
 from suture.learning.training import SiteContext
 from suture.methods import METHODS
-from suture.methods.sharing import Share, SharingSpec
+from suture.methods.base import Share, SharingSpec
 from suture.models import ModelSpec, build
 from suture.protocol.messages import Abstain, TaskData
 from suture.protocol.packing import load

@@ -15,11 +15,11 @@ from official import Report, write_openi
 from suture.core.errors import ConfigError
 from suture.data.config import load_server_config, load_site_config
 from suture.data.readers import load_table
+from suture.execution.job import FineTuning, Job, with_settings
+from suture.execution.run import run_job
 from suture.learning.training import LocalTraining
 from suture.methods import METHODS
 from suture.models import ModelSpec
-from suture.simulation.job import FineTuning, Job, with_settings
-from suture.simulation.run import run_job
 from suture_papers.chest_xrays.chexpert import SPELLINGS
 from suture_papers.metafl.fl import FL
 from suture_papers.metafl.single_target import SingleTargetSites, slug

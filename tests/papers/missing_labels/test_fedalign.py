@@ -15,14 +15,14 @@ from torch import Tensor
 from rounds import context_of, train_round
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
-from suture.core.seeds import generator_for
+from suture.core.runtime import generator_for
 from suture.data.batch import Samples
 from suture.federation.server.global_model import initial, with_labels
 from suture.federation.site.site import check_consent
 from suture.learning.training import LocalTraining, SiteContext
 from suture.methods.base import GlobalModel, Phase, RoundContext
 from suture.models import ModelSpec
-from suture.models.heads import name_vectors
+from suture.models.classifier import name_vectors
 from suture.protocol.messages import TaskData, Update
 from suture_papers.missing_labels.fedalign import (
     F1,

@@ -17,8 +17,7 @@ from federated import same
 from rounds import context_of, train_round
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet
-from suture.data.augmentation import STRONG, WEAK, Augmentation
-from suture.data.batch import Batch, Samples
+from suture.data.batch import STRONG, WEAK, Augmentation, Batch, Samples
 from suture.federation.server.global_model import initial
 from suture.federation.site.site import Site
 from suture.learning.losses import masked_bce

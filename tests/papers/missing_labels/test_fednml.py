@@ -16,11 +16,10 @@ from torch import Tensor
 from federated import same
 from rounds import context_of, train_round
 from suture.core.errors import ConfigError
-from suture.core.seeds import seed_for
+from suture.core.runtime import seed_for
 from suture.data.batch import Batch
 from suture.federation.server.global_model import initial
-from suture.learning.optimisers import optimiser_of
-from suture.learning.training import LocalTraining, SiteContext, predict
+from suture.learning.training import LocalTraining, SiteContext, optimiser_of, predict
 from suture.methods.base import Phase, RoundContext
 from suture.methods.fedavg import FedAvg
 from suture.models import ModelSpec

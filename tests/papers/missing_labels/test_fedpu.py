@@ -16,8 +16,8 @@ from federated import LOCAL, ROUND, federated, same
 from one_step import site_of, step_of
 from suture.core.errors import ConfigError
 from suture.data.batch import Batch
+from suture.methods.composed import Step
 from suture.methods.fedavg import FedAvg
-from suture.methods.roles import Step
 from suture.protocol.messages import TaskData
 from suture_papers.missing_labels.fedpu import FedPU, PositiveUnlabelled, unlabelled_risk
 from suture_synthetic import trial

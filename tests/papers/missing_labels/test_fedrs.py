@@ -14,8 +14,8 @@ from federated import LOCAL, ROUND, at_site, federated, moved, objective_of, ran
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelSet, LabelType
 from suture.learning.training import SiteContext
+from suture.methods.composed import CrossEntropy
 from suture.methods.fedavg import FedAvg
-from suture.methods.roles import CrossEntropy
 from suture_papers.missing_labels.fedrs import FedRS, Restricted, Restricting
 from suture_synthetic.method_checks import SMALL
 from suture_synthetic.trial import Trial

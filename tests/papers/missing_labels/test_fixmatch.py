@@ -17,12 +17,10 @@ from federated import LOCAL, ROUND, federated, same
 from one_step import site_of, step_of
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
-from suture.data.augmentation import STRONG, WEAK, Augmentation
-from suture.data.batch import Batch
+from suture.data.batch import STRONG, WEAK, Augmentation, Batch
 from suture.learning.training import SiteContext, training_batches
-from suture.methods.composed import SECOND, SECOND_OF, Composed, _Training
+from suture.methods.composed import SECOND, SECOND_OF, Composed, _Training, check_needs
 from suture.methods.fedavg import FedAvg
-from suture.methods.roles import check_needs
 from suture.models import ModelSpec
 from suture.protocol.messages import TaskData
 from suture_papers.combined import Combined

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from federated import ROUND, at_site, federated, same
 from suture.core.labels import LabelType
-from suture.core.seeds import generator_for
+from suture.core.runtime import generator_for
 from suture.data.batch import Batch
-from suture.learning.optimisers import NonFiniteLoss
-from suture.learning.training import LocalTraining, SiteContext, training_batches
-from suture.methods.class_weights import NAME
+from suture.learning.training import LocalTraining, NonFiniteLoss, SiteContext, training_batches
+from suture.methods.composed import NAME
 from suture.methods.fedavg import FedAvg
 from suture_papers.missing_labels.fpsl import FPSL, bilevel_loss
 

@@ -15,8 +15,7 @@ from federated import LOCAL, ROUND, federated, same
 from one_step import equal, site_of, step_of
 from suture.core.errors import ConfigError
 from suture.core.labels import LabelType
-from suture.data.augmentation import WEAK, Augmentation
-from suture.data.batch import Batch
+from suture.data.batch import WEAK, Augmentation, Batch
 from suture.learning.training import fit
 from suture.methods.composed import SECOND, SECOND_OF, _Training
 from suture.methods.fedavg import FedAvg

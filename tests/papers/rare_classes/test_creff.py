@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from hypothesis_profiles import examples
 from rounds import conformant, train_round
 from suture.core.errors import ConfigError
-from suture.core.seeds import generator_for, seed_for
+from suture.core.runtime import generator_for, seed_for
 from suture.learning.training import SiteContext, ready_inputs
-from suture.methods.base import GlobalModel, Phase, RoundContext
+from suture.methods.base import GlobalModel, Phase, RoundContext, with_channels
 from suture.methods.fedavg import FedAvg
 from suture.methods.retraining import Retraining
-from suture.methods.sharing import with_channels
 from suture.models import ModelSpec
 from suture.protocol.messages import Update, ones
 from suture_papers.rare_classes import creff

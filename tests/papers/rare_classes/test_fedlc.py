@@ -16,8 +16,8 @@ from torch import Tensor
 from suture.core.errors import ConfigError
 from suture.learning.losses import masked_ce
 from suture.learning.training import LocalRound, LocalTraining, Loss, SiteContext
+from suture.methods.composed import Supervised
 from suture.methods.fedavg import FedAvg
-from suture.methods.roles import Supervised
 from suture.models import ModelSpec
 from suture.models.classifier import Layout
 from suture.protocol.messages import TaskData

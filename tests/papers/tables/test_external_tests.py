@@ -93,7 +93,7 @@ def test_personal_models_are_measured_at_home_by_name_or_all_together() -> None:
 
 @pytest.mark.complete
 def test_models_are_found_and_tested_after_their_run(tmp_path: Path) -> None:
-    from suture.simulation.job import load_job, with_settings
+    from suture.execution.job import load_job, with_settings
 
     small = {"simulation.images": 30, "simulation.held_out": 30, "model.size": 32, "rounds": 1}
     data = tmp_path / "data"

@@ -10,9 +10,9 @@ import tomli_w
 
 from stored_by_hand import SPEC, delete, result, store, table_spec
 from suture.core.errors import ConfigError
-from suture.data.augmentation import SURGICAL
+from suture.data.batch import SURGICAL
+from suture.execution.job import load_job, with_settings
 from suture.learning.training import LocalTraining
-from suture.simulation.job import load_job, with_settings
 from suture_papers.chest_xrays.nih import LABELS as NIH
 from suture_papers.tables.conduct import Session, conduct
 from suture_papers.tables.loading import known_tables, load_spec

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from small_hospitals import small_study
 from suture.core.files import write_json
-from suture.simulation.job import load_job, with_settings
+from suture.execution.job import load_job, with_settings
 from suture_papers.tables.results import changed, settings_done, settings_now
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from stored_by_hand import SPEC, change, delete, result, store, table_spec
 from suture.core.errors import ConfigError, DataError, FederationError
+from suture.execution.job import Job, load_job, with_settings
+from suture.execution.run import begin_here
 from suture.models import encoder_of
-from suture.simulation.job import Job, load_job, with_settings
-from suture.simulation.run_files import begin_here
 from suture_papers.tables.cells import class_means, lines
 from suture_papers.tables.conduct import Session, _tidy, conduct, do_runs
 from suture_papers.tables.loading import known_tables, load_spec

@@ -13,7 +13,7 @@ import tomli_w
 from stored_by_hand import store
 from suture.core.errors import ConfigError
 from suture.core.validation import parse
-from suture.simulation.job import load_job, with_settings
+from suture.execution.job import load_job, with_settings
 from suture_papers.metafl.single_target import SingleTargetSites
 from suture_papers.tables.cells import lines
 from suture_papers.tables.conduct import _finished

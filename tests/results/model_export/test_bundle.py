@@ -22,9 +22,9 @@ from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
 from dicom_files import dicom
 from suture.core.errors import ConfigError
+from suture.core.escaping import as_cell
 from suture.core.files import read_json
 from suture.core.labels import LabelSet, LabelType
-from suture.core.spreadsheets import as_cell
 from suture.models import ModelSpec, build
 from suture.models.saved import save_model
 from suture.protocol.decisions import Calibration, Decisions, DecisionSettings, Operating

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from suture.core.entry_points import Registry
 from suture.core.errors import ConfigError, DataError, LabelError, check_known
-from suture.core.printable import number_of
+from suture.core.escaping import number_of
 from suture.data.closing import closed
 from suture.data.dataset import DatasetConfig
 from suture.data.images import ImageSource, present

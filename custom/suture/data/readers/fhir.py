@@ -26,13 +26,13 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from suture.core.errors import DataError, as_word, shown
 from suture.core.validation import LabelName
-from suture.data.cells import NUMBERS, Meaning
 from suture.data.dataset import SitePath
 from suture.data.limits import file_bytes
 from suture.data.readers.answers import Answer, Place, Remarks
-from suture.data.readers.hospital_labels import values_line
+from suture.data.readers.hospital import values_line
 from suture.data.readers.linked import LinkedConfig, OneCodeEach, read_linked
 from suture.data.reading import Reading, read_lines, readable_table
+from suture.data.table import NUMBERS, Meaning
 
 _YES_NO: dict[str, Meaning] = {
     "http://snomed.info/sct|373066001": 1,

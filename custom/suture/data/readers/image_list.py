@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from suture.core.errors import ConfigError, nearest
 from suture.data.dataset import DatasetConfig, SitePath
-from suture.data.image_names import image_name, is_foreign, loosely, stem
-from suture.data.images import ImageSource
+from suture.data.images import ImageSource, image_name, is_foreign, loosely, stem
 from suture.data.reading import Sheet, fault, read_sheet
 from suture.data.split import by_rarest
 from suture.data.table import SPLITS

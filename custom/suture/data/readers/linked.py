@@ -14,13 +14,12 @@ from typing import Any, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from suture.core.errors import DataError, shown
+from suture.core.escaping import number_of
 from suture.core.labels import LabelSet
-from suture.core.printable import number_of
-from suture.data.cells import Meaning
 from suture.data.readers.answers import Answer, AnsweredLabels, Remarks, day_of
 from suture.data.readers.image_list import ImageListConfig, find_split, within_root
 from suture.data.reading import Reading, Sheet, fault, read_sheet, restricted, row_faults
-from suture.data.table import Table
+from suture.data.table import Meaning, Table
 
 
 def _distinct(codes: dict[str, Any]) -> dict[str, Any]:

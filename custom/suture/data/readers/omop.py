@@ -20,12 +20,12 @@ from pydantic import Field, model_validator
 
 from suture.core.errors import shown
 from suture.core.validation import LabelName
-from suture.data.cells import NUMBERS, Meaning
 from suture.data.dataset import SitePath
 from suture.data.readers.answers import Answer, Place, Remarks, day_of
-from suture.data.readers.hospital_labels import values_line
+from suture.data.readers.hospital import values_line
 from suture.data.readers.linked import LinkedConfig, OneCodeEach, read_linked
 from suture.data.reading import Reading, stream_columns
+from suture.data.table import NUMBERS, Meaning
 
 _YES, _NO = "4188539", "4188540"
 """The standard concepts of the answers, of SNOMED CT."""

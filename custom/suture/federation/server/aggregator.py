@@ -10,17 +10,22 @@ from itertools import starmap
 from suture.core.errors import FederationError, as_word
 from suture.core.validation import flat
 from suture.federation.plan import Plan, Schedule, round_context
+from suture.federation.server.checks import HeldOut
 from suture.federation.server.collector import UpdateCollector
 from suture.federation.server.global_model import pack_model, served
-from suture.federation.server.held_out import HeldOut
 from suture.federation.server.registry import SiteRegistry
-from suture.federation.server.scores import across_sites, coarsest, condensed
-from suture.federation.server.selection import MEASURED_HERE, Best, classes_of
+from suture.federation.server.selection import (
+    MEASURED_HERE,
+    Best,
+    across_sites,
+    classes_of,
+    coarsest,
+    condensed,
+)
 from suture.federation.server.state import RunState
 from suture.learning.evaluation import NOTHING
 from suture.learning.metrics import mean_defined
-from suture.methods.base import GlobalModel, RoundContext
-from suture.methods.sharing import check_channels
+from suture.methods.base import GlobalModel, RoundContext, check_channels
 from suture.protocol.check import all_finite
 from suture.protocol.messages import Metrics, Update
 from suture.protocol.records import Round, SiteRound

@@ -14,8 +14,7 @@ from suture.core.errors import ConfigError, as_word
 from suture.core.labels import LabelSet, LabelType
 from suture.core.validation import OPEN, parse
 from suture.federation.plan import Plan
-from suture.methods.base import GlobalModel
-from suture.methods.sharing import layout_of, with_channels
+from suture.methods.base import GlobalModel, layout_of, with_channels
 from suture.models import build
 from suture.models.classifier import Classifier, check_tensors, relabelled, split_state
 from suture.protocol.egress import reorder_axis

@@ -25,19 +25,14 @@ from pathlib import Path
 
 import torch
 
-from suture.core.files import atomic_write, read_json, write_json
-from suture.core.plain import read_regular
+from suture.core.files import atomic_write, read_json, read_regular, write_json
 from suture.federation.plan import Plan
 from suture.federation.server.collector import UpdateCollector
 from suture.federation.server.norm_bound import LARGEST_UPDATE, distance, norm_of
 from suture.federation.server.registry import SiteRegistry
-from suture.methods.base import GlobalModel
-from suture.methods.robust import Counted, Merged
-from suture.methods.sharing import layout_of
+from suture.methods.base import GlobalModel, layout_of
 from suture.models.classifier import Layout
-from suture.protocol.check import AllowedReply
-from suture.protocol.masked_updates import apart, fixed_of, received_of, ring_of
-from suture.protocol.masking import (
+from suture.privacy.masking import (
     Attempt,
     Identity,
     Masked,
@@ -50,6 +45,9 @@ from suture.protocol.masking import (
     too_few_left,
     unmasked,
 )
+from suture.privacy.robust import Counted, Merged
+from suture.privacy.secure_aggregation import apart, fixed_of, received_of, ring_of
+from suture.protocol.check import AllowedReply
 from suture.protocol.messages import Masking, MaskKeys, MaskTask, TaskData, Update
 from suture.protocol.packing import Packed
 from suture.protocol.records import Note, SiteRound

@@ -13,8 +13,8 @@ from suture.federation.server.global_model import classifier
 from suture.federation.server.registry import SiteRegistry
 from suture.federation.server.state import RunState
 from suture.methods.base import ClassFacts, GlobalModel
-from suture.methods.robust import RobustMerge
 from suture.models import encoder_of
+from suture.privacy.robust import RobustMerge
 from suture.protocol.records import Note
 
 SHOWN = 200

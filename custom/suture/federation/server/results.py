@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-from suture.core.codes import codes_of
 from suture.core.errors import LabelError, is_bug
+from suture.core.ontology import codes_of
 from suture.federation.server.global_model import classifier
-from suture.federation.server.scores import (
+from suture.federation.server.selection import (
     Plain,
     by_attribute,
     by_frequency,
@@ -26,7 +26,7 @@ from suture.federation.server.server import Server, Stage
 from suture.learning.evaluation import counts_of
 from suture.learning.metrics import mean_defined
 from suture.methods.base import GlobalModel
-from suture.models.coherence import classes_below
+from suture.models.classifier import classes_below
 from suture.models.saved import save_model
 from suture.protocol.messages import ClassScore, Evaluation, Metrics, Spent
 from suture.protocol.records import Note, read_history
@@ -174,7 +174,7 @@ class Results:
         mean_interval: 95 % interval of the mean AUROC; over the sites' data see `interval_of_mean`.
         frequency: names of the common, medium and rare classes; see `by_frequency`.
         local: figures of the global model and of the site's own model at each site; see `local_and_global`.
-        weighting: see `suture.federation.server.scores.weighting`.
+        weighting: see `suture.federation.server.selection.weighting`.
         decisions: operating points, and how well sites decide by them; {} without.
         joined: the classes that the model lacks, because they joined after its round.
 

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from suture.core.errors import FederationError
-from suture.core.names import check_sites
+from suture.core.labels import check_sites
 from suture.data.config import SiteConfig
 from suture.federation.plan import Plan, Schedule, needed
 from suture.federation.server.aggregator import Aggregator, Updates
-from suture.federation.server.assignments import Task
 from suture.federation.server.checks import (
+    HeldOut,
     check_decision,
     check_label_type,
     check_liars,
@@ -33,11 +33,8 @@ from suture.federation.server.checks import (
     check_selection,
 )
 from suture.federation.server.collector import Receiver, UpdateCollector, list_reasons
-from suture.federation.server.decisions import Fitted, fit_decisions
-from suture.federation.server.exchanges import Exchanges, Undo
+from suture.federation.server.exchanges import Exchanges, Fitted, Task, Undo, fit_decisions
 from suture.federation.server.global_model import initial, read_model, served, unpack_model, with_labels
-from suture.federation.server.held_out import HeldOut
-from suture.federation.server.ledgers import LEDGERS, SiteLedgers
 from suture.federation.server.masks import Masks
 from suture.federation.server.norm_bound import NormBound, norm_of
 from suture.federation.server.notes import (
@@ -49,21 +46,19 @@ from suture.federation.server.notes import (
     secure_notes,
     unprotected_note,
 )
-from suture.federation.server.record import Record, describe, what_leaves
+from suture.federation.server.record import LEDGERS, Record, SiteLedgers, describe, what_leaves
 from suture.federation.server.registry import Agreement, Member, SiteRegistry, admit
 from suture.federation.server.selection import ModelSelection
 from suture.federation.server.state import Restored, RunState, pack_state, read_newest
 from suture.federation.store import Rounds, drop_updates, keep_updates
-from suture.methods.base import ClassFacts, GlobalModel, RoundContext
-from suture.methods.robust import Merged, check_fits, robustly_merged
-from suture.methods.secure_aggregation import check_secure
-from suture.methods.sharing import check_facts, layout_of
+from suture.methods.base import ClassFacts, GlobalModel, RoundContext, check_facts, layout_of
 from suture.models import WEIGHTS
 from suture.models.classifier import ENCODER
 from suture.models.weights import file_digest
-from suture.protocol.masking import Identity
+from suture.privacy.masking import Identity
+from suture.privacy.robust import Merged, check_fits, outlying, robustly_merged
+from suture.privacy.secure_aggregation import check_secure
 from suture.protocol.messages import MaskTask, Metrics, Scores, SiteInfo, TaskName, Update
-from suture.protocol.outliers import outlying
 from suture.protocol.packing import Packed
 from suture.protocol.records import Counted, Round, SiteRound
 

@@ -9,8 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from suture.core.devices import out_of_memory
-from suture.core.environment import now
 from suture.core.errors import (
     FULL,
     LOCKED,
@@ -22,8 +20,9 @@ from suture.core.errors import (
     SutureError,
 )
 from suture.core.files import append_line, make_folder, read_records
-from suture.learning.optimisers import GradientOverflow, NonFiniteLoss
-from suture.protocol.masking import MaskingRefused
+from suture.core.runtime import now, out_of_memory
+from suture.learning.training import GradientOverflow, NonFiniteLoss
+from suture.privacy.masking import MaskingRefused
 from suture.protocol.messages import Abstain, Reason, TaskData
 
 log = logging.getLogger(__name__)

@@ -24,11 +24,9 @@ from suture.core.labels import LabelSet
 from suture.core.validation import OPEN, parse
 from suture.federation.plan import Plan
 from suture.federation.server.norm_bound import LARGEST_UPDATE, Measure
-from suture.federation.site.releases import Answer
+from suture.federation.site.store import Answer
 from suture.models.classifier import HEADS
-from suture.protocol.check import AllowedReply, check_reply
-from suture.protocol.masked_updates import fixed_of, in_ring, received_of, with_ring
-from suture.protocol.masking import (
+from suture.privacy.masking import (
     Attempt,
     Identity,
     MaskingRefused,
@@ -37,6 +35,8 @@ from suture.protocol.masking import (
     count,
     rows_of,
 )
+from suture.privacy.secure_aggregation import fixed_of, in_ring, received_of, with_ring
+from suture.protocol.check import AllowedReply, check_reply
 from suture.protocol.messages import Labels, Masking, MaskTask, TaskData, Update
 from suture.protocol.packing import pack, unpack
 

@@ -10,11 +10,11 @@ import math
 
 from suture.core.errors import ConfigError
 from suture.data.config import SiteConfig
-from suture.federation.accounting import MULTIPLIERS, Mechanism, multiplier_for
 from suture.federation.plan import Plan, round_context
 from suture.learning.patient_privacy import refuse_batch_norm
 from suture.methods.base import settled
 from suture.models.classifier import Classifier, Layout, train_mode
+from suture.privacy.differential_privacy import MULTIPLIERS, Mechanism, multiplier_for
 
 _COUNT = 40.0
 """The noise of the number of patients is this over ε: 10 patients at ε = 4. It takes 1 to 2 % of μ²."""

@@ -2,8 +2,8 @@
 
 Each file says which behaviour of FLARE it works around, and in which version that was seen; where it is in
 FLARE's source; and the test that fails when FLARE no longer behaves so. Then the file can go. These tests
-(tests/flare/compat) run FLARE's code without the workaround. `suture.simulation.simulator` and
-`suture.simulation.start_watch` say the same of the processes of FLARE's simulator; they import nothing of
+(tests/flare/compat) run FLARE's code without the workaround. `suture.execution.simulator` and
+`suture.execution.simulator` say the same of the processes of FLARE's simulator; they import nothing of
 it.
 """
 
@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from suture.core.errors import FederationError
-from suture.core.plain import read_regular
+from suture.core.files import read_regular
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from nvflare.app_common.widgets.component_path_authorizer import (
     ComponentPathAuthorizer,
 )
 
-from suture.core.plain import read_regular
+from suture.core.files import read_regular
 
 _AUTHORIZER = ComponentPathAuthorizer()  # one, because each writes the same warnings into the audit log once
 

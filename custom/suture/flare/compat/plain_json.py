@@ -27,7 +27,7 @@ from nvflare.fuel.utils.config import ConfigFormat, ConfigLoader
 from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.lighter.tool_consts import NVFLARE_SIG_FILE, NVFLARE_SUBMITTER_CRT_FILE
 
-from suture.core.plain import read_regular
+from suture.core.files import read_regular
 from suture.flare import PLAN, SCHEDULE
 from suture.flare.compat.allow_list import unlisted
 

@@ -22,10 +22,10 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
-from suture.core.plain import open_regular
+from suture.core.files import open_regular
 
 FOLDER = "SUTURE_MESSAGES"
-"""Variable of the environment with the folder, which `suture.simulation.simulator` makes and deletes."""
+"""Variable of the environment with the folder, which `suture.execution.simulator` makes and deletes."""
 
 _NAME = re.compile(r"[0-9a-f]{32}")
 

@@ -25,9 +25,15 @@ from suture.federation.plan import round_context
 from suture.federation.server.norm_bound import Measure, NormBound, Norms, norm_of
 from suture.flare.components import contract
 from suture.flare.components.filters import TASK, stated_name
-from suture.methods.base import GlobalModel, LabelStatistics, Phase, RoundContext
-from suture.methods.robust import RobustMerge, check_fits, robustly_merged
-from suture.methods.sharing import check_channels, with_channels
+from suture.methods.base import (
+    GlobalModel,
+    LabelStatistics,
+    Phase,
+    RoundContext,
+    check_channels,
+    with_channels,
+)
+from suture.privacy.robust import RobustMerge, check_fits, robustly_merged
 from suture.protocol.check import AllowedReply, all_finite
 from suture.protocol.egress import Shapes, reorder_axis
 from suture.protocol.messages import LARGEST, Labels, SiteInfo, TaskData, Update

@@ -21,8 +21,7 @@ from suture.core.errors import ConfigError, RejectedUpdate, shown
 from suture.core.labels import LabelType
 from suture.flare.compat.task_client import client_of
 from suture.flare.components import contract
-from suture.flare.executor import ALLOWED
-from suture.flare.filters import RETURN_CODES
+from suture.flare.executor import ALLOWED, RETURN_CODES
 from suture.protocol.check import AllowedReply
 from suture.protocol.messages import LARGEST
 from suture.protocol.packing import pack, without_tensors

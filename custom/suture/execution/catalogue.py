@@ -1,0 +1,222 @@
+"""What there is to name: methods, models, priors, data sets, jobs and the like, with a line for each.
+
+Neither torch nor a job's code is imported for it: a list, or the answer to a slip, must not take seconds.
+What this distribution has is in catalogue.json, a copy of its registries: benchmarks/reference.py writes it,
+a test compares. Only what another package registers is imported: nothing else tells whether it is usable.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from suture.core.entry_points import Registry, found, load, of_this_distribution, package_of, registered
+from suture.core.errors import ConfigError, unknown
+from suture.core.escaping import printable
+from suture.execution.job import job_file, jobs_of_flare, known_jobs, may_register, summary
+
+FILE = Path(__file__).with_name("catalogue.json")
+COSTS = Path(__file__).with_name("method_costs.json")
+"""What a round of each method costs, relative to FedAvg; benchmarks/method_cost.py writes it."""
+
+T = TypeVar("T")
+
+
+def rows() -> Iterator[tuple[str, str, str]]:
+    """Yield kind, name and description of everything; of what cannot be used, the reason."""
+    own = stored()
+    for name, entry in own.pop("method").items():
+        yield "method", name, f"{entry['title']} ({entry['paper']})"
+    for name in sorted(registered()):
+        yield "method", name, _or_reason(_outside_method, name)
+    for kind, entries in own.items():
+        for name, text in entries.items():
+            yield kind, name, text
+        for name in sorted(registered(_GROUPS[kind])):
+            yield kind, name, _or_reason(_outside, (kind, name))
+    for name, path in {**known_jobs(), **jobs_of_flare()}.items():
+        yield "job", name, _or_reason(summary, path)
+    for kind, points in found("suture.catalogue").items():
+        try:
+            listed = load(points[0], "catalogue", "a function")
+        except ConfigError as reason:
+            yield kind, package_of(points[0]), str(reason)
+            continue
+        for name, describe in listed():
+            yield kind, name, _or_reason(lambda text: text(), describe)
+
+
+def check_names(job: str, settings: Iterable[str], trust: bool = False) -> None:
+    """Check the name of a job, and that of a method in its settings, before anything is imported for them.
+
+    Raises:
+        ConfigError: there is none of that name (names the nearest), or the job is code without `trust`.
+    """
+    path = job_file(job, trust=trust)
+    names = {*stored()["method"], *registered()}
+    for setting in settings:
+        key, _, name = setting.partition("=")
+        if key.strip() == "method" and name not in names and not may_register(path):
+            raise unknown("method", name, names)
+
+
+def model_facts(name: str) -> Iterator[tuple[str, str]]:
+    """Yield what there is to know of a model before it is used: its input, its size, its weights.
+
+    Raises:
+        ConfigError: there is no such model, or its package, file or folder cannot be used.
+    """
+    from suture.core.runtime import seeded
+    from suture.models import ModelSpec, encoder_of, example_of, self_contained
+    from suture.models.adapters import default_targets
+
+    spec = self_contained(ModelSpec(name))
+    entry = encoder_of(spec)
+    yield "model", str(entry)
+    if entry.reads == "image":
+        size = entry.size or max(spec.size, entry.smallest)
+        spec = replace(spec, size=size)
+        prepare = spec.preprocessing
+        channels = "3 channels (gray images are repeated)" if prepare.channels == 3 else "1 channel"
+        own = "as in its pretraining" if entry.size else f"for example; {entry.smallest} or more"
+        yield "images", f"{channels}; model.size={size}, {own}"
+        yield "normalisation", f"of values in [0, 1]: mean {list(prepare.mean)}, std {list(prepare.std)}"
+    if entry.tokenise:
+        yield "documents", f"the first {entry.size} tokens; model.longest sets another number"
+    with seeded(0):
+        network, width = entry.build(spec, None)
+    state = network.state_dict()
+    norms = sum(name.endswith("running_mean") for name in state)
+    yield "features", f"{width} for each {entry.reads}"
+    yield "parameters", f"{sum(p.numel() for p in network.parameters()):,}"
+    yield "batch norm", f"{norms} layers" if norms else "none: batch_norm changes nothing"
+    targets = ", ".join(default_targets(network, example_of(spec, entry)))
+    yield "adapters", targets or "of kind bias only"
+    words = ", ".join(["a file or folder", *(entry.weights or ())])
+    none = "none: it is trained from the beginning"
+    yield "weights", none if entry.weights is None else f"model.weights: {words}"
+
+
+def stored() -> dict[str, dict[str, Any]]:
+    """Return what catalogue.json holds: by kind and name a description, or the entry of a method."""
+    found: dict[str, dict[str, Any]] = json.loads(FILE.read_bytes())
+    return found
+
+
+def _registries() -> dict[str, Registry[Any]]:
+    """Return what is registered of each kind, beside methods."""
+    from suture.data.readers import DATASETS
+    from suture.execution.sites import SIMULATIONS
+    from suture.models import MODELS
+    from suture.models.priors import PRIORS
+
+    return {"model": MODELS, "prior": PRIORS, "data set": DATASETS, "simulation": SIMULATIONS}
+
+
+def from_registries() -> dict[str, dict[str, Any]]:
+    """Return what catalogue.json has to hold."""
+    from suture.methods import METHODS
+    from suture.models.encoders import FAMILIES
+
+    def ours(made: Any) -> bool:
+        return of_this_distribution(made.__module__)  # others may have been registered meanwhile
+
+    found = _registries()
+    models = {name: entry.text for name, entry in found.pop("model").items() if ours(entry.build)}
+    return {
+        "method": {name: method_entry(name, kind) for name, kind in sorted(METHODS.items()) if ours(kind)},
+        "model": models | {family.form: family.text for family in FAMILIES.values()},
+        **{kind: {name: _line(entry) for name, entry in known.items()} for kind, known in found.items()},
+    }
+
+
+def method_entry(name: str, kind: Any) -> dict[str, Any]:
+    """Return what is said of a method: title, paper, question, labels an image, what is sent, cost."""
+    method, about = kind(), kind.about
+    types = {"multilabel": "several", "multiclass": "one"}
+    labels = "; ".join(types[t] for t in method.labels.types)
+    if method.labels.view == "target":
+        labels = "one target a site"
+    return {
+        "title": about.title,
+        "paper": about.paper,
+        "question": about.question,
+        "labels": labels,
+        "sends": _sent(method),
+        "cost": json.loads(COSTS.read_bytes()).get(name),
+    }
+
+
+def by_question() -> dict[str, dict[str, dict[str, Any]]]:
+    """Return the entries of the methods of this package by question and name; the most asked first."""
+    methods = stored()["method"]
+    asked = Counter(entry["question"] for entry in methods.values())
+    order = [question for question, _ in asked.most_common() if question != "references"]
+    return {
+        question: {name: entry for name, entry in methods.items() if entry["question"] == question}
+        for question in [*order, "references"]
+    }
+
+
+def _sent(method: Any) -> str:
+    """Return what a site sends in a round besides its figures, in words."""
+    from suture.models.classifier import Layout
+    from suture.protocol.egress import NUM_SAMPLES
+
+    if method.about.local_only:
+        return "nothing: it is a reference, not a federation"
+    egress = method.egress(Layout({}, {}))
+    part = "gradient" if egress.kind == "gradient" else "weights"
+    parts = [f"backbone {part}" + (" (a share of the rows)" if method.sharing.share else "")]
+    if not method.sharing.part_at_site:
+        parts.append("all rows" if method.labels.view == "all" else "own rows")
+    if egress.weight == NUM_SAMPLES:
+        parts.append("number of images")
+    elif egress.weight != (1.0, 1.0):
+        parts.append("a weight of its own")
+    besides = (channel.name for channel in egress.going("up"))
+    parts += [name.replace("_", " ") for name in (*besides, *egress.scalars, *egress.losses)]
+    if egress.counts:
+        parts.append("label counts (once)")
+    if method.sharing.prior:
+        parts.append("digest of its prior (once)")
+    return ", ".join(parts)
+
+
+def _or_reason(describe: Callable[[T], str], what: T) -> str:
+    try:
+        return describe(what)
+    except ConfigError as error:
+        return f"not usable: {printable(error)}"
+
+
+def _outside_method(name: str) -> str:
+    from suture.methods import outside_method
+
+    about = outside_method(name).about
+    return printable(f"{about.title} ({about.paper})")
+
+
+_GROUPS = {
+    "model": "suture.encoders",
+    "prior": "suture.priors",
+    "data set": "suture.datasets",
+    "simulation": "suture.simulations",
+}
+"""The entry points of each kind that other packages register, beside methods."""
+
+
+def _outside(kind_and_name: tuple[str, str]) -> str:
+    kind, name = kind_and_name
+    return printable(_line(_registries()[kind].find(name)))
+
+
+def _line(entry: Any) -> str:
+    """Return the line of a prior, a data set, or a kind of simulated sites."""
+    if isinstance(entry, type):
+        return " ".join((entry.__doc__ or "").split("\n\n")[0].split())
+    return str(getattr(entry, "description", entry))

@@ -1,0 +1,1 @@
+"""Protection beyond the plain way of a round: secure sums, differential privacy, robust merges."""
