@@ -331,8 +331,8 @@ def export_job(
     # FLARE sends all that lies in the folder to the server: of data beside the job, too.
     if target.exists() and (sites or not (own & _JOB_FILES and own <= _JOB_FILES | _WRITTEN)):
         raise ConfigError(f"{target} already exists; choose another folder")
-    if own := own_words(job.model):
-        log.warning("%s", own)
+    if warning := own_words(job.model):
+        log.warning("%s", warning)
     recipe = recipe_of(job, experiment, sites, bundle)
     with writing(target), tempfile.TemporaryDirectory() as temporary:
         recipe.export(temporary)
